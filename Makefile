@@ -1,0 +1,41 @@
+# Every target sets up what it needs: Python >= 3.11 and make are all a fresh clone wants.
+PYTHON ?= python3
+PY := .venv/bin/python
+STAMP := .venv/.installed
+
+.PHONY: setup demo test quick check format bench clean
+
+setup: $(STAMP)
+
+# torch first and pinned: anything else would pull its newest build with gigabytes beside it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardmill needs Python >= 3.11, found %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --constraint constraints.txt torch
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(PY) examples/demo.py
+
+test: $(STAMP)
+	$(PY) -m pytest -n 2
+
+quick: $(STAMP)
+	$(PY) -m pytest -n 2 -m 'not slow'
+
+check: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: $(STAMP)
+	$(PY) benchmarks/gather.py
+	$(PY) benchmarks/build.py
+
+clean:
+	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,56 @@
+"""The command line: one file per command, put together here.
+
+Promise: data on stdout, progress and messages on stderr; exit 0 when done, 1 when a check found
+damage, 2 for a mistake in the call or its input, 130 after Ctrl-C. No traceback for a user's
+mistake; `--debug` before the command shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from shardmill.cli import tokenizer
+from shardmill.cli.build import build
+from shardmill.cli.info import info
+from shardmill.cli.verify import verify
+from shardmill.errors import ShardmillError
+
+app = typer.Typer(
+    name="shardmill",
+    help="Text and chats to training batches: tokenised once, memory-mapped, checked.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(build)
+app.command()(verify)
+app.command()(info)
+app.add_typer(tokenizer.app, name="tokenizer")
+
+_debug = False
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option(help="Show a traceback with every error.")] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+def main() -> None:
+    """The entry point: errors of ours become one line and exit code 2."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    try:
+        app()
+    except ShardmillError as error:
+        if _debug:
+            raise
+        print(f"shardmill: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,93 @@
+"""Every exception shardmill raises on purpose.
+
+    ShardmillError
+    |-- MissingExtraError     (ImportError)        an optional dependency is not installed
+    |-- OptionError           (ValueError)         an argument or flag that makes no sense
+    |-- SourceError           (ValueError)         input that cannot be read as documents
+    |   `-- HubError          (ConnectionError)    the hub stayed unreachable after retries
+    |-- TokenizerError        (ValueError)         a tokenizer that cannot be opened, trained or trusted
+    |   `-- EngineMismatchError                    a fast engine gave other ids than the reference
+    |-- TokenRangeError       (ValueError)         an id that does not fit the shard's dtype
+    |-- StoreError            (ValueError)
+    |   |-- StoreNotFoundError  (FileNotFoundError)  no finished store here
+    |   |-- StoreExistsError    (FileExistsError)    a finished store is never overwritten unasked
+    |   |-- ManifestError                            meta.json is not one of ours, or makes no sense
+    |   `-- DamagedStoreError                        files that do not match their manifest
+    `-- BuildError            (RuntimeError)
+        |-- BuildLockedError                       another process builds this store now
+        `-- UnfinishedBuildError                   an earlier build must be resumed or discarded
+
+A message says what, where, found, wanted, and what to do next. Each class is also a built-in, so
+callers who do not know shardmill can still catch it.
+"""
+
+from __future__ import annotations
+
+
+class ShardmillError(Exception):
+    """The root: `except ShardmillError` catches everything below."""
+
+
+class MissingExtraError(ShardmillError, ImportError):
+    """An optional dependency is not installed; the message holds the pip command."""
+
+
+class OptionError(ShardmillError, ValueError):
+    """An argument, flag or combination of them that makes no sense."""
+
+
+class SourceError(ShardmillError, ValueError):
+    """Input that cannot be read as documents: names the file and the row."""
+
+
+class HubError(SourceError, ConnectionError):
+    """A hub that stayed unreachable after all retries."""
+
+
+class TokenizerError(ShardmillError, ValueError):
+    """A tokenizer that cannot be opened, trained or trusted."""
+
+
+class EngineMismatchError(TokenizerError):
+    """A fast engine gave other ids than the reference engine."""
+
+
+class TokenRangeError(ShardmillError, ValueError):
+    """A token id that does not fit the dtype of the shards."""
+
+
+class StoreError(ShardmillError, ValueError):
+    """A store that cannot be opened or written."""
+
+
+class StoreNotFoundError(StoreError, FileNotFoundError):
+    """No finished store at this place."""
+
+
+class StoreExistsError(StoreError, FileExistsError):
+    """A finished store stands here already, and replacing it was not asked for."""
+
+
+class ManifestError(StoreError):
+    """meta.json is not a manifest of ours, of a known version, with possible numbers."""
+
+
+class DamagedStoreError(StoreError):
+    """A shard or index that does not match its manifest."""
+
+
+class BuildError(ShardmillError, RuntimeError):
+    """A build that cannot start or go on."""
+
+
+class BuildLockedError(BuildError):
+    """Another living process builds this store."""
+
+
+class UnfinishedBuildError(BuildError):
+    """The work of an earlier build lies here and must be resumed or discarded, by name."""
+
+
+def missing_extra(what: str, extra: str) -> MissingExtraError:
+    """The one wording for a missing optional dependency."""
+    return MissingExtraError(f"{what} is not installed: pip install 'shardmill[{extra}]'")

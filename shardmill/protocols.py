@@ -1,0 +1,66 @@
+"""What rooms ask of each other: the smallest shape that does the job.
+
+A user's own class needs these names and nothing else: no base class, no registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from shardmill.records import JSON, Cursor, IntArray, Ragged, TextBatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Texts: TypeAlias = "Sequence[str] | pa.LargeStringArray | pa.StringArray"
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Text to ids, many texts at a time. Text never becomes a special id."""
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        """The ids of each text, in order."""
+
+
+@runtime_checkable
+class Tokenizer(Encoder, Protocol):
+    """An encoder with a vocabulary, a way back, and an identity."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id, specials included."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 hex over the model's bytes and every option that changes ids."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text; a special id appears as its literal string."""
+
+    def special_token_ids(self) -> dict[str, int]:
+        """Name to id, for instance {"sys": 3, "usr": 4, "asst": 5, "eot": 6}; may be empty."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A named origin of documents that can stop and go on."""
+
+    @property
+    def name(self) -> str: ...
+
+    def describe(self) -> dict[str, JSON]:
+        """What identifies the input and every option that changes it: equal descriptions give
+        equal documents. No absolute path, time or host: it is stored in the manifest."""
+
+    def size_hint(self) -> int | None:
+        """About how many bytes of input lie ahead; None when nobody knows (a stream)."""
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        """Documents from the start, or exactly from `cursor` on.
+
+        Batch borders may differ after a resume; the documents and their order do not.
+        """

@@ -1,0 +1,128 @@
+"""What flows between rooms: small frozen records over flat arrays.
+
+Not here: behaviour that belongs to a room. These classes slice and count; they do not read,
+encode, split or write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IGNORE_INDEX = -100
+"""The label that a loss skips."""
+
+JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+OffsetArray: TypeAlias = npt.NDArray[np.int64]
+Cursor: TypeAlias = dict[str, JSON]
+"""Where a source continues: a small JSON object only that source understands."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Many sequences in one flat array: sequence `i` is `values[offsets[i]:offsets[i + 1]]`.
+
+    `offsets[0]` is 0 and `offsets[-1]` is `len(values)`.
+    """
+
+    values: IntArray  # (total,) any integer dtype
+    offsets: OffsetArray  # (n + 1,) int64, never decreasing
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> IntArray:
+        """Sequence `index`, as a view."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ragged):
+            return NotImplemented
+        return np.array_equal(self.offsets, other.offsets) and np.array_equal(
+            self.values, other.values
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def lengths(self) -> OffsetArray:
+        return np.diff(self.offsets)
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """Sequences `start..stop`, sharing the values."""
+        offsets = self.offsets[start : stop + 1]
+        return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+    @classmethod
+    def from_lengths(cls, values: IntArray, lengths: npt.ArrayLike) -> Ragged:
+        offsets = np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64))))
+        if offsets[-1] != len(values):
+            raise ValueError(
+                f"lengths sum to {offsets[-1]:,}, but there are {len(values):,} values"
+            )
+        return cls(values, offsets.astype(np.int64, copy=False))
+
+    @classmethod
+    def from_sequences(
+        cls, sequences: Iterable[npt.ArrayLike], dtype: npt.DTypeLike = np.int64
+    ) -> Ragged:
+        """Copy sequences behind one another. For tests and small input."""
+        arrays = [np.asarray(sequence, dtype=dtype).reshape(-1) for sequence in sequences]
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+        return cls.from_lengths(values, [len(array) for array in arrays])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The sequences of all parts, in order. Needs at least one part."""
+        values = np.concatenate([part.values for part in parts])
+        return cls.from_lengths(values, np.concatenate([part.lengths for part in parts]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """One input row that gave no document, so that nothing is lost in silence."""
+
+    id: str  # where it was: "file.jsonl:17", "part.parquet:row 40"
+    reason: str  # one of a source's reason codes, a key of `TextBatch.counts`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBatch:
+    """Some documents of a source, clean and non-empty, with the account of what was left out.
+
+    `num_read == len(texts) + counts["empty"] + len(drops)`.
+    """
+
+    texts: pa.LargeStringArray  # no nulls, no empty strings
+    num_read: int  # input rows or files consumed by this batch
+    counts: Mapping[str, int] = field(default_factory=dict)
+    # "empty": documents with no text; "invalid_utf8": kept documents in which bytes were replaced
+    drops: tuple[Drop, ...] = ()
+    cursor: Cursor  # reading from here gives exactly what follows this batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFile:
+    """One file of raw little-endian tokens whose size has been checked."""
+
+    path: Path
+    num_tokens: int
+    dtype: str  # "uint16" or "uint32"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_tokens * np.dtype(self.dtype).itemsize

@@ -1,0 +1,112 @@
+"""Who may import whom: the house of the design, as a table that fails on any other import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GROUND = {"records", "protocols", "errors"}
+
+# room -> rooms of shardmill it may import. Lazy imports count.
+MAY_IMPORT: dict[str, set[str]] = {
+    "records": set(),
+    "errors": set(),
+    "protocols": {"records"},
+    "sources": GROUND,
+    "tokenizer": GROUND,
+    "chat": GROUND,
+    "shards": GROUND,
+    "mapped": GROUND | {"shards"},
+    "build": GROUND | {"sources", "tokenizer", "chat", "shards"},
+    "testing": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
+    "cli": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
+    "__init__": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
+    "__main__": {"cli"},
+}
+
+# optional dependency -> the only files that may import it
+ONE_IMPORTER: dict[str, set[str]] = {
+    "sentencepiece": {"tokenizer/sentencepiece_model.py"},
+    "tokenizers": {"tokenizer/huggingface.py"},
+    "transformers": {"tokenizer/huggingface.py"},
+    "fastokens": {"tokenizer/fast.py"},
+    "gigatoken": {"tokenizer/fast.py"},
+    "datasets": {"sources/hub.py"},
+    "huggingface_hub": {"sources/hub.py"},
+    "torch": set(),
+}
+
+
+def modules() -> list[Path]:
+    return sorted((ROOT / "shardmill").rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "shardmill").parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Every imported module name with its line, also inside functions and TYPE_CHECKING blocks."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            if node.module == "shardmill":
+                found += [(node.lineno, f"shardmill.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, node.module))
+    return found
+
+
+def test_there_are_rooms_to_check() -> None:
+    assert {"records", "protocols", "errors"} <= {room_of(path) for path in modules()}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_imports_only_what_the_table_allows(path: Path) -> None:
+    room = room_of(path)
+    assert room in MAY_IMPORT, f"{path}: add the room {room!r} to the table and to the design"
+    for line, name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "niels_gpt":
+            pytest.fail(f"{path}:{line}: shardmill must not know the recipe")
+        if parts[0] == "shardmill" and len(parts) > 1 and parts[1] != room:
+            assert parts[1] in MAY_IMPORT[room], f"{path}:{line}: {room} may not import {parts[1]}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_an_optional_dependency_has_one_importer(path: Path) -> None:
+    here = path.relative_to(ROOT / "shardmill").as_posix()
+    if here.startswith("testing/"):
+        return
+    for line, name in imports(path):
+        allowed = ONE_IMPORTER.get(name.split(".")[0])
+        assert allowed is None or here in allowed, f"{path}:{line}: {name} belongs in {allowed}"
+
+
+def test_nothing_in_the_library_names_the_recipe() -> None:
+    for path in (ROOT / "shardmill").rglob("*"):
+        if path.suffix in {".py", ".md"}:
+            assert "niels" not in path.read_text().lower(), path
+
+
+@pytest.mark.parametrize(
+    "module", ["shardmill", "shardmill.mapped", "shardmill.build", "shardmill.sources", "shardmill.cli"]
+)
+def test_the_core_imports_without_any_extra(module: str) -> None:
+    blocked = [*ONE_IMPORTER, "ray", "grain"]
+    code = (
+        "import sys\n"
+        f"for name in {blocked!r}: sys.modules[name] = None\n"
+        f"import {module}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
