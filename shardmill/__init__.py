@@ -1,7 +1,34 @@
 """shardmill: text and chats to training batches, checked at every step."""
 
+from shardmill.build import BuildReport, BuildSpec, Feed, build_store
 from shardmill.errors import ShardmillError
+from shardmill.mapped import TokenSpace, Windows, open_tokens
 from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
+from shardmill.shards import Manifest, Store, open_store, verify_store
+from shardmill.sources import MemorySource, open_source
+from shardmill.tokenizer import open_tokenizer, train_tokenizer
 
 __version__ = "0.1.0"
-__all__ = ["IGNORE_INDEX", "Ragged", "ShardmillError", "TextBatch", "TokenFile", "__version__"]
+__all__ = [
+    "BuildReport",
+    "BuildSpec",
+    "Feed",
+    "IGNORE_INDEX",
+    "Manifest",
+    "MemorySource",
+    "Ragged",
+    "ShardmillError",
+    "Store",
+    "TextBatch",
+    "TokenFile",
+    "TokenSpace",
+    "Windows",
+    "__version__",
+    "build_store",
+    "open_source",
+    "open_store",
+    "open_tokenizer",
+    "open_tokens",
+    "train_tokenizer",
+    "verify_store",
+]

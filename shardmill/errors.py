@@ -5,7 +5,7 @@
     |-- OptionError           (ValueError)         an argument or flag that makes no sense
     |-- SourceError           (ValueError)         input that cannot be read as documents
     |   `-- HubError          (ConnectionError)    the hub stayed unreachable after retries
-    |-- TokenizerError        (ValueError)         a tokenizer that cannot be opened, trained or trusted
+    |-- TokenizerError        (ValueError)         a tokenizer that cannot be opened or trusted
     |   `-- EngineMismatchError                    a fast engine gave other ids than the reference
     |-- TokenRangeError       (ValueError)         an id that does not fit the shard's dtype
     |-- StoreError            (ValueError)

@@ -62,5 +62,6 @@ class Source(Protocol):
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         """Documents from the start, or exactly from `cursor` on.
 
-        Batch borders may differ after a resume; the documents and their order do not.
+        The batches after a cursor are the very batches that followed it the first time, borders
+        included: a batch is a function of where it starts and of the input, nothing else.
         """

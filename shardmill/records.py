@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 IGNORE_INDEX = -100
 """The label that a loss skips."""
 
-JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 OffsetArray: TypeAlias = npt.NDArray[np.int64]
 Cursor: TypeAlias = dict[str, JSON]
@@ -66,6 +66,11 @@ class Ragged:
         """Sequences `start..stop`, sharing the values."""
         offsets = self.offsets[start : stop + 1]
         return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+    def keep(self, chosen: npt.NDArray[np.bool_]) -> Ragged:
+        """The sequences marked in `chosen`, in order, copied."""
+        lengths = self.lengths
+        return Ragged.from_lengths(self.values[np.repeat(chosen, lengths)], lengths[chosen])
 
     @classmethod
     def from_lengths(cls, values: IntArray, lengths: npt.ArrayLike) -> Ragged:

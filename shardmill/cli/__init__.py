@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from shardmill.cli import tokenizer
 from shardmill.cli.build import build
 from shardmill.cli.info import info
+from shardmill.cli.tokenizer import app as tokenizer_app
 from shardmill.cli.verify import verify
 from shardmill.errors import ShardmillError
 
@@ -28,7 +28,7 @@ app = typer.Typer(
 app.command()(build)
 app.command()(verify)
 app.command()(info)
-app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(tokenizer_app, name="tokenizer")
 
 _debug = False
 
@@ -50,6 +50,11 @@ def main() -> None:
         if _debug:
             raise
         print(f"shardmill: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written
+        if _debug:
+            raise
+        print(f"shardmill: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -1,0 +1,153 @@
+"""WikiText as whole articles.
+
+In: rows of lines, from the hub or from local files.  Out: one document per article.
+Promise: an article is its lines from one title line (" = Title = ") to the next; lines keep their
+text and order; blank lines are no text. Hub rows and raw files of the same data give the same
+documents.
+Not here: undoing the tokenisation of the original (" @-@ " stays).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from niels_gpt.data.files import Split, texts_of
+from niels_gpt.data.rows import MAX_RETRIES
+from shardmill.errors import SourceError
+from shardmill.protocols import Source
+from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.sources import HubSource, MemorySource, TextSource, open_source
+
+log = logging.getLogger(__name__)
+
+DATASET = "Salesforce/wikitext"
+CONFIG = "wikitext-103-raw-v1"
+HUB_SPLITS: dict[Split, str] = {"train": "train", "val": "validation"}
+
+_TITLE = re.compile(r" = [^=](?:.*[^=])? = ")
+_PLAIN_SUFFIXES = {".raw", ".txt", ".md", ".tokens", ""}
+
+
+def iter_wikitext(
+    path: str | Path | None = None,
+    *,
+    split: Split = "train",
+    dataset: str = DATASET,
+    config: str = CONFIG,
+    revision: str | None = None,
+) -> Iterator[str]:
+    """The articles of one split of the hub's dataset, or of a local file or folder."""
+    if path is None:
+        return texts_of(hub_articles(split, dataset=dataset, config=config, revision=revision))
+    return texts_of(local_articles(path, split))
+
+
+def articles(rows: Iterable[str]) -> Iterator[str]:
+    """Join lines to articles. A row may hold one line or many, with or without their ends."""
+    lines: list[str] = []
+    for row in rows:
+        for line in row.split("\n"):
+            if not line.strip():
+                continue
+            if lines and _TITLE.fullmatch(line):
+                yield "\n".join([*lines, ""])
+                lines = []
+            lines.append(line)
+    if lines:
+        yield "\n".join([*lines, ""])
+
+
+def _sound_rows(rows: Source) -> Iterator[str]:
+    """The rows as texts. One that cannot be read would leave a hole in its article: an error."""
+    for batch in rows.batches():
+        if batch.drops:
+            drop = batch.drops[0]
+            raise SourceError(
+                f"{drop.id}: {drop.reason}: an article would lose this row; repair it"
+            )
+        if batch.counts.get("invalid_utf8"):
+            repaired = batch.counts["invalid_utf8"]
+            log.warning("%s: bytes that are no UTF-8 replaced in %d rows", rows.name, repaired)
+        yield from batch.texts.to_pylist()
+
+
+class ArticleSource:
+    """The articles in the rows of another source.
+
+    Repaired rows are announced in the log; the ledger counts articles, not rows.
+    """
+
+    def __init__(self, rows: Source) -> None:
+        self._rows = rows
+        self._articles = MemorySource(lambda: articles(_sound_rows(rows)), name=rows.name)
+
+    @property
+    def name(self) -> str:
+        return self._rows.name
+
+    def describe(self) -> dict[str, JSON]:
+        return {"kind": "wikitext-articles", "name": self.name, "rows": self._rows.describe()}
+
+    def size_hint(self) -> int | None:
+        return self._rows.size_hint()
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        return self._articles.batches(cursor)
+
+
+def hub_articles(
+    split: Split,
+    *,
+    dataset: str,
+    config: str,
+    revision: str | None,
+    max_retries: int = MAX_RETRIES,
+) -> Source:
+    return ArticleSource(
+        HubSource(
+            dataset,
+            config=config,
+            split=HUB_SPLITS[split],
+            revision=revision,
+            max_retries=max_retries,
+        )
+    )
+
+
+def local_articles(path: str | Path, split: Split) -> Source:
+    """A folder whose file names say "train" and "valid" (or "val"); a file is taken as it is."""
+    where = Path(path)
+    files = sorted(where.iterdir()) if where.is_dir() else [where]
+    if where.is_dir():
+        word = {"train": "train", "val": "val"}[split]
+        named = [file for file in files if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in named if word in file.name.lower()]
+        if not files:
+            raise SourceError(
+                f"{where}: no file has {word!r} in its name (found: "
+                f"{', '.join(file.name for file in named[:8]) or 'none'}); "
+                "name the files wiki.train.raw and wiki.valid.raw"
+            )
+        log.info("wikitext %s: %s", split, ", ".join(file.name for file in files))
+    if files[0].suffix.lower() in _PLAIN_SUFFIXES:
+        return ArticleSource(TextSource(files, split="line", name=f"wikitext/{split}"))
+    if len(files) > 1:
+        raise SourceError(
+            f"{where}: {len(files)} files for {split!r} ({files[0].name}, ...); join them to one"
+        )
+    return ArticleSource(open_source(str(files[0]), name=f"wikitext/{split}"))
+
+
+__all__ = [
+    "CONFIG",
+    "DATASET",
+    "HUB_SPLITS",
+    "ArticleSource",
+    "articles",
+    "hub_articles",
+    "iter_wikitext",
+    "local_articles",
+]

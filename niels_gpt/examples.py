@@ -1,0 +1,186 @@
+"""Conversations into a store of examples.
+
+In: lists of messages.  Out: a finished store with the splits train and val.
+Promise: the split is `torch.randperm(n)` over the n examples read, its first
+`max(1, int(n * val_frac))` are val (none when n < 2), and both splits keep the input's order;
+chats of one group stay on one side, a group counting as one; what cannot be rendered is dropped
+with an id and a reason. Memory does not grow with the tokens.
+Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.build).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from niels_gpt.cache_tokenizer import CacheTokenizer
+from niels_gpt.data.files import num_val
+from niels_gpt.messages import Chat, Message
+from niels_gpt.special_tokens import ROLE_NAMES
+from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
+from shardmill.chat import TokenTemplate, render_sound, sift
+from shardmill.errors import SourceError
+from shardmill.records import JSON, Drop, IntArray, OffsetArray
+
+BATCH_EXAMPLES = 1024
+BATCH_CHARACTERS = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRule:
+    """How examples are parted."""
+
+    val_frac: float
+    seed: int
+
+    def __str__(self) -> str:
+        return (
+            f"torch.randperm(n, seed {self.seed}): the first max(1, int(n * {self.val_frac})) to "
+            "val (none when n < 2), the rest to train; chats of one tree count as one"
+        )
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Which group each example belongs to, as it is read."""
+
+    numbers: list[int] = field(default_factory=list)  # group of each example
+    _named: dict[str, int] = field(default_factory=dict)
+    _next: Iterator[int] = field(default_factory=count)
+
+    def add(self, examples: Iterable[object]) -> None:
+        for example in examples:
+            name = example.group if isinstance(example, Chat) else None
+            if name is None:
+                self.numbers.append(next(self._next))
+            else:
+                if name not in self._named:
+                    self._named[name] = next(self._next)
+                self.numbers.append(self._named[name])
+
+    def assign(self, rule: SplitRule) -> Mapping[str, IntArray]:
+        group = np.asarray(self.numbers, np.int64)
+        total = int(group.max(initial=-1)) + 1
+        generator = torch.Generator().manual_seed(rule.seed)
+        order = torch.randperm(total, generator=generator).numpy()
+        is_val = np.zeros(total, np.bool_)
+        is_val[order[: num_val(total, rule.val_frac)]] = True
+        chosen = is_val[group]
+        return {"train": np.flatnonzero(~chosen), "val": np.flatnonzero(chosen)}
+
+
+def write_examples(
+    examples: Iterable[list[Message]],
+    folder: str | Path,
+    *,
+    tokenizer: CacheTokenizer,
+    rule: SplitRule,
+    spec: BuildSpec,
+    overwrite: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> BuildReport:
+    """Render, split and write. `spec` says what the manifest records beside that."""
+    num_val(0, rule.val_frac)  # refuses a senseless share before any work
+    groups = _Groups()
+    batches = _batches(examples, tokenizer, groups)
+    return build_examples(
+        _told(batches, spec.dataset_name or "examples", on_progress),
+        folder,
+        tokenizer=tokenizer,
+        spec=spec,
+        assign=lambda _: groups.assign(rule),
+        produced_by=_produced_by(tokenizer),
+        overwrite=overwrite,
+    )
+
+
+def _batches(
+    examples: Iterable[list[Message]], tokenizer: CacheTokenizer, groups: _Groups
+) -> Iterator[ExampleBatch]:
+    ids = tokenizer.chat_ids()
+    template = TokenTemplate(
+        openings={role: ids[name] for role, name in ROLE_NAMES.items()}, end_id=ids["eot"]
+    )
+    num_read = num_kept = 0
+    for chunk in _chunks(examples):
+        names = [_name(example, number) for number, example in enumerate(chunk, start=num_read)]
+        groups.add(chunk)
+        chats, kept, unfit = sift(zip(names, chunk, strict=True))
+        rendered, sound = render_sound(chats, template, tokenizer)
+        drops = (*unfit, *_unsound(names, kept, sound))
+        num_read += len(chunk)
+        num_kept += len(rendered)
+        yield ExampleBatch(ids=rendered, kept=kept[sound], num_read=len(chunk), drops=drops)
+    if not num_kept:
+        raise SourceError(
+            f"none of {num_read:,} conversations can be used; each needs at least one assistant "
+            "message: check the input and its fields"
+        )
+
+
+def _name(example: object, number: int) -> str:
+    return (example.id if isinstance(example, Chat) else "") or f"example {number}"
+
+
+def _unsound(names: list[str], kept: OffsetArray, sound: OffsetArray) -> Iterator[Drop]:
+    """Drops for the chats whose text became a special id."""
+    for position in np.delete(kept, sound).tolist():
+        yield Drop(id=names[position], reason="special_in_text")
+
+
+def _chunks(examples: Iterable[list[Message]]) -> Iterator[list[list[Message]]]:
+    """Groups of examples with a few megabytes of text each."""
+    chunk: list[list[Message]] = []
+    size = 0
+    for example in examples:
+        chunk.append(example)
+        size += _num_characters(example)
+        if len(chunk) >= BATCH_EXAMPLES or size >= BATCH_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _num_characters(example: object) -> int:
+    """About how much text there is; whatever is no text has none, and is dropped later."""
+    if not isinstance(example, list):
+        return 0
+    contents = [m.get("content") for m in example if isinstance(m, Mapping)]
+    return sum(len(content) for content in contents if isinstance(content, str))
+
+
+def _told(
+    batches: Iterator[ExampleBatch], source: str, tell: Callable[[Progress], None] | None
+) -> Iterator[ExampleBatch]:
+    documents = tokens = 0
+    for batch in batches:
+        yield batch
+        documents += len(batch.ids)
+        tokens += len(batch.ids.values)
+        if tell is not None:
+            tell(
+                Progress(
+                    phase="tokenise",
+                    source=source,
+                    documents=documents,
+                    tokens=tokens,
+                    max_tokens=None,
+                )
+            )
+
+
+def _produced_by(tokenizer: CacheTokenizer) -> dict[str, JSON]:
+    """Chats are encoded by the reference engine: they are few, and short."""
+    source = tokenizer.engine_source
+    if source is None:
+        return {"engine": "the caller's tokenizer"}
+    return {"engine": source.library, "versions": {source.library: source.library_version}}
+
+
+__all__ = ["SplitRule", "write_examples"]

@@ -1,0 +1,72 @@
+"""The tokenizer of a cache: copied in once, then the only one its stores are built with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from niels_gpt.cache.formats import META_FILE, TOKENIZER_FILE
+from niels_gpt.cache.meta import sha256_file, write_meta
+from niels_gpt.special_tokens import SPECIAL_TOKENS
+from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
+from shardmill.atomic import atomic_write
+from shardmill.errors import OptionError, StoreExistsError
+
+
+def install_tokenizer(
+    cache_dir: Path, given: Path | None, *, overwrite: bool
+) -> SentencePieceTokenizer:
+    """The tokenizer in `cache_dir/tokenizer`, after copying `given` there when there is one."""
+    target = cache_dir / "tokenizer" / TOKENIZER_FILE
+    if given is None and not target.is_file():
+        raise OptionError(
+            f"{target} does not exist and no --tokenizer was given. Name the spm.model to use; "
+            f"to train one:\n  {train_command()}"
+        )
+    tokenizer = load_tokenizer(target if given is None else given)
+    model = tokenizer.model_path
+    assert model is not None
+    if target.is_file() and sha256_file(str(target)) != tokenizer.model_sha256 and not overwrite:
+        raise StoreExistsError(
+            f"{target} is another model than {model} (sha256 {sha256_file(str(target))[:12]}, not "
+            f"{tokenizer.model_sha256[:12]}), and the cache was built with it: use another "
+            "--cache-dir, or replace all of it with --overwrite"
+        )
+    beside = _trained_meta(model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(target) as file:
+        file.write(model.read_bytes())
+    write_meta(
+        str(target.parent / META_FILE),
+        {
+            **beside,
+            "model_sha256": tokenizer.model_sha256,
+            "tokenizer_sha256": tokenizer.model_sha256,
+            "vocab_size": tokenizer.vocab_size,
+            "special_token_ids": tokenizer.special_token_ids(),
+        },
+    )
+    return load_tokenizer(target)
+
+
+def _trained_meta(model: Path) -> dict[str, Any]:
+    """What the meta.json beside a model tells of its training; {} when it has none of its own."""
+    path = model.parent / META_FILE
+    if not path.is_file():
+        return {}
+    meta = json.loads(path.read_bytes())
+    same = isinstance(meta, dict) and meta.get("model_sha256") == sha256_file(str(model))
+    return meta if same else {}
+
+
+def train_command() -> str:
+    """The command that trains a tokenizer with the recipe's special tokens."""
+    words = ["shardmill", "tokenizer", "train", "texts/*.txt", "--out", "tokenizer"]
+    for name, text in SPECIAL_TOKENS.items():
+        words += ["--special", f"{name}={text}"]
+    return shlex.join(words)
+
+
+__all__ = ["install_tokenizer", "train_command"]

@@ -1,0 +1,161 @@
+"""The chat sources of the cache: dolly and oasst1.
+
+Promise: the plan of a build (input, options, tokenizer) is stored with it; resuming keeps a
+finished store whose plan is equal and refuses another, saying what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from niels_gpt.cache.formats import TOKEN_DTYPE
+from niels_gpt.data.dolly import chats_of_rows
+from niels_gpt.data.oasst1 import read_threads
+from niels_gpt.data.rows import open_rows
+from niels_gpt.examples import SplitRule, write_examples
+from niels_gpt.messages import Message
+from niels_gpt.work import Run
+from shardmill.build import BuildReport, BuildSpec
+from shardmill.build.spec import describe_difference
+from shardmill.errors import StoreExistsError
+from shardmill.records import JSON
+from shardmill.shards import is_finished, read_manifest
+from shardmill.sources import HubSource
+from shardmill.sources.files import fingerprint_files, list_files
+
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatInput:
+    """Where rows come from: a local path, or a hub dataset at a commit."""
+
+    path: Path | None
+    dataset: str
+    split: str
+    revision: str | None  # None for a local path
+    max_retries: int
+
+    def pinned(self) -> ChatInput:
+        """The same with the commit that the hub has now; a local path has none."""
+        if self.path is not None:
+            return replace(self, revision=None)
+        hub = HubSource(
+            self.dataset, split=self.split, revision=self.revision, max_retries=self.max_retries
+        )
+        return replace(self, revision=hub.revision)
+
+    def rows(self) -> Iterable[dict[str, Any]]:
+        return open_rows(
+            self.path,
+            dataset=self.dataset,
+            split=self.split,
+            revision=self.revision,
+            max_retries=self.max_retries,
+        )
+
+    def describe(self) -> dict[str, JSON]:
+        if self.path is None:
+            return {"dataset": self.dataset, "split": self.split, "revision": self.revision}
+        return {"files": fingerprint_files(list_files(self.path, suffixes=_SUFFIXES))}
+
+
+def build_dolly(run: Run, folder: Path) -> BuildReport:
+    settings = run.settings
+    source = ChatInput(
+        path=settings.dolly_path,
+        dataset=settings.dolly_dataset,
+        split="train",
+        revision=settings.dolly_revision,
+        max_retries=settings.hub_retries,
+    ).pinned()
+    plan = _plan(run, source, {})
+    kept = _finished(run, folder, plan)
+    if kept is not None:
+        return kept
+    return _write(run, folder, chats_of_rows(source.rows()), _spec(run, "dolly15k", source, plan))
+
+
+def build_oasst1(run: Run, folder: Path) -> BuildReport:
+    settings = run.settings
+    source = ChatInput(
+        path=settings.oasst1_path,
+        dataset=settings.oasst1_dataset,
+        split=settings.oasst1_split,
+        revision=settings.oasst1_revision,
+        max_retries=settings.hub_retries,
+    ).pinned()
+    lang = None if settings.oasst1_lang == "any" else settings.oasst1_lang
+    plan = _plan(run, source, {"lang": lang, "max_messages": settings.oasst1_max_messages})
+    kept = _finished(run, folder, plan)
+    if kept is not None:
+        return kept
+    threads = read_threads(source.rows(), lang=lang, max_messages=settings.oasst1_max_messages)
+    messages: dict[str, JSON] = {
+        "read": threads.num_messages,
+        "used": threads.num_used,
+        "left_out": dict(threads.left_out),
+    }
+    spec = _spec(run, "oasst1", source, plan, messages=messages)
+    return _write(run, folder, threads.chats, spec)
+
+
+def _rule(run: Run) -> SplitRule:
+    return SplitRule(val_frac=run.settings.val_frac, seed=run.settings.seed)
+
+
+def _plan(run: Run, source: ChatInput, options: dict[str, JSON]) -> dict[str, JSON]:
+    """Everything that decides the bytes."""
+    return {
+        "input": source.describe(),
+        "split": str(_rule(run)),
+        "tokenizer": run.tokenizer.fingerprint,
+        **options,
+    }
+
+
+def _finished(run: Run, folder: Path, plan: dict[str, JSON]) -> BuildReport | None:
+    """The store of an earlier run, when resuming and its plan is this one."""
+    if not run.resume or run.overwrite or not is_finished(folder):
+        return None
+    manifest = read_manifest(folder)
+    changes = describe_difference(manifest.options.get("plan"), plan)
+    if changes:
+        shown = "\n  ".join(changes[:8])
+        raise StoreExistsError(
+            f"{folder}: a finished store of other input or options stands here (before -> now):\n"
+            f"  {shown}\nbuild into another --cache-dir, or replace it with --overwrite"
+        )
+    return BuildReport(folder=folder, manifest=manifest, seconds=0.0, resumed=True)
+
+
+def _spec(
+    run: Run, name: str, source: ChatInput, plan: dict[str, JSON], **options: JSON
+) -> BuildSpec:
+    return BuildSpec(
+        dataset_name=name if source.path else source.dataset,
+        dataset_revision=source.revision,
+        streaming=source.path is None,
+        split_rule=str(_rule(run)),
+        seed=run.settings.seed,
+        dtype=TOKEN_DTYPE,
+        options={"plan": plan, "val_frac": run.settings.val_frac, **options},
+    )
+
+
+def _write(run: Run, folder: Path, chats: Iterable[list[Message]], spec: BuildSpec) -> BuildReport:
+    return write_examples(
+        chats,
+        folder,
+        tokenizer=run.tokenizer,
+        rule=_rule(run),
+        spec=spec,
+        overwrite=run.overwrite,
+        on_progress=run.on_progress,
+    )
+
+
+__all__ = ["build_dolly", "build_oasst1"]

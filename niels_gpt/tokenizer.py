@@ -1,0 +1,37 @@
+"""The recipe's tokenizer: a SentencePiece model with its four special tokens.
+
+In: a .model file.  Out: ids.
+Promise: the special strings in text are text, never special ids, whether the model holds them as
+control or as user-defined symbols.
+Not here: SentencePiece itself, training (shardmill.tokenizer); a caller's own tokenizer
+(niels_gpt.cache_tokenizer).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from niels_gpt.special_tokens import SPECIAL_TOKENS
+from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer as _SentencePiece
+
+
+class SentencePieceTokenizer(_SentencePiece):
+    """A .model file whose four special tokens are those of the recipe."""
+
+    def __init__(self, model_path: str | Path) -> None:
+        super().__init__(Path(model_path), specials=SPECIAL_TOKENS)
+
+    def encode_torch(self, text: str) -> torch.Tensor:
+        """The ids of a text, (n,) int64."""
+        return torch.tensor(self.encode(text), dtype=torch.int64)
+
+
+def load_tokenizer(path: str | Path) -> SentencePieceTokenizer:
+    """The tokenizer in a .model file, or in a folder that holds spm.model."""
+    where = Path(path)
+    return SentencePieceTokenizer(where / "spm.model" if where.is_dir() else where)
+
+
+__all__ = ["SentencePieceTokenizer", "load_tokenizer"]

@@ -1,0 +1,17 @@
+"""The offline half: sources, tokenizer and shards put together."""
+
+from shardmill.build.examples import build_examples
+from shardmill.build.spec import BuildReport, BuildSpec, ExampleBatch, Feed, Progress
+from shardmill.build.store import build_store
+from shardmill.build.workplace import has_unfinished_build
+
+__all__ = [
+    "BuildReport",
+    "BuildSpec",
+    "ExampleBatch",
+    "Feed",
+    "Progress",
+    "build_examples",
+    "build_store",
+    "has_unfinished_build",
+]

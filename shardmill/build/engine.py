@@ -1,0 +1,84 @@
+"""Which tokenizer engine a build uses, remembered so that a resumed build tells the same story.
+
+A fast engine serves only while it equals the reference. When it does not, its work is thrown away
+and the reference does it again; the manifest says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from shardmill.build.workplace import Workplace
+from shardmill.errors import BuildError, EngineMismatchError, TokenizerError
+from shardmill.protocols import Tokenizer
+from shardmill.records import JSON, TextBatch
+from shardmill.tokenizer import ChosenEncoder, EngineCheck, EngineChoice, choose_encoder
+
+log = logging.getLogger(__name__)
+
+
+class EngineDesk:
+    """Chooses the encoder at the first batch and keeps its proof in the workplace."""
+
+    def __init__(
+        self,
+        work: Workplace,
+        tokenizer: Tokenizer,
+        *,
+        engine: EngineChoice,
+        check: EngineCheck,
+        size_hint: int | None,
+    ) -> None:
+        self._work, self._tokenizer = work, tokenizer
+        self._engine, self._check, self._size_hint = engine, check, size_hint
+        self._chosen: ChosenEncoder | None = None
+
+    def encoder(self, first: TextBatch | None) -> ChosenEncoder:
+        if self._chosen is None:
+            dropped = self._work.read_note("dropped_engine")
+            try:
+                self._chosen = choose_encoder(
+                    self._tokenizer,
+                    engine="reference" if dropped else self._engine,
+                    check=self._check,
+                    corpus=first.texts.to_pylist() if first is not None else [],
+                    size_hint=self._size_hint,
+                )
+            except EngineMismatchError as failed:  # no engine yet, so nothing to fall back from
+                raise TokenizerError(str(failed)) from failed
+            self._remember(self._chosen.produced_by)
+        return self._chosen
+
+    def with_fallback(self, work: Callable[[], None], start_again: Callable[[], None]) -> None:
+        """Do the work; when a fast engine is caught out, drop it and do it all again."""
+        try:
+            work()
+        except EngineMismatchError as mismatch:
+            log.warning("%s\nstarting again with the reference engine", mismatch)
+            start_again()
+            self._work.remove_note("produced_by")
+            self._work.write_note(
+                "dropped_engine", {"asked_for": self._engine, "mismatch": str(mismatch)}
+            )
+            self._chosen = None
+            work()
+
+    def produced_by(self) -> dict[str, JSON]:
+        """For the manifest: engine, versions and proof, as the first run of this build had them."""
+        noted = self._work.read_note("produced_by")
+        assert noted is not None, "an encoder was chosen before the journal was full"
+        dropped = self._work.read_note("dropped_engine")
+        return {**noted, "dropped_engine": dropped} if dropped else noted
+
+    def _remember(self, produced_by: dict[str, JSON]) -> None:
+        earlier = self._work.read_note("produced_by")
+        if earlier is None:
+            self._work.write_note("produced_by", produced_by)
+            return
+        for key in ("engine", "versions"):
+            if earlier.get(key) != produced_by.get(key):
+                raise BuildError(
+                    f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
+                    f"{produced_by.get(key)!r}: restore that, or start again with --overwrite"
+                )

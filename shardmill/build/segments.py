@@ -1,0 +1,171 @@
+"""The journal: tokenised documents in segments, each done when its receipt is there.
+
+A segment is `NNNNNN.tokens` (raw, the store's dtype), `NNNNNN.lengths` (raw int64),
+`NNNNNN.drops` (JSON lines) and `NNNNNN.json`, the receipt, written last and atomically with the
+sha256 of all three and the source's cursor behind it. Segment borders are a matter of speed and
+never show in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from shardmill.atomic import atomic_write, sync_folder
+from shardmill.errors import BuildError
+from shardmill.records import Cursor, Drop, IntArray, OffsetArray, Ragged
+
+SEGMENT_TOKENS = 8 * 2**20
+SEGMENT_SECONDS = 10.0
+"""A segment is sealed at either, so a kill costs seconds even with a slow tokenizer."""
+
+PARTS = ("tokens", "lengths", "drops")
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One finished segment: what is in it and where its source goes on."""
+
+    number: int
+    feed: int
+    num_read: int
+    num_documents: int
+    num_tokens: int
+    counts: dict[str, int]  # of the source: "empty", "invalid_utf8"
+    dropped: dict[str, int]  # reason to number of rows
+    cursor: dict[str, Any]  # a Cursor
+    last: bool  # the feed ended with this segment
+    sha256: dict[str, str]  # part to digest
+
+
+class SegmentWriter:
+    """One open segment. `seal` makes it count; without it the files are overwritten later."""
+
+    def __init__(self, folder: Path, *, number: int, feed: int) -> None:
+        self.num_documents = self.num_tokens = self.num_read = 0
+        self._folder, self._number, self._feed = folder, number, feed
+        self._counts: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._files = {part: _HashedFile(_path(folder, number, part)) for part in PARTS}
+        self._since = time.monotonic()
+
+    def add(
+        self,
+        documents: Ragged,
+        drops: Iterable[Drop],
+        *,
+        num_read: int,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Some documents, their values already in the store's dtype, and what was left out."""
+        self._files["tokens"].write(_bytes(documents.values))
+        self._files["lengths"].write(_bytes(documents.lengths.astype("<i8")))
+        for drop in drops:
+            self._files["drops"].write(msgspec.json.encode((drop.id, drop.reason)) + b"\n")
+            self._dropped[drop.reason] += 1
+        self.num_tokens += len(documents.values)
+        self.num_documents += len(documents)
+        self.num_read += num_read
+        self._counts.update(counts or {})
+
+    @property
+    def due(self) -> bool:
+        old = time.monotonic() - self._since > SEGMENT_SECONDS
+        return self.num_tokens >= SEGMENT_TOKENS or (old and self.num_read > 0)
+
+    def seal(self, cursor: Cursor, *, last: bool) -> Receipt:
+        sha256 = {part: file.close() for part, file in self._files.items()}
+        sync_folder(self._folder)
+        receipt = Receipt(
+            number=self._number,
+            feed=self._feed,
+            num_read=self.num_read,
+            num_documents=self.num_documents,
+            num_tokens=self.num_tokens,
+            counts=dict(self._counts),
+            dropped=dict(self._dropped),
+            cursor=cursor,
+            last=last,
+            sha256=sha256,
+        )
+        with atomic_write(_path(self._folder, self._number, "json")) as file:
+            file.write(msgspec.json.encode(receipt))
+        return receipt
+
+    def abandon(self) -> None:
+        """Close the files of an unsealed segment; harmless after `seal`."""
+        for file in self._files.values():
+            file.close()
+
+
+class _HashedFile:
+    """A new file that hashes what it writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+
+    def close(self) -> str:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return self._hash.hexdigest()
+
+
+def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
+    """The receipts in order, up to the first that is missing or does not match its files.
+
+    What follows that one is removed, so that no leftover is ever taken for work done.
+    """
+    receipts: list[Receipt] = []
+    while (path := _path(folder, len(receipts), "json")).exists():
+        try:
+            receipt = msgspec.json.decode(path.read_bytes(), type=Receipt)
+            load_segment(folder, receipt, dtype)
+        except (BuildError, msgspec.MsgspecError, FileNotFoundError):
+            break
+        receipts.append(receipt)
+    for stale in folder.iterdir():
+        if int(stale.name.split(".")[0]) >= len(receipts):
+            stale.unlink()
+    return receipts
+
+
+def load_lengths(folder: Path, receipt: Receipt) -> OffsetArray:
+    return np.fromfile(_path(folder, receipt.number, "lengths"), "<i8")
+
+
+def load_segment(folder: Path, receipt: Receipt, dtype: str) -> tuple[Ragged, list[Drop]]:
+    """A segment's documents and dropped rows, checked against the receipt's hashes."""
+    data = {part: np.fromfile(_path(folder, receipt.number, part), np.uint8) for part in PARTS}
+    for part, array in data.items():
+        if hashlib.sha256(array.data).hexdigest() != receipt.sha256[part]:
+            raise BuildError(
+                f"{folder}: segment {receipt.number:06d} ({part}) changed after it was written; "
+                "--resume tokenises it and what follows again"
+            )
+    values = data["tokens"].view(np.dtype(dtype).newbyteorder("<"))
+    documents = Ragged.from_lengths(values, data["lengths"].view("<i8"))
+    rows = data["drops"].tobytes().splitlines()
+    decoded = [msgspec.json.decode(row, type=tuple[str, str]) for row in rows]
+    return documents, [Drop(id=where, reason=reason) for where, reason in decoded]
+
+
+def _bytes(array: IntArray) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).data
+
+
+def _path(folder: Path, number: int, part: str) -> Path:
+    return folder / f"{number:06d}.{part}"

@@ -1,0 +1,120 @@
+"""Build a store: sources to tokens to shards.
+
+In: feeds (sources and the splits they fill), a tokenizer, a spec.  Out: a finished store.
+Promise: same input, same bytes, killed and resumed or not; the store appears whole or not at all;
+every document and token read is in one bucket of the ledger; memory does not grow with input.
+Not here: reading formats (sources), ids (tokenizer), bytes of the store (shards).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shardmill.build.commit import balance, commit
+from shardmill.build.engine import EngineDesk
+from shardmill.build.segments import read_receipts
+from shardmill.build.spec import (
+    BuildReport,
+    BuildSpec,
+    Feed,
+    Progress,
+    check_feeds,
+    plan_json,
+    plan_sha256,
+    store_facts,
+)
+from shardmill.build.tokenise import fill_journal, token_rules
+from shardmill.build.workplace import open_workplace
+from shardmill.errors import StoreExistsError
+from shardmill.protocols import Tokenizer
+from shardmill.records import JSON
+from shardmill.shards import (
+    Manifest,
+    StoreWriter,
+    check_target,
+    is_finished,
+    publish_folder,
+    read_manifest,
+)
+from shardmill.tokenizer import EngineCheck, EngineChoice
+
+
+def build_store(
+    feeds: Sequence[Feed],
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    spec: BuildSpec,
+    engine: EngineChoice = "auto",
+    engine_check: EngineCheck = "sample",
+    resume: bool = False,
+    overwrite: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> BuildReport:
+    """Tokenise the feeds into a store at `folder`.
+
+    `resume` goes on where an equal build stopped (and returns at once when it had finished);
+    without it a build starts from the beginning. `overwrite` replaces a finished store, in the
+    moment the new one is whole.
+    """
+    started = time.monotonic()
+    target = Path(folder).resolve()
+    tell = on_progress or (lambda _: None)
+    splits = check_feeds(feeds)
+    rules = token_rules(spec, tokenizer)
+    plan = plan_json(feeds, spec, tokenizer, rules.dtype)
+    if resume and is_finished(target) and not overwrite:
+        manifest = _same_store(target, plan)
+        return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
+    check_target(target, overwrite=overwrite)
+    with open_workplace(target, plan, resume=resume) as work:
+        receipts = read_receipts(work.segments, rules.dtype)
+        desk = EngineDesk(
+            work, tokenizer, engine=engine, check=engine_check, size_hint=_size_hint(feeds)
+        )
+
+        def tokenise() -> None:
+            fill_journal(feeds, work.segments, receipts, desk=desk, rules=rules, on_progress=tell)
+
+        def start_again() -> None:
+            work.discard_segments()
+            receipts.clear()
+
+        desk.with_fallback(tokenise, start_again)
+        staged = work.staging()
+        with StoreWriter(
+            staged, splits=splits, dtype=rules.dtype, shard_bytes=spec.shard_bytes
+        ) as out:
+            kept = commit(feeds, work.segments, receipts, out, dtype=rules.dtype, on_progress=tell)
+            ledger = balance(receipts, kept, separators=rules.end_id is not None)
+            manifest = out.finish(
+                store_facts(
+                    spec,
+                    tokenizer,
+                    sources=[feed.source.describe() for feed in feeds],
+                    ledger=ledger,
+                    produced_by=desk.produced_by(),
+                    options={"plan_sha256": plan_sha256(plan)},
+                )
+            )
+        publish_folder(staged, target, overwrite=overwrite)
+        resumed = work.resumed
+    seconds = time.monotonic() - started
+    return BuildReport(folder=target, manifest=manifest, seconds=seconds, resumed=resumed)
+
+
+def _size_hint(feeds: Sequence[Feed]) -> int | None:
+    hints = [feed.source.size_hint() for feed in feeds]
+    return None if None in hints else sum(hint for hint in hints if hint is not None)
+
+
+def _same_store(target: Path, plan: dict[str, JSON]) -> Manifest:
+    manifest = read_manifest(target)
+    if manifest.options.get("plan_sha256") != plan_sha256(plan):
+        raise StoreExistsError(
+            f"{target}: a finished store of other input or options stands here, so there is "
+            "nothing to resume: build elsewhere, or replace it with --overwrite"
+        )
+    return manifest

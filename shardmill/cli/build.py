@@ -1,0 +1,132 @@
+"""`shardmill build`: text files or a hub dataset to a token store."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shardmill.build import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
+from shardmill.cli.progress import build_progress
+from shardmill.cli.sizes import parse_bytes
+from shardmill.errors import OptionError, UnfinishedBuildError
+from shardmill.sources import open_source
+from shardmill.tokenizer import open_tokenizer
+
+
+def build(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, files or globs of .txt .md .jsonl .parquet, or hub:owner/name."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the store goes.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Name of the data, recorded.")] = None,
+    field: Annotated[str | None, typer.Option(help="Field that holds the text.")] = None,
+    on_bad: Annotated[
+        Literal["error", "skip"] | None,
+        typer.Option(help="Rows that cannot be read: stop, or list."),
+    ] = None,
+    val_tokens: Annotated[int, typer.Option(help="The first so many tokens go to 'val'.")] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop when 'train' has so many tokens.")
+    ] = None,
+    shard_bytes: Annotated[str, typer.Option(help="Size of a shard, e.g. 128MiB.")] = "128MiB",
+    dtype: Annotated[
+        Literal["uint16", "uint32"] | None, typer.Option(help="Default: by vocabulary.")
+    ] = None,
+    append_eot: Annotated[
+        bool, typer.Option(help="Put the end token behind each document.")
+    ] = True,
+    eot: Annotated[
+        str | None, typer.Option(help="The end token, when the tokenizer does not name it.")
+    ] = None,
+    engine: Annotated[
+        Literal["reference", "fast", "auto"], typer.Option(help="Which tokenizer engine encodes.")
+    ] = "auto",
+    engine_check: Annotated[
+        Literal["sample", "full"], typer.Option(help="How much a fast engine is compared.")
+    ] = "sample",
+    resume: Annotated[bool, typer.Option(help="Go on with an unfinished build.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace a store, or start again.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write time, machine and counts to this JSON file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+) -> None:
+    """Tokenise text into a store.
+
+    Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --val-tokens 1000000
+    """
+    if has_unfinished_build(out) and not (resume or overwrite):
+        raise UnfinishedBuildError(
+            f"{out}: an earlier build stopped half-way: go on with --resume, "
+            "or start again with --overwrite"
+        )
+    if val_tokens < 0:
+        raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
+    wishes = {"field": field, "on_bad": on_bad}
+    source = open_source(inputs, **{key: wish for key, wish in wishes.items() if wish})
+    fill: tuple[tuple[str, int | None], ...] = (("train", max_tokens),)
+    if val_tokens:
+        fill = (("val", val_tokens), *fill)
+    with build_progress() as on_progress:
+        done = build_store(
+            [Feed(source=source, fill=fill)],
+            out,
+            tokenizer=open_tokenizer(tokenizer, specials={"eot": eot} if eot else None),
+            spec=BuildSpec(
+                dataset_name=name or source.name,
+                split_rule=f"the first {val_tokens:,} tokens to val, then train"
+                if val_tokens
+                else "all to train",
+                shard_bytes=parse_bytes(shard_bytes),
+                dtype=dtype,
+                append_eot=append_eot,
+            ),
+            engine=engine,
+            engine_check=engine_check,
+            resume=resume,
+            overwrite=overwrite,
+            on_progress=on_progress,
+        )
+    if report is not None:
+        report.write_text(json.dumps(_report(done), indent=2) + "\n")
+    if as_json:
+        print(json.dumps(_report(done)))
+    else:
+        print(receipt(out, done))
+
+
+def receipt(out: Path, done: BuildReport) -> str:
+    """One line that says what was built and what was left out."""
+    ledger = done.manifest.ledger
+    left_out = ledger.documents.empty + sum(ledger.documents.dropped.values())
+    shards = sum(len(split.shards) for split in done.manifest.splits.values())
+    return (
+        f"{out}: {ledger.documents.kept:,} documents, {ledger.tokens.kept:,} tokens, "
+        f"{shards:,} shards; left out: {left_out:,} documents, over budget: "
+        f"{ledger.tokens.over_budget:,} tokens; {done.seconds:.1f} s"
+    )
+
+
+def _report(done: BuildReport) -> dict[str, object]:
+    ledger = done.manifest.ledger
+    return {
+        "store": str(done.folder),
+        "seconds": round(done.seconds, 3),
+        "resumed": done.resumed,
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "documents_kept": ledger.documents.kept,
+        "documents_read": ledger.documents.read,
+        "tokens_kept": ledger.tokens.kept,
+        "produced_by": done.manifest.produced_by,
+    }

@@ -1,0 +1,79 @@
+"""`shardmill verify`: check every byte of a store; exit 1 on any damage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from shardmill.shards import VerifyReport, verify_store
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="The store to check.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Read a whole store and compare it with its manifest.
+
+    Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem.
+    """
+    with _progress() as on_progress:
+        report = verify_store(folder, on_progress=on_progress)
+    typer.echo(_as_json(folder, report) if as_json else _receipt(folder, report))
+    if not as_json:
+        for problem in report.problems:
+            typer.echo(f"  {problem}", err=True)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _receipt(folder: Path, report: VerifyReport) -> str:
+    if report.ok:
+        return (
+            f"{folder}: ok, {report.documents:,} documents, {report.tokens:,} tokens, "
+            f"{report.files:,} files"
+        )
+    count = len(report.problems)
+    return f"{folder}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}"
+
+
+def _as_json(folder: Path, report: VerifyReport) -> str:
+    return json.dumps(
+        {
+            "store": str(folder),
+            "ok": report.ok,
+            "files": report.files,
+            "tokens": report.tokens,
+            "documents": report.documents,
+            "problems": report.problems,
+        },
+        indent=2,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes on stderr, gone when the work is done."""
+    columns = (
+        TextColumn("verify"),
+        BarColumn(bar_width=30),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("verify", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

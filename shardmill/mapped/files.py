@@ -1,0 +1,133 @@
+"""The shard files of one space, as they were when it was opened.
+
+In: `TokenFile` records.  Out: file descriptors, ready to be mapped.
+Promise: a descriptor is given only for a file that still has the size it must have and the
+modification time it had at opening, so no mapped page lies past the end of a file (reading one
+kills the process) and shards of a replaced store are never mixed with those of the old one.
+They pickle by name and are looked at again where they arrive: those of a store through the store,
+which refuses if it was built anew in the meantime.
+Not here: mapping, reading. Nothing can be promised about a file that is cut while it is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.records import OffsetArray, TokenFile
+
+if TYPE_CHECKING:
+    from shardmill.shards import Store
+
+DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+"""Bytes of a token to the dtype of a shard on disk."""
+
+_WIDTHS = {"uint16": 2, "uint32": 4}
+
+
+class ShardFiles:
+    """The non-empty files, in order. Holds names and numbers, some hundred bytes a shard."""
+
+    def __init__(self, files: Iterable[TokenFile], *, of: tuple[Store, str] | None = None) -> None:
+        listed = [(str(file.path.absolute()), file.num_tokens, _width(file)) for file in files]
+        held = [entry for entry in listed if entry[1]]
+        self.width = max((width for _, _, width in listed), default=2)  # of the widest token
+        self.paths = [path for path, _, _ in held]
+        self.counts: OffsetArray = np.array([count for _, count, _ in held], np.int64)
+        self.widths: OffsetArray = np.array([width for _, _, width in held], np.int64)
+        self._of = of  # the store and the split, when they come from one
+        self._modified = self._look_at_all()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._of is not None:
+            return files_of, self._of
+        return ShardFiles._again, (self.paths, self.counts, self.widths, self.width)
+
+    @classmethod
+    def _again(
+        cls, paths: list[str], counts: OffsetArray, widths: OffsetArray, width: int
+    ) -> ShardFiles:
+        files = cls(())
+        files.paths, files.counts, files.widths, files.width = paths, counts, widths, width
+        files._modified = files._look_at_all()
+        return files
+
+    def num_bytes(self, shard: int) -> int:
+        return int(self.counts[shard] * self.widths[shard])
+
+    def open(self, shard: int) -> int:
+        """A read-only descriptor of a shard that is still the one that was opened.
+
+        The caller closes it.
+        """
+        try:
+            descriptor = os.open(self.paths[shard], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError as missing:
+            raise self._missing(shard) from missing
+        found = os.fstat(descriptor)
+        problem = self._wrong_size(shard, found) or self._rewritten(shard, found)
+        if problem:
+            os.close(descriptor)
+            raise DamagedStoreError(problem)
+        return descriptor
+
+    def _look_at_all(self) -> OffsetArray:
+        looks = (self._look(shard) for shard in range(len(self)))
+        return np.fromiter(looks, np.int64, count=len(self))
+
+    def _look(self, shard: int) -> int:
+        """The modification time of a shard of the right size."""
+        try:
+            found = os.stat(self.paths[shard])  # noqa: PTH116 - plain strings: 100,000 of them
+        except FileNotFoundError as missing:
+            raise self._missing(shard) from missing
+        problem = self._wrong_size(shard, found)
+        if problem:
+            raise DamagedStoreError(problem)
+        return found.st_mtime_ns
+
+    def _wrong_size(self, shard: int, found: os.stat_result) -> str:
+        wanted = self.num_bytes(shard)
+        if found.st_size == wanted:
+            return ""
+        return (
+            f"{self.paths[shard]}: found {found.st_size:,} bytes, wanted {wanted:,} "
+            f"({self.counts[shard]:,} tokens of {self.widths[shard]} bytes); check the store "
+            f"with `shardmill verify`, then copy or build it again"
+        )
+
+    def _rewritten(self, shard: int, found: os.stat_result) -> str:
+        if found.st_mtime_ns == self._modified[shard]:
+            return ""
+        return (
+            f"{self.paths[shard]} was written to after it was opened for reading (modified at "
+            f"{found.st_mtime_ns} ns, was {self._modified[shard]} ns): old and new shards are not "
+            f"mixed; open the store again"
+        )
+
+    def _missing(self, shard: int) -> DamagedStoreError:
+        return DamagedStoreError(
+            f"{self.paths[shard]} is missing: found no file, wanted {self.num_bytes(shard):,} "
+            f"bytes; the store was moved, replaced or removed; open it again where it is now"
+        )
+
+
+def _width(file: TokenFile) -> int:
+    width = _WIDTHS.get(file.dtype)
+    if width is None:
+        raise OptionError(f"{file.path}: dtype {file.dtype!r}; wanted one of {sorted(_WIDTHS)}")
+    if file.num_tokens < 0:
+        raise OptionError(f"{file.path}: {file.num_tokens:,} tokens; wanted 0 or more")
+    return width
+
+
+def files_of(store: Store, split: str) -> ShardFiles:
+    """The shards of a split. Pickling them pickles the store, which knows itself again."""
+    return ShardFiles(store.token_files(split), of=(store, split))

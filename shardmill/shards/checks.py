@@ -1,0 +1,162 @@
+"""Do the numbers of a manifest agree with one another?
+
+In: a manifest.  Out: a list of sentences, empty when all is well.
+Promise: pure; every sum that FORMAT.md promises is checked, for writing and for reading.
+Not here: files (scan.py), types and ranges of single numbers (entries.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from shardmill.shards.entries import Ledger, Manifest, ShardEntry, SplitEntry
+from shardmill.shards.layout import DTYPES, ITEMSIZE, META, is_file_name, is_split_name
+
+
+def manifest_problems(manifest: Manifest) -> list[str]:
+    """Everything in this manifest that cannot be true, most telling first."""
+    problems = [*_name_problems(manifest), *_json_problems(manifest)]
+    if not manifest.built and (manifest.splits or manifest.dropped):
+        problems.append('"built" is false, but splits or dropped rows are listed')
+    for name, split in manifest.splits.items():
+        problems += (f"split {name!r}: {problem}" for problem in _split_problems(manifest, split))
+    return problems + ledger_problems(manifest)
+
+
+def ledger_problems(manifest: Manifest) -> list[str]:
+    """Law 4: every input document and token lies in exactly one bucket."""
+    ledger = manifest.ledger
+    listed = manifest.dropped.entries if manifest.dropped else 0
+    stored_documents = sum(split.documents for split in manifest.splits.values())
+    stored_tokens = sum(split.tokens for split in manifest.splits.values())
+    sums = _ledger_sums(ledger)
+    sums += [
+        ("documents kept", ledger.documents.kept, "documents in all splits", stored_documents),
+        ("tokens kept", ledger.tokens.kept, "tokens in all splits", stored_tokens),
+        ("documents dropped", sum(ledger.documents.dropped.values()), "rows listed", listed),
+    ]
+    return [
+        f"the ledger does not balance: {left} is {found:,}, but {right} is {wanted:,}"
+        for left, found, right, wanted in sums
+        if found != wanted
+    ]
+
+
+def _ledger_sums(ledger: Ledger) -> list[tuple[str, int, str, int]]:
+    documents, tokens = ledger.documents, ledger.tokens
+    kept_or_not = documents.kept + documents.empty + documents.over_budget
+    return [
+        (
+            "documents read",
+            documents.read,
+            "kept + empty + over budget + dropped",
+            kept_or_not + sum(documents.dropped.values()),
+        ),
+        (
+            "tokens encoded + separators",
+            tokens.encoded + tokens.separators,
+            "kept + over budget",
+            tokens.kept + tokens.over_budget,
+        ),
+    ]
+
+
+def file_names(manifest: Manifest) -> Iterator[str]:
+    """Every file the manifest lists, in its order."""
+    for split in manifest.splits.values():
+        yield split.index.file
+        yield from (shard.file for shard in split.shards)
+    if manifest.dropped:
+        yield manifest.dropped.file
+
+
+def _name_problems(manifest: Manifest) -> Iterator[str]:
+    for name in manifest.splits:
+        if not is_split_name(name):
+            yield f"split {name!r} is not a possible name"
+    seen = {META}
+    for file in file_names(manifest):
+        if not is_file_name(file):
+            yield f"file {file!r} is not a plain path inside the store"
+        folded = file.lower()
+        if folded in seen:
+            yield f"file {file!r} is listed twice"
+        seen.add(folded)
+
+
+def _json_problems(manifest: Manifest) -> Iterator[str]:
+    for name in ("sources", "options", "produced_by"):
+        yield from (f"{name}: {problem}" for problem in json_problems(getattr(manifest, name)))
+
+
+def json_problems(value: object) -> Iterator[str]:
+    """What in `value` would not survive a trip through JSON unchanged."""
+    match value:
+        case None | bool() | int():
+            return
+        case str():
+            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+                yield f"{value!r} is not valid Unicode"
+        case float():
+            if not math.isfinite(value):
+                yield f"{value} is not a number that JSON knows"
+        case list() | tuple():
+            for item in value:
+                yield from json_problems(item)
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    yield f"key {key!r} is not a string"
+                yield from json_problems(key)
+                yield from json_problems(item)
+        case _:
+            yield f"{value!r} ({type(value).__name__}) is not JSON"
+
+
+def _split_problems(manifest: Manifest, split: SplitEntry) -> Iterator[str]:
+    tokens = sum([shard.tokens for shard in split.shards])
+    documents = sum([shard.documents for shard in split.shards])
+    if tokens != split.tokens:
+        yield f"its shards hold {tokens:,} tokens, but it claims {split.tokens:,}"
+    if documents != split.documents:
+        yield f"{documents:,} documents start in its shards, but it claims {split.documents:,}"
+    if split.index.entries != split.documents:
+        yield f"{split.documents:,} documents, but {split.index.entries:,} index entries"
+    if split.tokens and not split.documents:
+        yield f"{split.tokens:,} tokens that belong to no document"
+    yield from _cut_problems(manifest, split.shards)
+    for shard in split.shards:
+        yield from _range_problems(shard, split.documents)
+    filled = [shard for shard in split.shards if shard.tokens]
+    for left, right in pairwise(filled):
+        if (right.first_document or 0) < (left.last_document or 0):
+            yield f"{right.file} begins before document {left.last_document} of {left.file}"
+
+
+def _cut_problems(manifest: Manifest, shards: list[ShardEntry]) -> Iterator[str]:
+    """All shards but the last are full; without `shard_bytes` there is exactly one."""
+    size = ITEMSIZE[DTYPES[manifest.token_dtype]]
+    if manifest.shard_bytes is None:
+        if len(shards) != 1:
+            yield f"{len(shards)} shards, but shard_bytes is null, which means one file"
+        return
+    full, rest = divmod(manifest.shard_bytes, size)
+    if full == 0 or rest:
+        yield f"shard_bytes {manifest.shard_bytes:,} is no positive multiple of {size}"
+        return
+    for number, shard in enumerate(shards):
+        if shard.tokens > full or (number < len(shards) - 1 and shard.tokens != full):
+            yield f"{shard.file} has {shard.tokens:,} tokens; shards are cut at {full:,}"
+    if len(shards) > 1 and shards[-1].tokens == 0:
+        yield f"{shards[-1].file} is empty, but not the only shard"
+
+
+def _range_problems(shard: ShardEntry, documents: int) -> Iterator[str]:
+    first, last = shard.first_document, shard.last_document
+    if first is None or last is None:
+        if shard.tokens or first is not None or last is not None:
+            yield f"{shard.file}: first and last document are null for an empty shard only"
+    elif not shard.tokens or first > last or last >= documents:
+        yield f"{shard.file}: documents {first:,}..{last:,} of {documents:,} are impossible"

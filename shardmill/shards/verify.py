@@ -1,0 +1,119 @@
+"""Check every byte of a store against its manifest.
+
+In: a folder.  Out: a report with every problem found, not only the first.
+Promise: a changed, missing, truncated, swollen, renamed or added token file, index or list is
+reported; memory stays at a few MiB whatever the size; damage is a report, never an exception.
+Not here: repair. A damaged store is copied or built again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmill.errors import ManifestError
+from shardmill.shards.contents import check_dropped, check_index, check_shard
+from shardmill.shards.entries import Manifest, SplitEntry
+from shardmill.shards.layout import DTYPES
+from shardmill.shards.manifest import read_manifest
+from shardmill.shards.scan import Listing, damage, foreign, list_files, wanted_sizes
+from shardmill.shards.store import not_built
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What was checked, and what was wrong with it."""
+
+    problems: list[str]  # one sentence each, beginning with the file
+    files: int  # checked, with the manifest
+    tokens: int  # in files whose contents were checked
+    documents: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify_store(folder: str | Path, *, on_progress: OnProgress | None = None) -> VerifyReport:
+    """Read the whole store at `folder` once and compare it with its manifest.
+
+    `on_progress(done, total)` is called with bytes. A folder with no finished store raises
+    StoreNotFoundError; everything else that is wrong is a problem in the report.
+    """
+    folder = Path(folder).absolute()
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError as error:
+        return VerifyReport(problems=[str(error)], files=1, tokens=0, documents=0)
+    if not manifest.built:
+        raise not_built(folder)
+    wanted = wanted_sizes(manifest)
+    found = list_files(folder, manifest)
+    broken = list(damage(folder, wanted, found))
+    sound = wanted.keys() - {problem.partition(":")[0] for problem in broken}
+    check = _Check(folder, manifest, sound, _meter(found, sound, on_progress))
+    problems = [*broken, *foreign(wanted, found), *check.problems()]
+    return VerifyReport(
+        problems=problems, files=1 + len(sound), tokens=check.tokens, documents=check.documents
+    )
+
+
+class _Check:
+    """One pass over the files that have the right name and size."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, sound: set[str], tick: Callable[[int], None]
+    ) -> None:
+        self.folder, self.manifest, self.sound, self.tick = folder, manifest, sound, tick
+        self.tokens = 0
+        self.documents = 0
+
+    def problems(self) -> Iterator[str]:
+        for split in self.manifest.splits.values():
+            yield from self._split(split)
+        listed = self.manifest.dropped
+        if listed and listed.file in self.sound:
+            wanted = self.manifest.ledger.documents.dropped
+            path = self.folder / listed.file
+            yield from _named(listed.file, check_dropped(path, listed, wanted, self.tick))
+
+    def _split(self, split: SplitEntry) -> Iterator[str]:
+        dtype, vocabulary = DTYPES[self.manifest.token_dtype], self.manifest.vocab_size
+        if split.index.file in self.sound:
+            path = self.folder / split.index.file
+            yield from _named(split.index.file, check_index(path, split, self.tick))
+            self.documents += split.documents
+        for shard in split.shards:
+            if shard.file in self.sound:
+                path = self.folder / shard.file
+                yield from _named(
+                    shard.file, check_shard(path, shard, dtype, vocabulary, self.tick)
+                )
+                self.tokens += shard.tokens
+
+
+def _named(file: str, problems: Iterator[str]) -> Iterator[str]:
+    """Every problem with its file in front; a disk that cannot be read is one more problem."""
+    try:
+        for problem in problems:
+            yield f"{file}: {problem}"
+    except OSError as error:
+        yield f"{file}: cannot be read ({error.strerror})"
+
+
+def _meter(
+    found: Listing, sound: set[str], on_progress: OnProgress | None
+) -> Callable[[int], None]:
+    """A function that adds bytes and tells the caller."""
+    done, total = 0, sum(found[file].stat().st_size for file in sound)
+
+    def tick(size: int) -> None:
+        nonlocal done
+        done += size
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return tick

@@ -1,0 +1,91 @@
+"""Bound batches: cut what is too large, join what is too small.
+
+In: byte lengths of texts, or batches in order.  Out: half-open cuts, or batches in order.
+Promise: no batch holds more than the limits, except one document that alone is larger; order,
+counts and drops are kept; the cursor of a joined batch is that of its last part.
+Not here: reading or cleaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from shardmill.errors import OptionError
+from shardmill.records import IntArray, TextBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """How large a batch may grow. Changes where batches end, never the documents."""
+
+    num_bytes: int = 4 * 2**20  # of text
+    num_documents: int = 8192  # of input rows, dropped and empty ones too
+
+    def __post_init__(self) -> None:
+        if self.num_bytes < 1 or self.num_documents < 1:
+            raise OptionError(f"{self}: both limits must be at least 1")
+
+
+DEFAULT_LIMITS = BatchLimits()
+
+
+def cut(lengths: IntArray, limits: BatchLimits) -> list[tuple[int, int]]:
+    """Cover `range(len(lengths))` with as few consecutive `(start, stop)` as the limits allow."""
+    edges = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    pieces = []
+    start = 0
+    while start < len(lengths):
+        full = int(np.searchsorted(edges, edges[start] + limits.num_bytes, side="right")) - 1
+        stop = min(max(full, start + 1), start + limits.num_documents, len(lengths))
+        pieces.append((start, stop))
+        start = stop
+    return pieces
+
+
+def coalesce(batches: Iterable[TextBatch], limits: BatchLimits) -> Iterator[TextBatch]:
+    """Join neighbours while they fit. At most one batch is held back, and read ahead, at a time."""
+    held: list[TextBatch] = []
+    num_bytes = num_read = 0
+    for batch in batches:
+        size = text_bytes(batch.texts)
+        if held and (
+            num_bytes + size > limits.num_bytes or num_read + batch.num_read > limits.num_documents
+        ):
+            yield _joined(held)
+            held, num_bytes, num_read = [], 0, 0
+        held.append(batch)
+        num_bytes += size
+        num_read += batch.num_read
+        if num_bytes >= limits.num_bytes or num_read >= limits.num_documents:
+            yield _joined(held)
+            held, num_bytes, num_read = [], 0, 0
+    if held:
+        yield _joined(held)
+
+
+def text_bytes(texts: pa.LargeStringArray) -> int:
+    """Bytes of text in an array of large strings (not of the buffers it shares)."""
+    if len(texts) == 0:
+        return 0
+    edges = np.frombuffer(texts.buffers()[1], np.int64)
+    return int(edges[texts.offset + len(texts)] - edges[texts.offset])
+
+
+def _joined(batches: list[TextBatch]) -> TextBatch:
+    if len(batches) == 1:
+        return batches[0]
+    counts: dict[str, int] = {}
+    for batch in batches:
+        for name, count in batch.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return TextBatch(
+        texts=pa.concat_arrays([batch.texts for batch in batches]),
+        num_read=sum(batch.num_read for batch in batches),
+        counts=counts,
+        drops=tuple(drop for batch in batches for drop in batch.drops),
+        cursor=batches[-1].cursor,
+    )

@@ -1,0 +1,64 @@
+"""Several sources, one behind the other.
+
+In: sources.  Out: one source.
+Promise: all documents of the first, then all of the second, ...; the cursor says which and where.
+Not here: mixing by weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import Source
+from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.sources.cursors import counts_of, fields_of
+
+
+class ConcatSource:
+    """Sources read in order. Drop ids begin with what the parts wrote; name files apart."""
+
+    def __init__(self, parts: Sequence[Source], *, name: str | None = None) -> None:
+        if not parts:
+            raise OptionError("ConcatSource needs at least one source")
+        self._parts = tuple(parts)
+        self._name = name or " + ".join(part.name for part in parts)
+
+    def __repr__(self) -> str:
+        return f"ConcatSource({', '.join(map(repr, self._parts))})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def describe(self) -> dict[str, JSON]:
+        parts: list[JSON] = [part.describe() for part in self._parts]
+        return {"kind": "concat", "name": self._name, "parts": parts}
+
+    def size_hint(self) -> int | None:
+        sizes = [part.size_hint() for part in self._parts]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        first, inner = self._locate(cursor)
+        return self._read(first, inner)
+
+    def _locate(self, cursor: Cursor | None) -> tuple[int, Cursor | None]:
+        if cursor is None:
+            return 0, None
+        part, inner = fields_of(cursor, ("part", "cursor"), self._name)
+        (first,) = counts_of({"part": part}, ("part",), self._name)
+        if first >= len(self._parts) or not isinstance(inner, dict):
+            raise SourceError(
+                f"source {self._name!r}: the cursor stands in part {first} with {inner!r:.80}, but "
+                f"there are {len(self._parts)} parts; resume with the sources it came from"
+            )
+        return first, inner
+
+    def _read(self, first: int, inner: Cursor | None) -> Iterator[TextBatch]:
+        for number in range(first, len(self._parts)):
+            for batch in self._parts[number].batches(inner):
+                yield replace(batch, cursor={"part": number, "cursor": batch.cursor})
+            inner = None

@@ -1,0 +1,97 @@
+"""One source over many files, whatever their kind.
+
+In: listed files and a reader for one file.  Out: a `Source`.
+Promise: files in order; the cursor names the file and the place in it, so that a fresh source
+goes on exactly there; a file that changed since it was listed is refused.
+Not here: formats. A reader knows one file at a time and nothing of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from shardmill.errors import SourceError
+from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.sources.batching import BatchLimits, coalesce
+from shardmill.sources.cursors import fields_of
+from shardmill.sources.files import InputFile, check_unchanged, fingerprint_files
+
+
+class FileReader(Protocol):
+    """How one kind of file becomes batches."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def options(self) -> dict[str, JSON]:
+        """Every option that changes the documents, for `describe`."""
+
+    def size_hint(self, file: InputFile) -> int:
+        """About how many bytes of text the file holds."""
+
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        """Batches from `position` on (None: the start); their cursors are positions."""
+
+
+class FileSource:
+    """Files of one kind, read one behind the other."""
+
+    def __init__(
+        self, files: tuple[InputFile, ...], reader: FileReader, *, name: str, limits: BatchLimits
+    ) -> None:
+        self._files = files
+        self._reader = reader
+        self._name = name
+        self._limits = limits
+        self._description: dict[str, JSON] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r}, files={len(self._files):,})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        return self._files
+
+    def describe(self) -> dict[str, JSON]:
+        """Reads the files once (their ends, when large) to fingerprint them; then remembers."""
+        if self._description is None:
+            self._description = {
+                "kind": self._reader.kind,
+                "name": self._name,
+                **self._reader.options(),
+                "files": fingerprint_files(self._files),
+            }
+        return dict(self._description)
+
+    def size_hint(self) -> int | None:
+        return sum(self._reader.size_hint(file) for file in self._files)
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        first, position = self._locate(cursor)
+        return coalesce(self._read(first, position), self._limits)
+
+    def _locate(self, cursor: Cursor | None) -> tuple[int, JSON]:
+        if cursor is None:
+            return 0, None
+        name, position = fields_of(cursor, ("file", "position"), self._name)
+        for index, file in enumerate(self._files):
+            if file.name == name:
+                return index, position
+        raise SourceError(
+            f"source {self._name!r}: the cursor stands in {name!r}, which is not among its "
+            f"{len(self._files):,} files; resume with the input the cursor came from"
+        )
+
+    def _read(self, first: int, position: JSON) -> Iterator[TextBatch]:
+        for file in self._files[first:]:
+            check_unchanged(file)
+            for batch in self._reader.read(file, position):
+                yield replace(batch, cursor={"file": file.name, "position": batch.cursor})
+            check_unchanged(file)
+            position = None

@@ -1,0 +1,164 @@
+"""Bytes of a file in whole lines, plain or compressed.
+
+In: a file and how much of it was read before.  Out: blocks that end at a line's end.
+Promise: the blocks joined are exactly the rest of the (decompressed) file; only the very last may
+lack its newline; a line longer than a block arrives whole; a compressed file that breaks off or is
+damaged is an error, never a short file. Memory: about two blocks, or the longest line.
+Not here: what a line means.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+
+from shardmill.errors import SourceError
+from shardmill.records import OffsetArray
+from shardmill.sources.batching import BatchLimits, cut
+from shardmill.sources.clean import BOM_BYTES
+from shardmill.sources.files import InputFile, unreadable
+
+_NEWLINE = 10
+_COMPRESSED_CHUNK = 256 * 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineBlock:
+    """Whole lines. The BOM of a file's first line is not in `data`, but in the counts."""
+
+    data: bytes
+    stops: OffsetArray  # (n,) where each line ends in `data`, behind its newline if it has one
+    first_line: int  # lines of the file before this block
+    end: int  # bytes of the (decompressed) file up to and with this block
+
+    def lines(self) -> Iterator[bytes]:
+        """Each line, with its newline."""
+        start = 0
+        for stop in self.stops.tolist():
+            yield self.data[start:stop]
+            start = stop
+
+
+def line_blocks(
+    file: InputFile, *, start: int, first_line: int, limits: BatchLimits
+) -> Iterator[LineBlock]:
+    """Blocks within the limits, from byte `start` on, which must be the start of a line."""
+    size = limits.num_bytes
+    with closing(_chunks(file, start, max(size // 8, 1))) as chunks:
+        for data in _whole_lines(chunks, size):
+            for block in _cut_block(data, start, first_line, limits):
+                start = block.end
+                first_line += len(block.stops)
+                yield block
+
+
+def _cut_block(
+    data: bytes, start: int, first_line: int, limits: BatchLimits
+) -> Iterator[LineBlock]:
+    """Pieces of `data` within the limits; `start` is where `data` begins in the file."""
+    stops = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+    if len(stops) == 0 or stops[-1] < len(data):
+        stops = np.append(stops, len(data))
+    edges = np.concatenate(([0], stops)).astype(np.int64)
+    for first, last in cut(np.diff(edges), limits):
+        begin, end = int(edges[first]), int(edges[last])
+        marked = start + begin == 0 and data.startswith(BOM_BYTES)
+        skipped = len(BOM_BYTES) if marked else 0
+        yield LineBlock(
+            data=data[begin + skipped : end],
+            stops=edges[first + 1 : last + 1] - begin - skipped,
+            first_line=first_line + first,
+            end=start + end,
+        )
+
+
+def _whole_lines(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Join chunks to about `size` bytes, not more unless a line is longer, and cut at a newline."""
+    pending: list[bytes | memoryview] = []
+    num_pending = 0
+    for chunk in chunks:
+        end = chunk.rfind(b"\n") + 1
+        if end and num_pending + 2 * len(chunk) > size:
+            yield b"".join((*pending, memoryview(chunk)[:end]))
+            chunk = chunk[end:]
+            pending, num_pending = [], 0
+        pending.append(chunk)
+        num_pending += len(chunk)
+    rest = b"".join(pending)
+    if rest:
+        yield rest
+
+
+def _chunks(file: InputFile, start: int, size: int) -> Generator[bytes, None, None]:
+    """The decompressed bytes from `start` on, in pieces."""
+    name = file.name.lower()
+    try:
+        if name.endswith(".gz"):
+            yield from _skip(_gzip_chunks(file, size), start, file)
+        elif name.endswith(".zst"):
+            yield from _skip(_zstd_chunks(file), start, file)
+        else:
+            yield from _plain_chunks(file, start, size)
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise SourceError(
+            f"{file.path}: the compressed data is damaged or breaks off ({error}); "
+            "fetch or write the file again"
+        ) from error
+    except OSError as error:
+        raise unreadable(file.path, error) from error
+
+
+def _plain_chunks(file: InputFile, start: int, size: int) -> Iterator[bytes]:
+    if start > file.num_bytes:
+        raise _past_the_end(file, start, file.num_bytes)
+    with file.path.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        while chunk := stream.read(size):
+            yield chunk
+
+
+def _gzip_chunks(file: InputFile, size: int) -> Iterator[bytes]:
+    with gzip.open(file.path, "rb") as stream:
+        while chunk := stream.read(size):
+            yield chunk
+
+
+def _zstd_chunks(file: InputFile) -> Iterator[bytes]:
+    """Frame by frame, so that a frame that breaks off is seen: the stream reader of zstandard
+    takes it for the end."""
+    with file.path.open("rb") as stream:
+        frame = None
+        while data := stream.read(_COMPRESSED_CHUNK):
+            while data:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(data)
+                data = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the last zstd frame is not complete")
+
+
+def _skip(chunks: Iterator[bytes], start: int, file: InputFile) -> Iterator[bytes]:
+    """Decompression cannot jump: read and forget what was read before."""
+    left = start
+    for chunk in chunks:
+        if left < len(chunk):
+            yield chunk[left:] if left else chunk
+            left = 0
+        else:
+            left -= len(chunk)
+    if left:
+        raise _past_the_end(file, start, start - left)
+
+
+def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
+    return SourceError(
+        f"{file.path}: the cursor stands at byte {start:,}, but there are only {size:,}; "
+        "resume with the input the cursor came from"
+    )

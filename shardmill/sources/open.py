@@ -1,0 +1,114 @@
+"""From words on a command line to a source.
+
+In: a file, a folder, a glob, "hub:owner/name[:config]", or "hf://datasets/owner/name[@revision]".
+Out: a `Source`.
+Promise: the kind follows from the file's ending, or is said with kind=; nothing is guessed from
+content. Unknown endings and folders of several kinds are refused with what to do.
+Not here: the kinds themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import Source
+from shardmill.sources.concat import ConcatSource
+from shardmill.sources.files import is_glob, list_files
+from shardmill.sources.hubsource import HubSource
+from shardmill.sources.jsonl import JSONL_SUFFIXES, JsonlSource
+from shardmill.sources.parquet import PARQUET_SUFFIXES, ParquetSource
+from shardmill.sources.text import TEXT_SUFFIXES, TextSource
+
+SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSONL_SUFFIXES, "parquet": PARQUET_SUFFIXES}
+_ALL_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+_KINDS: dict[str, Callable[..., Source]] = {
+    "text": TextSource,
+    "jsonl": JsonlSource,
+    "parquet": ParquetSource,
+}
+_HUB, _HF = "hub:", "hf://"
+
+
+def open_source(
+    spec: str | Path | Sequence[str | Path], *, kind: str | None = None, **options: Any
+) -> Source:
+    """Open one source, or several as one behind the other. `options` are those of its kind.
+
+    A file that exists is a file, whatever its name looks like.
+    """
+    if not isinstance(spec, str | Path):
+        parts = [open_source(part, kind=kind, **options) for part in spec]
+        if not parts:
+            raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
+        return parts[0] if len(parts) == 1 else ConcatSource(parts)
+    where = str(spec)
+    if where.startswith((_HUB, _HF)) and not Path(where).exists():
+        if kind not in (None, "hub"):
+            raise OptionError(f"{where} is a hub dataset, but kind={kind!r}")
+        return _open_hub(where, options)
+    return _made(_KINDS[_kind_of(where, kind)], where, options)
+
+
+def _open_hub(where: str, options: dict[str, Any]) -> Source:
+    if where.startswith(_HUB):
+        dataset, _, config = where.removeprefix(_HUB).partition(":")
+        found = {"config": config or None}
+    else:
+        path = where.removeprefix(_HF).removeprefix("datasets/")
+        dataset, _, revision = path.partition("@")
+        found = {"revision": revision or None}
+    if dataset.count("/") != 1 or not all(dataset.split("/")):
+        raise SourceError(
+            f"{where}: wanted hub:owner/name[:config] or hf://datasets/owner/name[@revision]"
+        )
+    for key, value in found.items():
+        if value is not None and options.get(key, value) != value:
+            raise OptionError(f"{where} names {key} {value!r}, but {key}={options[key]!r}")
+    given = {key: value for key, value in found.items() if value is not None}
+    return _made(HubSource, dataset, {**options, **given})
+
+
+def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> Source:
+    try:
+        inspect.signature(make).bind(where, **options)
+    except TypeError as error:
+        known = [name for name in inspect.signature(make).parameters if name != "where"]
+        raise OptionError(f"{where}: {error}; options here: {', '.join(known)}") from error
+    return make(where, **options)
+
+
+def _kind_of(where: str, kind: str | None) -> str:
+    if kind is not None:
+        if kind not in _KINDS:
+            raise OptionError(f"kind={kind!r}: wanted one of {', '.join(_KINDS)}")
+        return kind
+    files = list_files(where, suffixes=_ALL_SUFFIXES)
+    kinds = {_kind_of_name(file.name): file.name for file in files}
+    if None in kinds:
+        raise SourceError(
+            f"{where}: {kinds[None]} ends in none of {', '.join(_ALL_SUFFIXES)}; "
+            f"say what it is with kind= ({', '.join(_KINDS)})"
+        )
+    if len(kinds) > 1:
+        found = ", ".join(f"{name} ({kind})" for kind, name in sorted(kinds.items(), key=str))
+        glob = (
+            where if is_glob(where) else f"{where.rstrip('/')}/**/*{next(iter(SUFFIXES['jsonl']))}"
+        )
+        raise SourceError(
+            f"{where}: several kinds of files: {found}; choose one with a glob such as '{glob}', "
+            "or with kind="
+        )
+    (found_kind,) = kinds
+    assert found_kind is not None
+    return found_kind
+
+
+def _kind_of_name(name: str) -> str | None:
+    for kind, suffixes in SUFFIXES.items():
+        if name.lower().endswith(suffixes):
+            return kind
+    return None

@@ -1,0 +1,133 @@
+"""Plain text files as documents.
+
+In: `.txt` and `.md` files (or any file named outright).  Out: one document per file, or per line.
+Promise: a whole file is one document, whatever its size. With `split="line"` every line that is not
+empty is a document: only LF and CR LF end a line, blank lines are not read as documents, and
+neither its end nor the file's BOM belongs to a line. UTF-8 is assumed; see `clean`.
+Not here: markup. Markdown is read as it stands.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.records import JSON, TextBatch
+from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
+from shardmill.sources.clean import clean
+from shardmill.sources.cursors import counts_of
+from shardmill.sources.files import InputFile, Where, list_files, unreadable
+from shardmill.sources.filesource import FileSource
+from shardmill.sources.lines import LineBlock, line_blocks
+from shardmill.sources.naming import name_of
+
+logger = logging.getLogger(__name__)
+
+TEXT_SUFFIXES = (".txt", ".md")
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class TextSource(FileSource):
+    """Text files, each one document, or each line one document."""
+
+    def __init__(
+        self,
+        where: Where,
+        *,
+        split: Literal["line"] | None = None,
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        if split not in (None, "line"):
+            raise OptionError(f"split={split!r}: wanted None (a file is a document) or 'line'")
+        files = list_files(where, suffixes=TEXT_SUFFIXES)
+        reader = _LineReader(limits) if split == "line" else _WholeReader()
+        super().__init__(files, reader, name=name or name_of(where), limits=limits)
+
+
+class _WholeReader:
+    """A file is a document; its position is the number of documents read: 0 or 1."""
+
+    kind = "text"
+
+    def options(self) -> dict[str, JSON]:
+        return {"split": None}
+
+    def size_hint(self, file: InputFile) -> int:
+        return file.num_bytes
+
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        if position is not None and counts_of(position, ("documents",), file.name)[0]:
+            return
+        try:
+            data = file.path.read_bytes()
+        except OSError as error:
+            raise unreadable(file.path, error) from error
+        if len(data) != file.num_bytes:
+            raise SourceError(f"{file.path}: changed while it was read; start anew")
+        if data.startswith(_UTF16_MARKS):
+            logger.warning("%s begins like UTF-16; it is read as UTF-8 with losses", file.path)
+        cleaned = clean(pa.array([data], pa.large_binary()))
+        yield TextBatch(
+            texts=cleaned.texts, num_read=1, counts=cleaned.counts, cursor={"documents": 1}
+        )
+
+
+class _LineReader:
+    """A line is a document; the position is the bytes and lines read."""
+
+    kind = "text"
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+
+    def options(self) -> dict[str, JSON]:
+        return {"split": "line"}
+
+    def size_hint(self, file: InputFile) -> int:
+        return file.num_bytes
+
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        start, line = 0, 0
+        if position is not None:
+            start, line = counts_of(position, ("bytes", "lines"), file.name)
+        for block in line_blocks(file, start=start, first_line=line, limits=self._limits):
+            texts = lines_to_arrow(block)
+            if len(texts) == 0:
+                continue
+            cleaned = clean(texts)
+            yield TextBatch(
+                texts=cleaned.texts,
+                num_read=len(texts),
+                counts=cleaned.counts,
+                cursor={"bytes": block.end, "lines": block.first_line + len(block.stops)},
+            )
+
+
+def lines_to_arrow(block: LineBlock) -> pa.LargeBinaryArray:
+    """Every line that is not empty, without its end.
+
+    Newlines are taken out of the bytes, so line `i` ends `i + 1` bytes earlier:
+    b"ab\\n\\nc\\n", stops [3 4 6] -> b"abc", stops [2 2 3]; the second is empty and goes.
+    """
+    data, stops = block.data, block.stops
+    if b"\r\n" in data:
+        ends = np.frombuffer(data, np.uint8)
+        before = np.maximum(stops - 2, 0)
+        returns = (stops >= 2) & (ends[stops - 1] == 10) & (ends[before] == 13)
+        data = data.replace(b"\r\n", b"\n")
+        stops = stops - np.cumsum(returns)
+    bare = data.replace(b"\n", b"")
+    missing = np.arange(1, len(stops) + 1)
+    if not data.endswith(b"\n"):
+        missing[-1] -= 1
+    edges = np.concatenate(([0], stops - missing)).astype(np.int64)
+    edges = edges[np.concatenate(([True], np.diff(edges) > 0))]
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(bare)]
+    )

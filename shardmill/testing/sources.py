@@ -1,0 +1,217 @@
+"""The laws of sources, and input that is hard to read.
+
+In: a source, or a function that makes one.  Out: nothing, or an AssertionError that says which law.
+Promise: a source that passes resumes exactly from every cursor and accounts for every row it read.
+Strategies build each row together with what must come of it, so that a test needs no second parser.
+Not here: speed and memory.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+from shardmill.protocols import Source
+from shardmill.records import Drop, TextBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Everything a source gave, whatever its batches were."""
+
+    texts: list[str] = field(default_factory=list)
+    num_read: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    drops: list[Drop] = field(default_factory=list)
+
+
+def account(batches: Iterable[TextBatch]) -> Account:
+    """Read to the end and add up."""
+    texts: list[str] = []
+    drops: list[Drop] = []
+    num_read = 0
+    counts = {"empty": 0, "invalid_utf8": 0}
+    for batch in batches:
+        texts += batch.texts.to_pylist()
+        drops += batch.drops
+        num_read += batch.num_read
+        for name, count in batch.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return Account(texts=texts, num_read=num_read, counts=counts, drops=drops)
+
+
+def assert_ledger_balances(source: Source) -> Account:
+    """Every row read is a document, an empty one or a drop; documents are clean; gives the sum."""
+    batches = list(source.batches())
+    for number, batch in enumerate(batches):
+        where = f"{source.name}, batch {number}"
+        found = len(batch.texts) + batch.counts["empty"] + len(batch.drops)
+        assert batch.num_read == found, (
+            f"{where}: {batch.num_read} rows read, {found} accounted for"
+        )
+        assert batch.num_read > 0, f"{where}: nothing was read for it"
+        assert batch.texts.type == pa.large_string(), f"{where}: {batch.texts.type}"
+        batch.texts.validate(full=True)
+        assert batch.texts.null_count == 0, f"{where}: nulls"
+        assert "" not in batch.texts.to_pylist(), f"{where}: an empty document"
+        assert 0 <= batch.counts["invalid_utf8"] <= len(batch.texts), f"{where}: {batch.counts}"
+    return account(batches)
+
+
+def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
+    """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
+
+    Reads the source once for each of its batches: give it small input and small limits.
+    """
+    batches = list(make_source().batches())
+    for number, batch in enumerate(batches):
+        cursor = json.loads(json.dumps(batch.cursor))
+        assert cursor == batch.cursor, f"batch {number}: {batch.cursor!r} does not survive JSON"
+        wanted = account(batches[number + 1 :])
+        found = account(make_source().batches(cursor))
+        assert found == wanted, f"after batch {number} ({cursor}): {found} instead of {wanted}"
+    whole = account(batches)
+    assert account(make_source().batches()) == whole, "a second reading differs from the first"
+    return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCase:
+    """One input row and its fate: a document, or an empty one (""), or a drop."""
+
+    raw: bytes  # a line of JSON without its end, or the bytes of a column or file; see the strategy
+    document: str | None  # None: dropped
+    reason: str = ""  # of the drop
+    is_repaired: bool = False
+
+
+def expected(cases: Iterable[RowCase], ids: Callable[[int], str]) -> Account:
+    """What a source must give for these rows; `ids` maps a row's number to the id of its drop."""
+    cases = list(cases)
+    kept = [case for case in cases if case.document]
+    return Account(
+        texts=[case.document for case in kept if case.document],
+        num_read=len(cases),
+        counts={
+            "empty": sum(case.document == "" for case in cases),
+            "invalid_utf8": sum(case.is_repaired for case in kept),
+        },
+        drops=[
+            Drop(id=ids(number), reason=case.reason)
+            for number, case in enumerate(cases)
+            if case.document is None
+        ],
+    )
+
+
+_PIECES = ["\r\n", "\n", "\r", "\ufeff", "\x00", " ", "\t", "{", "}", '"', "\\", "\u2028", "\x85"]
+_PIECES += ["a", "word ", "\u00e9", "\u4e2d\u6587", "\U0001f600", "\ufffd", "e\u0301", "\u200f"]
+
+
+def nasty_texts() -> st.SearchStrategy[str]:
+    """Valid text with what readers trip over: line ends, BOMs, NULs, quotes, wide characters."""
+    pieces = st.sampled_from(_PIECES) | st.text(st.characters(codec="utf-8"), max_size=4)
+    return st.lists(pieces, max_size=8).map("".join)
+
+
+def cleaned(text: str) -> str:
+    """The rule of `clean` for valid text, in one line."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def raw_bytes() -> st.SearchStrategy[RowCase]:
+    """Bytes of a file or a binary column: text, or text with bytes that are no UTF-8."""
+    good = nasty_texts().map(lambda text: RowCase(raw=text.encode(), document=cleaned(text)))
+    bad = st.tuples(nasty_texts(), st.sampled_from(_NOT_UTF8), nasty_texts()).map(_damaged)
+    return good | bad
+
+
+_NOT_UTF8 = [
+    (b"\xff", 1),
+    (b"\xc3", 1),  # a two-byte character cut short
+    (b"\xe4\xb8", 1),  # a three-byte character cut short: one mark for both bytes
+    (b"\xed\xa0\x80", 3),  # a surrogate written as UTF-8
+    (b"\xc0\xaf", 2),  # an overlong slash
+]
+
+
+def _damaged(parts: tuple[str, tuple[bytes, int], str]) -> RowCase:
+    before, (bad, num_marks), after = parts
+    document = cleaned(before + "\ufffd" * num_marks + after)
+    raw = before.encode() + bad + after.encode()
+    return RowCase(raw=raw, document=document, is_repaired=True)
+
+
+def json_lines(*, with_bad: bool) -> st.SearchStrategy[RowCase]:
+    """Lines of JSON whose field "text" matters; with broken ones, for on_bad="skip", on request."""
+    kinds = [
+        st.tuples(nasty_texts(), st.booleans()).map(_good_line),
+        raw_bytes().map(_raw_line),
+        st.sampled_from(_SURROGATES).map(_surrogate_line),
+        st.sampled_from(
+            [b'{"text": null}', b"{}", b'{"other": "x"}', b'{"text":null,"a":NaN}']
+        ).map(lambda line: RowCase(raw=line, document=None, reason="no_text")),
+    ]
+    if with_bad:
+        kinds.append(st.sampled_from(_BAD_LINES).map(_bad_line))
+    return st.one_of(kinds)
+
+
+_SURROGATES = [("\\ud800", "\ufffd"), ("x\\udc00y", "x\ufffdy"), ("\\ude00\\ud83d", "\ufffd\ufffd")]
+_BAD_LINES = [
+    (b'{"text": "a"', "bad_json"),
+    (b'{"text": "a"} {"text": "b"}', "bad_json"),
+    (b'"text"', "bad_json"),
+    (b'["text"]', "bad_json"),
+    (b'{"text": "tab\there"}', "bad_json"),
+    (b'{"text":', "bad_json"),
+    (b'"a"}', "bad_json"),
+    (b"\xff\xfe", "bad_json"),
+    (b'{"text": 5}', "not_a_string"),
+    (b'{"text": ["a"]}', "not_a_string"),
+    (b'{"text": {"text": "a"}}', "not_a_string"),
+    (b'{"text": true}', "not_a_string"),
+]
+
+
+def _good_line(parts: tuple[str, bool]) -> RowCase:
+    text, ascii_only = parts
+    line = json.dumps({"id": 1, "text": text, "more": {"text": "no"}}, ensure_ascii=ascii_only)
+    return RowCase(raw=line.encode(), document=cleaned(text))
+
+
+def _raw_line(case: RowCase) -> RowCase:
+    """The bytes of a case inside a JSON string: escape what JSON demands, keep the damage."""
+    table = [(b"\\", b"\\\\"), (b'"', b'\\"')]
+    table += [(bytes([code]), b"\\u%04x" % code) for code in range(32)]
+    data = case.raw
+    for found, escaped in table:
+        data = data.replace(found, escaped)
+    line = b'{"text": "' + data + b'"}'
+    return RowCase(raw=line, document=case.document, is_repaired=case.is_repaired)
+
+
+def _surrogate_line(pair: tuple[str, str]) -> RowCase:
+    return RowCase(
+        raw=f'{{"text": "{pair[0]}"}}'.encode(), document=cleaned(pair[1]), is_repaired=True
+    )
+
+
+def _bad_line(pair: tuple[bytes, str]) -> RowCase:
+    return RowCase(raw=pair[0], document=None, reason=pair[1])
+
+
+def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int = 7) -> bytes:
+    """A small Parquet file with several row groups, beside a column that is not text."""
+    numbers = pa.array(range(len(column)), pa.int64())
+    stream = io.BytesIO()
+    pq.write_table(
+        pa.table({"number": numbers, name: column}), stream, row_group_size=row_group_size
+    )
+    return stream.getvalue()

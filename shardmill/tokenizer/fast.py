@@ -1,0 +1,80 @@
+"""Which fast engines could stand in for a tokenizer's reference engine.
+
+In: a tokenizer.  Out: engines that loaded its model, best first, and why others did not.
+Promise: an engine listed here has proved nothing yet.
+Not here: proving and choosing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardmill.errors import MissingExtraError, TokenizerError
+from shardmill.protocols import Encoder
+from shardmill.tokenizer.identity import EngineSource
+
+
+class FastEngine(Encoder, Protocol):
+    """An encoder that names itself."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    engines: tuple[FastEngine, ...]
+    refusals: tuple[str, ...]  # one sentence per engine that is no candidate
+
+
+def fast_candidates(tokenizer: object) -> Candidates:
+    """Every fast engine that loads this tokenizer's model."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    if source is None:
+        return Candidates((), (f"{type(tokenizer).__name__} has no fast engine",))
+    makers = _makers(source)
+    if not makers:
+        return Candidates((), (_why_none(source),))
+    engines: list[FastEngine] = []
+    refusals: list[str] = []
+    for make in makers:
+        try:
+            engines.append(make(source))
+        except (MissingExtraError, TokenizerError) as problem:
+            refusals.append(str(problem))
+    return Candidates(tuple(engines), tuple(refusals))
+
+
+def _makers(source: EngineSource) -> list[Callable[[EngineSource], FastEngine]]:
+    if source.kind == "tokenizer.json" and source.facts["model_type"] == "BPE":
+        return [_fastokens, _gigatoken]
+    if source.kind == "sentencepiece" and _is_plain_bpe(source):
+        return [_gigatoken]
+    return []
+
+
+def _is_plain_bpe(source: EngineSource) -> bool:
+    """gigatoken's SentencePiece normaliser gives other ids; without one it has none to differ."""
+    facts = source.facts
+    return facts["model_type"] == "bpe" and bool(facts["byte_fallback"] and facts["identity"])
+
+
+def _why_none(source: EngineSource) -> str:
+    return f"no fast engine takes {source.kind} models with {dict(source.facts)}"
+
+
+def _fastokens(source: EngineSource) -> FastEngine:
+    from shardmill.tokenizer.fast_fastokens import FastokensEngine
+
+    return FastokensEngine(source.model)
+
+
+def _gigatoken(source: EngineSource) -> FastEngine:
+    from shardmill.tokenizer.fast_gigatoken import GigatokenEngine
+
+    return GigatokenEngine(source)

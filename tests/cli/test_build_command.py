@@ -1,0 +1,101 @@
+"""`shardmill build` as a person calls it: exit codes, receipts, refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmill.build import segments
+from shardmill.cli import main
+from shardmill.cli.sizes import parse_bytes
+from shardmill.errors import OptionError
+from shardmill.shards import open_store
+from shardmill.testing.stores import read_documents
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run the command in a folder; gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shardmill", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return run
+
+
+def pages(*texts: str) -> str:
+    Path("pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return "pages.jsonl"
+
+
+BYTE = ("--tokenizer", "byte:1", "--eot", "<|eot|>")
+
+
+def test_a_build_prints_one_receipt_and_the_store_says_how_it_was_made(call):
+    code, out, _ = call("build", pages("one", "", "three"), "--out", "store", *BYTE)
+    assert code == 0
+    assert out.startswith("store: 2 documents, 10 tokens, 1 shards; left out: 1 documents")
+    manifest = open_store(Path("store")).manifest
+    assert (manifest.dataset_name, manifest.append_eot) == ("pages.jsonl", True)
+    assert [bytes(i - 1 for i in ids if i) for ids in read_documents(Path("store"), "train")] == [
+        b"one",
+        b"three",
+    ]
+
+
+def test_val_tokens_come_first_and_max_tokens_ends_the_build(call):
+    limits = ("--val-tokens", "4", "--max-tokens", "5", "--no-append-eot")
+    assert call("build", pages("aaaa", "bbbb", "cccc"), "--out", "s", *limits, *BYTE)[0] == 0
+    manifest = open_store(Path("s")).manifest
+    assert {name: split.tokens for name, split in manifest.splits.items()} == {"val": 4, "train": 5}
+    assert manifest.ledger.tokens.over_budget == 3
+
+
+def test_json_and_report_hold_what_the_store_must_not(call):
+    code, out, _ = call("build", pages("x"), "--out", "s", "--json", "--report", "r.json", *BYTE)
+    assert code == 0
+    assert json.loads(out) == json.loads(Path("r.json").read_text())
+    assert json.loads(out)["seconds"] >= 0
+    assert "seconds" not in Path("s/meta.json").read_text()
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(call):
+    code, out, err = call("build", "nothing-here", "--out", "s", *BYTE)
+    assert (code, out) == (2, "")
+    assert "nothing-here: no such file or folder" in err
+    assert "Traceback" not in err
+
+
+def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
+    Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")
+    assert call("build", "pages.jsonl", "--out", "s", *BYTE)[0] == 2
+    code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
+    assert code == 2
+    assert "--resume" in err
+    assert "--overwrite" in err
+    assert (
+        call("build", "pages.jsonl", "--out", "s", "--on-bad", "skip", "--overwrite", *BYTE)[0] == 0
+    )
+    assert open_store(Path("s")).manifest.ledger.documents.dropped == {"bad_json": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("128MiB", 128 * 2**20), ("1 GB", 10**9), ("2kib", 2048)]
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "12XB", "-1", "1.5GB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(OptionError, match="size"):
+        parse_bytes(text)

@@ -1,0 +1,216 @@
+"""build-all as people run it: in its own process, on the examples of this repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niels_gpt.cache import read_meta, sha256_file
+from niels_gpt.cache.cli import choose, main
+from niels_gpt.tokenizer import load_tokenizer
+from shardmill.errors import OptionError, StoreNotFoundError
+from shardmill.records import IntArray
+from shardmill.shards import Store, open_store, verify_store
+from tests.helpers import folder_digest
+from tests.niels_gpt.conftest import EXAMPLES
+
+SPLITS = ("train", "val")
+STORES = (
+    "pretrain/fineweb_edu",
+    "pretrain/roam",
+    "pretrain/wikitext",
+    "sft/dolly15k",
+    "sft/oasst1",
+)
+
+
+@pytest.fixture
+def flags(tmp_path: Path, model: Path, pages: Path, wiki: Path) -> list[str]:
+    """A build of everything but gutenberg from local files."""
+    return [
+        "build-all",
+        *("--cache-dir", str(tmp_path / "cache"), "--seed", "42", "--tokenizer", str(model)),
+        *("--fineweb-path", str(pages), "--fineweb-train-tokens", "4000"),
+        *("--fineweb-val-tokens", "500", "--shuffle-buffer", "20", "--shard-bytes", "1KiB"),
+        *("--wikitext-path", str(wiki), "--roam-dir", str(EXAMPLES / "notes")),
+        *("--dolly-path", str(EXAMPLES / "chats" / "questions.jsonl")),
+        *("--oasst1-path", str(EXAMPLES / "chats" / "trees.jsonl")),
+    ]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "niels_gpt.cache.cli", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={"COLUMNS": "200"}
+    )
+
+
+def tokens(store: Store, split: str) -> IntArray:
+    """All tokens of a split, with numpy alone."""
+    files = store.token_files(split)
+    return np.concatenate([np.fromfile(file.path, "<u2") for file in files])
+
+
+def spans(store: Store, split: str) -> list[tuple[int, int]]:
+    edges = [*store.document_starts(split).tolist(), store.num_tokens(split)]
+    return list(pairwise(edges))
+
+
+def test_build_all_makes_the_prescribed_tree(flags: list[str], tmp_path: Path, model: Path) -> None:
+    done = run(*flags)
+    assert done.returncode == 0, done.stderr
+    cache = tmp_path / "cache"
+    files = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
+    assert {
+        "tokenizer/spm.model",
+        "tokenizer/meta.json",
+        "pretrain/fineweb_edu/train/shard_00000.bin",
+        "pretrain/fineweb_edu/val/shard_00000.bin",
+        "pretrain/fineweb_edu/meta.json",
+        "pretrain/roam/train/shard_00000.bin",
+        "pretrain/roam/val/shard_00000.bin",
+        "pretrain/wikitext/train/shard_00000.bin",
+        "pretrain/wikitext/val/shard_00000.bin",
+        "pretrain/gutenberg/meta.json",
+        *(f"sft/{name}/{split}_tokens.bin" for name in ("dolly15k", "oasst1") for split in SPLITS),
+        *(f"sft/{name}/{split}_idx.npy" for name in ("dolly15k", "oasst1") for split in SPLITS),
+        "sft/dolly15k/meta.json",
+        "sft/oasst1/meta.json",
+    } <= files
+    for store in STORES:
+        assert verify_store(cache / store).problems == []
+        assert store.split("/")[1] in done.stdout
+    assert sha256_file(str(cache / "tokenizer" / "spm.model")) == sha256_file(str(model))
+
+
+def test_what_was_built_is_recorded(flags: list[str], tmp_path: Path, model: Path) -> None:
+    assert main(flags) == 0
+    cache = tmp_path / "cache"
+    sha256 = sha256_file(str(model))
+    for store in (*STORES, "pretrain/gutenberg"):
+        meta = read_meta(str(cache / store / "meta.json"))
+        assert meta["tokenizer_sha256"] == sha256
+        assert meta["special_token_ids"] == {"sys": 1, "usr": 2, "asst": 3, "eot": 4}
+        assert (meta["seed"], meta["token_dtype"]) == (42, "uint16-le")
+        assert (meta["vocab_size"], meta["streaming"]) == (800, False)
+        kind = "tokens" if store.startswith("pretrain") else "examples"
+        assert meta.keys() >= {f"train_{kind}", f"val_{kind}", "split_rule", "dataset_config"}
+    fineweb = read_meta(str(cache / "pretrain" / "fineweb_edu" / "meta.json"))
+    assert (fineweb["train_tokens"], fineweb["val_tokens"]) == (4000, 500)
+    assert (fineweb["shuffle_buffer"], fineweb["append_eot"]) == (20, True)
+    assert fineweb["shard_bytes"] == 1024
+    stub = cache / "pretrain" / "gutenberg"
+    assert read_meta(str(stub / "meta.json"))["built"] is False
+    assert sorted(path.name for path in stub.iterdir()) == ["meta.json", "train", "val"]
+    with pytest.raises(StoreNotFoundError, match="not built"):
+        open_store(stub)
+    oasst = read_meta(str(cache / "sft" / "oasst1" / "meta.json"))
+    assert oasst["options"]["messages"]["left_out"] == {"deleted": 1, "other_language": 4}
+    tokenizer = read_meta(str(cache / "tokenizer" / "meta.json"))
+    assert tokenizer["tokenizer_sha256"] == sha256
+    assert tokenizer["vocab_size"] == 800
+
+
+def test_notes_in_the_store_are_the_files_of_their_side(
+    flags: list[str], tmp_path: Path, model: Path
+) -> None:
+    assert main([*flags, "--only", "roam", "--no-append-eot"]) == 0
+    tokenizer = load_tokenizer(model)
+    store = open_store(tmp_path / "cache" / "pretrain" / "roam")
+    found = []
+    for split in ("train", "val"):
+        assert store.num_documents(split) == {"train": 19, "val": 2}[split]
+        for start, stop in spans(store, split):
+            found.append(tokenizer.decode(tokens(store, split)[start:stop]))
+    assert sorted(found) == sorted(path.read_text() for path in (EXAMPLES / "notes").iterdir())
+
+
+def test_one_failure_does_not_lose_the_others_and_resume_ends_equal(
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    notes = tmp_path / "notes"
+    flags[flags.index("--roam-dir") + 1] = str(notes)
+    assert main(flags) == 1
+    failed = capsys.readouterr()
+    assert "roam failed" in failed.err
+    assert "name your notes with --roam-dir" in failed.err
+    assert failed.err.rstrip().endswith("--resume")
+    assert "failed: SourceError" in failed.out
+    cache = tmp_path / "cache"
+    built = [store for store in STORES if store != "pretrain/roam"]
+    assert not (cache / "pretrain" / "roam").exists()
+    before = {store: (cache / store / "meta.json").stat().st_mtime_ns for store in built}
+    notes.symlink_to(EXAMPLES / "notes")
+    assert main([*flags, "--resume"]) == 0
+    assert capsys.readouterr().out.count("finished before") == 4
+    after = {store: (cache / store / "meta.json").stat().st_mtime_ns for store in built}
+    assert after == before
+    flags[flags.index("--cache-dir") + 1] = str(tmp_path / "again")
+    assert main(flags) == 0
+    assert folder_digest(tmp_path / "again") == folder_digest(cache)
+
+
+def test_finished_stores_are_kept_unless_asked(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags += ["--only", "dolly15k,roam"]
+    assert main(flags) == 0
+    digest = folder_digest(tmp_path / "cache")
+    assert main(flags) == 1
+    assert "StoreExistsError" in capsys.readouterr().out
+    assert main([*flags, "--seed", "43", "--resume"]) == 1
+    told = capsys.readouterr().err
+    assert "dolly15k failed" in told
+    assert "seed 42" in told
+    assert "seed 43" in told
+    assert folder_digest(tmp_path / "cache") == digest
+    assert main([*flags, "--seed", "43", "--overwrite"]) == 0
+    assert folder_digest(tmp_path / "cache") != digest
+    assert main([*flags, "--overwrite"]) == 0
+    assert folder_digest(tmp_path / "cache") == digest
+
+
+def test_a_cache_keeps_to_one_tokenizer(
+    flags: list[str], tmp_path: Path, other_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags += ["--only", "roam"]
+    assert main(flags) == 0
+    place = flags.index("--tokenizer")
+    other = [*flags[:place], "--tokenizer", str(other_model), *flags[place + 2 :], "--resume"]
+    assert main(other) == 2
+    assert "another model" in capsys.readouterr().err
+    without = [*flags[:place], *flags[place + 2 :], "--resume"]
+    assert main(without) == 0
+
+
+def test_a_missing_tokenizer_is_an_error_that_says_how_to_train_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build-all", "--cache-dir", str(tmp_path / "c")]) == 2
+    told = capsys.readouterr().err
+    assert "shardmill tokenizer train" in told
+    assert "'eot=<|ngpt_eot_84a5023f67d74cf29cc4001becde983c|>'" in told
+    assert not (tmp_path / "c").exists()
+
+
+def test_only_and_skip_choose_sources() -> None:
+    assert [recipe.name for recipe in choose(["oasst1,roam"], [])] == ["roam", "oasst1"]
+    assert [recipe.name for recipe in choose([], ["fineweb-edu", "gutenberg"])] == [
+        "roam",
+        "wikitext",
+        "dolly15k",
+        "oasst1",
+    ]
+    with pytest.raises(OptionError, match=r"no source 'books'; there are fineweb_edu"):
+        choose(["books"], [])
+    with pytest.raises(OptionError, match="leave nothing"):
+        choose(["roam"], ["roam"])

@@ -1,0 +1,93 @@
+"""A process that reads a hub for the tests: jobs in on stdin, answers out on stdout, JSON lines.
+
+It runs on its own because the client reads HF_ENDPOINT and HF_HOME when it is imported. Its pauses
+between tries are shortened; the tries and the faults are real.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import huggingface_hub.utils._http as client_http
+
+from shardmill.errors import ShardmillError
+from shardmill.sources import BatchLimits, HubSource, iter_rows
+from shardmill.testing.sources import account, assert_ledger_balances, assert_resumes_exactly
+
+LIMITS = BatchLimits(num_bytes=1200, num_documents=17)
+
+
+def source_of(job: dict[str, Any]) -> HubSource:
+    options = dict(job.get("options", {}))
+    if options.get("shuffle"):
+        options["shuffle"] = tuple(options["shuffle"])
+    return HubSource(job["dataset"], limits=LIMITS, **options)
+
+
+def read(job: dict[str, Any]) -> dict[str, Any]:
+    """Read from a cursor to the end, or some batches; an error ends it with what was read."""
+    source = source_of(job)
+    batches = []
+    error: list[str] = []
+    try:
+        for batch in islice(source.batches(job.get("cursor")), job.get("max_batches")):
+            batches.append(batch)
+    except ShardmillError as found:
+        error = [type(found).__name__, str(found)]
+    total = account(batches)
+    return {
+        "texts": total.texts,
+        "num_read": total.num_read,
+        "counts": total.counts,
+        "drops": [[drop.id, drop.reason] for drop in total.drops],
+        "cursor": batches[-1].cursor if batches else None,
+        "num_batches": len(batches),
+        "error": error,
+    }
+
+
+def describe(job: dict[str, Any]) -> dict[str, Any]:
+    return source_of(job).describe()
+
+
+def laws(job: dict[str, Any]) -> dict[str, Any]:
+    assert_ledger_balances(source_of(job))
+    return {"texts": assert_resumes_exactly(lambda: source_of(job)).texts}
+
+
+def rows(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(iter_rows(job["dataset"], **job.get("options", {})))
+
+
+def direct(job: dict[str, Any]) -> list[str]:
+    """What the client itself gives, without shardmill."""
+    stream = datasets.load_dataset(job["dataset"], split="train", streaming=True)
+    if job.get("shuffle"):
+        seed, buffer_size = job["shuffle"]
+        stream = stream.shuffle(seed=seed, buffer_size=buffer_size)
+    return [row["text"] for row in stream]
+
+
+JOBS = {"read": read, "describe": describe, "laws": laws, "rows": rows, "direct": direct}
+
+
+def main() -> None:
+    client_http.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.01  # after every shuffled stream; is 5 s
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            answer = {"result": JOBS[job["do"]](job)}
+        except (ShardmillError, AssertionError) as error:
+            answer = {"raised": [type(error).__name__, str(error)]}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+main()

@@ -1,0 +1,16 @@
+"""The front door: the names of the package are a list, and each is there."""
+
+from __future__ import annotations
+
+import shardmill
+
+NAMES = """
+    BuildReport BuildSpec Feed IGNORE_INDEX Manifest MemorySource Ragged ShardmillError Store
+    TextBatch TokenFile TokenSpace Windows __version__ build_store open_source open_store
+    open_tokenizer open_tokens train_tokenizer verify_store
+"""
+
+
+def test_the_front_door_has_exactly_these_names() -> None:
+    assert sorted(shardmill.__all__) == sorted(NAMES.split())
+    assert all(hasattr(shardmill, name) for name in shardmill.__all__)
