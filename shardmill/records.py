@@ -102,7 +102,7 @@ class Drop:
     """One input row that gave no document, so that nothing is lost in silence."""
 
     id: str  # where it was: "file.jsonl:17", "part.parquet:row 40"
-    reason: str  # one of a source's reason codes, a key of `TextBatch.counts`
+    reason: str  # one of a source's reason codes, a key of the ledger's `dropped`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ SUPPORTED = sys.platform == "linux" and sys.maxsize > 2**32
 
 HUGE_PAGE = 2 * 2**20
 """A file laid on such a border is mapped in huge pages where the kernel holds it in such pieces
-(recent kernels do, for files written or read in order): random reads then hardly ever wait for
-address translation. Nothing is asked of the kernel, and nothing is lost where it does not."""
+(recent kernels do, for files written in large pieces): random reads then wait less for address
+translation. Nothing is asked of the kernel, and nothing is lost where it does not."""
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10

@@ -25,8 +25,6 @@ from shardmill.sources.fields import choose_field
 if TYPE_CHECKING:
     from shardmill.sources.hub import HubDataset, Place, Retry, Trail
 
-_COMMIT_LENGTH = 40
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubOptions:

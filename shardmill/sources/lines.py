@@ -49,9 +49,10 @@ def line_blocks(
     file: InputFile, *, start: int, first_line: int, limits: BatchLimits
 ) -> Iterator[LineBlock]:
     """Blocks within the limits, from byte `start` on, which must be the start of a line."""
-    size = limits.num_bytes
-    with closing(_chunks(file, start, max(size // 8, 1))) as chunks:
-        for data in _whole_lines(chunks, size):
+    # A little under the limit, so that a block with its last line usually is one batch.
+    cell = limits.num_bytes - limits.num_bytes // 16
+    with closing(_chunks(file, start, max(cell // 8, 1))) as chunks:
+        for data in _whole_lines(chunks, start, cell):
             for block in _cut_block(data, start, first_line, limits):
                 start = block.end
                 first_line += len(block.stops)
@@ -78,21 +79,29 @@ def _cut_block(
         )
 
 
-def _whole_lines(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Join chunks to about `size` bytes, not more unless a line is longer, and cut at a newline."""
+def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[bytes]:
+    """Blocks of whole lines, each up to the line that reaches the next multiple of `cell`.
+
+    So where a block ends depends on where it starts and on the file, not on where reading began.
+    """
     pending: list[bytes | memoryview] = []
     num_pending = 0
     for chunk in chunks:
-        end = chunk.rfind(b"\n") + 1
-        if end and num_pending + 2 * len(chunk) > size:
-            yield b"".join((*pending, memoryview(chunk)[:end]))
-            chunk = chunk[end:]
+        rest = chunk
+        while True:
+            missing = cell - start % cell - num_pending
+            end = rest.find(b"\n", max(missing - 1, 0)) + 1 if len(rest) >= missing else 0
+            if not end:
+                break
+            yield b"".join((*pending, memoryview(rest)[:end]))
+            start += num_pending + end
+            rest = rest[end:]
             pending, num_pending = [], 0
-        pending.append(chunk)
-        num_pending += len(chunk)
-    rest = b"".join(pending)
-    if rest:
-        yield rest
+        pending.append(rest)
+        num_pending += len(rest)
+    last = b"".join(pending)
+    if last:
+        yield last
 
 
 def _chunks(file: InputFile, start: int, size: int) -> Generator[bytes, None, None]:

@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-import numpy as np
-import pyarrow.compute as pc
-
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Cursor, TextBatch
-from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits, cut
+from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.clean import clean, strings_to_arrow
 from shardmill.sources.cursors import cursor_count
 
@@ -76,32 +73,33 @@ class MemorySource:
         return iterator
 
     def _read(self, iterator: Iterator[str], start: int) -> Iterator[TextBatch]:
-        while chunk := self._chunk(iterator, start):
-            array, repaired = strings_to_arrow(chunk)
-            lengths = pc.binary_length(array).to_numpy(zero_copy_only=False)
-            for first, stop in cut(lengths.astype(np.int64), self._limits):
-                part = None if repaired is None else repaired[first:stop]
-                cleaned = clean(array.slice(first, stop - first), repaired=part)
-                yield TextBatch(
-                    texts=cleaned.texts,
-                    num_read=stop - first,
-                    counts=cleaned.counts,
-                    cursor={"documents": start + stop},
-                )
+        for chunk in self._chunks(iterator, start):
             start += len(chunk)
+            array, repaired = strings_to_arrow(chunk)
+            cleaned = clean(array, repaired=repaired)
+            yield TextBatch(
+                texts=cleaned.texts,
+                num_read=len(chunk),
+                counts=cleaned.counts,
+                cursor={"documents": start},
+            )
 
-    def _chunk(self, iterator: Iterator[str], start: int) -> list[str]:
-        """The next texts, about one batch of them (characters stand for bytes here)."""
+    def _chunks(self, iterator: Iterator[str], start: int) -> Iterator[list[str]]:
+        """The texts of one batch after the other; one text is read ahead."""
         chunk: list[str] = []
-        num_characters = 0
-        for text in iterator:
+        num_bytes = 0
+        for number, text in enumerate(iterator, start):
             if not isinstance(text, str):
                 raise SourceError(
-                    f"source {self._name!r}, document {start + len(chunk):,} (from 0): "
+                    f"source {self._name!r}, document {number:,} (from 0): "
                     f"found {type(text).__name__} {text!r:.60}, wanted str"
                 )
+            size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+            is_full = num_bytes + size > self._limits.num_bytes
+            if chunk and (is_full or len(chunk) == self._limits.num_documents):
+                yield chunk
+                chunk, num_bytes = [], 0
             chunk.append(text)
-            num_characters += len(text)
-            if num_characters >= self._limits.num_bytes or len(chunk) >= self._limits.num_documents:
-                break
-        return chunk
+            num_bytes += size
+        if chunk:
+            yield chunk

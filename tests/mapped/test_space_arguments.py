@@ -30,7 +30,7 @@ def space(tmp_path, request):
         ([-1], 1, "window 0 of 1: tokens -1..0 of 1,000"),
         ([5, -3, 2000], 4, "window 1 of 3: tokens -3..1 of 1,000"),
         ([0], 1001, "window 0 of 1: tokens 0..1,001 of 1,000"),
-        (np.array([2**64 - 1], np.uint64), 1, "of 1,000"),
+        (np.array([2**64 - 1], np.uint64), 1, "window 0 of 1: tokens 9,223,372,036,854,775,807.."),
         (np.array([-1], np.int8), 1, "window 0 of 1: tokens -1..0 of 1,000"),
     ],
 )
