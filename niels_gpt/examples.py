@@ -164,15 +164,7 @@ def _told(
         documents += len(batch.ids)
         tokens += len(batch.ids.values)
         if tell is not None:
-            tell(
-                Progress(
-                    phase="tokenise",
-                    source=source,
-                    documents=documents,
-                    tokens=tokens,
-                    max_tokens=None,
-                )
-            )
+            tell(Progress(source=source, documents=documents, tokens=tokens, share=None))
 
 
 def _produced_by(tokenizer: CacheTokenizer) -> dict[str, JSON]:

@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardmill.build.fill import Filler, take
 from shardmill.build.segments import Receipt, load_segment
-from shardmill.build.spec import Feed, Progress
+from shardmill.build.spec import Feed
 from shardmill.shards import DocumentLedger, Ledger, StoreWriter, TokenLedger
 
 
-def commit(
-    feeds: Sequence[Feed],
-    folder: Path,
-    receipts: Sequence[Receipt],
-    out: StoreWriter,
-    *,
-    dtype: str,
-    on_progress: Callable[[Progress], None],
-) -> Counter[str]:
-    """Write every segment to the splits its feed fills. Returns what was kept, counted."""
-    kept: Counter[str] = Counter()
-    total = sum(receipt.num_tokens for receipt in receipts)
-    done = 0
-    for number, feed in enumerate(feeds):
-        filler = Filler(feed.fill)
-        for receipt in (receipt for receipt in receipts if receipt.feed == number):
-            documents, drops = load_segment(folder, receipt, dtype)
-            for placement in filler.place(documents.lengths):
-                if placement.split is not None:
-                    part = take(documents, placement)
-                    out.append(placement.split, part, where=feed.source.name)
-                    kept["documents"] += len(part)
-                    kept["tokens"] += len(part.values)
-            out.record_drops(drops)
-            done += receipt.num_tokens
-            on_progress(
-                Progress(
-                    phase="commit",
-                    source=feed.source.name,
-                    documents=kept["documents"],
-                    tokens=done,
-                    max_tokens=total,
-                )
-            )
-    return kept
+class Committer:
+    """Writes segments, as they come, to the splits their feeds fill."""
+
+    def __init__(self, feeds: Sequence[Feed], folder: Path, out: StoreWriter, dtype: str) -> None:
+        self._names = [feed.source.name for feed in feeds]
+        self._fillers = [Filler(feed.fill) for feed in feeds]
+        self._folder, self._out, self._dtype = folder, out, dtype
+        self._kept: Counter[str] = Counter()
+        self._receipts: list[Receipt] = []
+
+    def add(self, receipt: Receipt) -> None:
+        """The next segment, read from disk and checked against its receipt."""
+        assert receipt.number == len(self._receipts), "segments come in order"
+        documents, drops = load_segment(self._folder, receipt, self._dtype)
+        for placement in self._fillers[receipt.feed].place(documents.lengths):
+            if placement.split is not None:
+                part = take(documents, placement)
+                self._out.append(placement.split, part, where=self._names[receipt.feed])
+                self._kept["documents"] += len(part)
+                self._kept["tokens"] += len(part.values)
+        self._out.record_drops(drops)
+        self._receipts.append(receipt)
+
+    def ledger(self, *, separators: bool) -> Ledger:
+        """The books, when every segment was added: each feed has its last, and none is missing."""
+        ended = [receipt.feed for receipt in self._receipts if receipt.last]
+        assert ended == list(range(len(self._names))), "every feed ended once, in order"
+        return balance(self._receipts, self._kept, separators=separators)
 
 
 def balance(receipts: Sequence[Receipt], kept: Counter[str], *, separators: bool) -> Ledger:

@@ -7,7 +7,6 @@ and the reference does it again; the manifest says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from shardmill.build.workplace import Workplace
 from shardmill.errors import BuildError, EngineMismatchError, TokenizerError
@@ -50,19 +49,13 @@ class EngineDesk:
             self._remember(self._chosen.produced_by)
         return self._chosen
 
-    def with_fallback(self, work: Callable[[], None], start_again: Callable[[], None]) -> None:
-        """Do the work; when a fast engine is caught out, drop it and do it all again."""
-        try:
-            work()
-        except EngineMismatchError as mismatch:
-            log.warning("%s\nstarting again with the reference engine", mismatch)
-            start_again()
-            self._work.remove_note("produced_by")
-            self._work.write_note(
-                "dropped_engine", {"asked_for": self._engine, "mismatch": str(mismatch)}
-            )
-            self._chosen = None
-            work()
+    def drop(self, mismatch: EngineMismatchError) -> None:
+        """The fast engine was caught out: from here on, also after a resume, the reference."""
+        log.warning("%s\nstarting again with the reference engine", mismatch)
+        self._work.remove_note("produced_by")
+        note: dict[str, JSON] = {"asked_for": self._engine, "mismatch": str(mismatch)}
+        self._work.write_note("dropped_engine", note)
+        self._chosen = None
 
     def produced_by(self) -> dict[str, JSON]:
         """For the manifest: engine, versions and proof, as the first run of this build had them."""

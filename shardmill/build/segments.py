@@ -28,6 +28,7 @@ SEGMENT_SECONDS = 10.0
 """A segment is sealed at either, so a kill costs seconds even with a slow tokenizer."""
 
 PARTS = ("tokens", "lengths", "drops")
+ALL_PARTS = (*PARTS, "json")
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,9 +138,10 @@ def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
         except (BuildError, msgspec.MsgspecError, FileNotFoundError):
             break
         receipts.append(receipt)
-    for stale in folder.iterdir():
-        if int(stale.name.split(".")[0]) >= len(receipts):
-            stale.unlink()
+    known = {_path(folder, receipt.number, part) for receipt in receipts for part in ALL_PARTS}
+    for path in folder.iterdir():
+        if path not in known:
+            path.unlink()
     return receipts
 
 

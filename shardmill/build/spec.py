@@ -63,11 +63,10 @@ class ExampleBatch:
 class Progress:
     """How far a build has come, for a progress bar."""
 
-    phase: str  # "tokenise" or "commit"
     source: str
     documents: int
     tokens: int
-    max_tokens: int | None  # where this phase ends, when that is known
+    share: float | None  # of this source that is done, about; None when nobody knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

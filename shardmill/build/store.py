@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from shardmill.build.commit import balance, commit
+from shardmill.build.commit import Committer
 from shardmill.build.engine import EngineDesk
 from shardmill.build.segments import read_receipts
 from shardmill.build.spec import (
@@ -25,9 +27,9 @@ from shardmill.build.spec import (
     plan_sha256,
     store_facts,
 )
-from shardmill.build.tokenise import fill_journal, token_rules
-from shardmill.build.workplace import open_workplace
-from shardmill.errors import StoreExistsError
+from shardmill.build.tokenise import TokenRules, fill_journal, token_rules
+from shardmill.build.workplace import Workplace, open_workplace
+from shardmill.errors import EngineMismatchError, StoreExistsError
 from shardmill.protocols import Tokenizer
 from shardmill.records import JSON
 from shardmill.shards import (
@@ -62,7 +64,7 @@ def build_store(
     started = time.monotonic()
     target = Path(folder).resolve()
     tell = on_progress or (lambda _: None)
-    splits = check_feeds(feeds)
+    check_feeds(feeds)
     rules = token_rules(spec, tokenizer)
     plan = plan_json(feeds, spec, tokenizer, rules.dtype)
     if resume and is_finished(target) and not overwrite:
@@ -70,39 +72,62 @@ def build_store(
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
     check_target(target, overwrite=overwrite)
     with open_workplace(target, plan, resume=resume) as work:
-        receipts = read_receipts(work.segments, rules.dtype)
         desk = EngineDesk(
             work, tokenizer, engine=engine, check=engine_check, size_hint=_size_hint(feeds)
         )
 
-        def tokenise() -> None:
-            fill_journal(feeds, work.segments, receipts, desk=desk, rules=rules, on_progress=tell)
-
-        def start_again() -> None:
+        stage = partial(_stage, feeds, work, desk=desk, rules=rules, tokenizer=tokenizer, spec=spec)
+        try:
+            staged = stage(on_progress=tell)
+        except EngineMismatchError as mismatch:
+            desk.drop(mismatch)
             work.discard_segments()
-            receipts.clear()
-
-        desk.with_fallback(tokenise, start_again)
-        staged = work.staging()
-        with StoreWriter(
-            staged, splits=splits, dtype=rules.dtype, shard_bytes=spec.shard_bytes
-        ) as out:
-            kept = commit(feeds, work.segments, receipts, out, dtype=rules.dtype, on_progress=tell)
-            ledger = balance(receipts, kept, separators=rules.end_id is not None)
-            manifest = out.finish(
-                store_facts(
-                    spec,
-                    tokenizer,
-                    sources=[feed.source.describe() for feed in feeds],
-                    ledger=ledger,
-                    produced_by=desk.produced_by(),
-                    options={"plan_sha256": plan_sha256(plan)},
-                )
-            )
+            staged = stage(on_progress=tell)
         publish_folder(staged, target, overwrite=overwrite)
         resumed = work.resumed
-    seconds = time.monotonic() - started
-    return BuildReport(folder=target, manifest=manifest, seconds=seconds, resumed=resumed)
+    return BuildReport(
+        folder=target,
+        manifest=read_manifest(target),
+        seconds=time.monotonic() - started,
+        resumed=resumed,
+    )
+
+
+def _stage(
+    feeds: Sequence[Feed],
+    work: Workplace,
+    *,
+    desk: EngineDesk,
+    rules: TokenRules,
+    tokenizer: Tokenizer,
+    spec: BuildSpec,
+    on_progress: Callable[[Progress], None],
+) -> Path:
+    """A finished store in the workplace: from the segments that are there, then from new ones."""
+    staged = work.staging()
+    done = read_receipts(work.segments, rules.dtype)
+    with StoreWriter(
+        staged, splits=check_feeds(feeds), dtype=rules.dtype, shard_bytes=spec.shard_bytes
+    ) as out:
+        committer = Committer(feeds, work.segments, out, rules.dtype)
+        for receipt in done:
+            committer.add(receipt)
+        new = fill_journal(
+            feeds, work.segments, done, desk=desk, rules=rules, on_progress=on_progress
+        )
+        with closing(new):
+            for receipt in new:
+                committer.add(receipt)
+        facts = store_facts(
+            spec,
+            tokenizer,
+            sources=[feed.source.describe() for feed in feeds],
+            ledger=committer.ledger(separators=rules.end_id is not None),
+            produced_by=desk.produced_by(),
+            options={"plan_sha256": plan_sha256(work.plan)},
+        )
+        out.finish(facts)
+    return staged
 
 
 def _size_hint(feeds: Sequence[Feed]) -> int | None:

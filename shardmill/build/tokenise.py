@@ -2,11 +2,13 @@
 
 Promise: the documents in the journal are those of the sources from the start, in order, whatever
 was killed and resumed; a feed stops being read when its splits are full.
+Reading, encoding and writing go on at the same time, each in a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,11 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
+from shardmill.build.ahead import read_ahead
 from shardmill.build.fill import Filler, append_to_each
 from shardmill.build.segments import Receipt, SegmentWriter, load_lengths
 from shardmill.build.spec import BuildSpec, Feed, Progress, choose_dtype, end_id
 from shardmill.protocols import Encoder, Tokenizer
-from shardmill.records import Drop, Ragged, TextBatch
+from shardmill.records import Cursor, Drop, OffsetArray, Ragged, TextBatch
 from shardmill.shards import fit_tokens
 from shardmill.tokenizer import vocab_size_of
 
@@ -67,89 +70,104 @@ def token_rules(spec: BuildSpec, tokenizer: Tokenizer) -> TokenRules:
 def fill_journal(
     feeds: Sequence[Feed],
     folder: Path,
-    receipts: list[Receipt],
+    done: Sequence[Receipt],
     *,
     desk: EncoderDesk,
     rules: TokenRules,
     on_progress: OnProgress,
-) -> None:
-    """Go on after `receipts` until every feed is done; each new receipt is appended to them."""
-    for number, feed in enumerate(feeds):
-        mine = [receipt for receipt in receipts if receipt.feed == number]
+) -> Generator[Receipt, None, None]:
+    """Go on behind the segments that are done until every feed is; gives each new receipt."""
+    number = len(done)
+    for index, feed in enumerate(feeds):
+        mine = [receipt for receipt in done if receipt.feed == index]
         if mine and mine[-1].last:
             continue
-        filler = Filler(feed.fill)
-        for receipt in mine:
-            filler.advance(load_lengths(folder, receipt))
-        batches = feed.source.batches(mine[-1].cursor if mine else None)
-        first = next(batches, None)
-        encoder = desk.encoder(first)
-        batches = chain([first], batches) if first is not None else iter(())
-        for receipt in _segments(
-            _Tokenised(feed, batches, encoder, rules, filler, mine, on_progress),
-            folder,
-            number=len(receipts),
-            feed=number,
-        ):
-            receipts.append(receipt)
+        start = mine[-1].cursor if mine else None
+        with closing(read_ahead(feed.source.batches(start))) as batches:
+            first = next(batches, None)
+            encoder = desk.encoder(first)
+            rest = chain([first], batches) if first is not None else iter(())
+            stream = _Stream(feed, rules, Filler(feed.fill), on_progress)
+            for receipt in mine:
+                stream.skip(receipt, load_lengths(folder, receipt))
+            tokenised = read_ahead(stream.tokenise(rest, encoder))
+            for receipt in _segments(tokenised, folder, number=number, feed=index, start=start):
+                yield receipt
+                number += 1
 
 
-class _Tokenised:
-    """The rest of one feed as (batch, documents, drops), until it ends or its splits are full."""
+class _Stream:
+    """One feed on its way through the encoder."""
 
     def __init__(
-        self,
-        feed: Feed,
-        batches: Iterator[TextBatch],
-        encoder: Encoder,
-        rules: TokenRules,
-        filler: Filler,
-        done: Sequence[Receipt],
-        on_progress: OnProgress,
+        self, feed: Feed, rules: TokenRules, filler: Filler, on_progress: OnProgress
     ) -> None:
-        self.feed, self.batches, self.encoder = feed, batches, encoder
-        self.rules, self.filler, self.on_progress = rules, filler, on_progress
-        self.cursor = done[-1].cursor if done else {}
-        self.given = sum(r.num_documents + r.dropped.get("no_tokens", 0) for r in done)
-        self.tokens = sum(receipt.num_tokens for receipt in done)
+        self._source, self._rules, self._filler = feed.source.name, rules, filler
+        self._on_progress = on_progress
+        self._given = self._tokens = self._bytes = 0  # documents, tokens and bytes so far
+        limits = [limit for _, limit in feed.fill]
+        self._most = None if None in limits else sum(limit for limit in limits if limit)
+        self._size = feed.source.size_hint()
 
-    def __iter__(self) -> Iterator[tuple[TextBatch, Ragged, list[Drop]]]:
-        limits = [limit for _, limit in self.feed.fill]
-        most = None if None in limits else sum(limit for limit in limits if limit is not None)
-        while not self.filler.full:
-            batch = next(self.batches, None)
+    def skip(self, receipt: Receipt, lengths: OffsetArray) -> None:
+        """Documents that are in the journal already."""
+        self._filler.advance(lengths)
+        self._given += receipt.num_documents + receipt.dropped.get("no_tokens", 0)
+        self._tokens += receipt.num_tokens
+        self._bytes += 4 * receipt.num_tokens  # nobody counted; about four bytes a token
+
+    def tokenise(
+        self, batches: Iterator[TextBatch], encoder: Encoder
+    ) -> Iterator[tuple[TextBatch, Ragged, list[Drop]]]:
+        """(batch, its documents, all its drops), until the feed ends or its splits are full."""
+        while not self._filler.full:
+            batch = next(batches, None)
             if batch is None:
                 return
-            ids = self.encoder.encode_batch(batch.texts)
+            ids = encoder.encode_batch(batch.texts)
             assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
-            source = self.feed.source.name
-            documents, void = self.rules.apply(ids, source=source, first=self.given)
-            self.filler.advance(documents.lengths)
-            self.cursor = batch.cursor
-            self.given += len(ids)
-            self.tokens += len(documents.values)
-            self.on_progress(
-                Progress(
-                    phase="tokenise",
-                    source=source,
-                    documents=self.given,
-                    tokens=self.tokens,
-                    max_tokens=most,
-                )
-            )
+            documents, void = self._rules.apply(ids, source=self._source, first=self._given)
+            self._filler.advance(documents.lengths)
+            self._given += len(ids)
+            self._tokens += len(documents.values)
+            self._bytes += batch.texts.nbytes
+            self._tell()
             yield batch, documents, [*batch.drops, *void]
 
+    def _tell(self) -> None:
+        parts = [self._tokens / self._most] if self._most else []
+        if self._size and self._bytes < self._size:
+            parts.append(self._bytes / self._size)
+        self._on_progress(
+            Progress(
+                source=self._source,
+                documents=self._given,
+                tokens=self._tokens,
+                share=min(1.0, max(parts)) if parts else None,
+            )
+        )
 
-def _segments(stream: _Tokenised, folder: Path, *, number: int, feed: int) -> Iterator[Receipt]:
+
+def _segments(
+    tokenised: Generator[tuple[TextBatch, Ragged, list[Drop]], None, None],
+    folder: Path,
+    *,
+    number: int,
+    feed: int,
+    start: Cursor | None,
+) -> Iterator[Receipt]:
     """Write a feed's documents into segments; the last one is marked, and may be empty."""
+    cursor = start or {}
     segment = SegmentWriter(folder, number=number, feed=feed)
     try:
-        for batch, documents, drops in stream:
-            segment.add(documents, drops, num_read=batch.num_read, counts=batch.counts)
-            if segment.due and not stream.filler.full:
-                yield segment.seal(batch.cursor, last=False)
-                number += 1
-                segment = SegmentWriter(folder, number=number, feed=feed)
-        yield segment.seal(stream.cursor, last=True)
+        with closing(tokenised):
+            for batch, documents, drops in tokenised:
+                segment.add(documents, drops, num_read=batch.num_read, counts=batch.counts)
+                cursor = batch.cursor
+                if segment.due:
+                    yield segment.seal(cursor, last=False)
+                    number += 1
+                    segment = SegmentWriter(folder, number=number, feed=feed)
+        yield segment.seal(cursor, last=True)
     finally:
         segment.abandon()

@@ -30,6 +30,7 @@ class Workplace:
     """An open, locked workplace."""
 
     folder: Path
+    plan: dict[str, JSON]
     resumed: bool
 
     @property
@@ -83,7 +84,7 @@ def open_workplace(store: Path, plan: dict[str, JSON], *, resume: bool) -> Itera
             _check_plan(store, earlier, plan)
         else:
             _clear(folder, announce=earlier is not None)
-        work = Workplace(folder, resumed=resume and earlier is not None)
+        work = Workplace(folder, plan, resumed=resume and earlier is not None)
         work.segments.mkdir(exist_ok=True)
         if earlier is None or not resume:
             work.write_note("plan", plan)

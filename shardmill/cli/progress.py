@@ -31,7 +31,7 @@ class TokenRateColumn(ProgressColumn):
 
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
-    """A callback for `build_store` that draws one bar for each source and phase."""
+    """A callback for `build_store` that draws one bar for each source."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -40,12 +40,12 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[tuple[str, str], TaskID] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(progress: Progress) -> None:
-            key = (progress.phase, progress.source)
-            if key not in tasks:
-                tasks[key] = bars.add_task(f"{progress.phase} {progress.source}", total=None)
-            bars.update(tasks[key], completed=progress.tokens, total=progress.max_tokens)
+            if progress.source not in tasks:
+                tasks[progress.source] = bars.add_task(progress.source, total=None)
+            total = progress.tokens / progress.share if progress.share else None
+            bars.update(tasks[progress.source], completed=progress.tokens, total=total)
 
         yield show

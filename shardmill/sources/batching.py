@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError
 from shardmill.records import IntArray, TextBatch
+from shardmill.sources.clean import byte_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,7 @@ def coalesce(batches: Iterable[TextBatch], limits: BatchLimits) -> Iterator[Text
 
 def text_bytes(texts: pa.LargeStringArray) -> int:
     """Bytes of text in an array of large strings (not of the buffers it shares)."""
-    if len(texts) == 0:
-        return 0
-    edges = np.frombuffer(texts.buffers()[1], np.int64)
-    return int(edges[texts.offset + len(texts)] - edges[texts.offset])
+    return int(byte_lengths(texts).sum())
 
 
 def _joined(batches: list[TextBatch]) -> TextBatch:

@@ -112,7 +112,9 @@ class _JsonlReader:
 
 
 def _batch(rows: Rows, block: LineBlock, name: str) -> TextBatch:
-    texts, repaired = strings_to_arrow(rows.texts)
+    texts, repaired = rows.texts, None
+    if isinstance(texts, list):
+        texts, repaired = strings_to_arrow(texts)
     if rows.repaired:
         repaired = np.zeros(len(texts), np.bool_) if repaired is None else repaired
         repaired[rows.repaired] = True

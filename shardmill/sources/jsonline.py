@@ -9,7 +9,8 @@ Not here: files, and what to do about a bad row.
 
 Speed: a block is decoded at once when each of its lines begins with "{" and ends with "}": then no
 value can cross a line's end, and as many values as lines means one on each. Any other block is read
-line by line, with Python's own decoder for lines that the quick one refuses.
+line by line, with Python's own decoder for lines that the quick one refuses, and the quick one once
+more for what nests too deep for Python.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
 
 from shardmill.sources.clean import replace_surrogates
 from shardmill.sources.lines import LineBlock
@@ -45,7 +48,7 @@ class BadRow:
 class Rows:
     """The rows of a block, in order; `texts` and `lines` go together."""
 
-    texts: list[str | None] = field(default_factory=list)
+    texts: list[str | None] | pa.LargeStringArray = field(default_factory=list)
     lines: list[int] | range = field(default_factory=list)  # from 0
     repaired: list[int] = field(default_factory=list)  # positions in `texts`
     bad: list[BadRow] = field(default_factory=list)  # rows not among `texts`
@@ -59,11 +62,16 @@ class BadJsonError(Exception):
         self.reason = reason
 
 
+class TooDeepError(BadJsonError):
+    """Nested deeper than Python's decoder follows."""
+
+
 class TextDecoder:
     """Takes the string `name` out of each row."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._schema = pa.schema([(name, pa.large_string())])
         member = ("text", str | None, msgspec.field(default=None, name=name))
         row: Any = msgspec.defstruct("Row", [member], gc=False)
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(row)
@@ -71,41 +79,70 @@ class TextDecoder:
     def decode(self, block: LineBlock) -> Rows:
         """The rows of a block, quickly when it can be."""
         if _is_regular(block):
-            try:
-                texts = [row.text for row in self._decoder.decode_lines(block.data)]
-            except _REFUSALS:
-                return self._decode_slowly(block)
-            if len(texts) == len(block.stops):
+            texts = self._decode_quickly(block.data)
+            if texts is not None and len(texts) == len(block.stops):
                 return Rows(texts, range(block.first_line, block.first_line + len(texts)))
         return self._decode_slowly(block)
 
+    def _decode_quickly(self, data: bytes) -> pa.LargeStringArray | None:
+        """All rows by Arrow, without Python strings; None when a row is out of the ordinary.
+
+        Bytes that are no UTF-8 come through: cleaning finds them.
+        """
+        options = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            table = pj.read_json(pa.BufferReader(data), options, self._parse_options())
+        except pa.ArrowInvalid:
+            return None
+        return table.column(0).combine_chunks()
+
+    def _parse_options(self) -> pj.ParseOptions:
+        return pj.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore")
+
     def _decode_slowly(self, block: LineBlock) -> Rows:
-        rows = Rows()
+        texts: list[str | None] = []
         lines: list[int] = []
+        repaired: list[int] = []
+        bad_rows: list[BadRow] = []
         for number, line in filled_lines(block):
             try:
                 text, is_repaired = self._decode_line(line)
             except BadJsonError as bad:
-                rows.bad.append(bad_row(number, line, bad))
+                bad_rows.append(bad_row(number, line, bad))
                 continue
             if is_repaired:
-                rows.repaired.append(len(rows.texts))
-            rows.texts.append(text)
+                repaired.append(len(texts))
+            texts.append(text)
             lines.append(number)
-        return Rows(rows.texts, lines, rows.repaired, rows.bad)
+        return Rows(texts, lines, repaired, bad_rows)
 
     def _decode_line(self, line: bytes) -> tuple[str | None, bool]:
         try:
             text: str | None = self._decoder.decode(line).text
             return text, False
         except _REFUSALS:
+            pass
+        try:
             text = self._checked(read_object(line).get(self._name))
+        except TooDeepError:
+            return self._decode_deep(line)
         if text is None:
             return None, False
         # Bytes that are no UTF-8 show up as surrogates here, and halves of pairs are some.
         marked = str(read_object(line, errors="surrogateescape")[self._name])
         repaired = replace_surrogates(text)
         return repaired, marked != replace_surrogates(marked)
+
+    def _decode_deep(self, line: bytes) -> tuple[str | None, bool]:
+        """A line that only Arrow reads, because it does not recurse."""
+        texts = self._decode_quickly(line)
+        if texts is None or len(texts) != 1:
+            raise BadJsonError("bad_json", "broken JSON, or nested too deep")
+        data = texts.cast(pa.large_binary())[0].as_py()
+        if data is None:
+            return None, False
+        text = data.decode("utf-8", "replace")
+        return text, text.encode() != data
 
     def _checked(self, value: object) -> str | None:
         if value is None or isinstance(value, str):
@@ -118,8 +155,10 @@ def read_object(line: bytes, *, errors: str = "replace") -> dict[str, object]:
     """One line as a dict, by Python's own decoder; `errors` is about bytes that are no UTF-8."""
     try:
         value = json.loads(line.decode("utf-8", errors))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadJsonError("bad_json", f"broken JSON: {error}") from error
+    except RecursionError as error:
+        raise TooDeepError("bad_json", f"broken JSON: {error}") from error
     if not isinstance(value, dict):
         found = _JSON_NAMES[type(value)]
         raise BadJsonError("bad_json", f"{found}, but a row is an object")

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Drop, TextBatch
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits, cut
-from shardmill.sources.clean import clean
+from shardmill.sources.clean import byte_lengths, clean
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.fields import choose_field
 from shardmill.sources.files import InputFile, Where, list_files, unreadable
@@ -115,10 +114,11 @@ class _ParquetReader:
             start += batch.num_rows
 
     def _batches(self, column: pa.LargeBinaryArray, place: _Place) -> Iterator[TextBatch]:
-        lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
-        for start, stop in cut(lengths, self._limits):
+        for start, stop in cut(byte_lengths(column), self._limits):
             raw = column.slice(start, stop - start)
-            missing = np.flatnonzero(raw.is_null().to_numpy(zero_copy_only=False)).tolist()
+            missing: list[int] = []
+            if raw.null_count:
+                missing = np.flatnonzero(raw.is_null().to_numpy(zero_copy_only=False)).tolist()
             first = place.rows_before + place.row + start
             cleaned = clean(raw.drop_null() if missing else raw)
             yield TextBatch(
