@@ -28,7 +28,7 @@ from shardmill.build.spec import (
     store_facts,
 )
 from shardmill.build.tokenise import TokenRules, fill_journal, token_rules
-from shardmill.build.workplace import Workplace, open_workplace
+from shardmill.build.workplace import Workplace, open_workplace, remove_workplace
 from shardmill.errors import EngineMismatchError, StoreExistsError
 from shardmill.protocols import Tokenizer
 from shardmill.records import JSON
@@ -69,6 +69,7 @@ def build_store(
     plan = plan_json(feeds, spec, tokenizer, rules.dtype)
     if resume and is_finished(target) and not overwrite:
         manifest = _same_store(target, plan)
+        remove_workplace(target)
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
     check_target(target, overwrite=overwrite)
     with open_workplace(target, plan, resume=resume) as work:

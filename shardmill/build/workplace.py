@@ -92,6 +92,14 @@ def open_workplace(store: Path, plan: dict[str, JSON], *, resume: bool) -> Itera
         shutil.rmtree(folder)
 
 
+def remove_workplace(store: Path) -> None:
+    """Sweep up behind a build that was killed after its store was published."""
+    folder = workplace_of(store)
+    if folder.exists():
+        with _locked(folder / "lock", store):
+            shutil.rmtree(folder)
+
+
 def _read_plan(folder: Path) -> JSON:
     path = folder / "plan.json"
     if not path.exists():
