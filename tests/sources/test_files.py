@@ -240,3 +240,14 @@ def test_names_are_sorted_by_their_bytes_not_by_folders(tmp_path: Path) -> None:
     write(tmp_path, {"a/b.txt": b"", "a.txt": b"", "a-b.txt": b"", "A.txt": b""})
     files = list_files(tmp_path, suffixes=(".txt",))
     assert [file.name for file in files] == ["A.txt", "a-b.txt", "a.txt", "a/b.txt"]
+
+
+@pytest.mark.parametrize("neighbour", [b"", b'{"text": "x", "text": "y"}\n', b"broken\n"])
+def test_a_row_nested_too_deep_for_python_has_one_fate_whatever_stands_beside_it(
+    tmp_path: Path, neighbour: bytes
+) -> None:
+    deep = b'{"text": "kept", "other": ' + b"[" * 20_000 + b"]" * 20_000 + b"}\n"
+    (tmp_path / "a.jsonl").write_bytes(neighbour + deep)
+    (batch,) = JsonlSource(tmp_path / "a.jsonl", field="text", on_bad="skip").batches()
+    assert batch.texts.to_pylist()[-1] == "kept"
+    assert [drop.reason for drop in batch.drops] == (["bad_json"] if b"broken" in neighbour else [])
