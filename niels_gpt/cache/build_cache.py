@@ -52,11 +52,12 @@ def build_pretrain_cache(
 
     The first max_val_tokens go to val, the next max_train_tokens to train. The document at a
     border is in one split only: what does not fit of it is counted as over budget. Reading stops
-    when both are full. With shuffle_buffer the texts are drawn through a buffer of so many.
+    when both are full. With shuffle_buffer the texts are drawn through a buffer of so many;
+    None and 0 keep their order.
     Without append_eot the shards hold exactly the tokenised texts.
     """
     source: Source = MemorySource(texts, name=source_name or UNNAMED)
-    if shuffle_buffer is not None:
+    if shuffle_buffer:
         source = ShuffledSource(source, seed=seed, buffer_size=shuffle_buffer)
     build_store(
         [Feed(source=source, fill=budget(max_train_tokens, max_val_tokens))],
@@ -68,7 +69,7 @@ def build_pretrain_cache(
             streaming=streaming,
             split_rule=stream_rule(max_train_tokens, max_val_tokens),
             seed=seed,
-            shuffle_buffer=shuffle_buffer,
+            shuffle_buffer=shuffle_buffer or None,
             shard_bytes=whole_tokens(shard_bytes),
             dtype=TOKEN_DTYPE,
             append_eot=append_eot,

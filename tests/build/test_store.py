@@ -17,7 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_store, engine, has_unfinished_build, segments
+from shardmill.build import (
+    BuildSpec,
+    Feed,
+    build_store,
+    engine,
+    has_unfinished_build,
+    segments,
+    tokenise,
+)
 from shardmill.errors import (
     BuildError,
     BuildLockedError,
@@ -177,6 +185,45 @@ def test_a_damaged_segment_is_made_again(tmp_path, small_segments):
     data[5] ^= 1
     journal[2].write_bytes(data)
     assert run("cut", None, resume=True) == whole
+
+
+def test_a_budget_counts_what_was_done_before_the_stop(tmp_path, small_segments):
+    def run(name: str, stop: int | None, **options: bool) -> str:
+        feeds = [Feed(source=StopsAfter(TEXTS, stop), fill=(("val", 300), ("train", 1000)))]
+        build_store(feeds, tmp_path / name, tokenizer=TOKENIZER, spec=spec(), **options)
+        return folder_digest(tmp_path / name)
+
+    whole = run("whole", None)
+    assert open_store(tmp_path / "whole").manifest.ledger.documents.read < len(TEXTS)
+    with pytest.raises(Interrupted):
+        run("cut", 30)
+    assert run("cut", None, resume=True) == whole
+
+
+def test_segments_behind_a_damaged_one_never_come_back(tmp_path, monkeypatch):
+    def run(name: str, stop: int | None, size: int, **options: bool) -> str:
+        monkeypatch.setattr(segments, "SEGMENT_TOKENS", size)
+        feeds = [Feed(source=StopsAfter(TEXTS, stop), fill=(("train", None),))]
+        build_store(feeds, tmp_path / name, tokenizer=TOKENIZER, spec=spec(), **options)
+        return folder_digest(tmp_path / name)
+
+    whole = run("whole", None, 100)
+    with pytest.raises(Interrupted):
+        run("cut", 100, 100)
+    damaged = tmp_path / ".cut.building/segments/000001.lengths"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+
+    class DiesBeforeTheThird(segments.SegmentWriter):
+        def __init__(self, folder: Path, *, number: int, feed: int) -> None:
+            if number == 2:
+                raise Interrupted
+            super().__init__(folder, number=number, feed=feed)
+
+    with monkeypatch.context() as patch:  # the second segment is now longer than it was
+        patch.setattr(tokenise, "SegmentWriter", DiesBeforeTheThird)
+        with pytest.raises(Interrupted):
+            run("cut", None, 250, resume=True)
+    assert run("cut", None, 100, resume=True) == whole
 
 
 def test_no_reader_sees_a_store_before_it_is_whole(tmp_path, small_segments):
