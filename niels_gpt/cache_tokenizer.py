@@ -14,7 +14,7 @@ from niels_gpt.special_tokens import SPECIAL_TOKENS
 from shardmill.errors import TokenizerError, TokenRangeError
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, Ragged
-from shardmill.tokenizer import adapt_tokenizer, model_sha256_of, vocab_size_of
+from shardmill.tokenizer import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
 from shardmill.tokenizer.identity import EngineSource
 
 _UINT16_IDS = 2**16
@@ -81,7 +81,7 @@ class CacheTokenizer:
 def _special_ids(named: dict[str, int], encode: Callable[[str], Sequence[int]]) -> dict[str, int]:
     if set(SPECIAL_TOKENS) <= named.keys():
         return named
-    found = {name: encode(text) for name, text in SPECIAL_TOKENS.items()}
+    found = {name: probe(encode, text) or [] for name, text in SPECIAL_TOKENS.items()}
     single = {name: ids[0] for name, ids in found.items() if len(ids) == 1}
     distinct = len(set(single.values())) == len(SPECIAL_TOKENS)
     return {**named, **single} if distinct else named

@@ -21,6 +21,7 @@ import torch
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.files import num_val
 from niels_gpt.messages import Chat, Message
+from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
 from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
 from shardmill.chat import TokenTemplate, render_sound, sift
@@ -66,7 +67,7 @@ class _Groups:
     def assign(self, rule: SplitRule) -> Mapping[str, IntArray]:
         group = np.asarray(self.numbers, np.int64)
         total = int(group.max(initial=-1)) + 1
-        generator = torch.Generator().manual_seed(rule.seed)
+        generator = seeded(rule.seed)
         order = torch.randperm(total, generator=generator).numpy()
         is_val = np.zeros(total, np.bool_)
         is_val[order[: num_val(total, rule.val_frac)]] = True
@@ -85,7 +86,8 @@ def write_examples(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
     """Render, split and write. `spec` says what the manifest records beside that."""
-    num_val(0, rule.val_frac)  # refuses a senseless share before any work
+    num_val(0, rule.val_frac)  # a senseless share or seed is refused before any work
+    seeded(rule.seed)
     groups = _Groups()
     batches = _batches(examples, tokenizer, groups)
     return build_examples(

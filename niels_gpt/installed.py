@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from niels_gpt.cache.meta import sha256_file, write_meta
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
 from shardmill.atomic import atomic_write
-from shardmill.errors import OptionError, StoreExistsError
+from shardmill.errors import OptionError, StoreExistsError, TokenizerError
+from shardmill.shards import read_manifest
 
 
 def install_tokenizer(
-    cache_dir: Path, given: Path | None, *, overwrite: bool
+    cache_dir: Path, given: Path | None, *, overwrite: bool, rebuilt: Collection[Path] = ()
 ) -> SentencePieceTokenizer:
-    """The tokenizer in `cache_dir/tokenizer`, after copying `given` there when there is one."""
+    """The tokenizer in `cache_dir/tokenizer`, after copying `given` there when there is one.
+
+    `rebuilt` are the stores that will be built anew: no other may have another tokenizer's ids.
+    """
     target = cache_dir / "tokenizer" / TOKENIZER_FILE
     if given is None and not target.is_file():
         raise OptionError(
@@ -34,6 +39,7 @@ def install_tokenizer(
             f"{tokenizer.model_sha256[:12]}), and the cache was built with it: use another "
             "--cache-dir, or replace all of it with --overwrite"
         )
+    _refuse_two_tokenizers(cache_dir, tokenizer.model_sha256, rebuilt)
     beside = _trained_meta(model)
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(target) as file:
@@ -51,12 +57,29 @@ def install_tokenizer(
     return load_tokenizer(target)
 
 
+def _refuse_two_tokenizers(cache_dir: Path, sha256: str, rebuilt: Collection[Path]) -> None:
+    stores = [*cache_dir.glob("pretrain/*/meta.json"), *cache_dir.glob("sft/*/meta.json")]
+    for path in sorted(stores):
+        if path.parent in rebuilt:
+            continue
+        manifest = read_manifest(path.parent)
+        if manifest.built and manifest.tokenizer_sha256 != sha256:
+            raise StoreExistsError(
+                f"{path.parent} was built with another tokenizer and would stay beside the new "
+                "stores: build every source anew with --overwrite (no --only or --skip), or use "
+                "another --cache-dir"
+            )
+
+
 def _trained_meta(model: Path) -> dict[str, Any]:
     """What the meta.json beside a model tells of its training; {} when it has none of its own."""
     path = model.parent / META_FILE
     if not path.is_file():
         return {}
-    meta = json.loads(path.read_bytes())
+    try:
+        meta = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: not JSON ({error}); remove or repair it") from error
     same = isinstance(meta, dict) and meta.get("model_sha256") == sha256_file(str(model))
     return meta if same else {}
 

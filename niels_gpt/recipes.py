@@ -8,6 +8,7 @@ Not here: flags, bars and tables (niels_gpt.cache.cli).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from shardmill.errors import ShardmillError, SourceError, UnfinishedBuildError
 from shardmill.protocols import Source
 from shardmill.shards import StoreFacts, empty_ledger, is_finished, write_placeholder
 from shardmill.sources import HubSource
+
+log = logging.getLogger(__name__)
 
 Built = BuildReport | Stub
 
@@ -65,6 +68,9 @@ def build_sources(run: Run, recipes: Iterable[Recipe]) -> list[Outcome]:
             _refuse_unfinished(run, folder)
             built = recipe.build(run, folder)
         except (ShardmillError, OSError) as problem:
+            error = problem
+        except Exception as problem:  # the next sources must still be built; the log has it all
+            log.exception("%s failed", recipe.name)
             error = problem
         seconds = time.monotonic() - started
         outcomes.append(Outcome(recipe=recipe, seconds=seconds, built=built, error=error))

@@ -80,6 +80,6 @@ def exchange(first: Path, second: Path) -> bool:
 def cannot_write(path: Path, error: OSError) -> BuildError:
     """The one wording for a disk that does not take our bytes."""
     return BuildError(
-        f"{path}: cannot write: {error.strerror}; nothing was published: make room or choose "
-        "another disk, then build again"
+        f"{path}: cannot write: {error.strerror}; nothing was published: make room and go on with "
+        "--resume, or build on another disk"
     )

@@ -148,7 +148,7 @@ def test_an_index_that_does_not_belong_to_the_tokens_is_refused(tmp_path: Path) 
     tokens, idx = write(tmp_path, [CHAT])
     for wrong in ([0, 5, 4], [-1, 3], [0, 99]):
         np.save(idx, np.array(wrong, np.int64))
-        with pytest.raises(DamagedStoreError, match="must rise inside the 11 tokens"):
+        with pytest.raises(DamagedStoreError, match="must rise from 0 inside the 11 tokens"):
             SFTExampleDataset(tokens, idx, T=4, device="cpu", eot_id=EOT, asst_id=ASST)
     np.save(idx, np.array([0], np.int32))
     with pytest.raises(DamagedStoreError, match="int32"):

@@ -56,11 +56,12 @@ def build_pretrain_cache(
     None and 0 keep their order.
     Without append_eot the shards hold exactly the tokenised texts.
     """
+    fill = budget(max_train_tokens, max_val_tokens)
     source: Source = MemorySource(texts, name=source_name or UNNAMED)
     if shuffle_buffer:
         source = ShuffledSource(source, seed=seed, buffer_size=shuffle_buffer)
     build_store(
-        [Feed(source=source, fill=budget(max_train_tokens, max_val_tokens))],
+        [Feed(source=source, fill=fill)],
         out_dir,
         tokenizer=CacheTokenizer(tokenizer),
         spec=BuildSpec(
@@ -126,6 +127,9 @@ def build_sft_cache(
 
 def budget(max_train_tokens: int, max_val_tokens: int) -> tuple[tuple[str, int], ...]:
     """The order in which a stream fills the splits."""
+    for limit in (max_train_tokens, max_val_tokens):
+        if not isinstance(limit, int) or limit < 0:
+            raise OptionError(f"token limit {limit!r}: wanted a whole number from 0 up")
     return ("val", max_val_tokens), ("train", max_train_tokens)
 
 

@@ -50,7 +50,13 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)}
     )
     recipes = choose(args.only, args.skip)
-    tokenizer = install_tokenizer(settings.cache_dir, settings.tokenizer, overwrite=args.overwrite)
+    folders = [recipe.folder(settings.cache_dir) for recipe in recipes]
+    tokenizer = install_tokenizer(
+        settings.cache_dir,
+        settings.tokenizer,
+        overwrite=args.overwrite,
+        rebuilt=folders if args.overwrite else (),
+    )
     with build_progress() as on_progress:
         run = Run(
             settings=settings,

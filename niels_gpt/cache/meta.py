@@ -28,7 +28,7 @@ def read_meta(path: str) -> dict[str, Any]:
         raise StoreNotFoundError(
             f"{path}: no such file, so nothing finished is here; build the cache first"
         ) from missing
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         raise ManifestError(f"{path}: not JSON ({broken}); build the cache again") from broken
     if not isinstance(meta, dict):
         raise ManifestError(f"{path}: found a {type(meta).__name__}, wanted an object")

@@ -15,33 +15,32 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.cache.formats import META_FILE, SHARD_GLOB, TOKEN_DTYPE, TOKEN_DTYPE_STORED
-from niels_gpt.cache.meta import read_meta
+from niels_gpt.cache.meta import read_meta, sha256_file
 from shardmill.errors import DamagedStoreError, StoreError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
-from shardmill.shards import open_store
+from shardmill.shards import Store, open_store
 
 log = logging.getLogger(__name__)
 
-_STORE_FORMAT = "shardmill-store"
 _DTYPES = {TOKEN_DTYPE_STORED: TOKEN_DTYPE, "uint32-le": "uint32"}
 
 
 def meta_beside(folder: Path) -> dict[str, Any] | None:
     """The meta.json in `folder`, or None without one."""
     path = folder / META_FILE
-    return read_meta(str(path)) if path.is_file() else None
+    return read_meta(str(path)) if path.exists() or path.is_symlink() else None
 
 
 def find_shards(shards_dir: Path) -> list[TokenFile]:
     """The shards of a split's folder: those its store lists, or all when it has no store."""
     if not shards_dir.is_dir():
         raise StoreNotFoundError(f"{shards_dir}: no such folder; build the cache first")
-    meta = meta_beside(shards_dir.parent)
-    if meta is not None and meta.get("format") == _STORE_FORMAT:
-        store = open_store(shards_dir.parent)
-        files = store.token_files(shards_dir.name)
+    folder = shards_dir.resolve()  # the store is where the folder is, not where a link to it is
+    meta = meta_beside(folder.parent)
+    if meta is not None and _is_ours(meta):
+        files = open_store(folder.parent).token_files(folder.name)
     else:
-        paths = sorted(shards_dir.glob(SHARD_GLOB))
+        paths = sorted(folder.glob(SHARD_GLOB))
         dtype = _bare_dtype(shards_dir, meta)
         files = [bare_file(path, dtype) for path in paths]
     if not any(file.num_tokens for file in files):
@@ -51,25 +50,53 @@ def find_shards(shards_dir: Path) -> list[TokenFile]:
     return files
 
 
-def find_tokens(tokens_path: Path) -> tuple[TokenFile, dict[str, Any] | None]:
-    """One token file and the meta.json beside it."""
-    meta = meta_beside(tokens_path.parent)
-    if meta is None or meta.get("format") != _STORE_FORMAT:
-        if not tokens_path.is_file():
+def find_examples(
+    tokens_path: Path, idx_path: Path
+) -> tuple[TokenFile, OffsetArray, dict[str, Any] | None]:
+    """One token file, where its examples start, and the meta.json beside it."""
+    tokens, idx = tokens_path.resolve(), idx_path.resolve()
+    meta = meta_beside(tokens.parent)
+    if meta is None or not _is_ours(meta):
+        if not tokens.is_file():
             raise StoreNotFoundError(f"{tokens_path}: no such file; build the cache first")
-        return bare_file(tokens_path, _bare_dtype(tokens_path, meta)), meta
-    store = open_store(tokens_path.parent)
+        file = bare_file(tokens, _bare_dtype(tokens_path, meta))
+        return file, find_starts(idx, file.num_tokens), meta
+    store = open_store(tokens.parent)
     for split in store.splits:
         for file in store.token_files(split):
-            if file.path.name == tokens_path.name:
-                return file, meta
+            if file.path.name == tokens.name:
+                _check_index(store, split, idx)
+                return file, find_starts(idx, file.num_tokens), meta
     raise StoreError(
         f"{tokens_path}: the {META_FILE} beside it does not list this file, so it is not read; "
         "it may be left from an earlier build"
     )
 
 
+def _check_index(store: Store, split: str, idx: Path) -> None:
+    """The index of these very tokens, byte for byte: another one would shift every mask."""
+    entry = store.manifest.splits[split].index
+    if idx != (store.folder / entry.file).resolve():
+        raise StoreError(
+            f"{idx}: not the index of these tokens, which is {store.folder / entry.file}"
+        )
+    if sha256_file(str(idx)) != entry.sha256:
+        raise DamagedStoreError(
+            f"{idx}: its sha256 is not the one in {META_FILE}; copy the cache again or build it "
+            "again"
+        )
+
+
+def _is_ours(meta: dict[str, Any]) -> bool:
+    """Whether a meta.json is a store's, also a damaged one: opening that says what is wrong."""
+    return bool({"format", "version", "splits", "manifest_sha256"} & meta.keys())
+
+
 def bare_file(path: Path, dtype: str) -> TokenFile:
+    if not path.is_file():
+        raise DamagedStoreError(
+            f"{path}: not a plain file, so no tokens: put the file itself there"
+        )
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size % width:
         raise DamagedStoreError(
@@ -82,10 +109,10 @@ def bare_file(path: Path, dtype: str) -> TokenFile:
 def find_starts(idx_path: Path, num_tokens: int) -> OffsetArray:
     """Where each example starts, mapped and checked: int64, rising, inside the token file."""
     try:
-        starts = np.load(idx_path, mmap_mode="r", allow_pickle=False)
+        starts = np.lib.format.open_memmap(idx_path, mode="r")
     except FileNotFoundError as missing:
         raise StoreNotFoundError(f"{idx_path}: no such file; build the cache first") from missing
-    except ValueError as broken:
+    except (ValueError, EOFError, OSError, OverflowError) as broken:
         raise DamagedStoreError(f"{idx_path}: not a plain .npy file ({broken})") from broken
     if starts.dtype != np.int64 or starts.ndim != 1:
         raise DamagedStoreError(
@@ -94,12 +121,12 @@ def find_starts(idx_path: Path, num_tokens: int) -> OffsetArray:
     if not len(starts):
         raise StoreError(f"{idx_path}: no examples; choose another split or build a larger one")
     if (
-        starts[0] < 0
+        starts[0] != 0
         or starts[-1] > num_tokens
         or any(bool((np.diff(part) < 0).any()) for part in _overlapping(starts))
     ):
         raise DamagedStoreError(
-            f"{idx_path}: offsets {starts[0]:,}..{starts[-1]:,} must rise inside the "
+            f"{idx_path}: offsets {starts[0]:,}..{starts[-1]:,} must rise from 0 inside the "
             f"{num_tokens:,} tokens beside them; they belong to other tokens or are damaged"
         )
     return np.asarray(starts)
@@ -111,13 +138,17 @@ def _overlapping(starts: OffsetArray, size: int = 2**20) -> list[OffsetArray]:
 
 
 def _bare_dtype(where: Path, meta: dict[str, Any] | None) -> str:
-    stored = (meta or {}).get("token_dtype")
-    if stored is None:
-        log.info("%s: no meta.json says otherwise, so its tokens are read as uint16", where)
+    """uint16 as prescribed when nothing says otherwise; a meta.json that is there must say it."""
+    if meta is None:
+        log.warning("%s: no %s says otherwise, so its tokens are read as uint16", where, META_FILE)
         return TOKEN_DTYPE
-    if stored not in _DTYPES:
-        raise StoreError(f"{where}: token_dtype {stored!r}; wanted one of {sorted(_DTYPES)}")
+    stored = meta.get("token_dtype")
+    if not isinstance(stored, str) or stored not in _DTYPES:
+        raise StoreError(
+            f"{where}: the {META_FILE} beside it has token_dtype {stored!r}; wanted one of "
+            f"{sorted(_DTYPES)}"
+        )
     return _DTYPES[stored]
 
 
-__all__ = ["bare_file", "find_shards", "find_starts", "find_tokens", "meta_beside"]
+__all__ = ["bare_file", "find_examples", "find_shards", "find_starts", "meta_beside"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from niels_gpt.cache.mmap import find_starts, find_tokens
+from niels_gpt.cache.mmap import find_examples
 from shardmill.chat import assistant_mask
 from shardmill.errors import OptionError, StoreError
 from shardmill.mapped import TokenSpace
@@ -50,11 +50,10 @@ class SFTExampleDataset:
         if T < 1:
             raise OptionError(f"T={T}: wanted at least 1")
         self.tokens_path, self.T, self.device = str(tokens_path), T, device
-        file, meta = find_tokens(Path(tokens_path))
+        file, self._starts, meta = find_examples(Path(tokens_path), Path(idx_path))
         self.eot_id = eot_id
         self.asst_id = _assistant_id(tokens_path, meta, eot_id, asst_id)
         self._space = TokenSpace([file])
-        self._starts = find_starts(Path(idx_path), file.num_tokens)
         ends = np.append(self._starts[1:], file.num_tokens)
         self._lengths = np.minimum(ends - self._starts, T + 1)
         self._drawable = _trainable(self._space, self._starts, self._lengths, self.asst_id)
@@ -148,6 +147,8 @@ def _assistant_id(
     tokens_path: str, meta: dict[str, Any] | None, eot_id: int, asst_id: int | None
 ) -> int:
     special = (meta or {}).get("special_token_ids") or {}
+    if not isinstance(special, dict) or not all(isinstance(i, int) for i in special.values()):
+        raise StoreError(f"{tokens_path}: special_token_ids in its meta.json is no map to ids")
     for name, given in (("eot", eot_id), ("asst", asst_id)):
         if given is not None and special.get(name, given) != given:
             raise OptionError(

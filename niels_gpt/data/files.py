@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 import torch
 
+from niels_gpt.seeds import seeded
 from shardmill.errors import OptionError
 from shardmill.protocols import Source
 from shardmill.sources import MemorySource, TextSource
@@ -26,7 +27,7 @@ SPLITS: tuple[Split, Split] = ("train", "val")
 
 def num_val(total: int, val_frac: float) -> int:
     """How many of `total` are for validation: at least 1, but none when there are fewer than 2."""
-    if not 0 <= val_frac < 1:
+    if not isinstance(val_frac, float | int) or not 0 <= val_frac < 1:
         raise OptionError(f"val_frac={val_frac}: wanted a share from 0 up to but not 1")
     return max(1, int(total * val_frac)) if total >= 2 else 0
 
@@ -36,7 +37,7 @@ def split_list(
 ) -> tuple[list[Item], list[Item]]:
     """(train, val): `torch.randperm` over the list picks val, its first; both keep the order."""
     listed = list(items)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     order = torch.randperm(len(listed), generator=generator).tolist()
     chosen = set(order[: num_val(len(listed), val_frac)])
     train = [item for index, item in enumerate(listed) if index not in chosen]

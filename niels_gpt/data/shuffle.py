@@ -15,9 +15,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import torch
 
+from niels_gpt.seeds import seeded
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
+from shardmill.sources import stamp_of
 
 
 class ShuffledSource:
@@ -26,6 +28,7 @@ class ShuffledSource:
     def __init__(self, source: Source, *, seed: int, buffer_size: int) -> None:
         if buffer_size < 1:
             raise OptionError(f"shuffle buffer {buffer_size}: wanted at least 1 document, or None")
+        seeded(seed)  # a senseless one is refused before any work
         self._source, self._seed, self._buffer_size = source, seed, buffer_size
 
     @property
@@ -39,6 +42,9 @@ class ShuffledSource:
             "buffer_size": self._buffer_size,
         }
         return {**self._source.describe(), "shuffle": shuffle}
+
+    def stamp(self) -> JSON:
+        return stamp_of(self._source)
 
     def size_hint(self) -> int | None:
         return self._source.size_hint()
@@ -73,7 +79,7 @@ class ShuffledSource:
 
     def _draws(self) -> Iterator[tuple[list[str], dict[str, int], tuple[Drop, ...]]]:
         """What each batch of the inner source pushes out of the buffer; at last, the buffer."""
-        generator = torch.Generator().manual_seed(self._seed)
+        generator = seeded(self._seed)
         buffer: list[str] = []
         for batch in self._source.batches():
             incoming = batch.texts.to_pylist()

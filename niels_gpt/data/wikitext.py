@@ -19,7 +19,7 @@ from niels_gpt.data.rows import MAX_RETRIES
 from shardmill.errors import SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, TextBatch
-from shardmill.sources import HubSource, MemorySource, TextSource, open_source
+from shardmill.sources import HubSource, MemorySource, TextSource, open_source, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ CONFIG = "wikitext-103-raw-v1"
 HUB_SPLITS: dict[Split, str] = {"train": "train", "val": "validation"}
 
 _TITLE = re.compile(r" = [^=](?:.*[^=])? = ")
+_ROW_SUFFIXES = {".jsonl", ".gz", ".zst", ".parquet"}
 _PLAIN_SUFFIXES = {".raw", ".txt", ".md", ".tokens", ""}
 
 
@@ -91,6 +92,9 @@ class ArticleSource:
     def describe(self) -> dict[str, JSON]:
         return {"kind": "wikitext-articles", "name": self.name, "rows": self._rows.describe()}
 
+    def stamp(self) -> JSON:
+        return stamp_of(self._rows)
+
     def size_hint(self) -> int | None:
         return self._rows.size_hint()
 
@@ -122,12 +126,11 @@ def local_articles(path: str | Path, split: Split) -> Source:
     where = Path(path)
     files = sorted(where.iterdir()) if where.is_dir() else [where]
     if where.is_dir():
-        word = {"train": "train", "val": "val"}[split]
         named = [file for file in files if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in named if word in file.name.lower()]
+        files = [file for file in named if _split_of(file) == split]
         if not files:
             raise SourceError(
-                f"{where}: no file has {word!r} in its name (found: "
+                f"{where}: no text file has the word {split!r} in its name (found: "
                 f"{', '.join(file.name for file in named[:8]) or 'none'}); "
                 "name the files wiki.train.raw and wiki.valid.raw"
             )
@@ -139,6 +142,17 @@ def local_articles(path: str | Path, split: Split) -> Source:
             f"{where}: {len(files)} files for {split!r} ({files[0].name}, ...); join them to one"
         )
     return ArticleSource(open_source(str(files[0]), name=f"wikitext/{split}"))
+
+
+def _split_of(file: Path) -> Split | None:
+    """The split a file's name speaks of; None for other words and for endings that hold no text."""
+    if file.suffix.lower() not in _PLAIN_SUFFIXES | _ROW_SUFFIXES:
+        return None
+    words = set(re.split(r"[^a-z]+", file.name.lower()))
+    is_train, is_val = "train" in words, bool(words & {"val", "valid", "validation"})
+    if is_train and is_val:
+        raise SourceError(f"{file}: the name says both train and validation; say one of them")
+    return "train" if is_train else "val" if is_val else None
 
 
 __all__ = [

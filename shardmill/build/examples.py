@@ -47,7 +47,7 @@ def build_examples(
     target = Path(folder).resolve()
     rules = token_rules(spec, tokenizer)
     check_target(target, overwrite=overwrite)
-    with open_workplace(target, {}, resume=False) as work:
+    with open_workplace(target, {}, stamps=[], resume=False) as work:
         receipts, numbers = _spool(batches, work.segments, rules, spec.dataset_name or target.name)
         splits, owner = _owners(assign, sum(receipt.num_read for receipt in receipts))
         staged = work.staging()

@@ -2,8 +2,8 @@
 
 A segment is `NNNNNN.tokens` (raw, the store's dtype), `NNNNNN.lengths` (raw int64),
 `NNNNNN.drops` (JSON lines) and `NNNNNN.json`, the receipt, written last and atomically with the
-sha256 of all three and the source's cursor behind it. Segment borders are a matter of speed and
-never show in the store.
+sha256 of all three, the source's cursor behind it, and a seal of its own. Segment borders are a
+matter of speed and never show in the store.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from shardmill.atomic import atomic_write, sync_folder
+from shardmill.atomic import atomic_write, cannot_write, sync_folder
 from shardmill.errors import BuildError
 from shardmill.records import Cursor, Drop, IntArray, OffsetArray, Ragged
 
@@ -96,33 +97,45 @@ class SegmentWriter:
             last=last,
             sha256=sha256,
         )
+        data = msgspec.json.encode(receipt)
         with atomic_write(_path(self._folder, self._number, "json")) as file:
-            file.write(msgspec.json.encode(receipt))
+            file.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
         return receipt
 
     def abandon(self) -> None:
         """Close the files of an unsealed segment; harmless after `seal`."""
         for file in self._files.values():
-            file.close()
+            file.abandon()
 
 
 class _HashedFile:
     """A new file that hashes what it writes."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: BinaryIO = path.open("wb")
         self._hash = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
         self._hash.update(data)
 
     def close(self) -> str:
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+            except OSError as error:
+                raise cannot_write(self._path, error) from error
         return self._hash.hexdigest()
+
+    def abandon(self) -> None:
+        with suppress(OSError):  # what the disk does not take is given up anyway
+            self._file.close()
 
 
 def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
@@ -133,7 +146,7 @@ def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
     receipts: list[Receipt] = []
     while (path := _path(folder, len(receipts), "json")).exists():
         try:
-            receipt = msgspec.json.decode(path.read_bytes(), type=Receipt)
+            receipt = _read_receipt(path)
             load_segment(folder, receipt, dtype)
         except (BuildError, msgspec.MsgspecError, FileNotFoundError):
             break
@@ -143,6 +156,13 @@ def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
         if path not in known:
             path.unlink()
     return receipts
+
+
+def _read_receipt(path: Path) -> Receipt:
+    sha256, _, data = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(data).hexdigest().encode() != sha256:
+        raise BuildError(f"{path}: changed after it was written")
+    return msgspec.json.decode(data, type=Receipt)
 
 
 def load_lengths(folder: Path, receipt: Receipt) -> OffsetArray:

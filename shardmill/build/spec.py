@@ -125,8 +125,8 @@ def check_feeds(feeds: Sequence[Feed]) -> tuple[str, ...]:
                 raise OptionError(
                     f"split {split!r} has no token limit, so what follows stays empty"
                 )
-            if limit is not None and limit < 0:
-                raise OptionError(f"split {split!r}: token limit {limit:,} is negative")
+            if limit is not None and (not isinstance(limit, int) or limit < 0):
+                raise OptionError(f"split {split!r}: token limit {limit!r}, wanted 0 or more")
         if len({split for split, _ in feed.fill}) < len(feed.fill):
             raise OptionError(f"source {feed.source.name!r} names a split twice: {feed.fill}")
     return tuple(dict.fromkeys(split for feed in feeds for split, _ in feed.fill))

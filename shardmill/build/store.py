@@ -28,18 +28,25 @@ from shardmill.build.spec import (
     store_facts,
 )
 from shardmill.build.tokenise import TokenRules, fill_journal, token_rules
-from shardmill.build.workplace import Workplace, open_workplace, remove_workplace
+from shardmill.build.workplace import (
+    Workplace,
+    has_unfinished_build,
+    open_workplace,
+    remove_workplace,
+)
 from shardmill.errors import EngineMismatchError, StoreExistsError
 from shardmill.protocols import Tokenizer
 from shardmill.records import JSON
 from shardmill.shards import (
     Manifest,
     StoreWriter,
+    check_shape,
     check_target,
     is_finished,
     publish_folder,
     read_manifest,
 )
+from shardmill.sources import stamp_of
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
 
@@ -64,15 +71,17 @@ def build_store(
     started = time.monotonic()
     target = Path(folder).resolve()
     tell = on_progress or (lambda _: None)
-    check_feeds(feeds)
+    splits = check_feeds(feeds)
     rules = token_rules(spec, tokenizer)
+    check_shape(splits, rules.dtype, spec.shard_bytes)
     plan = plan_json(feeds, spec, tokenizer, rules.dtype)
     if resume and is_finished(target) and not overwrite:
         manifest = _same_store(target, plan)
-        remove_workplace(target)
+        remove_workplace(target, plan)
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
     check_target(target, overwrite=overwrite)
-    with open_workplace(target, plan, resume=resume) as work:
+    stamps = [stamp_of(feed.source) for feed in feeds]
+    with open_workplace(target, plan, stamps=stamps, resume=resume) as work:
         desk = EngineDesk(
             work, tokenizer, engine=engine, check=engine_check, size_hint=_size_hint(feeds)
         )
@@ -139,6 +148,12 @@ def _size_hint(feeds: Sequence[Feed]) -> int | None:
 def _same_store(target: Path, plan: dict[str, JSON]) -> Manifest:
     manifest = read_manifest(target)
     if manifest.options.get("plan_sha256") != plan_sha256(plan):
+        if has_unfinished_build(target):
+            raise StoreExistsError(
+                f"{target}: a finished store of other input or options stands here, and beside it "
+                "lies an unfinished build: if that was to replace it, go on with --resume "
+                "--overwrite"
+            )
         raise StoreExistsError(
             f"{target}: a finished store of other input or options stands here, so there is "
             "nothing to resume: build elsewhere, or replace it with --overwrite"

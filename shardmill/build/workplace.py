@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from shardmill.atomic import atomic_write
+from shardmill.atomic import atomic_write, is_temporary
 from shardmill.build.spec import describe_difference
-from shardmill.errors import BuildLockedError, UnfinishedBuildError
+from shardmill.errors import BuildError, BuildLockedError, UnfinishedBuildError
 from shardmill.records import JSON
 
 log = logging.getLogger(__name__)
+
+_NOTES = ("plan", "produced_by", "dropped_engine")
+_NAMES = {"lock", "segments", "store", *(f"{note}.json" for note in _NOTES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,7 @@ class Workplace:
         return path
 
     def read_note(self, name: str) -> dict[str, JSON] | None:
-        path = self.folder / f"{name}.json"
-        return cast(dict[str, JSON], json.loads(path.read_bytes())) if path.exists() else None
+        return _read_json(self.folder / f"{name}.json")
 
     def write_note(self, name: str, value: dict[str, JSON]) -> None:
         with atomic_write(self.folder / f"{name}.json") as file:
@@ -66,51 +68,78 @@ def workplace_of(store: Path) -> Path:
 
 
 def has_unfinished_build(store: Path) -> bool:
-    """True when an earlier build of this store stopped half-way and can be resumed."""
-    return (workplace_of(store.resolve()) / "plan.json").exists()
+    """True when an earlier build of this store stopped half-way; False while one is at work."""
+    folder = workplace_of(store.resolve())
+    return (folder / "plan.json").exists() and not _is_held(folder / "lock")
 
 
 @contextmanager
-def open_workplace(store: Path, plan: dict[str, JSON], *, resume: bool) -> Iterator[Workplace]:
+def open_workplace(
+    store: Path, plan: dict[str, JSON], *, stamps: list[JSON], resume: bool
+) -> Iterator[Workplace]:
     """Lock the workplace; keep what an earlier run left only if asked to and if its plan is equal.
 
-    Removed when the block ends well, kept when it raises.
+    `stamps` tell the input as it is on this machine. Removed when the block ends well, or fails
+    before a segment was sealed; else kept.
     """
     folder = workplace_of(store)
+    _refuse_strangers(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock", store):
-        earlier = _read_plan(folder)
-        if resume and earlier is not None:
-            _check_plan(store, earlier, plan)
+        found = folder / "plan.json"
+        resumed = resume and found.exists()
+        asked: dict[str, JSON] = {"plan": plan, "stamps": stamps}
+        if resumed:
+            _check_plan(store, _read_json(found), asked)
         else:
-            _clear(folder, announce=earlier is not None)
-        work = Workplace(folder, plan, resumed=resume and earlier is not None)
+            _clear(folder, announce=found.exists())
+        work = Workplace(folder, plan, resumed=resumed)
         work.segments.mkdir(exist_ok=True)
-        if earlier is None or not resume:
-            work.write_note("plan", plan)
-        yield work
+        if not resumed:
+            work.write_note("plan", asked)
+        try:
+            yield work
+        except BaseException:
+            if not any(work.segments.glob("*.json")):
+                shutil.rmtree(folder)
+            raise
         shutil.rmtree(folder)
 
 
-def remove_workplace(store: Path) -> None:
+def remove_workplace(store: Path, plan: dict[str, JSON]) -> None:
     """Sweep up behind a build that was killed after its store was published."""
     folder = workplace_of(store)
-    if folder.exists():
-        with _locked(folder / "lock", store):
+    if not (folder / "plan.json").exists():
+        return
+    _refuse_strangers(folder)
+    with _locked(folder / "lock", store):
+        left = _read_json(folder / "plan.json") or {}
+        if not describe_difference(left.get("plan"), _as_read(plan)):
             shutil.rmtree(folder)
 
 
-def _read_plan(folder: Path) -> JSON:
-    path = folder / "plan.json"
+def _read_json(path: Path) -> dict[str, JSON] | None:
     if not path.exists():
         return None
-    return cast(JSON, json.loads(path.read_bytes()))
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BuildError(
+            f"{path}: damaged ({error}), so this build cannot be resumed: start again with "
+            "--overwrite"
+        ) from error
+    return cast(dict[str, JSON], value)
 
 
-def _check_plan(store: Path, earlier: JSON, plan: dict[str, JSON]) -> None:
-    changes = describe_difference(earlier, cast(JSON, json.loads(json.dumps(plan))))
+def _as_read(value: dict[str, JSON]) -> JSON:
+    """As it comes back from disk: tuples are lists there."""
+    return cast(JSON, json.loads(json.dumps(value)))
+
+
+def _check_plan(store: Path, earlier: JSON, asked: dict[str, JSON]) -> None:
+    changes = describe_difference(earlier, _as_read(asked))
     if changes:
-        shown = "\n  ".join(changes[:8])
+        shown = "\n  ".join(change.removeprefix("plan.") for change in changes[:8])
         raise UnfinishedBuildError(
             f"{store}: the unfinished build was asked for something else, so it cannot be "
             f"resumed (before -> now):\n  {shown}\n"
@@ -118,14 +147,42 @@ def _check_plan(store: Path, earlier: JSON, plan: dict[str, JSON]) -> None:
         )
 
 
+def _refuse_strangers(folder: Path) -> None:
+    """Nothing that no build made is ever deleted."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise BuildError(f"{folder}: in the way of a build; it is a link or a file: move it away")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    strange = sorted(name for name in names - _NAMES if not is_temporary(name))
+    if strange:
+        raise BuildError(
+            f"{folder / strange[0]}: no build made this, and this folder is where a build puts "
+            "its unfinished work: move it away"
+        )
+
+
 def _clear(folder: Path, *, announce: bool) -> None:
     if announce:
         log.warning("%s: discarding the unfinished work of an earlier build", folder)
     for path in folder.iterdir():
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != "lock":
             path.unlink()
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a living process holds this lock."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 @contextmanager

@@ -70,6 +70,8 @@ def build(
             f"{out}: an earlier build stopped half-way: go on with --resume, "
             "or start again with --overwrite"
         )
+    if report is not None and not report.parent.is_dir():
+        raise OptionError(f"--report {report}: there is no folder {report.parent}")
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.records import OffsetArray, TokenFile
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class ShardFiles:
             descriptor = os.open(self.paths[shard], os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except FileNotFoundError as missing:
             raise self._missing(shard) from missing
+        except OSError as error:
+            raise StoreError(f"{self.paths[shard]}: cannot be opened: {error.strerror}") from error
         found = os.fstat(descriptor)
         problem = self._wrong_size(shard, found) or self._rewritten(shard, found)
         if problem:

@@ -17,6 +17,7 @@ from shardmill.shards.entries import (
     empty_ledger,
 )
 from shardmill.shards.fit import check_tokens, fit_tokens
+from shardmill.shards.layout import check_shape
 from shardmill.shards.manifest import read_manifest, write_manifest, write_placeholder
 from shardmill.shards.publish import check_target, is_finished, publish_folder
 from shardmill.shards.store import Store, open_store
@@ -35,6 +36,7 @@ __all__ = [
     "StoreWriter",
     "TokenLedger",
     "VerifyReport",
+    "check_shape",
     "check_target",
     "check_tokens",
     "empty_ledger",

@@ -228,6 +228,8 @@ def _read_meta(path: Path) -> bytes:
         kind = path.lstat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise missing_store(path.parent) from error
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL
+        raise StoreNotFoundError(f"{str(path)[:200]}: cannot be looked up: {error}") from error
     if not stat.S_ISREG(kind.st_mode):
         raise ManifestError(f"{path}: not a plain file (a link or a folder?); put the file itself")
     if kind.st_size > MAX_META_BYTES:

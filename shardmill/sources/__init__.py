@@ -14,6 +14,7 @@ from shardmill.sources.memory import MemorySource
 from shardmill.sources.open import open_source
 from shardmill.sources.parquet import ParquetSource
 from shardmill.sources.rows import iter_jsonl_rows
+from shardmill.sources.stamp import stamp_of
 from shardmill.sources.text import TextSource
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "iter_jsonl_rows",
     "iter_rows",
     "open_source",
+    "stamp_of",
 ]

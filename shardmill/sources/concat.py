@@ -14,6 +14,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.cursors import counts_of, fields_of
+from shardmill.sources.stamp import stamp_of
 
 
 class ConcatSource:
@@ -35,6 +36,9 @@ class ConcatSource:
     def describe(self) -> dict[str, JSON]:
         parts: list[JSON] = [part.describe() for part in self._parts]
         return {"kind": "concat", "name": self._name, "parts": parts}
+
+    def stamp(self) -> JSON:
+        return [stamp_of(part) for part in self._parts]
 
     def size_hint(self) -> int | None:
         sizes = [part.size_hint() for part in self._parts]

@@ -95,6 +95,12 @@ def unreadable(path: Path, error: OSError) -> SourceError:
 
 
 def _find(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
+    try:
+        where.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL
+        raise SourceError(f"{str(where)[:200]}: cannot be looked up: {error}") from error
     if where.is_dir():
         return where, _sorted(where, _shown(where, suffixes))
     if where.exists():
@@ -103,7 +109,14 @@ def _find(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
         raise SourceError(f"{where}: no such file or folder; check the path, or quote a glob")
     root = _fixed_part(where)
     found = glob.iglob(str(where), recursive=True)  # noqa: PTH207 - Path.glob matches hidden files
-    return root, _sorted(root, (Path(path) for path in found if Path(path).is_file()))
+    paths = (Path(path) for path in found)
+    return root, _sorted(root, (path for path in paths if path.is_file() and not _goes_round(path)))
+
+
+def _goes_round(path: Path) -> bool:
+    """Whether the way to a file passes the same folder twice, through a link."""
+    folders = [os.path.realpath(folder) for folder in path.parents]
+    return len(set(folders)) < len(folders)
 
 
 def _fixed_part(pattern: Path) -> Path:
@@ -125,7 +138,8 @@ def _walk(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders.sort()
+        # Hidden folders are left out here, or one would hide a visible link to it.
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent, name) for name in names)
 
 
@@ -139,7 +153,12 @@ def _shown(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     shown = [path for path in ours if not _is_hidden(path.relative_to(folder))]
     if len(shown) < len(found):
         others, hidden = len(found) - len(ours), len(ours) - len(shown)
-        logger.info("%s: left out %d files of other endings, %d hidden", folder, others, hidden)
+        logger.info(
+            "%s: left out %d files of other endings, %d hidden (and all hidden folders)",
+            folder,
+            others,
+            hidden,
+        )
     return shown
 
 

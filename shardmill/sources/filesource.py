@@ -69,6 +69,10 @@ class FileSource:
             }
         return dict(self._description)
 
+    def stamp(self) -> JSON:
+        """When each file was written, for one machine: a build is not resumed on other input."""
+        return [[file.name, file.path.stat().st_mtime_ns] for file in self._files]
+
     def size_hint(self) -> int | None:
         return sum(self._reader.size_hint(file) for file in self._files)
 

@@ -9,8 +9,7 @@ Not here: files, and what to do about a bad row.
 
 Speed: a block is decoded at once when each of its lines begins with "{" and ends with "}": then no
 value can cross a line's end, and as many values as lines means one on each. Any other block is read
-line by line, with Python's own decoder for lines that the quick one refuses, and the quick one once
-more for what nests too deep for Python.
+line by line: what any of the three decoders takes is taken, as it would have been by itself.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from shardmill.errors import SourceError
 from shardmill.sources.clean import replace_surrogates
 from shardmill.sources.lines import LineBlock
 
@@ -62,19 +62,16 @@ class BadJsonError(Exception):
         self.reason = reason
 
 
-class TooDeepError(BadJsonError):
-    """Nested deeper than Python's decoder follows."""
-
-
 class TextDecoder:
     """Takes the string `name` out of each row."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._schema = pa.schema([(name, pa.large_string())])
-        member = ("text", str | None, msgspec.field(default=None, name=name))
-        row: Any = msgspec.defstruct("Row", [member], gc=False)
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(row)
+        try:
+            self._schema = pa.schema([(name, pa.large_string())])
+        except UnicodeEncodeError as error:
+            raise SourceError(f"field {name!r} is not valid Unicode; name another") from error
+        self._decoder = _row_decoder(name)
 
     def decode(self, block: LineBlock) -> Rows:
         """The rows of a block, quickly when it can be."""
@@ -118,14 +115,16 @@ class TextDecoder:
 
     def _decode_line(self, line: bytes) -> tuple[str | None, bool]:
         try:
-            text: str | None = self._decoder.decode(line).text
-            return text, False
+            if self._decoder is not None:
+                found: str | None = self._decoder.decode(line).text
+                return found, False
         except _REFUSALS:
             pass
         try:
-            text = self._checked(read_object(line).get(self._name))
-        except TooDeepError:
-            return self._decode_deep(line)
+            row = read_object(line)
+        except BadJsonError as bad:
+            return self._decode_leniently(line, bad)
+        text = self._checked(row.get(self._name))
         if text is None:
             return None, False
         # Bytes that are no UTF-8 show up as surrogates here, and halves of pairs are some.
@@ -133,11 +132,11 @@ class TextDecoder:
         repaired = replace_surrogates(text)
         return repaired, marked != replace_surrogates(marked)
 
-    def _decode_deep(self, line: bytes) -> tuple[str | None, bool]:
-        """A line that only Arrow reads, because it does not recurse."""
-        texts = self._decode_quickly(line)
+    def _decode_leniently(self, line: bytes, bad: BadJsonError) -> tuple[str | None, bool]:
+        """A line that Arrow alone takes (deep nesting, Inf): the quick way would have taken it."""
+        texts = self._decode_quickly(line) if line.startswith(b"{") else None
         if texts is None or len(texts) != 1:
-            raise BadJsonError("bad_json", "broken JSON, or nested too deep")
+            raise bad
         data = texts.cast(pa.large_binary())[0].as_py()
         if data is None:
             return None, False
@@ -151,6 +150,16 @@ class TextDecoder:
         raise BadJsonError("not_a_string", f"the field {self._name!r} holds {found}, no string")
 
 
+def _row_decoder(name: str) -> msgspec.json.Decoder[Any] | None:
+    """None for the few names that msgspec does not take: with quotes, backslashes, controls."""
+    member = ("text", str | None, msgspec.field(default=None, name=name))
+    try:
+        row: Any = msgspec.defstruct("Row", [member], gc=False)
+        return msgspec.json.Decoder(row)
+    except ValueError:
+        return None
+
+
 def read_object(line: bytes, *, errors: str = "replace") -> dict[str, object]:
     """One line as a dict, by Python's own decoder; `errors` is about bytes that are no UTF-8."""
     try:
@@ -158,7 +167,7 @@ def read_object(line: bytes, *, errors: str = "replace") -> dict[str, object]:
     except ValueError as error:
         raise BadJsonError("bad_json", f"broken JSON: {error}") from error
     except RecursionError as error:
-        raise TooDeepError("bad_json", f"broken JSON: {error}") from error
+        raise BadJsonError("bad_json", f"broken JSON: {error}") from error
     if not isinstance(value, dict):
         found = _JSON_NAMES[type(value)]
         raise BadJsonError("bad_json", f"{found}, but a row is an object")

@@ -18,6 +18,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.sources.concat import ConcatSource
 from shardmill.sources.files import is_glob, list_files
+from shardmill.sources.filesource import FileSource
 from shardmill.sources.hubsource import HubSource
 from shardmill.sources.jsonl import JSONL_SUFFIXES, JsonlSource
 from shardmill.sources.parquet import PARQUET_SUFFIXES, ParquetSource
@@ -41,9 +42,13 @@ def open_source(
     A file that exists is a file, whatever its name looks like.
     """
     if not isinstance(spec, str | Path):
+        names = [str(part) for part in spec]
+        if len(set(names)) < len(names):
+            raise SourceError(f"named more than once: {max(names, key=names.count)}; name it once")
         parts = [open_source(part, kind=kind, **options) for part in spec]
         if not parts:
             raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
+        _refuse_twice(parts)
         return parts[0] if len(parts) == 1 else ConcatSource(parts)
     where = str(spec)
     if where.startswith((_HUB, _HF)) and not Path(where).exists():
@@ -51,6 +56,16 @@ def open_source(
             raise OptionError(f"{where} is a hub dataset, but kind={kind!r}")
         return _open_hub(where, options)
     return _made(_KINDS[_kind_of(where, kind)], where, options)
+
+
+def _refuse_twice(parts: Sequence[Source]) -> None:
+    """A file that two globs find would be read twice, perhaps into two splits."""
+    seen: set[Path] = set()
+    for part in parts:
+        for file in part.files if isinstance(part, FileSource) else ():
+            if file.path in seen:
+                raise SourceError(f"{file.path}: two of the inputs name it; name each file once")
+            seen.add(file.path)
 
 
 def _open_hub(where: str, options: dict[str, Any]) -> Source:
@@ -77,7 +92,11 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
         inspect.signature(make).bind(where, **options)
     except TypeError as error:
         known = [name for name in inspect.signature(make).parameters if name != "where"]
-        raise OptionError(f"{where}: {error}; options here: {', '.join(known)}") from error
+        strange = sorted(set(options) - set(known))
+        raise OptionError(
+            f"{where}: the option {', '.join(strange)} does not apply to this kind of input; "
+            f"options here: {', '.join(known)}"
+        ) from error
     return make(where, **options)
 
 

@@ -147,7 +147,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
             path, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
         ) as parquet:
             yield parquet
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise SourceError(
             f"{path}: not a readable Parquet file ({error}); fetch or write it again"
         ) from error

@@ -43,7 +43,11 @@ def _row(line: bytes) -> dict[str, Any]:
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {str(_repaired(key)): _repaired(value) for key, value in read_object(line).items()}
+        row = read_object(line)
+    try:
+        return {str(_repaired(key)): _repaired(value) for key, value in row.items()}
+    except RecursionError as error:
+        raise BadJsonError("bad_json", f"nested too deep: {error}") from error
 
 
 def _repaired(value: Any) -> Any:

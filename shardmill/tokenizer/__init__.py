@@ -6,7 +6,7 @@ Importing this room needs numpy only; each kind imports its library when it is o
 
 from __future__ import annotations
 
-from shardmill.tokenizer.adapt import adapt_tokenizer, model_sha256_of, vocab_size_of
+from shardmill.tokenizer.adapt import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
 from shardmill.tokenizer.byte import ByteTokenizer
 from shardmill.tokenizer.choose import ChosenEncoder, EngineCheck, EngineChoice, choose_encoder
 from shardmill.tokenizer.open import open_tokenizer
@@ -25,6 +25,7 @@ __all__ = [
     "choose_encoder",
     "model_sha256_of",
     "open_tokenizer",
+    "probe",
     "train_tokenizer",
     "vocab_size_of",
 ]

@@ -62,6 +62,14 @@ def vocab_size_of(obj: object) -> int | None:
     return int(found)
 
 
+def probe(encode: Callable[[str], Sequence[int]], text: str) -> list[int] | None:
+    """The ids of a text the caller never gave, or None when their tokenizer does not take it."""
+    try:
+        return list(encode(text))
+    except Exception:  # noqa: BLE001 - it is not our code, and any refusal is an answer
+        return None
+
+
 def model_sha256_of(obj: object) -> str | None:
     """sha256 of the model's file, or None when the tokenizer is not made from one."""
     known = getattr(obj, "model_sha256", None)
@@ -139,7 +147,7 @@ class AdaptedTokenizer:
         kind = f"{type(self._obj).__module__}.{type(self._obj).__qualname__}"
         if self.model_sha256 is not None:
             return fingerprint_of({"kind": kind, "model": self.model_sha256})
-        ids = [self.encode(text) for text in short_texts() if text]
+        ids = [probe(self.encode, text) for text in short_texts() if text]
         return fingerprint_of({"kind": kind, "ids": cast("list[Any]", ids)})
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardmill.records import IntArray
 
-BATTERY_VERSION = 1
+BATTERY_VERSION = 2
 CODE_POINTS = 0x110000 - 0x800  # all but the surrogates
 LINE_CHARACTERS = 2**20
 _POINTS_PER_TEXT = 1024
@@ -81,10 +81,11 @@ def short_texts() -> list[str]:
     return [*_WORDS, *_EMOJI, *(f"x{e}y {e}" for e in _EMOJI), *controls, *marks, *runs]
 
 
-def battery_texts(specials: Sequence[str] = ()) -> Iterator[str]:
-    """The whole battery, in a fixed order."""
+def battery_texts(specials: Sequence[str] = (), added: Sequence[str] = ()) -> Iterator[str]:
+    """The whole battery, in a fixed order; `added` are the model's tokens matched in text."""
     yield from short_texts()
     yield from _special_texts(specials)
+    yield from _added_texts(added)
     for space in WHITESPACE:
         yield "a" + space * 20_000 + "b"
         yield (space * 3 + "x") * 200
@@ -116,6 +117,15 @@ def _special_texts(specials: Sequence[str]) -> Iterator[str]:
         yield f"{text[: len(text) // 2]}{text}{text[len(text) // 2 :]}"
     yield " ".join(specials)
     yield "".join(specials)
+
+
+def _added_texts(added: Sequence[str]) -> Iterator[str]:
+    """Each token alone, doubled and between others; neighbours in both orders."""
+    for left, right in zip(added, [*added[1:], *added[:1]], strict=True):
+        for text in (left, left * 2, left + right, right + left):
+            for before, after in (("", ""), ("a", "b"), (" ", " "), ("\n", "\n"), ("\u0301", "1")):
+                yield f"{before}{text}{after}"
+        yield from (f"{left} {right}", f"{left}\n{right}", left[:-1] + right, left[1:])
 
 
 def _long_lines() -> Iterator[str]:

@@ -52,7 +52,9 @@ def fast_candidates(tokenizer: object) -> Candidates:
 
 def _makers(source: EngineSource) -> list[Callable[[EngineSource], FastEngine]]:
     if source.kind == "tokenizer.json" and source.facts["model_type"] == "BPE":
-        return [_fastokens, _gigatoken]
+        # Engines differ on added tokens that strip or ask for borders, and no battery is long
+        # enough to show that one never will.
+        return [] if source.facts["looks_around"] else [_fastokens, _gigatoken]
     if source.kind == "sentencepiece" and _is_plain_bpe(source):
         return [_gigatoken]
     return []
@@ -65,7 +67,10 @@ def _is_plain_bpe(source: EngineSource) -> bool:
 
 
 def _why_none(source: EngineSource) -> str:
-    return f"no fast engine takes {source.kind} models with {dict(source.facts)}"
+    if source.facts.get("looks_around"):
+        return "no fast engine is trusted with added tokens that strip or ask for a word's border"
+    facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
+    return f"no fast engine takes {source.kind} models with {facts}"
 
 
 def _fastokens(source: EngineSource) -> FastEngine:

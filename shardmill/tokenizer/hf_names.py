@@ -53,7 +53,8 @@ def find_names(
     taken = {*found.values(), None if unknown is None else vocabulary.get(unknown)}
     for text, number in strings.items():
         if number not in taken:
-            found[short_name(text)] = number
+            name = short_name(text)
+            found[text if name in found else name] = number
     if "eot" not in found and "eos" in found:
         _log.info("no special token is called eot; eos (%d) ends a document", found["eos"])
         found["eot"] = found["eos"]
@@ -70,9 +71,11 @@ def names_beside(path: Path) -> FileNames:
     names = FileNames()
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         found = _read_object(path.parent / file)
-        for token in (found.get("added_tokens_decoder") or {}).values():
-            if token.get("special"):
-                names[short_name(token["content"])] = token["content"]
+        decoder = found.get("added_tokens_decoder")
+        for token in decoder.values() if isinstance(decoder, dict) else ():
+            text = token.get("content") if isinstance(token, dict) else None
+            if isinstance(text, str) and token.get("special"):
+                names[short_name(text)] = text
         for key, value in found.items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str) and text:
@@ -85,6 +88,6 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise TokenizerError(f"{path}: not JSON ({problem}); remove or repair it") from problem
     return value if isinstance(value, dict) else {}

@@ -24,7 +24,14 @@ from shardmill.tokenizer.battery import short_texts
 from shardmill.tokenizer.hf_names import FileNames, find_names, names_beside
 from shardmill.tokenizer.identity import EngineSource, fingerprint_of, sha256_hex
 from shardmill.tokenizer.specials import SpecialRuns
-from shardmill.tokenizer.text_only import is_exact, special_strings, text_only, unknown_token
+from shardmill.tokenizer.text_only import (
+    added_strings,
+    is_exact,
+    looks_around,
+    special_strings,
+    text_only,
+    unknown_token,
+)
 from shardmill.tokenizer.texts import as_list, surrogate_error
 
 try:
@@ -94,7 +101,11 @@ class HuggingFaceTokenizer:
         return EngineSource(
             kind="tokenizer.json",
             model=self._text_only.encode(),
-            facts={"model_type": self.model_type},
+            facts={
+                "model_type": self.model_type,
+                "added_tokens": list(added_strings(self._config)),
+                "looks_around": looks_around(self._config),
+            },
             library="tokenizers",
             library_version=library.__version__,
         )
@@ -170,7 +181,7 @@ class HuggingFaceTokenizer:
 def _parse(config_json: str | bytes) -> dict[str, Any]:
     try:
         config = json.loads(config_json)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise TokenizerError(f"not a tokenizer.json: {problem}") from problem
     model = config.get("model") if isinstance(config, dict) else None
     if not isinstance(model, dict) or "vocab" not in model:

@@ -78,7 +78,9 @@ def describe_difference(tokenizer: Encoder, text: str, wanted: IntArray, found: 
 def compare_battery(tokenizer: Tokenizer, engine: FastEngine, source: EngineSource) -> Outcome:
     """The model's part of the proof: every text of the battery, with its own special strings."""
     specials = [tokenizer.decode([number]) for number in sorted(_special_ids(tokenizer))]
-    texts = list(battery_texts(specials))
+    added = source.facts.get("added_tokens")
+    tokens = [str(text) for text in added] if isinstance(added, list) else []
+    texts = list(battery_texts(specials, tokens))
     sha256 = battery_sha256(texts)
     facts: dict[str, JSON] = {
         "battery": [BATTERY_VERSION, sha256],

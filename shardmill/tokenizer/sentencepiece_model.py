@@ -61,7 +61,10 @@ class SentencePieceTokenizer:
         data = model if isinstance(model, bytes) else _read(Path(model))
         self.model_path = path
         self.model_sha256 = sha256_hex(data)
-        self._facts = read_facts(data)
+        try:
+            self._facts = read_facts(data)
+        except TokenizerError as problem:
+            raise TokenizerError(f"{path or 'model'}: {problem}") from problem
         self._special_ids = _find_specials(self._facts, path, self.model_sha256, specials)
         self._hidden = _hidden_pieces(self._facts, self._special_ids)
         # A name no text can hold, for engines that look for the pieces of a model by name.

@@ -69,7 +69,7 @@ def read_meta(model: Path, model_sha256: str) -> dict[str, JSON] | None:
         return None
     try:
         meta = json.loads(path.read_bytes())
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise TokenizerError(f"{path}: not JSON ({problem}); remove or repair it") from problem
     if not isinstance(meta, dict):
         raise TokenizerError(f"{path}: found {type(meta).__name__}, wanted a JSON object")

@@ -55,6 +55,22 @@ def special_strings(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def added_strings(config: Mapping[str, Any]) -> list[str]:
+    """The added tokens that are matched in text."""
+    tokens = config.get("added_tokens") or []
+    return sorted(token["content"] for token in tokens if not token.get("special"))
+
+
+def looks_around(config: Mapping[str, Any]) -> bool:
+    """Whether an added token takes the whitespace beside it, or asks for a word's border."""
+    return any(
+        token.get(flag)
+        for token in config.get("added_tokens") or []
+        if not token.get("special")
+        for flag in ("lstrip", "rstrip", "single_word")
+    )
+
+
 def unknown_token(config: Mapping[str, Any]) -> str | None:
     """The string of the id for text outside the vocabulary, if the model has one."""
     model = config["model"]

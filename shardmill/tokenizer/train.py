@@ -25,6 +25,7 @@ from shardmill.tokenizer.train_input import TrainingText, find_files, read_files
 
 _log = logging.getLogger(__name__)
 META_FORMAT = "shardmill-tokenizer"
+MAX_VOCAB = 2**24
 _FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
 ModelType = Literal["unigram", "bpe", "byte-bpe"]
 
@@ -172,6 +173,8 @@ def _check_spec(spec: TrainSpec) -> None:
             )
     if len(set(strings)) != len(strings):
         raise OptionError(f"two special tokens have the same string: {dict(spec.specials)}")
+    if spec.vocab_size > MAX_VOCAB:
+        raise OptionError(f"vocab_size={spec.vocab_size:,}: wanted at most {MAX_VOCAB:,}")
     smallest = 256 + len(strings) + (spec.model_type != "byte-bpe")
     if spec.vocab_size < smallest:
         raise OptionError(

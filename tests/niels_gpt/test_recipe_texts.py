@@ -277,5 +277,7 @@ def test_a_shuffled_build_that_broke_off_resumes_to_the_same_bytes(
     with pytest.raises(SourceError, match="went dead"):
         build(tmp_path / "broken", after)
     assert not (tmp_path / "broken").exists()
-    assert build(tmp_path / "broken", 0, resume=True).resumed
+    assert build(tmp_path / "broken", 0, resume=True).resumed == (after > 9), (
+        "what was sealed counts"
+    )
     assert folder_digest(tmp_path / "broken") == folder_digest(tmp_path / "whole")

@@ -49,7 +49,7 @@ def test_what_a_folder_leaves_out_is_announced(
     with caplog.at_level(logging.INFO):
         assert texts_of(TextSource(tmp_path)) == ["1"]
 
-    assert "left out 1 files of other endings, 2 hidden" in caplog.text
+    assert "left out 1 files of other endings, 1 hidden (and all hidden folders)" in caplog.text
 
 
 def test_links_to_folders_are_followed_and_cycles_end(tmp_path: Path) -> None:

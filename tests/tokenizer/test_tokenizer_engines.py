@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -27,6 +28,7 @@ from shardmill.tokenizer.battery import (
     short_texts,
 )
 from shardmill.tokenizer.fast import Candidates, fast_candidates
+from shardmill.tokenizer.huggingface import HuggingFaceTokenizer
 
 CORPUS = ["The first document.\n", "and a second one " * 50, "\u7d20\u65e9\u3044\u72d0 third"]
 SPECIALS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>"]
@@ -55,7 +57,9 @@ class Liar:
 @pytest.fixture
 def short_battery(monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery's short part only, where the point is not the battery."""
-    monkeypatch.setattr(proof, "battery_texts", lambda specials: [*short_texts(), *specials])
+    monkeypatch.setattr(
+        proof, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
+    )
 
 
 @pytest.fixture
@@ -360,3 +364,24 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     lying("never")
     assert choose_encoder(tokenizers["byte-bpe"], corpus=CORPUS).is_fast
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_added_tokens_that_look_around_are_left_to_the_reference(
+    tokenizers: dict[str, Tokenizer], flag: str
+) -> None:
+    config = json.loads(tokenizers["byte-bpe"]._original.to_str())  # type: ignore[attr-defined]
+    plain = {"special": False, "normalized": False, "lstrip": False, "rstrip": False}
+    plain |= {"single_word": False, "id": tokenizers["byte-bpe"].vocab_size, "content": "FooBar"}
+    config["added_tokens"].append({**plain, flag: True})
+    looking = HuggingFaceTokenizer(json.dumps(config))
+    assert fast_candidates(looking).engines == ()
+    with pytest.raises(TokenizerError, match="strip or ask for a word"):
+        choose_encoder(looking, engine="fast", corpus=["x"])
+    config["added_tokens"][-1] = plain
+    assert fast_candidates(HuggingFaceTokenizer(json.dumps(config))).engines != ()
+
+
+def test_the_battery_holds_the_models_own_added_tokens() -> None:
+    texts = list(itertools.islice(battery_texts([], ["AB", "C D"]), 2000))
+    assert {"AB", "ABAB", "ABC D", "C DAB", "aABb", "AB C D"} <= set(texts)

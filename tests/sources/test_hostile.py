@@ -1,0 +1,86 @@
+"""Input that a careless or hostile hand made: each document once, each line judged alone."""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardmill.errors import SourceError
+from shardmill.sources import BatchLimits, JsonlSource, iter_jsonl_rows, open_source
+
+
+def texts(source) -> list[str]:
+    return [text for batch in source.batches() for text in batch.texts.to_pylist()]
+
+
+def test_a_hidden_folder_does_not_hide_a_link_to_it(tmp_path):
+    (tmp_path / ".cache/v1").mkdir(parents=True)
+    (tmp_path / ".cache/v1/a.txt").write_text("hi")
+    (tmp_path / "o.txt").write_text("other")
+    (tmp_path / "current").symlink_to(".cache/v1")
+    assert texts(open_source(tmp_path)) == ["hi", "other"]
+
+
+def test_a_glob_goes_round_a_loop_of_links_once(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "sub/loop").symlink_to("..")
+    assert texts(open_source(f"{tmp_path}/**/*.txt")) == ["one"]
+
+
+def test_a_file_that_two_inputs_name_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    for inputs in (["a.txt", "a.txt"], ["*.txt", "a*.txt"]):
+        with pytest.raises(SourceError, match="once"):
+            open_source([f"{tmp_path}/{name}" for name in inputs])
+
+
+@pytest.mark.parametrize("number", [b"Inf", b"-NaN", b"NaN", b"-Infinity"])
+@pytest.mark.parametrize("size", [1, 64, 200, 10**6])
+def test_a_number_json_does_not_know_has_one_fate_in_every_block(tmp_path, number, size):
+    row = b'{"text": "i", "n": ' + number + b"}\n"
+    (tmp_path / "a.jsonl").write_bytes(row * 20 + b"5\n \n" + b" " + row)
+    limits = BatchLimits(num_bytes=size, num_documents=1000)
+    source = JsonlSource(tmp_path / "a.jsonl", field="text", on_bad="skip", limits=limits)
+    assert len(texts(source)) == 21
+
+
+@pytest.mark.parametrize("key", ["a\\\\b", 'a\\"b', "a\\u0001b"])
+def test_a_field_with_an_odd_name_is_read(tmp_path, key):
+    (tmp_path / "a.jsonl").write_text(f'{{"{key}": "hello"}}\n')
+    assert texts(JsonlSource(tmp_path / "a.jsonl")) == ["hello"]
+
+
+def test_a_field_whose_name_is_no_unicode_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"\\ud800": "hello"}\n')
+    with pytest.raises(SourceError, match="not valid Unicode"):
+        texts(JsonlSource(tmp_path / "a.jsonl"))
+
+
+def test_a_row_too_deep_to_repair_is_an_error_of_ours(tmp_path):
+    deep = "[" * 900 + "]" * 900
+    (tmp_path / "a.jsonl").write_text(f'{{"s": "\\ud800", "a": {deep}}}\n')
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(950)
+    try:
+        with pytest.raises(SourceError, match=r"a\.jsonl, line 1"):
+            list(iter_jsonl_rows(tmp_path / "a.jsonl"))
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_column_name_that_is_no_utf8_is_refused(tmp_path):
+    pq.write_table(pa.table({"texx": ["hello"]}), tmp_path / "a.parquet")
+    path = tmp_path / "a.parquet"
+    path.write_bytes(path.read_bytes().replace(b"texx", b"te\xff\xfe"))
+    with pytest.raises(SourceError):
+        texts(open_source(path))
+
+
+@pytest.mark.parametrize("name", ["a" * 5000 + ".txt", "a\0b.txt"])
+def test_a_name_no_file_can_have_is_refused(name):
+    with pytest.raises(SourceError):
+        open_source(name)
