@@ -1,6 +1,6 @@
 """How much of the bare tokenizer's speed a whole build keeps, and how much memory it takes.
 
-    python benchmarks/build.py [--data FOLDER] [--megabytes 120] [--repeats 3] [--json]
+    python benchmarks/build.py [--data FOLDER] [--megabytes 160] [--repeats 3] [--only fast] [--json]
 
 One process builds a store from jsonl and from parquet; the bare engine encodes the same texts, in
 batches of the same size, from memory. Both run in fresh processes, alternating, so that neither
@@ -151,9 +151,13 @@ def worker(action: str, corpus: str, model: str, engine: str) -> None:
     print(json.dumps(result))
 
 
-def speed_rows(folder: Path, sizes: dict[float, int], repeats: int) -> list[dict[str, object]]:
+def speed_rows(
+    folder: Path, sizes: dict[float, int], repeats: int, only: str
+) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for label, model, engine, part, wanted in CASES:
+        if only not in label:
+            continue
         size = sizes[part]
         for kind in ("jsonl", "parquet"):
             ratios, bare_rates, build_rates, starts = [], [], [], []
@@ -199,8 +203,9 @@ def memory_rows(folder: Path) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("SHARDMILL_REAL_DATA"))
-    parser.add_argument("--megabytes", type=int, default=120)
+    parser.add_argument("--megabytes", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -211,7 +216,8 @@ def main() -> None:
         folder = Path(name)
         sizes = write_corpora(folder, args.data and Path(args.data), args.megabytes)
         train_models(folder)
-        speed, memory = speed_rows(folder, sizes, args.repeats), memory_rows(folder)
+        speed = speed_rows(folder, sizes, args.repeats, args.only)
+        memory = memory_rows(folder)
     if args.json:
         print(json.dumps({"speed": speed, "memory": memory}))
         return

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from shardmill.build.fill import Filler, take
-from shardmill.build.segments import Receipt, load_segment
+from shardmill.build.segments import Receipt, Segment
 from shardmill.build.spec import Feed
 from shardmill.shards import DocumentLedger, Ledger, StoreWriter, TokenLedger
 
@@ -15,25 +14,26 @@ from shardmill.shards import DocumentLedger, Ledger, StoreWriter, TokenLedger
 class Committer:
     """Writes segments, as they come, to the splits their feeds fill."""
 
-    def __init__(self, feeds: Sequence[Feed], folder: Path, out: StoreWriter, dtype: str) -> None:
+    def __init__(self, feeds: Sequence[Feed], out: StoreWriter) -> None:
         self._names = [feed.source.name for feed in feeds]
         self._fillers = [Filler(feed.fill) for feed in feeds]
-        self._folder, self._out, self._dtype = folder, out, dtype
+        self._out = out
         self._kept: Counter[str] = Counter()
         self._receipts: list[Receipt] = []
 
-    def add(self, receipt: Receipt) -> None:
-        """The next segment, read from disk and checked against its receipt."""
-        assert receipt.number == len(self._receipts), "segments come in order"
-        documents, drops = load_segment(self._folder, receipt, self._dtype)
-        for placement in self._fillers[receipt.feed].place(documents.lengths):
-            if placement.split is not None:
-                part = take(documents, placement)
-                self._out.append(placement.split, part, where=self._names[receipt.feed])
-                self._kept["documents"] += len(part)
-                self._kept["tokens"] += len(part.values)
-        self._out.record_drops(drops)
-        self._receipts.append(receipt)
+    def add(self, segment: Segment) -> None:
+        """The next segment."""
+        feed = segment.receipt.feed
+        assert segment.receipt.number == len(self._receipts), "segments come in order"
+        for documents in segment.parts:
+            for placement in self._fillers[feed].place(documents.lengths):
+                if placement.split is not None:
+                    part = take(documents, placement)
+                    self._out.append(placement.split, part, where=self._names[feed])
+                    self._kept["documents"] += len(part)
+                    self._kept["tokens"] += len(part.values)
+        self._out.record_drops(segment.drops)
+        self._receipts.append(segment.receipt)
 
     def ledger(self, *, separators: bool) -> Ledger:
         """The books, when every segment was added: each feed has its last, and none is missing."""

@@ -54,10 +54,11 @@ def build_examples(
         with StoreWriter(staged, splits=splits, dtype=rules.dtype, shard_bytes=None) as out:
             kept: Counter[str] = Counter()
             for receipt, number in zip(receipts, numbers, strict=True):
-                examples, drops = load_segment(work.segments, receipt, rules.dtype)
+                segment = load_segment(work.segments, receipt, rules.dtype)
+                (examples,) = segment.parts
                 for index, split in enumerate(splits):
                     out.append(split, examples.keep(owner[number] == index))
-                out.record_drops(drops)
+                out.record_drops(segment.drops)
                 kept.update(documents=len(examples), tokens=len(examples.values))
             facts = store_facts(
                 spec,
@@ -89,11 +90,11 @@ def _spool(
             mine.append(batch.kept + read)
             read += batch.num_read
             if segment.due:
-                receipts.append(segment.seal({}, last=False))
+                receipts.append(segment.seal({}, last=False).receipt)
                 numbers.append(np.concatenate(mine))
                 segment = SegmentWriter(folder, number=len(receipts), feed=0)
                 mine = [np.empty(0, np.int64)]
-        receipts.append(segment.seal({}, last=True))
+        receipts.append(segment.seal({}, last=True).receipt)
         numbers.append(np.concatenate(mine))
     finally:
         segment.abandon()

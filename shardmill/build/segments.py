@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,6 +48,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sha256: dict[str, str]  # part to digest
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed segment: its receipt, and what is in it, in order."""
+
+    receipt: Receipt
+    parts: tuple[Ragged, ...]
+    drops: tuple[Drop, ...]
+
+
 class SegmentWriter:
     """One open segment. `seal` makes it count; without it the files are overwritten later."""
 
@@ -54,7 +64,8 @@ class SegmentWriter:
         self.num_documents = self.num_tokens = self.num_read = 0
         self._folder, self._number, self._feed = folder, number, feed
         self._counts: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
+        self._parts: list[Ragged] = []
+        self._drops: list[Drop] = []
         self._files = {part: _HashedFile(_path(folder, number, part)) for part in PARTS}
         self._since = time.monotonic()
 
@@ -71,7 +82,8 @@ class SegmentWriter:
         self._files["lengths"].write(_bytes(documents.lengths.astype("<i8")))
         for drop in drops:
             self._files["drops"].write(msgspec.json.encode((drop.id, drop.reason)) + b"\n")
-            self._dropped[drop.reason] += 1
+            self._drops.append(drop)
+        self._parts.append(documents)
         self.num_tokens += len(documents.values)
         self.num_documents += len(documents)
         self.num_read += num_read
@@ -82,7 +94,7 @@ class SegmentWriter:
         old = time.monotonic() - self._since > SEGMENT_SECONDS
         return self.num_tokens >= SEGMENT_TOKENS or (old and self.num_read > 0)
 
-    def seal(self, cursor: Cursor, *, last: bool) -> Receipt:
+    def seal(self, cursor: Cursor, *, last: bool) -> Segment:
         sha256 = {part: file.close() for part, file in self._files.items()}
         sync_folder(self._folder)
         receipt = Receipt(
@@ -92,7 +104,7 @@ class SegmentWriter:
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,
             counts=dict(self._counts),
-            dropped=dict(self._dropped),
+            dropped=dict(Counter(drop.reason for drop in self._drops)),
             cursor=cursor,
             last=last,
             sha256=sha256,
@@ -100,7 +112,7 @@ class SegmentWriter:
         data = msgspec.json.encode(receipt)
         with atomic_write(_path(self._folder, self._number, "json")) as file:
             file.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-        return receipt
+        return Segment(receipt, tuple(self._parts), tuple(self._drops))
 
     def abandon(self) -> None:
         """Close the files of an unsealed segment; harmless after `seal`."""
@@ -169,8 +181,8 @@ def load_lengths(folder: Path, receipt: Receipt) -> OffsetArray:
     return np.fromfile(_path(folder, receipt.number, "lengths"), "<i8")
 
 
-def load_segment(folder: Path, receipt: Receipt, dtype: str) -> tuple[Ragged, list[Drop]]:
-    """A segment's documents and dropped rows, checked against the receipt's hashes."""
+def load_segment(folder: Path, receipt: Receipt, dtype: str) -> Segment:
+    """A segment from disk, checked against the receipt's hashes."""
     data = {part: np.fromfile(_path(folder, receipt.number, part), np.uint8) for part in PARTS}
     for part, array in data.items():
         if hashlib.sha256(array.data).hexdigest() != receipt.sha256[part]:
@@ -182,7 +194,8 @@ def load_segment(folder: Path, receipt: Receipt, dtype: str) -> tuple[Ragged, li
     documents = Ragged.from_lengths(values, data["lengths"].view("<i8"))
     rows = data["drops"].tobytes().splitlines()
     decoded = [msgspec.json.decode(row, type=tuple[str, str]) for row in rows]
-    return documents, [Drop(id=where, reason=reason) for where, reason in decoded]
+    drops = tuple(Drop(id=where, reason=reason) for where, reason in decoded)
+    return Segment(receipt, (documents,), drops)
 
 
 def _bytes(array: IntArray) -> memoryview:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardmill.build.commit import Committer
 from shardmill.build.engine import EngineDesk
-from shardmill.build.segments import read_receipts
+from shardmill.build.segments import load_segment, read_receipts
 from shardmill.build.spec import (
     BuildReport,
     BuildSpec,
@@ -119,15 +119,15 @@ def _stage(
     with StoreWriter(
         staged, splits=check_feeds(feeds), dtype=rules.dtype, shard_bytes=spec.shard_bytes
     ) as out:
-        committer = Committer(feeds, work.segments, out, rules.dtype)
+        committer = Committer(feeds, out)
         for receipt in done:
-            committer.add(receipt)
+            committer.add(load_segment(work.segments, receipt, rules.dtype))
         new = fill_journal(
             feeds, work.segments, done, desk=desk, rules=rules, on_progress=on_progress
         )
         with closing(new):
-            for receipt in new:
-                committer.add(receipt)
+            for segment in new:
+                committer.add(segment)
         facts = store_facts(
             spec,
             tokenizer,

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardmill.build.ahead import read_ahead
 from shardmill.build.fill import Filler, append_to_each
-from shardmill.build.segments import Receipt, SegmentWriter, load_lengths
+from shardmill.build.segments import Receipt, Segment, SegmentWriter, load_lengths
 from shardmill.build.spec import BuildSpec, Feed, Progress, choose_dtype, end_id
 from shardmill.protocols import Encoder, Tokenizer
 from shardmill.records import Cursor, Drop, OffsetArray, Ragged, TextBatch
@@ -75,8 +75,8 @@ def fill_journal(
     desk: EncoderDesk,
     rules: TokenRules,
     on_progress: OnProgress,
-) -> Generator[Receipt, None, None]:
-    """Go on behind the segments that are done until every feed is; gives each new receipt."""
+) -> Generator[Segment, None, None]:
+    """Go on behind the segments that are done until every feed is; gives each new segment."""
     number = len(done)
     for index, feed in enumerate(feeds):
         mine = [receipt for receipt in done if receipt.feed == index]
@@ -90,14 +90,22 @@ def fill_journal(
             stream = _Stream(feed, rules, Filler(feed.fill), on_progress)
             for receipt in mine:
                 stream.skip(receipt, load_lengths(folder, receipt))
-            tokenised = read_ahead(stream.tokenise(rest, encoder))
-            for receipt in _segments(tokenised, folder, number=number, feed=index, start=start):
-                yield receipt
-                number += 1
+            with closing(read_ahead(_encoded(rest, encoder))) as encoded:
+                tokenised = stream.documents(encoded)
+                for segment in _segments(tokenised, folder, number=number, feed=index, start=start):
+                    yield segment
+                    number += 1
+
+
+def _encoded(batches: Iterator[TextBatch], encoder: Encoder) -> Iterator[tuple[TextBatch, Ragged]]:
+    for batch in batches:
+        ids = encoder.encode_batch(batch.texts)
+        assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
+        yield batch, ids
 
 
 class _Stream:
-    """One feed on its way through the encoder."""
+    """One feed on its way from ids to documents."""
 
     def __init__(
         self, feed: Feed, rules: TokenRules, filler: Filler, on_progress: OnProgress
@@ -116,16 +124,12 @@ class _Stream:
         self._tokens += receipt.num_tokens
         self._bytes += 4 * receipt.num_tokens  # nobody counted; about four bytes a token
 
-    def tokenise(
-        self, batches: Iterator[TextBatch], encoder: Encoder
+    def documents(
+        self, encoded: Iterator[tuple[TextBatch, Ragged]]
     ) -> Iterator[tuple[TextBatch, Ragged, list[Drop]]]:
         """(batch, its documents, all its drops), until the feed ends or its splits are full."""
-        while not self._filler.full:
-            batch = next(batches, None)
-            if batch is None:
-                return
-            ids = encoder.encode_batch(batch.texts)
-            assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
+        while not self._filler.full and (item := next(encoded, None)) is not None:
+            batch, ids = item
             documents, void = self._rules.apply(ids, source=self._source, first=self._given)
             self._filler.advance(documents.lengths)
             self._given += len(ids)
@@ -149,25 +153,24 @@ class _Stream:
 
 
 def _segments(
-    tokenised: Generator[tuple[TextBatch, Ragged, list[Drop]], None, None],
+    tokenised: Iterator[tuple[TextBatch, Ragged, list[Drop]]],
     folder: Path,
     *,
     number: int,
     feed: int,
     start: Cursor | None,
-) -> Iterator[Receipt]:
+) -> Iterator[Segment]:
     """Write a feed's documents into segments; the last one is marked, and may be empty."""
     cursor = start or {}
     segment = SegmentWriter(folder, number=number, feed=feed)
     try:
-        with closing(tokenised):
-            for batch, documents, drops in tokenised:
-                segment.add(documents, drops, num_read=batch.num_read, counts=batch.counts)
-                cursor = batch.cursor
-                if segment.due:
-                    yield segment.seal(cursor, last=False)
-                    number += 1
-                    segment = SegmentWriter(folder, number=number, feed=feed)
+        for batch, documents, drops in tokenised:
+            segment.add(documents, drops, num_read=batch.num_read, counts=batch.counts)
+            cursor = batch.cursor
+            if segment.due:
+                yield segment.seal(cursor, last=False)
+                number += 1
+                segment = SegmentWriter(folder, number=number, feed=feed)
         yield segment.seal(cursor, last=True)
     finally:
         segment.abandon()

@@ -25,6 +25,7 @@ from shardmill.sources.clean import BOM_BYTES
 from shardmill.sources.files import InputFile, unreadable
 
 _NEWLINE = 10
+_LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _COMPRESSED_CHUNK = 256 * 2**10
 
 
@@ -63,7 +64,7 @@ def _cut_block(
     data: bytes, start: int, first_line: int, limits: BatchLimits
 ) -> Iterator[LineBlock]:
     """Pieces of `data` within the limits; `start` is where `data` begins in the file."""
-    stops = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+    stops = _line_stops(data)
     if len(stops) == 0 or stops[-1] < len(data):
         stops = np.append(stops, len(data))
     edges = np.concatenate(([0], stops)).astype(np.int64)
@@ -77,6 +78,19 @@ def _cut_block(
             first_line=first_line + first,
             end=start + end,
         )
+
+
+def _line_stops(data: bytes) -> OffsetArray:
+    """The place behind each newline. Few long lines are found by jumping from one to the next."""
+    count = data.count(b"\n")
+    if count * _LONG_LINE > len(data):
+        return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+    stops = np.empty(count, np.int64)
+    stop = 0
+    for number in range(count):
+        stop = data.index(b"\n", stop) + 1
+        stops[number] = stop
+    return stops
 
 
 def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[bytes]:
