@@ -1,6 +1,6 @@
 """How much of the bare tokenizer's speed a whole build keeps, and how much memory it takes.
 
-    python benchmarks/build.py [--data FOLDER] [--megabytes 160] [--repeats 3] [--only fast] [--json]
+    python benchmarks/build.py [--data FOLDER] [--megabytes 160] [--repeats 3] [--only fast]
 
 One process builds a store from jsonl and from parquet; the bare engine encodes the same texts, in
 batches of the same size, from memory. Both run in fresh processes, alternating, so that neither

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from shardmill.records import IntArray, OffsetArray, Ragged
+
+_LONG_DOCUMENT = 300  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,15 @@ def append_to_each(documents: Ragged, token: int) -> Ragged:
     """
     offsets = documents.offsets + np.arange(len(documents) + 1)
     values: IntArray = np.empty(offsets[-1], documents.values.dtype)
+    values[offsets[1:] - 1] = token
+    if len(values) > _LONG_DOCUMENT * len(documents):
+        # Few long documents: a copy of each is quicker than a mask over every token.
+        for (start, stop), first in zip(
+            pairwise(documents.offsets.tolist()), offsets.tolist(), strict=False
+        ):
+            values[first : first + stop - start] = documents.values[start:stop]
+        return Ragged(values, offsets)
     is_text = np.ones(len(values), bool)
     is_text[offsets[1:] - 1] = False
     values[is_text] = documents.values
-    values[~is_text] = token
     return Ragged(values, offsets)

@@ -94,9 +94,11 @@ def _valid(raw: pa.LargeBinaryArray) -> tuple[pa.LargeStringArray, Mask | None]:
 
 
 def _without_bom(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    marked = pc.starts_with(texts, BOM)
-    if not pc.any(marked).as_py():
+    edges, data = _edges(texts), _data(texts)
+    firsts = edges[:-1][np.diff(edges) > 0] - edges[0]
+    if not (data[firsts] == BOM_BYTES[0]).any():  # a look at one byte of each text
         return texts
+    marked = pc.starts_with(texts, BOM)
     return pc.if_else(marked, pc.utf8_slice_codeunits(texts, 1), texts)
 
 

@@ -64,7 +64,8 @@ def test_take_cuts_the_end_of_the_last_document_only():
     assert take(documents, second) == Ragged.from_sequences([[6]])
 
 
-@given(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=8))
-def test_the_end_token_stands_behind_each_document(documents):
+@given(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=8), st.sampled_from([1, 400]))
+def test_the_end_token_stands_behind_each_document(documents, times):
+    documents = [document * times for document in documents]  # short ones, or long ones
     wanted = Ragged.from_sequences([[*document, 9] for document in documents])
     assert append_to_each(Ragged.from_sequences(documents), 9) == wanted
