@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardmill.chat.check import ROLES, Conversation, special_in_text
-from shardmill.chat.mask import BoolArray
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Encoder
 from shardmill.records import IntArray, OffsetArray, Ragged
@@ -74,14 +73,8 @@ def render_sound(
     sound = np.ones(len(conversations), np.bool_)
     bad = special_in_text(texts, template.marker_ids)
     sound[np.searchsorted(first, bad, side="right") - 1] = False
-    return _select(rendered, sound), np.flatnonzero(sound)
-
-
-def _select(sequences: Ragged, keep: BoolArray) -> Ragged:
-    if keep.all():
-        return sequences
-    lengths = sequences.lengths
-    return Ragged.from_lengths(sequences.values[np.repeat(keep, lengths)], lengths[keep])
+    kept = rendered if sound.all() else rendered.keep(sound)
+    return kept, np.flatnonzero(sound)
 
 
 def _wrap(texts: Ragged, openings: IntArray, end_id: int) -> Ragged:
