@@ -1,18 +1,23 @@
-"""Join the journal's segments, in order, into the store, and balance the books."""
+"""Put the journal's documents, in order, into the store, and balance the books."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shardmill.build.fill import Filler, take
-from shardmill.build.segments import Receipt, Segment
+from shardmill.build.segments import Receipt
 from shardmill.build.spec import Feed
+from shardmill.records import Drop, Ragged
 from shardmill.shards import DocumentLedger, Ledger, StoreWriter, TokenLedger
 
 
 class Committer:
-    """Writes segments, as they come, to the splits their feeds fill."""
+    """Writes documents, as they come, to the splits their feeds fill.
+
+    The store is staged beside the journal and made anew by a resume, so a document may be here
+    before its segment is sealed.
+    """
 
     def __init__(self, feeds: Sequence[Feed], out: StoreWriter) -> None:
         self._names = [feed.source.name for feed in feeds]
@@ -21,19 +26,20 @@ class Committer:
         self._kept: Counter[str] = Counter()
         self._receipts: list[Receipt] = []
 
-    def add(self, segment: Segment) -> None:
-        """The next segment."""
-        feed = segment.receipt.feed
-        assert segment.receipt.number == len(self._receipts), "segments come in order"
-        for documents in segment.parts:
-            for placement in self._fillers[feed].place(documents.lengths):
-                if placement.split is not None:
-                    part = take(documents, placement)
-                    self._out.append(placement.split, part, where=self._names[feed])
-                    self._kept["documents"] += len(part)
-                    self._kept["tokens"] += len(part.values)
-        self._out.record_drops(segment.drops)
-        self._receipts.append(segment.receipt)
+    def add(self, feed: int, documents: Ragged, drops: Iterable[Drop]) -> None:
+        """The next documents of a feed."""
+        for placement in self._fillers[feed].place(documents.lengths):
+            if placement.split is not None:
+                part = take(documents, placement)
+                self._out.append(placement.split, part, where=self._names[feed])
+                self._kept["documents"] += len(part)
+                self._kept["tokens"] += len(part.values)
+        self._out.record_drops(drops)
+
+    def seal(self, receipt: Receipt) -> None:
+        """What was added since the last receipt is this segment."""
+        assert receipt.number == len(self._receipts), "segments come in order"
+        self._receipts.append(receipt)
 
     def ledger(self, *, separators: bool) -> Ledger:
         """The books, when every segment was added: each feed has its last, and none is missing."""

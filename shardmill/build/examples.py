@@ -55,7 +55,7 @@ def build_examples(
             kept: Counter[str] = Counter()
             for receipt, number in zip(receipts, numbers, strict=True):
                 segment = load_segment(work.segments, receipt, rules.dtype)
-                (examples,) = segment.parts
+                examples = segment.documents
                 for index, split in enumerate(splits):
                     out.append(split, examples.keep(owner[number] == index))
                 out.record_drops(segment.drops)
@@ -90,11 +90,11 @@ def _spool(
             mine.append(batch.kept + read)
             read += batch.num_read
             if segment.due:
-                receipts.append(segment.seal({}, last=False).receipt)
+                receipts.append(segment.seal({}, last=False))
                 numbers.append(np.concatenate(mine))
                 segment = SegmentWriter(folder, number=len(receipts), feed=0)
                 mine = [np.empty(0, np.int64)]
-        receipts.append(segment.seal({}, last=True).receipt)
+        receipts.append(segment.seal({}, last=True))
         numbers.append(np.concatenate(mine))
     finally:
         segment.abandon()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.records import IntArray, OffsetArray, Ragged
 
@@ -79,13 +80,13 @@ def take(documents: Ragged, placement: Placement) -> Ragged:
     return Ragged(part.values[: offsets[-1]], offsets)
 
 
-def append_to_each(documents: Ragged, token: int) -> Ragged:
-    """Each document with `token` behind it.
+def append_to_each(documents: Ragged, token: int, dtype: npt.DTypeLike) -> Ragged:
+    """Each document with `token` behind it, in `dtype`, which holds every id.
 
     [4 5 | 6] with 9 -> [4 5 9 | 6 9]: document i moves right by i.
     """
     offsets = documents.offsets + np.arange(len(documents) + 1)
-    values: IntArray = np.empty(offsets[-1], documents.values.dtype)
+    values: IntArray = np.empty(offsets[-1], dtype)
     values[offsets[1:] - 1] = token
     if len(values) > _LONG_DOCUMENT * len(documents):
         # Few long documents: a copy of each is quicker than a mask over every token.

@@ -50,10 +50,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sealed segment: its receipt, and what is in it, in order."""
+    """What is in a sealed segment."""
 
-    receipt: Receipt
-    parts: tuple[Ragged, ...]
+    documents: Ragged
     drops: tuple[Drop, ...]
 
 
@@ -64,8 +63,7 @@ class SegmentWriter:
         self.num_documents = self.num_tokens = self.num_read = 0
         self._folder, self._number, self._feed = folder, number, feed
         self._counts: Counter[str] = Counter()
-        self._parts: list[Ragged] = []
-        self._drops: list[Drop] = []
+        self._dropped: Counter[str] = Counter()
         self._files = {part: _HashedFile(_path(folder, number, part)) for part in PARTS}
         self._since = time.monotonic()
 
@@ -82,8 +80,7 @@ class SegmentWriter:
         self._files["lengths"].write(_bytes(documents.lengths.astype("<i8")))
         for drop in drops:
             self._files["drops"].write(msgspec.json.encode((drop.id, drop.reason)) + b"\n")
-            self._drops.append(drop)
-        self._parts.append(documents)
+            self._dropped[drop.reason] += 1
         self.num_tokens += len(documents.values)
         self.num_documents += len(documents)
         self.num_read += num_read
@@ -94,7 +91,7 @@ class SegmentWriter:
         old = time.monotonic() - self._since > SEGMENT_SECONDS
         return self.num_tokens >= SEGMENT_TOKENS or (old and self.num_read > 0)
 
-    def seal(self, cursor: Cursor, *, last: bool) -> Segment:
+    def seal(self, cursor: Cursor, *, last: bool) -> Receipt:
         sha256 = {part: file.close() for part, file in self._files.items()}
         sync_folder(self._folder)
         receipt = Receipt(
@@ -104,7 +101,7 @@ class SegmentWriter:
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,
             counts=dict(self._counts),
-            dropped=dict(Counter(drop.reason for drop in self._drops)),
+            dropped=dict(self._dropped),
             cursor=cursor,
             last=last,
             sha256=sha256,
@@ -112,7 +109,7 @@ class SegmentWriter:
         data = msgspec.json.encode(receipt)
         with atomic_write(_path(self._folder, self._number, "json")) as file:
             file.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-        return Segment(receipt, tuple(self._parts), tuple(self._drops))
+        return receipt
 
     def abandon(self) -> None:
         """Close the files of an unsealed segment; harmless after `seal`."""
@@ -195,7 +192,7 @@ def load_segment(folder: Path, receipt: Receipt, dtype: str) -> Segment:
     rows = data["drops"].tobytes().splitlines()
     decoded = [msgspec.json.decode(row, type=tuple[str, str]) for row in rows]
     drops = tuple(Drop(id=where, reason=reason) for where, reason in decoded)
-    return Segment(receipt, (documents,), drops)
+    return Segment(documents, drops)
 
 
 def _bytes(array: IntArray) -> memoryview:

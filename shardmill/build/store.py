@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -121,13 +120,18 @@ def _stage(
     ) as out:
         committer = Committer(feeds, out)
         for receipt in done:
-            committer.add(load_segment(work.segments, receipt, rules.dtype))
-        new = fill_journal(
-            feeds, work.segments, done, desk=desk, rules=rules, on_progress=on_progress
+            segment = load_segment(work.segments, receipt, rules.dtype)
+            committer.add(receipt.feed, segment.documents, segment.drops)
+            committer.seal(receipt)
+        fill_journal(
+            feeds,
+            work.segments,
+            done,
+            desk=desk,
+            rules=rules,
+            committer=committer,
+            on_progress=on_progress,
         )
-        with closing(new):
-            for segment in new:
-                committer.add(segment)
         facts = store_facts(
             spec,
             tokenizer,

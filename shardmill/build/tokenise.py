@@ -1,4 +1,4 @@
-"""Fill the journal: the documents of each feed, tokenised, in segments.
+"""Fill the journal and the store: the documents of each feed, tokenised, in segments.
 
 Promise: the documents in the journal are those of the sources from the start, in order, whatever
 was killed and resumed; a feed stops being read when its splits are full.
@@ -7,7 +7,7 @@ Reading, encoding and writing go on at the same time, each in a thread of its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -17,13 +17,14 @@ from typing import Protocol
 import numpy as np
 
 from shardmill.build.ahead import read_ahead
+from shardmill.build.commit import Committer
 from shardmill.build.fill import Filler, append_to_each
-from shardmill.build.segments import Receipt, Segment, SegmentWriter, load_lengths
+from shardmill.build.segments import Receipt, SegmentWriter, load_lengths
 from shardmill.build.spec import BuildSpec, Feed, Progress, choose_dtype, end_id
-from shardmill.protocols import Encoder, Tokenizer
+from shardmill.protocols import Tokenizer
 from shardmill.records import Cursor, Drop, OffsetArray, Ragged, TextBatch
-from shardmill.shards import fit_tokens
-from shardmill.tokenizer import vocab_size_of
+from shardmill.shards import check_tokens, fit_tokens
+from shardmill.tokenizer import ChosenEncoder, vocab_size_of
 
 OnProgress = Callable[[Progress], None]
 
@@ -31,7 +32,7 @@ OnProgress = Callable[[Progress], None]
 class EncoderDesk(Protocol):
     """Gives the encoder, once the first texts to encode are known."""
 
-    def encoder(self, first: TextBatch | None) -> Encoder: ...
+    def encoder(self, first: TextBatch | None) -> ChosenEncoder: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,22 @@ class TokenRules:
 
     def apply(self, ids: Ragged, *, source: str, first: int) -> tuple[Ragged, list[Drop]]:
         """The documents as they are stored, and those that gave no token at all."""
-        documents = self.fit(ids, source=source, first=first)
-        void = np.flatnonzero(documents.lengths == 0)
+        void = np.flatnonzero(ids.lengths == 0)
         drops = [Drop(id=f"{source}: document {first + i}", reason="no_tokens") for i in void]
-        if len(void):
-            documents = Ragged(documents.values, np.delete(documents.offsets, void + 1))
-        if self.end_id is not None:
-            documents = append_to_each(documents, self.end_id)
-        return documents, drops
+        if self.end_id is None:
+            documents = self.fit(ids, source=source, first=first)
+            return _without(documents, void), drops
+        # One pass for both: the cast is part of the copy that makes room for the end.
+        check_tokens(ids, self.dtype, vocab_size=self.vocab_size, where=source, first=first)
+        stored = np.dtype(self.dtype).newbyteorder("<")
+        return append_to_each(_without(ids, void), self.end_id, stored), drops
+
+
+def _without(documents: Ragged, void: OffsetArray) -> Ragged:
+    """Without the documents `void`, which hold no token."""
+    if not len(void):
+        return documents
+    return Ragged(documents.values, np.delete(documents.offsets, void + 1))
 
 
 def token_rules(spec: BuildSpec, tokenizer: Tokenizer) -> TokenRules:
@@ -74,9 +83,10 @@ def fill_journal(
     *,
     desk: EncoderDesk,
     rules: TokenRules,
+    committer: Committer,
     on_progress: OnProgress,
-) -> Generator[Segment, None, None]:
-    """Go on behind the segments that are done until every feed is; gives each new segment."""
+) -> None:
+    """Go on behind the segments that are done until every feed is."""
     number = len(done)
     for index, feed in enumerate(feeds):
         mine = [receipt for receipt in done if receipt.feed == index]
@@ -87,19 +97,25 @@ def fill_journal(
             first = next(batches, None)
             encoder = desk.encoder(first)
             rest = chain([first], batches) if first is not None else iter(())
-            stream = _Stream(feed, rules, Filler(feed.fill), on_progress)
+            stream = _Stream(feed, rules, encoder, on_progress)
             for receipt in mine:
                 stream.skip(receipt, load_lengths(folder, receipt))
             with closing(read_ahead(_encoded(rest, encoder))) as encoded:
-                tokenised = stream.documents(encoded)
-                for segment in _segments(tokenised, folder, number=number, feed=index, start=start):
-                    yield segment
-                    number += 1
+                number = _write_segments(
+                    stream.documents(encoded),
+                    folder,
+                    committer,
+                    number=number,
+                    feed=index,
+                    start=start,
+                )
 
 
-def _encoded(batches: Iterator[TextBatch], encoder: Encoder) -> Iterator[tuple[TextBatch, Ragged]]:
+def _encoded(
+    batches: Iterator[TextBatch], encoder: ChosenEncoder
+) -> Iterator[tuple[TextBatch, Ragged]]:
     for batch in batches:
-        ids = encoder.encode_batch(batch.texts)
+        ids = encoder.encode_unwatched(batch.texts)
         assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
         yield batch, ids
 
@@ -108,10 +124,10 @@ class _Stream:
     """One feed on its way from ids to documents."""
 
     def __init__(
-        self, feed: Feed, rules: TokenRules, filler: Filler, on_progress: OnProgress
+        self, feed: Feed, rules: TokenRules, encoder: ChosenEncoder, on_progress: OnProgress
     ) -> None:
-        self._source, self._rules, self._filler = feed.source.name, rules, filler
-        self._on_progress = on_progress
+        self._source, self._filler = feed.source.name, Filler(feed.fill)
+        self._rules, self._encoder, self._on_progress = rules, encoder, on_progress
         self._given = self._tokens = self._bytes = 0  # documents, tokens and bytes so far
         limits = [limit for _, limit in feed.fill]
         self._most = None if None in limits else sum(limit for limit in limits if limit)
@@ -130,6 +146,7 @@ class _Stream:
         """(batch, its documents, all its drops), until the feed ends or its splits are full."""
         while not self._filler.full and (item := next(encoded, None)) is not None:
             batch, ids = item
+            self._encoder.watch(batch.texts, ids)
             documents, void = self._rules.apply(ids, source=self._source, first=self._given)
             self._filler.advance(documents.lengths)
             self._given += len(ids)
@@ -152,25 +169,31 @@ class _Stream:
         )
 
 
-def _segments(
+def _write_segments(
     tokenised: Iterator[tuple[TextBatch, Ragged, list[Drop]]],
     folder: Path,
+    committer: Committer,
     *,
     number: int,
     feed: int,
     start: Cursor | None,
-) -> Iterator[Segment]:
-    """Write a feed's documents into segments; the last one is marked, and may be empty."""
+) -> int:
+    """Write a feed's documents to segments and store; the last segment is marked, and may be empty.
+
+    Gives the number of the segment that comes next.
+    """
     cursor = start or {}
     segment = SegmentWriter(folder, number=number, feed=feed)
     try:
         for batch, documents, drops in tokenised:
             segment.add(documents, drops, num_read=batch.num_read, counts=batch.counts)
+            committer.add(feed, documents, drops)
             cursor = batch.cursor
             if segment.due:
-                yield segment.seal(cursor, last=False)
+                committer.seal(segment.seal(cursor, last=False))
                 number += 1
                 segment = SegmentWriter(folder, number=number, feed=feed)
-        yield segment.seal(cursor, last=True)
+        committer.seal(segment.seal(cursor, last=True))
     finally:
         segment.abandon()
+    return number + 1

@@ -107,14 +107,17 @@ def open_workplace(
 
 
 def remove_workplace(store: Path, plan: dict[str, JSON]) -> None:
-    """Sweep up behind a build that was killed after its store was published."""
+    """Sweep up behind a build that was killed after its store was published.
+
+    A workplace without a plan is one whose removal was killed: nothing in it can be resumed.
+    """
     folder = workplace_of(store)
-    if not (folder / "plan.json").exists():
+    if not folder.exists():
         return
     _refuse_strangers(folder)
     with _locked(folder / "lock", store):
-        left = _read_json(folder / "plan.json") or {}
-        if not describe_difference(left.get("plan"), _as_read(plan)):
+        left = _read_json(folder / "plan.json")
+        if left is None or not describe_difference(left.get("plan"), _as_read(plan)):
             shutil.rmtree(folder)
 
 

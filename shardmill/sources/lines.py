@@ -26,6 +26,7 @@ from shardmill.sources.files import InputFile, unreadable
 
 _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
+_LOOK = 2**16  # bytes that show whether lines are long
 _COMPRESSED_CHUNK = 256 * 2**10
 
 
@@ -82,15 +83,14 @@ def _cut_block(
 
 def _line_stops(data: bytes) -> OffsetArray:
     """The place behind each newline. Few long lines are found by jumping from one to the next."""
-    count = data.count(b"\n")
-    if count * _LONG_LINE > len(data):
+    start = data[:_LOOK]
+    if start.count(b"\n") * _LONG_LINE > len(start):
         return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
-    stops = np.empty(count, np.int64)
+    stops: list[int] = []
     stop = 0
-    for number in range(count):
-        stop = data.index(b"\n", stop) + 1
-        stops[number] = stop
-    return stops
+    while stop := data.find(b"\n", stop) + 1:
+        stops.append(stop)
+    return np.array(stops, np.int64)
 
 
 def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[bytes]:

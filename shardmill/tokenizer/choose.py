@@ -68,6 +68,15 @@ class ChosenEncoder:
 
     def encode_batch(self, texts: Texts) -> Ragged:
         """The ids of each text; EngineMismatchError when a compared document differs."""
+        ids = self.encode_unwatched(texts)
+        self.watch(texts, ids)
+        return ids
+
+    def encode_unwatched(self, texts: Texts) -> Ragged:
+        """The ids of each text, not yet compared: give them to `watch` before they are kept.
+
+        The two halves of `encode_batch`, for a caller with a thread for each.
+        """
         if self._fast is None:
             return self._reference.encode_batch(texts)
         ids = self._fast.encode_batch(texts)
@@ -76,9 +85,12 @@ class ChosenEncoder:
                 f"{self._fast.name} gave {len(ids):,} sequences for {len(texts):,} texts; build "
                 "with engine='reference'"
             )
-        if len(texts):
-            self._compare(texts, ids, self._choose_sample(num_bytes(texts)))
         return ids
+
+    def watch(self, texts: Texts, ids: Ragged) -> None:
+        """Compare a sample of what was encoded; batches come here in their order."""
+        if self._fast is not None and len(texts):
+            self._compare(texts, ids, self._choose_sample(num_bytes(texts)))
 
     def _choose_sample(self, sizes: OffsetArray) -> OffsetArray:
         """Document numbers to compare: none while ahead, else as many as catch up."""

@@ -68,4 +68,4 @@ def test_take_cuts_the_end_of_the_last_document_only():
 def test_the_end_token_stands_behind_each_document(documents, times):
     documents = [document * times for document in documents]  # short ones, or long ones
     wanted = Ragged.from_sequences([[*document, 9] for document in documents])
-    assert append_to_each(Ragged.from_sequences(documents), 9) == wanted
+    assert append_to_each(Ragged.from_sequences(documents), 9, np.int64) == wanted

@@ -328,13 +328,15 @@ def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
             self.produced_by = {"engine": name, "versions": {}}
             self.calls = 0
 
-        def encode_batch(self, texts) -> Ragged:
+        def encode_unwatched(self, texts) -> Ragged:
             if self.produced_by["engine"] == "reference":
                 return TOKENIZER.encode_batch(texts)
-            self.calls += 1
-            if self.calls == 40:
-                raise EngineMismatchError("fake differs on 'x'")
             return TOKENIZER.encode_batch(["wrong"] * len(texts))
+
+        def watch(self, texts, ids) -> None:
+            self.calls += 1
+            if self.produced_by["engine"] == "fake" and self.calls == 40:
+                raise EngineMismatchError("fake differs on 'x'")
 
     def choose(tokenizer, *, engine: str, **others) -> Chosen:
         return Chosen("reference" if engine == "reference" else "fake")
@@ -356,6 +358,28 @@ def test_a_resume_with_another_engine_is_refused(tmp_path, small_segments, monke
     note.write_text(json.dumps({**json.loads(note.read_text()), "engine": "other"}))
     with pytest.raises(BuildError, match="used engine 'other'"):
         build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec(), resume=True)
+
+
+@pytest.mark.parametrize("left", [["lock", "plan.json", "segments"], ["lock"], []])
+def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, small_segments, left):
+    def build(**options):
+        feeds = [Feed(source=StopsAfter(TEXTS, options.pop("stop", None)), fill=(("train", None),))]
+        return build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec(), **options)
+
+    work = tmp_path / ".s.building"
+    with pytest.raises(Interrupted):
+        build(stop=50)
+    plan = (work / "plan.json").read_bytes()
+    build(resume=True)
+    assert not work.exists()
+    (work / "segments").mkdir(parents=True)
+    for name in ("lock", "plan.json"):
+        (work / name).write_bytes(plan if name == "plan.json" else b"")
+    for path in [*work.iterdir()]:
+        if path.name not in left:
+            path.rmdir() if path.is_dir() else path.unlink()
+    build(resume=True)
+    assert not work.exists()
 
 
 KILLED = """
