@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from shardmill.records import JSON, Cursor, IntArray, Ragged, TextBatch
+from shardmill.records import JSON, ConversationBatch, Cursor, IntArray, Ragged, TextBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,3 +65,17 @@ class Source(Protocol):
         The batches after a cursor are the very batches that followed it the first time, borders
         included: a batch is a function of where it starts and of the input, nothing else.
         """
+
+
+@runtime_checkable
+class ConversationSource(Protocol):
+    """A named origin of conversations that can stop and go on. As `Source`, but for chats."""
+
+    @property
+    def name(self) -> str: ...
+
+    def describe(self) -> dict[str, JSON]: ...
+
+    def size_hint(self) -> int | None: ...
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]: ...

@@ -23,6 +23,7 @@ IGNORE_INDEX = -100
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 OffsetArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Cursor: TypeAlias = dict[str, JSON]
 """Where a source continues: a small JSON object only that source understands."""
 
@@ -118,6 +119,42 @@ class TextBatch:
     # "empty": documents with no text; "invalid_utf8": kept documents in which bytes were replaced
     drops: tuple[Drop, ...] = ()
     cursor: Cursor  # reading from here gives exactly what follows this batch
+
+
+ROLES = ("system", "user", "assistant", "tool")
+"""Who speaks in a turn; the number of a role in an array is its place here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One chat as a source gives it. Nothing in it is checked or repaired; `chat` does that."""
+
+    messages: Sequence[Mapping[str, Any]]
+    # each {"role", "content"}, perhaps "reasoning_content", "tool_calls", "name", "train"
+    tools: Sequence[Mapping[str, Any]] | None = None  # as the template wants them
+    id: str = ""  # where it was, "chats.jsonl:17", or the id it came with
+    group: str | None = None  # conversations of one group never part in a split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationBatch:
+    """Some conversations of a source. `num_read == len(conversations) + len(drops)`."""
+
+    conversations: tuple[Conversation, ...]
+    num_read: int
+    drops: tuple[Drop, ...] = ()
+    cursor: Cursor  # reading from here gives exactly what follows this batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChatExamples:
+    """Some rendered conversations: whole, not cut, not shifted."""
+
+    ids: Ragged
+    mask: BoolArray  # (total,) True where this very token is a training target
+    turn_starts: OffsetArray  # (turns,) where each turn starts in `ids.values`, ascending
+    # Tokens before an example's first turn (a BOS) belong to no turn.
+    turn_roles: npt.NDArray[np.uint8]  # (turns,) who speaks: a place in ROLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
