@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.mmap import find_shards
-from shardmill.errors import OptionError, StoreError
+from shardmill.arguments import whole_number
+from shardmill.errors import StoreError
 from shardmill.mapped import TokenSpace
 from shardmill.records import OffsetArray
 
@@ -27,8 +28,7 @@ class PretrainTokenStreamDataset:
         shards_dir: a split of a store (`<store>/train`; its meta.json names the shards), or a bare
         folder of shard_*.bin (uint16). T: inputs per row, so windows have T + 1 tokens.
         """
-        if T < 1:
-            raise OptionError(f"T={T}: wanted at least 1")
+        T = whole_number(T, "T")
         self.shards_dir, self.T, self.device = str(shards_dir), T, device
         files = find_shards(Path(shards_dir))
         sizes = np.array([file.num_tokens for file in files], np.int64)
@@ -53,6 +53,7 @@ class PretrainTokenStreamDataset:
 
         Moves the generator by B draws. x and y are contiguous and share no memory.
         """
+        B = whole_number(B, "B")
         drawn = torch.randint(
             self.num_windows, (B,), generator=generator, device=generator.device
         ).cpu()

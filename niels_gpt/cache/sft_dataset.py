@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.mmap import find_examples
+from shardmill.arguments import whole_number
 from shardmill.chat import assistant_mask
 from shardmill.errors import OptionError, StoreError
 from shardmill.mapped import TokenSpace
@@ -47,8 +48,7 @@ class SFTExampleDataset:
         it, else it is taken to be eot_id - 1 (sys, usr, asst, eot are consecutive), with a warning.
         Reads the tokens once, in pieces, to find the examples that can be trained at this T.
         """
-        if T < 1:
-            raise OptionError(f"T={T}: wanted at least 1")
+        T = whole_number(T, "T")
         self.tokens_path, self.T, self.device = str(tokens_path), T, device
         file, self._starts, meta = find_examples(Path(tokens_path), Path(idx_path))
         self.eot_id = eot_id
@@ -67,6 +67,7 @@ class SFTExampleDataset:
 
         Moves the generator by B draws. The three are contiguous and share no memory.
         """
+        B = whole_number(B, "B")
         drawn = torch.randint(
             len(self._drawable), (B,), generator=generator, device=generator.device
         ).cpu()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StoreError
 from shardmill.mapped import memory
 from shardmill.mapped.files import ShardFiles, files_of
@@ -61,7 +62,7 @@ class TokenSpace:
         max_maps: int = MAX_MAPS,
         reader: ReaderName = "auto",
     ) -> None:
-        if not 1 <= max_maps <= MOST_MAPS:
+        if not 1 <= whole_number(max_maps, "max_maps", least=None) <= MOST_MAPS:
             raise OptionError(
                 f"max_maps={max_maps:,}: wanted 1 to {MOST_MAPS:,}; the kernel allows a process "
                 f"65,530 maps, and a shard takes up to two"
@@ -89,6 +90,8 @@ class TokenSpace:
 
     def read(self, start: int, stop: int) -> IntArray:
         """A copy of the tokens `start..stop`, of `dtype`."""
+        start = whole_number(start, "start", least=None)
+        stop = whole_number(stop, "stop", least=None)
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start:,}..{stop:,} of {self.num_tokens:,}")
         out = np.empty((1, stop - start), self.dtype)
@@ -139,12 +142,13 @@ class TokenSpace:
             self._check_out(out)
         if out.shape != shape:
             raise OptionError(f"out has shape {out.shape}, wanted {shape}")
+        if not out.flags.writeable:
+            raise OptionError("out is read-only; pass an array that can be filled")
         self._reader().fill(starts, out)
         return out
 
     def _checked(self, starts: npt.ArrayLike, length: int) -> OffsetArray:
-        if length < 1:
-            raise OptionError(f"length={length}: a window has 1 token or more")
+        length = whole_number(length, "length")
         array = as_positions(starts)
         row = first_outside(array, self.num_tokens - length)
         if row is not None:

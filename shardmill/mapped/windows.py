@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shardmill.errors import OptionError
+from shardmill.arguments import whole_number
 from shardmill.mapped.space import TokenSpace, as_positions, first_outside
 from shardmill.records import IntArray, OffsetArray
 
@@ -22,10 +22,8 @@ class Windows:
     """Every whole window of a space: a read-only sequence without a state."""
 
     def __init__(self, space: TokenSpace, *, seq_len: int) -> None:
-        if seq_len < 1:
-            raise OptionError(f"seq_len={seq_len}: wanted 1 or more inputs a window")
         self.space = space
-        self.seq_len = seq_len
+        self.seq_len = whole_number(seq_len, "seq_len")
 
     def __len__(self) -> int:
         return max(0, (self.space.num_tokens - 1) // self.seq_len)

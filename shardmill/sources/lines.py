@@ -129,6 +129,11 @@ def _chunks(file: InputFile, start: int, size: int) -> Generator[bytes, None, No
         else:
             yield from _plain_chunks(file, start, size)
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        if "too much memory" in str(error):
+            raise SourceError(
+                f"{file.path}: compressed with a window of more than 128 MiB (zstd --long), which "
+                "takes that much memory to read; compress it again without --long"
+            ) from error
         raise SourceError(
             f"{file.path}: the compressed data is damaged or breaks off ({error}); "
             "fetch or write the file again"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardmill.errors import OptionError, StoreError
-from shardmill.mapped import TokenSpace
+from shardmill.mapped import TokenSpace, Windows
 from shardmill.records import TokenFile
 from shardmill.testing.spaces import ShardShape, write_shards
 
@@ -91,7 +91,7 @@ def test_starts_that_are_no_row_of_integers_are_refused(space, starts, message):
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_window_has_at_least_one_token(space, length):
-    with pytest.raises(OptionError, match=f"length={length}: a window has 1 token or more"):
+    with pytest.raises(OptionError, match=f"length={length}: wanted at least 1"):
         space.gather([0], length)
 
 
@@ -123,8 +123,26 @@ def test_an_out_that_is_no_numpy_array_is_refused(space):
 def test_an_out_that_may_not_be_written_is_refused(space):
     out = np.zeros((1, 4), np.int64)
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(OptionError, match="read-only"):
         space.gather([0], 4, out=out)
+
+
+@pytest.mark.parametrize("value", [1.5, 4.0, "4", None, True, np.float64(4)])
+def test_a_number_that_is_not_whole_is_refused_by_name(space, value):
+    for name, call in {
+        "length": lambda: space.gather([0], value),
+        "start": lambda: space.read(value, 5),
+        "stop": lambda: space.read(0, value),
+        "seq_len": lambda: Windows(space, seq_len=value),
+        "max_maps": lambda: TokenSpace([], max_maps=value),
+    }.items():
+        with pytest.raises(OptionError, match=re.escape(f"{name}={value!r} (")):
+            call()
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(space):
+    assert space.read(np.int64(1), np.uint8(3)).tolist() == space.read(1, 3).tolist()
+    assert len(Windows(space, seq_len=np.int32(9))) == 111
 
 
 def test_options_of_a_space_are_checked(tmp_path):

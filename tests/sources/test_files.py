@@ -166,6 +166,14 @@ def test_compressed_data_that_breaks_off_is_an_error(tmp_path: Path, suffix: str
             texts_of(JsonlSource(path))
 
 
+def test_a_zst_window_too_large_for_memory_is_told_from_damage(tmp_path: Path) -> None:
+    long = zstandard.ZstdCompressionParameters(window_log=29, enable_ldm=True)
+    pack = zstandard.ZstdCompressor(compression_params=long).compressobj()
+    (tmp_path / "x.jsonl.zst").write_bytes(pack.compress(b'{"text": "a"}') + pack.flush())
+    with pytest.raises(SourceError, match="compress it again without --long"):
+        texts_of(JsonlSource(tmp_path / "x.jsonl.zst"))
+
+
 def test_open_source_knows_the_kinds_by_their_endings(tmp_path: Path) -> None:
     write(tmp_path, {"t/a.md": b"1", "j/a.jsonl": b'{"text":"2"}', "x/a.raw": b"3\n4"})
     assert isinstance(open_source(str(tmp_path / "t")), TextSource)
