@@ -10,10 +10,11 @@ Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ from niels_gpt.messages import Chat, Message
 from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
 from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
-from shardmill.chat import TokenTemplate, render_sound, sift
+from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
 from shardmill.errors import SourceError
-from shardmill.records import JSON, Drop, IntArray, OffsetArray
+from shardmill.records import JSON, Conversation, IntArray
 
 BATCH_EXAMPLES = 1024
 BATCH_CHARACTERS = 4 * 2**20
@@ -104,20 +105,21 @@ def write_examples(
 def _batches(
     examples: Iterable[list[Message]], tokenizer: CacheTokenizer, groups: _Groups
 ) -> Iterator[ExampleBatch]:
-    ids = tokenizer.chat_ids()
-    template = TokenTemplate(
-        openings={role: ids[name] for role, name in ROLE_NAMES.items()}, end_id=ids["eot"]
-    )
+    tokenizer.chat_ids()  # says which are missing
+    template = bind_template(KNOWN_TEMPLATES["four-marker"], tokenizer)
     num_read = num_kept = 0
     for chunk in _chunks(examples):
-        names = [_name(example, number) for number, example in enumerate(chunk, start=num_read)]
+        chats = [_conversation(one, number) for number, one in enumerate(chunk, start=num_read)]
         groups.add(chunk)
-        chats, kept, unfit = sift(zip(names, chunk, strict=True))
-        rendered, sound = render_sound(chats, template, tokenizer)
-        drops = (*unfit, *_unsound(names, kept, sound))
+        rendered = template.render(chats, TrainPolicy())
         num_read += len(chunk)
-        num_kept += len(rendered)
-        yield ExampleBatch(ids=rendered, kept=kept[sound], num_read=len(chunk), drops=drops)
+        num_kept += len(rendered.kept)
+        yield ExampleBatch(
+            ids=rendered.examples.ids,
+            kept=rendered.kept,
+            num_read=len(chunk),
+            drops=rendered.drops,
+        )
     if not num_kept:
         raise SourceError(
             f"none of {num_read:,} conversations can be used; each needs at least one assistant "
@@ -125,14 +127,24 @@ def _batches(
         )
 
 
-def _name(example: object, number: int) -> str:
-    return (example.id if isinstance(example, Chat) else "") or f"example {number}"
+def _conversation(example: object, number: int) -> Conversation:
+    name = (example.id if isinstance(example, Chat) else "") or f"example {number}"
+    messages: Any = example  # whatever it is: what is no list of messages is dropped by name
+    if isinstance(example, Sequence) and not isinstance(example, str | bytes):
+        messages = [_message(message) for message in example]
+    return Conversation(messages=messages, id=name)
 
 
-def _unsound(names: list[str], kept: OffsetArray, sound: OffsetArray) -> Iterator[Drop]:
-    """Drops for the chats whose text became a special id."""
-    for position in np.delete(kept, sound).tolist():
-        yield Drop(id=names[position], reason="special_in_text")
+def _message(message: object) -> object:
+    """Role and content alone, and these as the recipe wants them: no other name for a role, no
+    content in parts. What is not so becomes what the template drops for that reason."""
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        return None
+    role, content = message["role"], message["content"]
+    return {
+        "role": role if isinstance(role, str) and role in ROLE_NAMES else None,
+        "content": content if isinstance(content, str) else None,
+    }
 
 
 def _chunks(examples: Iterable[list[Message]]) -> Iterator[list[list[Message]]]:

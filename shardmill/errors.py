@@ -8,6 +8,8 @@
     |-- TokenizerError        (ValueError)         a tokenizer that cannot be opened or trusted
     |   `-- EngineMismatchError                    a fast engine gave other ids than the reference
     |-- TokenRangeError       (ValueError)         an id that does not fit the shard's dtype
+    |-- TemplateError         (ValueError)         a chat template that cannot be opened or trusted
+    |   `-- MaskProofError                         its loss mask is not proved right
     |-- StoreError            (ValueError)
     |   |-- StoreNotFoundError  (FileNotFoundError)  no finished store here
     |   |-- StoreExistsError    (FileExistsError)    a finished store is never overwritten unasked
@@ -54,6 +56,14 @@ class EngineMismatchError(TokenizerError):
 
 class TokenRangeError(ShardmillError, ValueError):
     """A token id that does not fit the dtype of the shards."""
+
+
+class TemplateError(ShardmillError, ValueError):
+    """A chat template that cannot be opened, bound to a tokenizer, or trusted."""
+
+
+class MaskProofError(TemplateError):
+    """A template whose loss mask is wrong; the message shows a smallest conversation."""
 
 
 class StoreError(ShardmillError, ValueError):

@@ -159,11 +159,12 @@ class ChatExamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFile:
-    """One file of raw little-endian tokens whose size has been checked."""
+    """One file of raw little-endian tokens, to its end, whose size has been checked."""
 
     path: Path
     num_tokens: int
     dtype: str  # "uint16" or "uint32"
+    offset: int = 0  # bytes before the first token: the header of a file that has one
 
     @property
     def num_bytes(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 from niels_gpt.data.rows import open_rows
 from niels_gpt.messages import Chat, Message
 from shardmill.errors import SourceError
+from shardmill.sources.trees import Node, plant, ways
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +66,6 @@ def iter_oasst1_sft(
     return iter(read_threads(rows, lang=lang, max_messages=max_messages).chats)
 
 
-@dataclass(slots=True)
-class _Node:
-    """One message on its way into a thread."""
-
-    id: str
-    parent: str | None
-    tree: str
-    message: Message
-    fault: str | None  # the message's own reason to be left out
-
-
 def read_threads(
     rows: Iterable[Mapping[str, Any]],
     *,
@@ -83,44 +73,52 @@ def read_threads(
     max_messages: int = MAX_MESSAGES,
 ) -> Threads:
     """Rebuild the threads. A thread ends at `max_messages` even when its tree goes deeper."""
-    nodes: dict[str, _Node] = {}
-    num_messages = 0
-    left_out: Counter[str] = Counter()
+    if max_messages < 2:
+        raise SourceError(f"max_messages={max_messages}: a question with its answer is 2")
+    nodes: list[Node] = []
+    messages: list[Message] = []
+    trees: list[str] = []
     for number, row in enumerate(rows):
-        node = _node(row, number, lang)
-        num_messages += 1
-        if node.id in nodes:
-            left_out["duplicate_id"] += 1
-        else:
-            nodes[node.id] = node
-    children: dict[str | None, list[_Node]] = {}
-    for node in nodes.values():
-        children.setdefault(node.parent, []).append(node)
-    fates: dict[str, str] = {}
-    chats = _walk(children, fates, max_messages)
-    _lose_orphans(nodes, children, fates)
-    used = sum(fate == "used" for fate in fates.values())
-    left_out.update(fate for fate in fates.values() if fate != "used")
-    left_out["no_root"] += len(nodes) - len(fates)
+        message, fault = _message(row, lang)
+        nodes.append(_node(row, number, fault))
+        messages.append(message)
+        tree = row.get("message_tree_id")
+        trees.append(tree if isinstance(tree, str) else "")
+    forest = plant(nodes, max_messages=max_messages)
+    chats = [
+        Chat(
+            [messages[number] for number in way],
+            id=nodes[way[-1]].id,
+            group=trees[way[0]] or nodes[way[0]].id,
+        )
+        for way in ways(forest)
+    ]
+    left_out = Counter(fate for fate in forest.fates if fate is not None)
     counts = {reason: left_out[reason] for reason in REASONS if left_out[reason]}
+    used = len(nodes) - sum(counts.values())
     if counts:
         log.info(
             "oasst1: %d threads from %d of %d messages; left out: %s",
             len(chats),
             used,
-            num_messages,
+            len(nodes),
             ", ".join(f"{count} {reason}" for reason, count in counts.items()),
         )
-    return Threads(chats=chats, num_messages=num_messages, num_used=used, left_out=counts)
+    return Threads(chats=chats, num_messages=len(nodes), num_used=used, left_out=counts)
 
 
-def _node(row: Mapping[str, Any], number: int, lang: str | None) -> _Node:
+def _node(row: Mapping[str, Any], number: int, fault: str | None) -> Node:
     name, parent = row.get("message_id"), row.get("parent_id")
     if not isinstance(name, str) or not (parent is None or isinstance(parent, str)):
         raise SourceError(
             f"oasst1, row {number}: message_id {name!r}, parent_id {parent!r}; wanted texts "
             f"(parent_id null at a root). The row's keys: {sorted(row)}"
         )
+    return Node(name, parent or None, fault)
+
+
+def _message(row: Mapping[str, Any], lang: str | None) -> tuple[Message, str | None]:
+    """What is said, and the message's own reason to be left out."""
     role = {"prompter": "user", "assistant": "assistant"}.get(str(row.get("role")))
     text = row.get("text")
     fault = None
@@ -134,66 +132,7 @@ def _node(row: Mapping[str, Any], number: int, lang: str | None) -> _Node:
         "role": "user" if role == "user" else "assistant",
         "content": text if isinstance(text, str) else "",
     }
-    tree = row.get("message_tree_id")
-    return _Node(name, parent or None, tree if isinstance(tree, str) else "", message, fault)
-
-
-def _walk(
-    children: Mapping[str | None, list[_Node]], fates: dict[str, str], max_messages: int
-) -> list[Chat]:
-    """Depth first from every root, in input order; fills the fate of each message reached."""
-    if max_messages < 2:
-        raise SourceError(f"max_messages={max_messages}: a question with its answer is 2")
-    chats: list[Chat] = []
-    for root in children.get(None, []):
-        way: list[Message] = []
-        stack = [(root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if node.fault:
-                _lose(node, node.fault, "below_left_out", children, fates)
-                continue
-            fates[node.id] = "used"
-            del way[depth:]
-            way.append(node.message)
-            below = children.get(node.id, [])
-            if depth + 1 == max_messages:
-                for child in below:
-                    _lose(child, "too_deep", "too_deep", children, fates)
-                below = []
-            sound = [child for child in below if child.fault is None]
-            if not sound:
-                chats.append(Chat(way, id=node.id, group=root.tree or root.id))
-            stack += [(child, depth + 1) for child in reversed(below)]
-    return chats
-
-
-def _lose(
-    node: _Node,
-    own: str,
-    below: str,
-    children: Mapping[str | None, list[_Node]],
-    fates: dict[str, str],
-) -> None:
-    """Give a message the fate `own` and all answers under it the fate `below`."""
-    fates[node.id] = node.fault or own
-    stack = list(children.get(node.id, []))
-    while stack:
-        lost = stack.pop()
-        if lost.id not in fates:
-            fates[lost.id] = lost.fault or below
-            stack += children.get(lost.id, [])
-
-
-def _lose_orphans(
-    nodes: Mapping[str, _Node],
-    children: Mapping[str | None, list[_Node]],
-    fates: dict[str, str],
-) -> None:
-    for parent, orphans in children.items():
-        if parent is not None and parent not in nodes:
-            for orphan in orphans:
-                _lose(orphan, "missing_parent", "below_left_out", children, fates)
+    return message, fault
 
 
 __all__ = ["DATASET", "MAX_MESSAGES", "REASONS", "Threads", "iter_oasst1_sft", "read_threads"]

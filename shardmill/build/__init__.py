@@ -1,5 +1,6 @@
-"""The offline half: sources, tokenizer and shards put together."""
+"""The offline half: sources, tokenizer, chat and shards put together."""
 
+from shardmill.build.chats import build_chats
 from shardmill.build.examples import build_examples
 from shardmill.build.spec import BuildReport, BuildSpec, ExampleBatch, Feed, Progress
 from shardmill.build.store import build_store
@@ -11,6 +12,7 @@ __all__ = [
     "ExampleBatch",
     "Feed",
     "Progress",
+    "build_chats",
     "build_examples",
     "build_store",
     "has_unfinished_build",

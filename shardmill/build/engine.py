@@ -7,11 +7,12 @@ and the reference does it again; the manifest says so.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from shardmill.build.workplace import Workplace
 from shardmill.errors import BuildError, EngineMismatchError, TokenizerError
 from shardmill.protocols import Tokenizer
-from shardmill.records import JSON, TextBatch
+from shardmill.records import JSON
 from shardmill.tokenizer import ChosenEncoder, EngineCheck, EngineChoice, choose_encoder
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class EngineDesk:
         self._engine, self._check, self._size_hint = engine, check, size_hint
         self._chosen: ChosenEncoder | None = None
 
-    def encoder(self, first: TextBatch | None) -> ChosenEncoder:
+    def encoder(self, first: Sequence[str]) -> ChosenEncoder:
+        """The encoder of this build; `first` are the first texts of the first call."""
         if self._chosen is None:
             dropped = self._work.read_note("dropped_engine")
             try:
@@ -41,7 +43,7 @@ class EngineDesk:
                     self._tokenizer,
                     engine="reference" if dropped else self._engine,
                     check=self._check,
-                    corpus=first.texts.to_pylist() if first is not None else [],
+                    corpus=first,
                     size_hint=self._size_hint,
                 )
             except EngineMismatchError as failed:  # no engine yet, so nothing to fall back from

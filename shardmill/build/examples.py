@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.build.commit import balance
+from shardmill.build.portion import Account, Portion
 from shardmill.build.segments import Receipt, SegmentWriter, load_segment
 from shardmill.build.spec import BuildReport, BuildSpec, ExampleBatch, store_facts
 from shardmill.build.tokenise import TokenRules, token_rules
@@ -54,17 +55,17 @@ def build_examples(
         with StoreWriter(staged, splits=splits, dtype=rules.dtype, shard_bytes=None) as out:
             kept: Counter[str] = Counter()
             for receipt, number in zip(receipts, numbers, strict=True):
-                segment = load_segment(work.segments, receipt, rules.dtype)
-                examples = segment.documents
+                portion = load_segment(work.segments, receipt, rules.dtype)
+                examples = portion.documents
                 for index, split in enumerate(splits):
                     out.append(split, examples.keep(owner[number] == index))
-                out.record_drops(segment.drops)
+                out.record_drops(portion.drops)
                 kept.update(documents=len(examples), tokens=len(examples.values))
             facts = store_facts(
                 spec,
                 tokenizer,
                 sources=[],
-                ledger=balance(receipts, kept, separators=False),
+                ledger=balance(receipts, kept),
                 produced_by=produced_by or {},
                 options={},
                 unit="example",
@@ -86,7 +87,8 @@ def _spool(
     try:
         for batch in batches:
             examples = rules.fit(batch.ids, source=source, first=read)
-            segment.add(examples, batch.drops, num_read=batch.num_read)
+            portion = Portion(documents=examples, drops=batch.drops)
+            segment.add(portion, Account(num_read=batch.num_read))
             mine.append(batch.kept + read)
             read += batch.num_read
             if segment.due:

@@ -1,9 +1,10 @@
 """The journal: tokenised documents in segments, each done when its receipt is there.
 
 A segment is `NNNNNN.tokens` (raw, the store's dtype), `NNNNNN.lengths` (raw int64),
-`NNNNNN.drops` (JSON lines) and `NNNNNN.json`, the receipt, written last and atomically with the
-sha256 of all three, the source's cursor behind it, and a seal of its own. Segment borders are a
-matter of speed and never show in the store.
+`NNNNNN.drops` (JSON lines), for conversations `.mask`, `.turns`, `.roles` and `.splits`, and
+`NNNNNN.json`, the receipt, written last and atomically with the sha256 of all the others, the
+source's cursor behind it, and a seal of its own. Segment borders are a matter of speed and never
+show in the store.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,15 +21,13 @@ import msgspec
 import numpy as np
 
 from shardmill.atomic import atomic_write, cannot_write, sync_folder
+from shardmill.build.portion import PARTS, Account, Portion, parts_of, portion_of
 from shardmill.errors import BuildError
-from shardmill.records import Cursor, Drop, IntArray, OffsetArray, Ragged
+from shardmill.records import Cursor, OffsetArray
 
 SEGMENT_TOKENS = 8 * 2**20
 SEGMENT_SECONDS = 10.0
 """A segment is sealed at either, so a kill costs seconds even with a slow tokenizer."""
-
-PARTS = ("tokens", "lengths", "drops")
-ALL_PARTS = (*PARTS, "json")
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,14 +45,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sha256: dict[str, str]  # part to digest
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """What is in a sealed segment."""
-
-    documents: Ragged
-    drops: tuple[Drop, ...]
-
-
 class SegmentWriter:
     """One open segment. `seal` makes it count; without it the files are overwritten later."""
 
@@ -67,24 +56,17 @@ class SegmentWriter:
         self._files = {part: _HashedFile(_path(folder, number, part)) for part in PARTS}
         self._since = time.monotonic()
 
-    def add(
-        self,
-        documents: Ragged,
-        drops: Iterable[Drop],
-        *,
-        num_read: int,
-        counts: Mapping[str, int] | None = None,
-    ) -> None:
-        """Some documents, their values already in the store's dtype, and what was left out."""
-        self._files["tokens"].write(_bytes(documents.values))
-        self._files["lengths"].write(_bytes(documents.lengths.astype("<i8")))
-        for drop in drops:
-            self._files["drops"].write(msgspec.json.encode((drop.id, drop.reason)) + b"\n")
-            self._dropped[drop.reason] += 1
-        self.num_tokens += len(documents.values)
-        self.num_documents += len(documents)
-        self.num_read += num_read
-        self._counts.update(counts or {})
+    def add(self, portion: Portion, account: Account) -> None:
+        """The next portion; parts that it has and the others had not begin here."""
+        for part, data in parts_of(portion, tokens=self.num_tokens):
+            if part not in self._files:
+                self._files[part] = _HashedFile(_path(self._folder, self._number, part))
+            self._files[part].write(data)
+        self._dropped.update(drop.reason for drop in portion.drops)
+        self.num_tokens += len(portion.documents.values)
+        self.num_documents += len(portion.documents)
+        self.num_read += account.num_read
+        self._counts.update(account.counts)
 
     @property
     def due(self) -> bool:
@@ -160,7 +142,11 @@ def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
         except (BuildError, msgspec.MsgspecError, FileNotFoundError):
             break
         receipts.append(receipt)
-    known = {_path(folder, receipt.number, part) for receipt in receipts for part in ALL_PARTS}
+    known = {
+        _path(folder, receipt.number, part)
+        for receipt in receipts
+        for part in (*receipt.sha256, "json")
+    }
     for path in folder.iterdir():
         if path not in known:
             path.unlink()
@@ -178,25 +164,17 @@ def load_lengths(folder: Path, receipt: Receipt) -> OffsetArray:
     return np.fromfile(_path(folder, receipt.number, "lengths"), "<i8")
 
 
-def load_segment(folder: Path, receipt: Receipt, dtype: str) -> Segment:
+def load_segment(folder: Path, receipt: Receipt, dtype: str) -> Portion:
     """A segment from disk, checked against the receipt's hashes."""
-    data = {part: np.fromfile(_path(folder, receipt.number, part), np.uint8) for part in PARTS}
+    parts = receipt.sha256
+    data = {part: np.fromfile(_path(folder, receipt.number, part), np.uint8) for part in parts}
     for part, array in data.items():
         if hashlib.sha256(array.data).hexdigest() != receipt.sha256[part]:
             raise BuildError(
                 f"{folder}: segment {receipt.number:06d} ({part}) changed after it was written; "
                 "--resume tokenises it and what follows again"
             )
-    values = data["tokens"].view(np.dtype(dtype).newbyteorder("<"))
-    documents = Ragged.from_lengths(values, data["lengths"].view("<i8"))
-    rows = data["drops"].tobytes().splitlines()
-    decoded = [msgspec.json.decode(row, type=tuple[str, str]) for row in rows]
-    drops = tuple(Drop(id=where, reason=reason) for where, reason in decoded)
-    return Segment(documents, drops)
-
-
-def _bytes(array: IntArray) -> memoryview:
-    return np.ascontiguousarray(array).view(np.uint8).data
+    return portion_of(data, dtype)
 
 
 def _path(folder: Path, number: int, part: str) -> Path:

@@ -1,13 +1,13 @@
-"""Fill the journal and the store: the documents of each feed, tokenised, in segments.
+"""Texts of a source to documents in the dtype of the store.
 
-Promise: the documents in the journal are those of the sources from the start, in order, whatever
-was killed and resumed; a feed stops being read when its splits are full.
-Reading, encoding and writing go on at the same time, each in a thread of its own.
+In: a feed, the encoder, what the journal has already.  Out: portions for the journal.
+Promise: a portion for each batch of the source, in order; a feed stops being read when its splits
+are full; an id that does not fit is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from shardmill.build.ahead import read_ahead
-from shardmill.build.commit import Committer
 from shardmill.build.fill import Filler, append_to_each
-from shardmill.build.segments import Receipt, SegmentWriter, load_lengths
+from shardmill.build.portion import Account, Portion
+from shardmill.build.segments import Receipt, load_lengths
 from shardmill.build.spec import BuildSpec, Feed, Progress, choose_dtype, end_id
 from shardmill.protocols import Tokenizer
-from shardmill.records import Cursor, Drop, OffsetArray, Ragged, TextBatch
+from shardmill.records import Drop, OffsetArray, Ragged, TextBatch
 from shardmill.shards import check_tokens, fit_tokens
 from shardmill.tokenizer import ChosenEncoder, vocab_size_of
 
@@ -32,7 +32,7 @@ OnProgress = Callable[[Progress], None]
 class EncoderDesk(Protocol):
     """Gives the encoder, once the first texts to encode are known."""
 
-    def encoder(self, first: TextBatch | None) -> ChosenEncoder: ...
+    def encoder(self, first: Sequence[str]) -> ChosenEncoder: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,39 +76,34 @@ def token_rules(spec: BuildSpec, tokenizer: Tokenizer) -> TokenRules:
     )
 
 
-def fill_journal(
-    feeds: Sequence[Feed],
-    folder: Path,
-    done: Sequence[Receipt],
-    *,
-    desk: EncoderDesk,
-    rules: TokenRules,
-    committer: Committer,
-    on_progress: OnProgress,
-) -> None:
-    """Go on behind the segments that are done until every feed is."""
-    number = len(done)
-    for index, feed in enumerate(feeds):
-        mine = [receipt for receipt in done if receipt.feed == index]
-        if mine and mine[-1].last:
-            continue
-        start = mine[-1].cursor if mine else None
-        with closing(read_ahead(feed.source.batches(start))) as batches:
+class TextFeeder:
+    """One feed of documents on its way into the journal. Reading, encoding and what the caller
+    does with portions go on at the same time, each in a thread of its own."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        folder: Path,
+        *,
+        desk: EncoderDesk,
+        rules: TokenRules,
+        on_progress: OnProgress,
+    ) -> None:
+        self._feed, self._folder, self._desk = feed, folder, desk
+        self._rules, self._on_progress = rules, on_progress
+
+    def portions(self, done: Sequence[Receipt]) -> Generator[tuple[Portion, Account], None, None]:
+        """What follows the segments that are `done`; not read further when the splits are full."""
+        start = done[-1].cursor if done else None
+        with closing(read_ahead(self._feed.source.batches(start))) as batches:
             first = next(batches, None)
-            encoder = desk.encoder(first)
+            encoder = self._desk.encoder(first.texts.to_pylist() if first is not None else [])
             rest = chain([first], batches) if first is not None else iter(())
-            stream = _Stream(feed, rules, encoder, on_progress)
-            for receipt in mine:
-                stream.skip(receipt, load_lengths(folder, receipt))
+            stream = _Stream(self._feed, self._rules, encoder, self._on_progress)
+            for receipt in done:
+                stream.skip(receipt, load_lengths(self._folder, receipt))
             with closing(read_ahead(_encoded(rest, encoder))) as encoded:
-                number = _write_segments(
-                    stream.documents(encoded),
-                    folder,
-                    committer,
-                    number=number,
-                    feed=index,
-                    start=start,
-                )
+                yield from stream.portions(encoded)
 
 
 def _encoded(
@@ -140,10 +135,10 @@ class _Stream:
         self._tokens += receipt.num_tokens
         self._bytes += 4 * receipt.num_tokens  # nobody counted; about four bytes a token
 
-    def documents(
+    def portions(
         self, encoded: Iterator[tuple[TextBatch, Ragged]]
-    ) -> Iterator[tuple[TextBatch, Ragged, list[Drop]]]:
-        """(batch, its documents, all its drops), until the feed ends or its splits are full."""
+    ) -> Iterator[tuple[Portion, Account]]:
+        """Until the feed ends or its splits are full."""
         while not self._filler.full and (item := next(encoded, None)) is not None:
             batch, ids = item
             self._encoder.watch(batch.texts, ids)
@@ -153,7 +148,8 @@ class _Stream:
             self._tokens += len(documents.values)
             self._bytes += batch.texts.nbytes
             self._tell()
-            yield batch, documents, [*batch.drops, *void]
+            account = Account(num_read=batch.num_read, counts=batch.counts, cursor=batch.cursor)
+            yield Portion(documents=documents, drops=(*batch.drops, *void)), account
 
     def _tell(self) -> None:
         parts = [self._tokens / self._most] if self._most else []
@@ -167,33 +163,3 @@ class _Stream:
                 share=min(1.0, max(parts)) if parts else None,
             )
         )
-
-
-def _write_segments(
-    tokenised: Iterator[tuple[TextBatch, Ragged, list[Drop]]],
-    folder: Path,
-    committer: Committer,
-    *,
-    number: int,
-    feed: int,
-    start: Cursor | None,
-) -> int:
-    """Write a feed's documents to segments and store; the last segment is marked, and may be empty.
-
-    Gives the number of the segment that comes next.
-    """
-    cursor = start or {}
-    segment = SegmentWriter(folder, number=number, feed=feed)
-    try:
-        for batch, documents, drops in tokenised:
-            segment.add(documents, drops, num_read=batch.num_read, counts=batch.counts)
-            committer.add(feed, documents, drops)
-            cursor = batch.cursor
-            if segment.due:
-                committer.seal(segment.seal(cursor, last=False))
-                number += 1
-                segment = SegmentWriter(folder, number=number, feed=feed)
-        committer.seal(segment.seal(cursor, last=True))
-    finally:
-        segment.abandon()
-    return number + 1

@@ -1,34 +1,80 @@
 """Conversation to ids, and which of them are trained.
 
-check.py     is this a conversation? if not, the reason code
-template.py  conversations -> ids
-mask.py      ids -> which of them the assistant said
+contract.py   what every template promises
+roles.py      who speaks, under which names
+check.py      is this a conversation? if not, the reason code
+tools.py      tool calls and definitions as text
+spec.py       a template as data;  templates.py the known ones
+bind.py       a template meets a tokenizer
+template.py   conversations -> ids, mask, turns; by places.py, turns.py, assemble.py
+policy.py     which turns are trained
+mask.py       ids that come without turns -> which of them the assistant said
+fit.py        examples -> rows of one length
+jinja.py      templates written as text, by whoever can render them
+proof.py      is a template's mask right? a certificate, or the smallest conversation that shows not
 """
 
 from __future__ import annotations
 
+from shardmill.chat.bind import bind_template
 from shardmill.chat.check import (
     REASONS,
-    ROLES,
-    Conversation,
-    Message,
+    CheckedMessage,
+    check_messages,
     reason_to_drop,
-    sift,
     special_in_text,
 )
+from shardmill.chat.contract import ChatTemplate, Rendered, TrainOn, TrainPolicy
+from shardmill.chat.fit import Fit, FittedRows, fit_rows
+from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
 from shardmill.chat.mask import assistant_mask
-from shardmill.chat.template import TokenTemplate, render, render_sound
+from shardmill.chat.policy import trained_turns
+from shardmill.chat.proof import Certificate, prove_mask
+from shardmill.chat.roles import ROLE_NAMES, normal_role
+from shardmill.chat.spec import (
+    Insert,
+    Marker,
+    RoleSpec,
+    TemplateSpec,
+    Text,
+    load_template_spec,
+    spec_from_json,
+)
+from shardmill.chat.template import TokenTemplate
+from shardmill.chat.templates import KNOWN_TEMPLATES, known_template
+from shardmill.errors import MaskProofError
 
 __all__ = [
+    "KNOWN_TEMPLATES",
     "REASONS",
-    "ROLES",
-    "Conversation",
-    "Message",
+    "ROLE_NAMES",
+    "Certificate",
+    "ChatTemplate",
+    "CheckedMessage",
+    "Fit",
+    "FittedRows",
+    "Insert",
+    "JinjaTemplate",
+    "Marker",
+    "MaskProofError",
+    "Rendered",
+    "RoleSpec",
+    "TemplateSpec",
+    "Text",
     "TokenTemplate",
+    "TrainOn",
+    "TrainPolicy",
     "assistant_mask",
+    "bind_template",
+    "check_messages",
+    "fit_rows",
+    "known_template",
+    "load_template_spec",
+    "normal_role",
+    "open_jinja_template",
+    "prove_mask",
     "reason_to_drop",
-    "render",
-    "render_sound",
-    "sift",
+    "spec_from_json",
     "special_in_text",
+    "trained_turns",
 ]

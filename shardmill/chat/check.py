@@ -1,94 +1,172 @@
 """Is this a conversation? If not, why not: one reason code, for the ledger.
 
-In: whatever a caller or a file holds.  Out: None, or one of `REASONS`.
-Promise: what passes can be rendered, and trains at least the end of one assistant message.
-Not here: repair. Nothing is trimmed, merged or invented.
+In: whatever a caller or a file holds.  Out: checked messages, or one of `REASONS`.
+Promise: what passes is well formed: known roles, text that has bytes, flags that are flags.
+Not here: repair. Nothing is trimmed, merged or invented. Whether a template has a place for it
+(turns.py), and which turns are trained (policy.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.records import Drop, IntArray, OffsetArray, Ragged
-
-Message: TypeAlias = Mapping[str, str]
-"""{"role": ..., "content": ...}; other keys are ignored."""
-Conversation: TypeAlias = Sequence[Message]
-
-ROLES = ("system", "user", "assistant")
+from shardmill.chat.contract import TrainPolicy
+from shardmill.chat.policy import trained_turns
+from shardmill.chat.roles import ASSISTANT, normal_role
+from shardmill.chat.tools import call_texts, is_object
+from shardmill.records import ROLES, OffsetArray, Ragged
 
 REASONS = {
     "not_a_list": "the conversation is not a list of messages",
     "no_messages": "the list is empty",
     "bad_message": "a message is not an object with role and content",
-    "unknown_role": "a role is none of system, user, assistant",
-    "content_not_text": "a content is not a string",
-    "invalid_unicode": "a content holds a lone surrogate, which has no bytes",
+    "unknown_role": "a role is none of system, user, assistant, tool, and no other name for one",
+    "content_not_text": "a content is neither text nor null beside tool calls",
+    "content_part_not_text": "a part of a content is not text (an image, audio, ...)",
+    "reasoning_not_text": "a reasoning_content is not a string",
+    "not_the_assistants": "tool calls or reasoning in a message that is not the assistant's",
+    "bad_tool_call": "a tool call has no name, or arguments that are not a JSON object",
+    "bad_tools": "the tools are not a list of JSON objects",
+    "bad_train_flag": 'a "train" is neither true nor false',
+    "invalid_unicode": "a text holds a lone surrogate, which has no bytes",
     "no_assistant": "no message is the assistant's, so nothing could be trained",
-    "special_in_text": "the tokenizer made a special id out of text",
+    "nothing_trained": "the policy and the train flags leave no token to train",
+    "special_in_text": "the tokenizer made a marker of the template out of text",
+    "no_place_for_system": "the template has no place for a system message",
+    "system_not_first": "the template folds a system message into the user turn behind it, so it "
+    "must come first and a user must follow",
+    "mixed_train": "a system message and the user turn it is folded into, one trained and one not",
+    "no_place_for_tool_results": "the template has no tool turns",
+    "no_place_for_tool_calls": "the template has no place for tool calls",
+    "no_place_for_tools": "the template has no place for tool definitions",
+    "no_place_for_reasoning": "the template has no place for reasoning",
 }
 """Reason code to sentence."""
 
 
-def reason_to_drop(conversation: object) -> str | None:
-    """The first thing wrong with a conversation, or None."""
-    if isinstance(conversation, str | bytes) or not isinstance(conversation, Sequence):
+@dataclass(frozen=True, slots=True)
+class CheckedMessage:
+    """One message, sound."""
+
+    role: int  # a place in ROLES
+    text: str | None  # the content, its parts joined; None only beside calls
+    reasoning: str = ""  # what an assistant thought first
+    calls: tuple[str, ...] = ()  # JSON texts
+    train: bool | None = None  # its own flag; None leaves it to the policy
+
+
+def check_messages(messages: object) -> list[CheckedMessage] | str:
+    """The messages of a conversation, or the first thing wrong with it."""
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         return "not_a_list"
-    if not conversation:
+    if not messages:
         return "no_messages"
-    for message in conversation:
-        reason = _reason_of_message(message)
-        if reason:
-            return reason
-    if not any(message["role"] == "assistant" for message in conversation):
-        return "no_assistant"
-    return None
+    checked = []
+    for message in messages:
+        found = check_message(message)
+        if isinstance(found, str):
+            return found
+        checked.append(found)
+    return checked
 
 
-def _reason_of_message(message: object) -> str | None:
-    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+def reason_to_drop(messages: object, policy: TrainPolicy | None = None) -> str | None:
+    """The first thing wrong with the messages of a conversation, or None.
+
+    A template may have more reasons: no place for tools, say, or no token left to train.
+    """
+    checked = check_messages(messages)
+    if isinstance(checked, str):
+        return checked
+    roles = np.array([message.role for message in checked], np.uint8)
+    flags = [(place, m.train) for place, m in enumerate(checked) if m.train is not None]
+    bounds = np.array([0, len(roles)])
+    trained = trained_turns(roles, bounds, flags, policy or TrainPolicy())
+    if trained.any():
+        return None
+    return "nothing_trained" if (roles == ASSISTANT).any() else "no_assistant"
+
+
+def has_bytes(text: str) -> bool:
+    """Whether a text can be written in UTF-8: a lone surrogate cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_message(message: object) -> CheckedMessage | str:
+    """One message, or the first thing wrong with it."""
+    if not is_object(message) or "role" not in message:
         return "bad_message"
-    role, content = message["role"], message["content"]
-    if not isinstance(role, str) or role not in ROLES:
+    calls = message.get("tool_calls")
+    if "content" not in message and not calls:
+        return "bad_message"
+    role = normal_role(message["role"])
+    if role is None:
         return "unknown_role"
-    if not isinstance(content, str):
+    reasoning = message.get("reasoning_content")
+    texts = _check_texts(message.get("content"), reasoning, calls)
+    if isinstance(texts, str):
+        return texts
+    if (calls or reasoning) and role != "assistant":
+        return "not_the_assistants"
+    train = message.get("train")
+    if "train" in message and not isinstance(train, bool):
+        return "bad_train_flag"
+    flag = train if isinstance(train, bool) else None
+    return CheckedMessage(ROLES.index(role), *texts, train=flag)
+
+
+def _check_texts(
+    content: object, reasoning: object, calls: object
+) -> tuple[str | None, str, tuple[str, ...]] | str:
+    """Content, reasoning and calls as texts, or the reason why not."""
+    if isinstance(content, (list, tuple)):
+        content = _join_parts(content)
+        if content is None:
+            return "content_part_not_text"
+    if not isinstance(content, str) and not (content is None and calls):
         return "content_not_text"
-    if not content.isascii():
-        try:
-            content.encode()
-        except UnicodeEncodeError:
-            return "invalid_unicode"
-    return None
+    if reasoning is not None and not isinstance(reasoning, str):
+        return "reasoning_not_text"
+    written = call_texts(calls) if calls else ()
+    if written is None:
+        return "bad_tool_call"
+    if not all(map(has_bytes, (content or "", reasoning or "", *written))):
+        return "invalid_unicode"
+    return content, reasoning or "", written
 
 
-def sift(
-    conversations: Iterable[tuple[str, object]],
-) -> tuple[list[Conversation], OffsetArray, tuple[Drop, ...]]:
-    """Part (id, conversation) pairs: the good ones, their positions, and the drops."""
-    good: list[Conversation] = []
-    kept: list[int] = []
-    drops: list[Drop] = []
-    for position, (name, conversation) in enumerate(conversations):
-        reason = reason_to_drop(conversation)
-        if reason is None:
-            assert isinstance(conversation, Sequence)
-            good.append(conversation)
-            kept.append(position)
-        else:
-            drops.append(Drop(id=name, reason=reason))
-    return good, np.asarray(kept, np.int64), tuple(drops)
+def _join_parts(parts: Sequence[object]) -> str | None:
+    """The text of a content given as parts; None when one is not text."""
+    texts = []
+    for part in parts:
+        if not is_object(part) or part.get("type") != "text":
+            return None
+        text = part.get("text")
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return "".join(texts)
 
 
-def special_in_text(texts: Ragged, special_ids: Iterable[int]) -> IntArray:
+def special_in_text(texts: Ragged, special_ids: Iterable[int]) -> OffsetArray:
     """The numbers of the texts whose encoding holds a special id, ascending.
 
     A sound tokenizer never does that; a caller's own may. Such text would act as structure.
     """
-    found = np.zeros(len(texts.values), np.bool_)
-    for special in special_ids:
-        found |= texts.values == special
-    places = np.flatnonzero(found)
+    special = sorted(special_ids)
+    if not special:
+        return np.empty(0, np.int64)
+    values = texts.values
+    # Markers lie close together in most vocabularies, and hardly any text between them.
+    near = np.flatnonzero((values >= special[0]) & (values <= special[-1]))
+    places = near[np.isin(values[near], special)]
     return np.unique(np.searchsorted(texts.offsets, places, side="right") - 1)

@@ -1,92 +1,169 @@
-"""Conversations to ids, by a template made of tokens.
+"""Conversations to tokens and their mask, by a template made of tokens.
 
-In: checked conversations, a template, an encoder.  Out: one sequence of ids per conversation.
-Promise: each message is its role's opening id, the ids of its content exactly as the encoder
-gives them, and the end id; nothing else is added. All contents go through one `encode_batch`.
-Structure comes from the template alone: a content that encodes to a marker is refused.
-Not here: the loss mask (mask.py), truncation, templates written as text.
+In: conversations, a bound template, a policy.  Out: `Rendered`.
+Promise: each turn is its role's opening, its words exactly as the encoder gives them (each text
+encoded on its own), its end; nothing else is added. All texts of a batch go through one
+`encode_batch`. Ids and mask are made of the same spans; nothing is searched. Structure comes from
+the template alone: a conversation whose text encodes to a marker of the template is dropped.
+Not here: truncation, padding, shifting; templates written as text.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.chat.check import ROLES, Conversation, special_in_text
-from shardmill.errors import OptionError, TokenizerError
+from shardmill.chat.assemble import Fixed, assemble
+from shardmill.chat.check import special_in_text
+from shardmill.chat.contract import Rendered, TrainPolicy
+from shardmill.chat.policy import check_policy, trained_turns
+from shardmill.chat.roles import ASSISTANT
+from shardmill.chat.spec import TemplateSpec
+from shardmill.chat.turns import Collector, Columns, Forms
+from shardmill.errors import TokenizerError
 from shardmill.protocols import Encoder
-from shardmill.records import IntArray, OffsetArray, Ragged
+from shardmill.records import (
+    JSON,
+    BoolArray,
+    ChatExamples,
+    Conversation,
+    Drop,
+    IntArray,
+    OffsetArray,
+    Ragged,
+)
+
+RULES = 1
+"""Counts up when the same spec would give other ids or another mask."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTemplate:
-    """One opening id per role and one end id for every message; all different."""
+    """A template made of tokens, bound to a tokenizer by `bind_template`."""
 
-    openings: Mapping[str, int]  # role -> id
-    end_id: int
-
-    def __post_init__(self) -> None:
-        if set(self.openings) != set(ROLES):
-            raise OptionError(f"openings for {sorted(self.openings)}: wanted {sorted(ROLES)}")
-        if len(set(self.marker_ids)) < len(self.marker_ids) or min(self.marker_ids) < 0:
-            raise OptionError(
-                f"markers {dict(self.openings)}, end {self.end_id}: wanted different ids from 0 up"
-            )
+    spec: TemplateSpec
+    markers: Mapping[str, int]  # every marker of the spec, as it is written there, to its id
+    pieces: Mapping[str, Fixed]  # every fixed piece of the spec, encoded
+    encoder: Encoder
 
     @property
-    def marker_ids(self) -> tuple[int, ...]:
-        return (*self.openings.values(), self.end_id)
+    def name(self) -> str:
+        return self.spec.name
 
+    @property
+    def marker_ids(self) -> frozenset[int]:
+        return frozenset(self.markers.values())
 
-def render(
-    conversations: Sequence[Conversation], template: TokenTemplate, encoder: Encoder
-) -> Ragged:
-    """The ids of each conversation, in order. A text that becomes a marker is an error."""
-    rendered, kept = render_sound(conversations, template, encoder)
-    if len(kept) < len(conversations):
-        bad = int(np.setdiff1d(np.arange(len(conversations)), kept)[0])
-        raise TokenizerError(
-            f"conversation {bad}: its text encodes to a marker of the template "
-            f"({sorted(template.marker_ids)}), and text must never become structure; open the "
-            "model with shardmill.tokenizer.open_tokenizer, which keeps them apart"
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """What ends an assistant's turn and is trained with it."""
+        ids: list[int] = self.pieces["assistant.end"].ids.tolist()
+        return tuple(ids)
+
+    def describe(self) -> dict[str, JSON]:
+        """The name and the ids of the markers do not count for the sha256."""
+        spec = self.spec.to_json()
+        counted = {key: value for key, value in spec.items() if key != "name"}
+        text = json.dumps({"rules": RULES, **counted}, sort_keys=True, separators=(",", ":"))
+        return {
+            "kind": "tokens",
+            "name": self.name,
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "markers": dict(self.markers),
+            "end_ids": list(self.end_ids),
+            "spec": spec,
+        }
+
+    def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
+        check_policy(policy)
+        forms = Forms(self.pieces)
+        turns = Collector(self.spec, forms, policy).collect(conversations)
+        texts = self._encode(turns.texts)
+        columns = turns.columns()
+        trained = trained_turns(columns.roles, columns.bounds, turns.flags, policy)
+        laid = assemble(
+            texts,
+            columns.forms,
+            forms.forms,
+            columns.per_text(trained),
+            train_ends=policy.train_on_eot,
         )
-    return rendered
+        starts = laid.offsets[columns.first_texts]
+        starts[columns.bounds[:-1]] += len(self.pieces["begin"].ids)
+        examples = ChatExamples(
+            ids=Ragged(laid.values, laid.offsets[columns.edges]),
+            mask=laid.mask,
+            turn_starts=starts,
+            turn_roles=columns.roles,
+        )
+        unsound = special_in_text(texts, self.marker_ids)
+        reasons = _reasons(columns, laid.num_trained, unsound)
+        for number in sorted(reasons):
+            turns.dropped.append((turns.kept[number], reasons[number]))
+        sound = np.ones(len(turns.kept), np.bool_)
+        sound[list(reasons)] = False
+        return Rendered(
+            examples=_keep(examples, columns.bounds, sound),
+            kept=np.array(turns.kept, np.int64)[sound],
+            drops=_drops(turns.dropped, conversations),
+        )
+
+    def _encode(self, texts: list[str]) -> Ragged:
+        encoded = self.encoder.encode_batch(texts)
+        if len(encoded) != len(texts):
+            raise TokenizerError(
+                f"{self.encoder!r} gave {len(encoded):,} sequences for {len(texts):,} texts; "
+                "wanted one each"
+            )
+        return encoded
+
+    def __repr__(self) -> str:
+        return f"TokenTemplate({self.name!r}, markers={dict(self.markers)})"
 
 
-def render_sound(
-    conversations: Sequence[Conversation], template: TokenTemplate, encoder: Encoder
-) -> tuple[Ragged, OffsetArray]:
-    """The ids of the conversations whose text stayed text, and the positions of these.
-
-    The rest is for the caller's ledger, as "special_in_text".
-    """
-    contents = [message["content"] for chat in conversations for message in chat]
-    openings = [template.openings[message["role"]] for chat in conversations for message in chat]
-    texts = encoder.encode_batch(contents)
-    messages = _wrap(texts, np.asarray(openings, np.int64), template.end_id)
-    # Conversation c is messages first[c]..first[c + 1], which lie behind one another already.
-    first = np.zeros(len(conversations) + 1, np.int64)
-    np.cumsum([len(chat) for chat in conversations], out=first[1:])
-    rendered = Ragged(messages.values, messages.offsets[first])
-    sound = np.ones(len(conversations), np.bool_)
-    bad = special_in_text(texts, template.marker_ids)
-    sound[np.searchsorted(first, bad, side="right") - 1] = False
-    kept = rendered if sound.all() else rendered.keep(sound)
-    return kept, np.flatnonzero(sound)
+def _reasons(columns: Columns, num_trained: OffsetArray, unsound: OffsetArray) -> dict[int, str]:
+    """Conversations that were laid out and yet cannot be used, to the reason."""
+    trained = _sums(num_trained, columns.edges)
+    assistants = _sums(columns.roles == ASSISTANT, columns.bounds)
+    reasons = {
+        number: "nothing_trained" if assistants[number] else "no_assistant"
+        for number in np.flatnonzero(trained == 0).tolist()
+    }
+    owners = np.searchsorted(columns.edges, unsound, side="right") - 1
+    return {**reasons, **dict.fromkeys(owners.tolist(), "special_in_text")}
 
 
-def _wrap(texts: Ragged, openings: IntArray, end_id: int) -> Ragged:
-    """[4 5 | 6], openings [1 2], end 9 -> [1 4 5 9 | 2 6 9]: text i moves right by 2 i + 1."""
-    offsets = texts.offsets + 2 * np.arange(len(texts) + 1)
-    largest = int(max(openings.max(initial=0), end_id))
-    dtype = np.result_type(texts.values.dtype, np.min_scalar_type(largest))
-    values: IntArray = np.empty(offsets[-1], dtype)
-    is_text = np.ones(len(values), np.bool_)
-    is_text[offsets[:-1]] = False
-    is_text[offsets[1:] - 1] = False
-    values[is_text] = texts.values
-    values[offsets[:-1]] = openings
-    values[offsets[1:] - 1] = end_id
-    return Ragged(values, offsets)
+def _sums(values: IntArray | BoolArray, bounds: OffsetArray) -> OffsetArray:
+    """The sum of each stretch bounds[i]..bounds[i + 1]."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return np.diff(sums[bounds])
+
+
+def _keep(examples: ChatExamples, bounds: OffsetArray, sound: BoolArray) -> ChatExamples:
+    """The examples marked in `sound`; example c has the turns bounds[c]..bounds[c + 1]."""
+    if sound.all():
+        return examples
+    ids = examples.ids.keep(sound)
+    turns = np.repeat(sound, np.diff(bounds))
+    # Every turn moves left as far as its example does.
+    moved = examples.ids.offsets[:-1][sound] - ids.offsets[:-1]
+    return ChatExamples(
+        ids=ids,
+        mask=examples.mask[np.repeat(sound, examples.ids.lengths)],
+        turn_starts=examples.turn_starts[turns] - np.repeat(moved, np.diff(bounds)[sound]),
+        turn_roles=examples.turn_roles[turns],
+    )
+
+
+def _drops(
+    dropped: list[tuple[int, str]], conversations: Sequence[Conversation]
+) -> tuple[Drop, ...]:
+    return tuple(
+        Drop(id=conversations[position].id or f"conversation {position}", reason=reason)
+        for position, reason in sorted(dropped)
+    )

@@ -9,23 +9,39 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from shardmill.cli.build import build
+from shardmill.cli.build_chats import chats
 from shardmill.cli.info import info
+from shardmill.cli.show import show
 from shardmill.cli.tokenizer import app as tokenizer_app
 from shardmill.cli.verify import verify
 from shardmill.errors import ShardmillError
 
+
+class _Commands(TyperGroup):
+    """`build chats` is a command of its own; any other first word after `build` is an input."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:2] == ["build", "chats"]:
+            args = ["build chats", *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="shardmill",
+    cls=_Commands,
     help="Text and chats to training batches: tokenised once, memory-mapped, checked.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command()(build)
+app.command("build chats")(chats)
+app.command()(show)
 app.command()(verify)
 app.command()(info)
 app.add_typer(tokenizer_app, name="tokenizer")

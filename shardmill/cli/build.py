@@ -63,6 +63,9 @@ def build(
 ) -> None:
     """Tokenise text into a store.
 
+    Conversations have a command of their own, `shardmill build chats`; a folder that is called
+    chats is written ./chats here.
+
     Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --val-tokens 1000000
     """
     if has_unfinished_build(out) and not (resume or overwrite):

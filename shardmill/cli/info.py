@@ -78,6 +78,7 @@ def _rest(store: Store) -> Table:
         "special ids": specials or "-",
         "end token": "behind each document" if manifest.append_eot else "not appended",
         "seed": str(manifest.seed),
+        **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
         "fingerprint": store.fingerprint[:16],
     }
@@ -85,6 +86,17 @@ def _rest(store: Store) -> Table:
     for label, value in rows.items():
         table.add_row(label, Text(value))  # not markup: names may hold square brackets
     return table
+
+
+def _chat(chat: dict[str, Any]) -> dict[str, str]:
+    """How conversations were rendered, when they were."""
+    if not chat:
+        return {}
+    end = "with" if chat["train_on_eot"] else "without"
+    return {
+        "template": f"{chat['template']['name']}, sha256 {chat['template']['sha256'][:16]}",
+        "trained on": f"{chat['train_on']}, {end} the end of a turn",
+    }
 
 
 def _ledger(ledger: Ledger) -> dict[str, str]:
@@ -97,6 +109,12 @@ def _ledger(ledger: Ledger) -> dict[str, str]:
         "tokens": f"{tokens.encoded:,} encoded + {tokens.separators:,} separators = "
         f"{tokens.kept:,} kept + {tokens.over_budget:,} over budget",
     }
+    if ledger.chat is not None:
+        share = f"{ledger.chat.trained_tokens / max(1, tokens.kept):.1%}"
+        rows["trained"] = (
+            f"{ledger.chat.trained_tokens:,} of {tokens.kept:,} tokens ({share}), in "
+            f"{ledger.chat.turns:,} turns"
+        )
     if ledger.repaired:
         rows["repaired"] = ", ".join(f"{count:,} {why}" for why, count in ledger.repaired.items())
     return rows

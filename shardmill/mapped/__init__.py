@@ -1,6 +1,7 @@
 """Shards -> random access without copying more than what was asked for.
 
-In: a store's split, or any list of `TokenFile`.  Out: `(n, length)` arrays of ids.
+In: a store's split, a folder of token files, or any list of `TokenFile`.
+Out: `(n, length)` arrays of ids, and which document each belongs to.
 Promise: many files, of either dtype, read as one run of tokens; a window may lie across any number
 of files; at most `max_maps` files are mapped; no file is read that changed since it was opened.
 Not here: bytes on disk (shards), order and epochs (sampling), masks, shifting, batches.
@@ -8,7 +9,20 @@ Not here: bytes on disk (shards), order and epochs (sampling), masks, shifting, 
 
 from __future__ import annotations
 
+from shardmill.mapped.chats import ChatSpace
+from shardmill.mapped.documents import DocumentBatch, DocumentWindows, Segments
+from shardmill.mapped.foreign import TokenFolder, open_token_folder
 from shardmill.mapped.space import TokenSpace, open_tokens
 from shardmill.mapped.windows import Windows
 
-__all__ = ["TokenSpace", "Windows", "open_tokens"]
+__all__ = [
+    "ChatSpace",
+    "DocumentBatch",
+    "DocumentWindows",
+    "Segments",
+    "TokenFolder",
+    "TokenSpace",
+    "Windows",
+    "open_token_folder",
+    "open_tokens",
+]

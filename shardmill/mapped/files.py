@@ -33,12 +33,13 @@ class ShardFiles:
     """The non-empty files, in order. Holds names and numbers, some hundred bytes a shard."""
 
     def __init__(self, files: Iterable[TokenFile], *, of: tuple[Store, str] | None = None) -> None:
-        listed = [(str(file.path.absolute()), file.num_tokens, _width(file)) for file in files]
-        held = [entry for entry in listed if entry[1]]
-        self.width = max((width for _, _, width in listed), default=2)  # of the widest token
-        self.paths = [path for path, _, _ in held]
-        self.counts: OffsetArray = np.array([count for _, count, _ in held], np.int64)
-        self.widths: OffsetArray = np.array([width for _, _, width in held], np.int64)
+        listed = [(file, _width(file)) for file in files]
+        held = [(file, width) for file, width in listed if file.num_tokens]
+        self.width = max((width for _, width in listed), default=2)  # of the widest token
+        self.paths = [str(file.path.absolute()) for file, _ in held]
+        self.counts: OffsetArray = np.array([file.num_tokens for file, _ in held], np.int64)
+        self.widths: OffsetArray = np.array([width for _, width in held], np.int64)
+        self.offsets: OffsetArray = np.array([file.offset for file, _ in held], np.int64)
         self._of = of  # the store and the split, when they come from one
         self._modified = self._look_at_all()
 
@@ -48,19 +49,24 @@ class ShardFiles:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._of is not None:
             return files_of, self._of
-        return ShardFiles._again, (self.paths, self.counts, self.widths, self.width)
+        numbers = np.stack((self.counts, self.widths, self.offsets))
+        return ShardFiles._again, (self.paths, numbers, self.width)
 
     @classmethod
-    def _again(
-        cls, paths: list[str], counts: OffsetArray, widths: OffsetArray, width: int
-    ) -> ShardFiles:
+    def _again(cls, paths: list[str], numbers: OffsetArray, width: int) -> ShardFiles:
         files = cls(())
-        files.paths, files.counts, files.widths, files.width = paths, counts, widths, width
+        files.paths, files.width = paths, width
+        files.counts, files.widths, files.offsets = numbers
         files._modified = files._look_at_all()
         return files
 
     def num_bytes(self, shard: int) -> int:
+        """Of its tokens."""
         return int(self.counts[shard] * self.widths[shard])
+
+    def file_bytes(self, shard: int) -> int:
+        """Of its tokens and of what comes before them."""
+        return int(self.offsets[shard]) + self.num_bytes(shard)
 
     def open(self, shard: int) -> int:
         """A read-only descriptor of a shard that is still the one that was opened.
@@ -96,13 +102,14 @@ class ShardFiles:
         return found.st_mtime_ns
 
     def _wrong_size(self, shard: int, found: os.stat_result) -> str:
-        wanted = self.num_bytes(shard)
+        wanted = self.file_bytes(shard)
         if found.st_size == wanted:
             return ""
         return (
             f"{self.paths[shard]}: found {found.st_size:,} bytes, wanted {wanted:,} "
-            f"({self.counts[shard]:,} tokens of {self.widths[shard]} bytes); check the store "
-            f"with `shardmill verify`, then copy or build it again"
+            f"({self.counts[shard]:,} tokens of {self.widths[shard]} bytes"
+            + (f" behind {self.offsets[shard]:,} others" if self.offsets[shard] else "")
+            + "); check the store with `shardmill verify`, then copy or build it again"
         )
 
     def _rewritten(self, shard: int, found: os.stat_result) -> str:
@@ -116,7 +123,7 @@ class ShardFiles:
 
     def _missing(self, shard: int) -> DamagedStoreError:
         return DamagedStoreError(
-            f"{self.paths[shard]} is missing: found no file, wanted {self.num_bytes(shard):,} "
+            f"{self.paths[shard]} is missing: found no file, wanted {self.file_bytes(shard):,} "
             f"bytes; the store was moved, replaced or removed; open it again where it is now"
         )
 
@@ -127,6 +134,11 @@ def _width(file: TokenFile) -> int:
         raise OptionError(f"{file.path}: dtype {file.dtype!r}; wanted one of {sorted(_WIDTHS)}")
     if file.num_tokens < 0:
         raise OptionError(f"{file.path}: {file.num_tokens:,} tokens; wanted 0 or more")
+    if file.offset < 0 or file.offset % width:
+        raise OptionError(
+            f"{file.path}: tokens begin at byte {file.offset:,}; wanted a multiple of {width}, "
+            f"the bytes of a token"
+        )
     return width
 
 

@@ -57,7 +57,7 @@ class GroupedReader:
         for start in starts.tolist():
             for part, begin, end in pieces(self._edges, start, start + length):
                 width, first = int(self._files.widths[part]), int(self._edges[part])
-                place = (begin - first) * width
+                place = int(self._files.offsets[part]) + (begin - first) * width
                 before = place % mmap.PAGESIZE
                 num_bytes = (end - begin) * width + before
                 self._map(part).madvise(mmap.MADV_WILLNEED, place - before, num_bytes)
@@ -68,7 +68,8 @@ class GroupedReader:
             row[begin - start : end - start] = self._tokens(part)[begin - first : end - first]
 
     def _tokens(self, shard: int) -> npt.NDArray[Any]:
-        return np.frombuffer(self._map(shard), DTYPES[int(self._files.widths[shard])])
+        dtype = DTYPES[int(self._files.widths[shard])]
+        return np.frombuffer(self._map(shard), dtype, offset=int(self._files.offsets[shard]))
 
     def _map(self, shard: int) -> mmap.mmap:
         with self._lock:
@@ -77,7 +78,7 @@ class GroupedReader:
                     self._maps.popitem(last=False)
                 descriptor = self._files.open(shard)
                 try:
-                    size = self._files.num_bytes(shard)
+                    size = self._files.file_bytes(shard)
                     self._maps[shard] = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
                 finally:
                     os.close(descriptor)

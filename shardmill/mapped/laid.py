@@ -55,10 +55,11 @@ class LaidShards:
         return True
 
     def _lay(self, shard: int) -> None:
-        place, num_bytes = int(self._layout.addresses[shard]), self._files.num_bytes(shard)
+        place, num_bytes = self._place(shard)
+        skip = self._files.file_bytes(shard) - num_bytes
         descriptor = self._files.open(shard)
         try:
-            self._addresses.lay(descriptor, place, num_bytes)
+            self._addresses.lay(descriptor, place, num_bytes, skip)
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
@@ -83,4 +84,9 @@ class LaidShards:
         for shard in oldest.tolist():
             self._laid[shard] = False
             self._num_laid -= 1
-            self._addresses.lift(int(self._layout.addresses[shard]), self._files.num_bytes(shard))
+            self._addresses.lift(*self._place(shard))
+
+    def _place(self, shard: int) -> tuple[int, int]:
+        """Where its map begins, and its bytes: the tokens and the end of a header before them."""
+        lead = int(self._layout.leads[shard])
+        return int(self._layout.addresses[shard]), lead + self._files.num_bytes(shard)

@@ -49,9 +49,12 @@ class AddressRange:
         ]
         self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-    def lay(self, descriptor: int, place: int, num_bytes: int) -> None:
-        """Lay the first `num_bytes` of a file at `place` (on a page), read-only."""
-        self._map(place, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor)
+    def lay(self, descriptor: int, place: int, num_bytes: int, skip: int = 0) -> None:
+        """Lay `num_bytes` of a file, those behind the first `skip`, at `place`, read-only.
+
+        `place` and `skip` are on pages.
+        """
+        self._map(place, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, skip)
 
     def lift(self, place: int, num_bytes: int) -> None:
         """Only reserved again. No other thread may be reading there."""
@@ -62,9 +65,11 @@ class AddressRange:
         before = place % mmap.PAGESIZE
         self._libc.madvise(self._address + place - before, num_bytes + before, _MADV_WILLNEED)
 
-    def _map(self, place: int, num_bytes: int, access: int, flags: int, descriptor: int) -> None:
+    def _map(
+        self, place: int, num_bytes: int, access: int, flags: int, descriptor: int, skip: int = 0
+    ) -> None:
         address = self._address + place
-        found = self._libc.mmap(address, num_bytes, access, flags | _MAP_FIXED, descriptor, 0)
+        found = self._libc.mmap(address, num_bytes, access, flags | _MAP_FIXED, descriptor, skip)
         if found != address:
             code = ctypes.get_errno()
             raise OSError(code, f"mmap of {num_bytes:,} bytes: {os.strerror(code)}")

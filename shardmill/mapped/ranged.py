@@ -36,17 +36,26 @@ class RangedReader:
     """One address range over all shards. OSError when it cannot be reserved."""
 
     def __init__(self, files: ShardFiles, *, max_maps: int) -> None:
+        page = mmap.PAGESIZE
         self._layout = plan_layout(
-            files.counts, files.widths, page=mmap.PAGESIZE, huge_page=HUGE_PAGE
+            files.counts,
+            files.widths,
+            page=page,
+            huge_page=HUGE_PAGE,
+            leads=files.offsets % page,
         )
-        self._range = AddressRange(max(self._layout.num_bytes, mmap.PAGESIZE))
+        self._range = AddressRange(max(self._layout.num_bytes, page))
         self._tokens: dict[int, IntArray] = {
             width: self._range.bytes.view(dtype) for width, dtype in DTYPES.items()
         }
         self._views: dict[tuple[int, int], WindowView] = {}
         self._ready: dict[int, WindowView] = {}  # lengths for which only the copy is left to do
         widths = self._layout.segment_widths
-        self._only_width = int(widths[0]) if len(widths) == 1 else 0
+        self._same_width = int(widths[0]) if len(widths) and (widths == widths[0]).all() else 0
+        self._only_width = self._same_width if len(widths) == 1 else 0
+        if self._only_width:  # a header before the only segment: from here on, token i is item i
+            shift = int(self._layout.segment_shifts[0])
+            self._tokens[self._only_width] = self._tokens[self._only_width][shift:]
         self._laid = LaidShards(files, self._layout, self._range, max_maps)
         self._lock = threading.Lock()
         self._complete = self._laid.complete
@@ -115,6 +124,9 @@ class RangedReader:
         layout, length = self._layout, out.shape[1]
         segment = part_of(layout.segment_edges, starts)
         whole = starts + length <= layout.segment_edges[segment + 1]
+        if self._same_width and whole.all():
+            self._copy_whole(self._same_width, starts + layout.segment_shifts[segment], out)
+            return
         for width in np.unique(layout.segment_widths[segment[whole]]).tolist():
             rows = np.flatnonzero(whole & (layout.segment_widths[segment] == width))
             items = starts[rows] + layout.segment_shifts[segment[rows]]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from shardmill.shards.entries import Ledger, Manifest, ShardEntry, SplitEntry
+from shardmill.shards.entries import ChatEntry, Ledger, Manifest, ShardEntry, SplitEntry
 from shardmill.shards.layout import DTYPES, ITEMSIZE, META, is_file_name, is_split_name
 
 
@@ -22,7 +22,7 @@ def manifest_problems(manifest: Manifest) -> list[str]:
         problems.append('"built" is false, but splits or dropped rows are listed')
     for name, split in manifest.splits.items():
         problems += (f"split {name!r}: {problem}" for problem in _split_problems(manifest, split))
-    return problems + ledger_problems(manifest)
+    return [*problems, *ledger_problems(manifest), *_chat_ledger_problems(manifest)]
 
 
 def ledger_problems(manifest: Manifest) -> list[str]:
@@ -42,6 +42,31 @@ def ledger_problems(manifest: Manifest) -> list[str]:
         for left, found, right, wanted in sums
         if found != wanted
     ]
+
+
+def _chat_ledger_problems(manifest: Manifest) -> Iterator[str]:
+    """A store is one of conversations or not; if it is, the books know their turns."""
+    entries = [split.chat for split in manifest.splits.values()]
+    chats = [entry for entry in entries if entry is not None]
+    books = manifest.ledger.chat
+    if not manifest.built:
+        return
+    if len(chats) not in (0, len(entries)):
+        yield f"{len(chats)} of {len(entries)} splits hold conversations; all do, or none"
+    elif chats and manifest.unit != "example":
+        yield f'conversations are counted as examples, but "unit" is {manifest.unit!r}'
+    if (books is None) != (not chats):
+        yield "the ledger knows turns exactly when the splits hold conversations"
+    elif books is not None:
+        for name, found, stored in (
+            ("turns", books.turns, sum(entry.num_turns for entry in chats)),
+            ("trained tokens", books.trained_tokens, sum(entry.trained_tokens for entry in chats)),
+        ):
+            if found != stored:
+                yield (
+                    f"the ledger does not balance: {name} is {found:,}, but all splits hold "
+                    f"{stored:,}"
+                )
 
 
 def _ledger_sums(ledger: Ledger) -> list[tuple[str, int, str, int]]:
@@ -67,6 +92,8 @@ def file_names(manifest: Manifest) -> Iterator[str]:
     """Every file the manifest lists, in its order."""
     for split in manifest.splits.values():
         yield split.index.file
+        if split.chat:
+            yield from (split.chat.mask.file, split.chat.turns.file, split.chat.roles.file)
         yield from (shard.file for shard in split.shards)
     if manifest.dropped:
         yield manifest.dropped.file
@@ -126,6 +153,8 @@ def _split_problems(manifest: Manifest, split: SplitEntry) -> Iterator[str]:
         yield f"{split.documents:,} documents, but {split.index.entries:,} index entries"
     if split.tokens and not split.documents:
         yield f"{split.tokens:,} tokens that belong to no document"
+    if split.chat:
+        yield from _chat_problems(split, split.chat)
     yield from _cut_problems(manifest, split.shards)
     for shard in split.shards:
         yield from _range_problems(shard, split.documents)
@@ -133,6 +162,22 @@ def _split_problems(manifest: Manifest, split: SplitEntry) -> Iterator[str]:
     for left, right in pairwise(filled):
         if (right.first_document or 0) < (left.last_document or 0):
             yield f"{right.file} begins before document {left.last_document} of {left.file}"
+
+
+def _chat_problems(split: SplitEntry, chat: ChatEntry) -> Iterator[str]:
+    """Every example has a turn and trains a token, so these counts are bounded on both sides."""
+    if chat.mask.entries != split.tokens:
+        yield f"{split.tokens:,} tokens, but a loss mask of {chat.mask.entries:,} bits"
+    for name, entry in (("starts", chat.turns), ("roles", chat.roles)):
+        if entry.entries != chat.num_turns:
+            yield f"{chat.num_turns:,} turns, but {entry.entries:,} {name} of turns"
+    if not split.documents <= chat.trained_tokens <= split.tokens:
+        yield (
+            f"{chat.trained_tokens:,} trained tokens of {split.tokens:,} in "
+            f"{split.documents:,} examples are impossible"
+        )
+    if chat.num_turns < split.documents:
+        yield f"{chat.num_turns:,} turns in {split.documents:,} examples, wanted one in each"
 
 
 def _cut_problems(manifest: Manifest, shards: list[ShardEntry]) -> Iterator[str]:

@@ -30,11 +30,11 @@ def check_shard(
     """sha256, and no id outside the vocabulary where its size is known."""
     sha256, highest = hashlib.sha256(), -1
     stored = np.dtype(dtype).newbyteorder("<")
-    for chunk in _chunks(path, tick):
+    for chunk in chunks(path, tick):
         sha256.update(chunk)
         ids = np.frombuffer(chunk, stored, count=len(chunk) // stored.itemsize)
         highest = max(highest, int(ids.max(initial=0)))
-    yield from _hash_problem(sha256.hexdigest(), shard.sha256)
+    yield from hash_problem(sha256.hexdigest(), shard.sha256)
     if vocab_size is not None and highest >= vocab_size:
         yield f"holds the id {highest:,}, but the vocabulary has {vocab_size:,} ids"
 
@@ -43,13 +43,13 @@ def check_index(path: Path, split: SplitEntry, tick: Tick) -> Iterator[str]:
     """sha256, header, starts that rise from 0 within the split, and the spans of the shards."""
     sha256 = hashlib.sha256()
     spans = _Spans(split)
-    for number, chunk in enumerate(_chunks(path, tick)):
+    for number, chunk in enumerate(chunks(path, tick)):
         sha256.update(chunk)
         if number == 0 and chunk[:INDEX_HEADER_BYTES] != index_header(split.documents):
             yield f"its header is not that of {split.documents:,} int64"
         data = chunk[INDEX_HEADER_BYTES:] if number == 0 else chunk
         spans.add(np.frombuffer(data, "<i8", count=len(data) // 8))
-    yield from _hash_problem(sha256.hexdigest(), split.index.sha256)
+    yield from hash_problem(sha256.hexdigest(), split.index.sha256)
     yield from spans.problems()
 
 
@@ -58,9 +58,9 @@ def check_dropped(
 ) -> Iterator[str]:
     """sha256, and one row with id and reason for each row that the ledger says was dropped."""
     sha256 = hashlib.sha256()
-    for chunk in _chunks(path, tick):
+    for chunk in chunks(path, tick):
         sha256.update(chunk)
-    yield from _hash_problem(sha256.hexdigest(), entry.sha256)
+    yield from hash_problem(sha256.hexdigest(), entry.sha256)
     found: Counter[str] = Counter()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -141,12 +141,12 @@ class _Spans:
                 )
 
 
-def _hash_problem(found: str, wanted: str) -> Iterator[str]:
+def hash_problem(found: str, wanted: str) -> Iterator[str]:
     if found != wanted:
         yield f"damaged: its sha256 is {found}, wanted {wanted}"
 
 
-def _chunks(path: Path, tick: Tick) -> Iterator[memoryview]:
+def chunks(path: Path, tick: Tick) -> Iterator[memoryview]:
     """The bytes of a file, a few MiB at a time, in a buffer that is used again."""
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb") as file:

@@ -31,11 +31,22 @@ class ShardEntry(
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One other file: an index (entries = documents) or the list of dropped rows (lines)."""
+    """One other file. Its entries are documents (index), lines (dropped rows), bits (loss mask)
+    or turns (their starts and roles)."""
 
     file: str
     entries: Count
     sha256: Sha256
+
+
+class ChatEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a split of conversations has beside its tokens."""
+
+    mask: FileEntry  # one bit per token: is it a training target?
+    turns: FileEntry  # where turns start in the token space of the split
+    roles: FileEntry  # who speaks in each turn
+    num_turns: Count
+    trained_tokens: Count  # bits that are 1
 
 
 class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +56,7 @@ class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     documents: Count
     index: FileEntry
     shards: list[ShardEntry]
+    chat: ChatEntry | None  # of every split, or of none
 
 
 class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,12 +78,20 @@ class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     over_budget: Count
 
 
+class ChatLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the kept conversations hold; the sums over all splits."""
+
+    turns: Count
+    trained_tokens: Count
+
+
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where every input document and token went."""
 
     documents: DocumentLedger
     tokens: TokenLedger
     repaired: dict[str, Count]  # kept documents that were changed: reason -> documents
+    chat: ChatLedger | None  # null when the splits hold no conversations
 
 
 class StoreFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,4 +134,5 @@ def empty_ledger() -> Ledger:
         documents=DocumentLedger(read=0, kept=0, empty=0, over_budget=0, dropped={}),
         tokens=TokenLedger(encoded=0, separators=0, kept=0, over_budget=0),
         repaired={},
+        chat=None,
     )

@@ -27,7 +27,9 @@ ITEMSIZE: dict[str, int] = {"uint16": 2, "uint32": 4}
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _OWN = re.compile(
-    rf"{_SPLIT.pattern}(/shard_[0-9]{{5,}}\.bin|_tokens\.bin|_idx\.npy)|dropped\.jsonl", re.ASCII
+    rf"{_SPLIT.pattern}(/shard_[0-9]{{5,}}\.bin|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
+    r"|dropped\.jsonl",
+    re.ASCII,
 )
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _FILE = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
@@ -53,6 +55,23 @@ def single_name(split: str) -> str:
 
 def index_name(split: str) -> str:
     return f"{split}_idx.npy"
+
+
+def mask_name(split: str) -> str:
+    return f"{split}_mask.bin"
+
+
+def turns_name(split: str) -> str:
+    return f"{split}_turns.npy"
+
+
+def roles_name(split: str) -> str:
+    return f"{split}_roles.bin"
+
+
+def mask_bytes(tokens: int) -> int:
+    """The size of a loss mask: one bit per token, in whole bytes."""
+    return -(-tokens // 8)
 
 
 def is_own_name(file: str) -> bool:

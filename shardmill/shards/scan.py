@@ -16,7 +16,14 @@ from pathlib import Path
 from shardmill.atomic import is_temporary
 from shardmill.shards.checks import file_names
 from shardmill.shards.entries import Manifest
-from shardmill.shards.layout import DTYPES, INDEX_HEADER_BYTES, ITEMSIZE, META, looks_like_data
+from shardmill.shards.layout import (
+    DTYPES,
+    INDEX_HEADER_BYTES,
+    ITEMSIZE,
+    META,
+    looks_like_data,
+    mask_bytes,
+)
 
 Listing = dict[str, os.DirEntry[str]]
 
@@ -27,6 +34,11 @@ def wanted_sizes(manifest: Manifest) -> dict[str, int | None]:
     wanted: dict[str, int | None] = {}
     for split in manifest.splits.values():
         wanted[split.index.file] = INDEX_HEADER_BYTES + 8 * split.index.entries
+        if split.chat:
+            chat = split.chat
+            wanted[chat.mask.file] = mask_bytes(split.tokens)
+            wanted[chat.turns.file] = INDEX_HEADER_BYTES + 8 * chat.turns.entries
+            wanted[chat.roles.file] = chat.roles.entries
         wanted.update([(shard.file, shard.tokens * size) for shard in split.shards])
     if manifest.dropped:
         wanted[manifest.dropped.file] = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardmill.atomic import cannot_write
 from shardmill.records import IntArray, OffsetArray
-from shardmill.shards.entries import FileEntry, ShardEntry, SplitEntry
+from shardmill.shards.entries import ChatEntry, FileEntry, ShardEntry, SplitEntry
 from shardmill.shards.layout import (
     INDEX_HEADER_BYTES,
     MAX_COUNT,
@@ -63,10 +63,10 @@ class HashedFile:
 
 
 class IndexSink:
-    """Document starts as .npy: the header comes last, because it holds the count."""
+    """Starts of documents or turns as .npy: the header comes last, because it holds the count."""
 
-    def __init__(self, folder: Path, split: str) -> None:
-        self.name = index_name(split)
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
         self.entries = 0
         self._file = HashedFile(folder / self.name)
         self._file.write(bytes(INDEX_HEADER_BYTES))
@@ -107,7 +107,7 @@ class SplitSink:
         self._hashes: list[str] = []  # of the finished shards
         self._shard: HashedFile | None = None
         self._spans = ShardSpans(self._cut)
-        self._index = IndexSink(folder, split)
+        self._index = IndexSink(folder, index_name(split))
         if self._single:
             self._shard = HashedFile(folder / single_name(split))
         else:
@@ -136,7 +136,8 @@ class SplitSink:
             if len(part) == room:
                 self._close_shard()
 
-    def finish(self) -> SplitEntry:
+    def finish(self, chat: ChatEntry | None = None) -> SplitEntry:
+        """The entry of the split; `chat` is that of its chat files."""
         if self.documents and not self._hashes and self._shard is None:
             # documents without a token still have to start in some shard
             self._shard = HashedFile(self._folder / self._name(0))
@@ -144,7 +145,9 @@ class SplitSink:
             self._close_shard()
         shards = [self._entry(number) for number in range(len(self._hashes))]
         index = self._index.finish()
-        return SplitEntry(tokens=self.tokens, documents=self.documents, index=index, shards=shards)
+        return SplitEntry(
+            tokens=self.tokens, documents=self.documents, index=index, shards=shards, chat=chat
+        )
 
     def abort(self) -> None:
         self._index.abort()

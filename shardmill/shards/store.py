@@ -12,16 +12,14 @@ import hashlib
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
 from shardmill.shards.entries import Manifest, SplitEntry
-from shardmill.shards.layout import DTYPES, INDEX_HEADER_BYTES, META, index_header
+from shardmill.shards.layout import DTYPES, META, mask_bytes
 from shardmill.shards.manifest import read_manifest
+from shardmill.shards.maps import NEXT_STEP, ChatArrays, map_bytes, map_index
 from shardmill.shards.scan import damage, list_files, wanted_sizes
-
-_NEXT_STEP = "copy the store again or build it again; `shardmill verify` lists all damage"
 
 
 def open_store(folder: str | Path) -> Store:
@@ -34,7 +32,7 @@ def open_store(folder: str | Path) -> Store:
     problems = list(damage(folder, wanted, list_files(folder, manifest)))
     if problems:
         more = f" (and {len(problems) - 1:,} more damaged files)" if len(problems) > 1 else ""
-        raise DamagedStoreError(f"{folder}: {problems[0]}{more}; {_NEXT_STEP}")
+        raise DamagedStoreError(f"{folder}: {problems[0]}{more}; {NEXT_STEP}")
     return Store(folder, manifest)
 
 
@@ -54,6 +52,11 @@ class Store:
     def num_documents(self, split: str) -> int:
         return self._split(split).documents
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether it holds conversations: then every split has `chat_arrays`."""
+        return any(split.chat is not None for split in self.manifest.splits.values())
+
     def token_files(self, split: str) -> list[TokenFile]:
         """The shards of a split, in the order of its token space."""
         return [
@@ -66,13 +69,32 @@ class Store:
         last one where the split ends."""
         entry = self._split(split)
         path = self.folder / entry.index.file
-        starts = _map_index(path, entry.documents)
+        starts = map_index(path, entry.documents)
         if len(starts) and not (starts[0] == 0 and 0 <= starts[-1] <= entry.tokens):
             raise DamagedStoreError(
                 f"{path}: documents start at {starts[0]:,}..{starts[-1]:,}, wanted within "
-                f"0..{entry.tokens:,}, the first at 0; {_NEXT_STEP}"
+                f"0..{entry.tokens:,}, the first at 0; {NEXT_STEP}"
             )
         return starts
+
+    def chat_arrays(self, split: str) -> ChatArrays:
+        """Loss mask and turns of a split of conversations, on disk."""
+        entry = self._split(split)
+        if entry.chat is None:
+            raise OptionError(f"{self.folder}: holds documents, so no loss mask and no turns")
+        mask = self.folder / entry.chat.mask.file
+        bits = map_bytes(mask, mask_bytes(entry.tokens))
+        if entry.tokens % 8 and bits[-1] >> entry.tokens % 8:
+            raise DamagedStoreError(f"{mask}: has bits behind its last token; {NEXT_STEP}")
+        turns = self.folder / entry.chat.turns.file
+        starts = map_index(turns, entry.chat.num_turns)
+        if len(starts) and not 0 <= starts[0] <= starts[-1] < entry.tokens:
+            raise DamagedStoreError(
+                f"{turns}: turns start at {starts[0]:,}..{starts[-1]:,}, wanted within "
+                f"0..{entry.tokens:,}; {NEXT_STEP}"
+            )
+        roles = map_bytes(self.folder / entry.chat.roles.file, entry.chat.num_turns)
+        return ChatArrays(mask_bits=bits, turn_starts=starts, turn_roles=roles)
 
     def _split(self, name: str) -> SplitEntry:
         if name not in self.manifest.splits:
@@ -117,24 +139,3 @@ def _reopen(folder: str, wanted: str) -> Store:
             f"{store.fingerprint[:12]}, wanted {wanted[:12]}); it was rebuilt meanwhile: reopen it"
         )
     return store
-
-
-def _map_index(path: Path, entries: int) -> OffsetArray:
-    """The int64 of an index file, mapped; its header must be exactly the one we write."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(INDEX_HEADER_BYTES)
-        if header != index_header(entries):
-            raise DamagedStoreError(
-                f"{path}: its .npy header is not that of {entries:,} int64; {_NEXT_STEP}"
-            )
-        if entries == 0:  # an empty file part cannot be mapped
-            starts = np.empty(0, np.int64)
-            starts.flags.writeable = False
-            return starts
-        mapped = np.memmap(path, "<i8", mode="r", offset=INDEX_HEADER_BYTES, shape=(entries,))
-    except (OSError, ValueError) as error:
-        if isinstance(error, DamagedStoreError):
-            raise
-        raise DamagedStoreError(f"{path}: cannot be mapped ({error}); {_NEXT_STEP}") from error
-    return np.asarray(mapped)

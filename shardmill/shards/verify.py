@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import ManifestError
+from shardmill.records import OffsetArray
+from shardmill.shards.chat_contents import check_mask, check_roles, check_turns
 from shardmill.shards.contents import check_dropped, check_index, check_shard
-from shardmill.shards.entries import Manifest, SplitEntry
+from shardmill.shards.entries import ChatEntry, Manifest, SplitEntry
 from shardmill.shards.layout import DTYPES
 from shardmill.shards.manifest import read_manifest
+from shardmill.shards.maps import map_index
 from shardmill.shards.scan import Listing, damage, foreign, list_files, wanted_sizes
 from shardmill.shards.store import not_built
 
@@ -82,10 +85,15 @@ class _Check:
 
     def _split(self, split: SplitEntry) -> Iterator[str]:
         dtype, vocabulary = DTYPES[self.manifest.token_dtype], self.manifest.vocab_size
+        starts = None
         if split.index.file in self.sound:
             path = self.folder / split.index.file
-            yield from _named(split.index.file, check_index(path, split, self.tick))
+            problems = list(_named(split.index.file, check_index(path, split, self.tick)))
+            yield from problems
             self.documents += split.documents
+            starts = None if problems else map_index(path, split.documents)
+        if split.chat:
+            yield from self._chat(split, split.chat, starts)
         for shard in split.shards:
             if shard.file in self.sound:
                 path = self.folder / shard.file
@@ -93,6 +101,22 @@ class _Check:
                     shard.file, check_shard(path, shard, dtype, vocabulary, self.tick)
                 )
                 self.tokens += shard.tokens
+
+    def _chat(
+        self, split: SplitEntry, chat: ChatEntry, starts: OffsetArray | None
+    ) -> Iterator[str]:
+        """`starts` of the examples, when their index can be trusted."""
+        mask, turns, roles = (
+            self.folder / entry.file for entry in (chat.mask, chat.turns, chat.roles)
+        )
+        checks = {
+            chat.mask.file: check_mask(mask, split, chat, starts, self.tick),
+            chat.turns.file: check_turns(turns, split, chat, starts, self.tick),
+            chat.roles.file: check_roles(roles, chat, self.tick),
+        }
+        for file, problems in checks.items():
+            if file in self.sound:
+                yield from _named(file, problems)
 
 
 def _named(file: str, problems: Iterator[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Write a store: documents in, shards and index and manifest out.
 
-In: ragged token ids per split, dropped rows, the builder's facts.  Out: a finished folder.
+In: ragged token ids or rendered conversations per split, dropped rows, the builder's
+facts.  Out: a finished folder.
 Promise: an id that does not fit is refused before anything is cast; memory stays bounded; the
 manifest is the last thing written, and only when the ledger balances; without `finish` there is
 no meta.json, so nobody opens the folder. Equal documents give equal bytes, however appended.
@@ -23,7 +24,8 @@ from shardmill.errors import (
     StoreExistsError,
     UnfinishedBuildError,
 )
-from shardmill.records import Drop, Ragged
+from shardmill.records import ChatExamples, Drop, Ragged
+from shardmill.shards.chat_sinks import ChatSink, check_examples
 from shardmill.shards.entries import FileEntry, Manifest, StoreFacts
 from shardmill.shards.fit import check_tokens
 from shardmill.shards.layout import DROPPED, ITEMSIZE, META, STORED, check_shape, looks_like_data
@@ -35,9 +37,18 @@ class StoreWriter:
     """One store in the making, in a folder that holds no other. Use it in a `with` block."""
 
     def __init__(
-        self, folder: Path, *, splits: Sequence[str], dtype: str, shard_bytes: int | None
+        self,
+        folder: Path,
+        *,
+        splits: Sequence[str],
+        dtype: str,
+        shard_bytes: int | None,
+        chat: bool = False,
     ) -> None:
-        """`shard_bytes` None: one file per split; else shards are cut at exactly that size."""
+        """`shard_bytes` None: one file per split; else shards are cut at exactly that size.
+
+        `chat`: the store holds conversations, with loss mask and turns (`append_examples`).
+        """
         check_shape(tuple(splits), dtype, shard_bytes)
         self.folder = Path(folder)
         self.dtype = dtype
@@ -48,17 +59,30 @@ class StoreWriter:
         _refuse_leftovers(self.folder, splits)
         cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
         self._splits = {name: SplitSink(self.folder, name, dtype, cut) for name in splits}
+        self._chats = {name: ChatSink(self.folder, name) for name in splits} if chat else {}
 
     def append(self, split: str, documents: Ragged, *, where: str = "") -> None:
         """Add documents to a split. `where` names their origin in an error."""
-        self._check_open()
-        if split not in self._splits:
-            raise OptionError(f"no split {split!r}; this store has {list(self._splits)}")
-        sink = self._splits[split]
+        if self._chats:
+            raise OptionError(f"{self.folder}: a store of conversations takes append_examples only")
+        sink = self._sink(split)
         check_tokens(documents, self.dtype, where=where or split, first=sink.documents)
         if len(documents):
             self._state = "failed"  # until every byte of this call is written
             sink.append(documents.values, documents.offsets)
+            self._state = "open"
+
+    def append_examples(self, split: str, examples: ChatExamples, *, where: str = "") -> None:
+        """Add rendered conversations to a split of a store made with `chat`."""
+        if not self._chats:
+            raise OptionError(f"{self.folder}: open the writer with chat=True to add conversations")
+        sink, ids = self._sink(split), examples.ids
+        check_tokens(ids, self.dtype, where=where or split, first=sink.documents)
+        check_examples(examples, where=where or split, first=sink.documents)
+        if len(ids):
+            self._state = "failed"  # until every byte of this call is written
+            self._chats[split].append(examples)
+            sink.append(ids.values, ids.offsets)
             self._state = "open"
 
     def record_drops(self, drops: Iterable[Drop]) -> None:
@@ -77,7 +101,8 @@ class StoreWriter:
         self._check_open()
         self._state = "failed"
         self._drops.check(facts)
-        splits = {name: sink.finish() for name, sink in self._splits.items()}
+        chats = {name: sink.finish() for name, sink in self._chats.items()}
+        splits = {name: sink.finish(chats.get(name)) for name, sink in self._splits.items()}
         manifest = make_manifest(
             facts,
             built=True,
@@ -101,6 +126,8 @@ class StoreWriter:
             self._drops.abort()
             for sink in self._splits.values():
                 sink.abort()
+            for chat in self._chats.values():
+                chat.abort()
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -112,6 +139,12 @@ class StoreWriter:
         trace: TracebackType | None,
     ) -> None:
         self.abort()
+
+    def _sink(self, split: str) -> SplitSink:
+        self._check_open()
+        if split not in self._splits:
+            raise OptionError(f"no split {split!r}; this store has {list(self._splits)}")
+        return self._splits[split]
 
     def _check_open(self) -> None:
         if self._state != "open":

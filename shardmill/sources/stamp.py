@@ -7,11 +7,11 @@ workplace of a build and never reaches a store.
 
 from __future__ import annotations
 
-from shardmill.protocols import Source
+from shardmill.protocols import ConversationSource, Source
 from shardmill.records import JSON
 
 
-def stamp_of(source: Source) -> JSON:
+def stamp_of(source: Source | ConversationSource) -> JSON:
     """The source's own stamp; None when it has none."""
     stamp = getattr(source, "stamp", None)
     found: JSON = stamp() if callable(stamp) else None

@@ -1,7 +1,8 @@
 """The laws of sources, and input that is hard to read.
 
 In: a source, or a function that makes one.  Out: nothing, or an AssertionError that says which law.
-Promise: a source that passes resumes exactly from every cursor and accounts for every row it read.
+Promise: a source that passes resumes exactly from every cursor and accounts for every row it read;
+there are laws for documents and for conversations.
 Strategies build each row together with what must come of it, so that a test needs no second parser.
 Not here: speed and memory.
 """
@@ -17,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from shardmill.protocols import Source
-from shardmill.records import Drop, TextBatch
+from shardmill.protocols import ConversationSource, Source
+from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +218,66 @@ def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int =
         pa.table({"number": numbers, name: column}), stream, row_group_size=row_group_size
     )
     return stream.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAccount:
+    """Everything a source of conversations gave, whatever its batches were."""
+
+    conversations: list[Conversation] = field(default_factory=list)
+    num_read: int = 0
+    drops: list[Drop] = field(default_factory=list)
+
+
+def chat_account(batches: Iterable[ConversationBatch]) -> ChatAccount:
+    """Read to the end and add up."""
+    conversations: list[Conversation] = []
+    drops: list[Drop] = []
+    num_read = 0
+    for batch in batches:
+        conversations += batch.conversations
+        drops += batch.drops
+        num_read += batch.num_read
+    return ChatAccount(conversations=conversations, num_read=num_read, drops=drops)
+
+
+def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccount:
+    """`num_read` is the conversations and the drops; both have ids; what is said is clean text.
+
+    A record of many threads counts once for each: `num_read` is not the number of records.
+    """
+    batches = list(source.batches())
+    for number, batch in enumerate(batches):
+        where = f"{source.name}, batch {number}"
+        found = len(batch.conversations) + len(batch.drops)
+        assert batch.num_read == found, f"{where}: {batch.num_read} read, {found} accounted for"
+        assert found > 0, f"{where}: nothing was read for it"
+        for drop in batch.drops:
+            assert drop.id, f"{where}: a drop without an id: {drop}"
+            assert drop.reason, f"{where}: a drop without a reason: {drop}"
+        for conversation in batch.conversations:
+            assert conversation.id, f"{where}: a conversation without an id: {conversation}"
+            for message in conversation.messages:
+                content = message.get("content")
+                if isinstance(content, str):
+                    content.encode()  # raises on half a surrogate pair
+    return chat_account(batches)
+
+
+def assert_conversations_resume_exactly(
+    make_source: Callable[[], ConversationSource],
+) -> ChatAccount:
+    """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
+
+    As `assert_resumes_exactly`, borders included. Reads the source once for each batch.
+    """
+    batches = list(make_source().batches())
+    for number, batch in enumerate(batches):
+        cursor = json.loads(json.dumps(batch.cursor))
+        assert cursor == batch.cursor, f"batch {number}: {batch.cursor!r} does not survive JSON"
+        wanted = [chat_account([later]) for later in batches[number + 1 :]]
+        found = [chat_account([later]) for later in make_source().batches(cursor)]
+        assert found == wanted, f"after batch {number} ({cursor}): {found} instead of {wanted}"
+    whole = chat_account(batches)
+    assert chat_account(make_source().batches()) == whole, "a second reading differs from the first"
+    return whole

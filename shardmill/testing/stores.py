@@ -69,6 +69,7 @@ def plain_facts(
         ),
         tokens=TokenLedger(encoded=tokens, separators=0, kept=tokens, over_budget=0),
         repaired={},
+        chat=None,
     )
     fields: dict[str, Any] = {
         "dataset_name": "small",

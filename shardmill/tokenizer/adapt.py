@@ -140,6 +140,11 @@ class AdaptedTokenizer:
         found = find() if callable(find) else find
         return {} if found is None else {str(name): int(number) for name, number in found.items()}
 
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, when the object can tell."""
+        find = getattr(self._obj, "marker_id", None)
+        return cast("int | None", find(text)) if callable(find) else None
+
     def _ids(self, text: str) -> IntArray:
         return _whole_numbers(self._obj.encode(text), text)
 

@@ -71,6 +71,10 @@ class ByteTokenizer:
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)
 
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, named or not; None when it is none."""
+        return self._runs.id_of(text)
+
     def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
         return True
 

@@ -131,6 +131,10 @@ class HuggingFaceTokenizer:
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)
 
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, named or not; None when it is none."""
+        return self._runs.id_of(text)
+
     def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
         """Promised for byte-level BPE without a normaliser, and then for every text."""
         return self._exact

@@ -142,6 +142,10 @@ class SentencePieceTokenizer:
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)
 
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, named or not; None when it is none."""
+        return self._runs.id_of(text)
+
     def round_trips(self, text: str) -> bool:
         """Whether decode(encode(text)) == text is promised: U+2581 is SentencePiece's own space."""
         facts = self._facts

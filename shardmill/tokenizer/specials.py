@@ -30,6 +30,11 @@ class SpecialRuns:
     def __init__(self, strings: Mapping[int, str]) -> None:
         self._strings = dict(strings)
         self._ids = np.array(sorted(self._strings), np.int64)
+        self._by_string = {text: number for number, text in self._strings.items()}
+
+    def id_of(self, text: str) -> int | None:
+        """The special whose literal string this is."""
+        return self._by_string.get(text)
 
     def decode(self, ids: IntArray, decode_text: Callable[[IntArray], str]) -> str:
         """`decode_text` gets each run between two specials; a special is its literal string.

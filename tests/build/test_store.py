@@ -23,8 +23,8 @@ from shardmill.build import (
     build_store,
     engine,
     has_unfinished_build,
+    journal,
     segments,
-    tokenise,
 )
 from shardmill.errors import (
     BuildError,
@@ -220,7 +220,7 @@ def test_segments_behind_a_damaged_one_never_come_back(tmp_path, monkeypatch):
             super().__init__(folder, number=number, feed=feed)
 
     with monkeypatch.context() as patch:  # the second segment is now longer than it was
-        patch.setattr(tokenise, "SegmentWriter", DiesBeforeTheThird)
+        patch.setattr(journal, "SegmentWriter", DiesBeforeTheThird)
         with pytest.raises(Interrupted):
             run("cut", None, 250, resume=True)
     assert run("cut", None, 100, resume=True) == whole

@@ -234,7 +234,7 @@ def sparse_store(folder: Path, shards: int, tokens: int) -> None:
     (folder / "train_idx.npy").write_bytes(index_header(1) + bytes(8))
     index = FileEntry(file="train_idx.npy", entries=1, sha256=sha256)
     total = shards * tokens
-    split = SplitEntry(tokens=total, documents=1, index=index, shards=entries)
+    split = SplitEntry(tokens=total, documents=1, index=index, shards=entries, chat=None)
     facts = plain_facts({})
     fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
     one = {"read": 1, "kept": 1, "empty": 0, "over_budget": 0, "dropped": {}}
@@ -244,6 +244,7 @@ def sparse_store(folder: Path, shards: int, tokens: int) -> None:
         documents=type(facts.ledger.documents)(**one),
         tokens=type(facts.ledger.tokens)(**many),
         repaired={},
+        chat=None,
     )
     write_manifest(
         folder,

@@ -1,0 +1,115 @@
+"""Conversations of a store as rows of one length.
+
+In: a store, a split, `seq_len`, a fit; then example numbers.  Out: rows, or inputs and labels.
+Promise: a row is a function of its example, `seq_len` and the fit, not of the batch it comes in;
+every row trains at least one token; an example that gives no row is told by number and reason,
+and nothing takes its place. The store is not touched: another `seq_len` needs no build.
+Not here: which examples come when (sampling), several examples in one row (packing).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.arguments import whole_number
+from shardmill.chat.fit import Fit, FitCounts, FittedRows, collate_rows, fit_rows, plan_fit
+from shardmill.errors import OptionError
+from shardmill.mapped import ChatSpace
+from shardmill.records import IGNORE_INDEX, BoolArray, IntArray, OffsetArray
+from shardmill.shards import Manifest, open_store
+
+log = logging.getLogger(__name__)
+_CHUNK = 4096  # examples planned at a time
+
+
+class ChatBatch(TypedDict):
+    """Inputs and labels of n examples."""
+
+    input_ids: IntArray  # (n, seq_len) int64
+    labels: IntArray  # (n, seq_len) int64; the next token, or IGNORE_INDEX where it is not trained
+    loss_mask: BoolArray  # (n, seq_len) where labels count
+    examples: OffsetArray  # (n,) the number of the example in each row
+
+
+class ChatRows:
+    """The conversations of a split, each as a row of `seq_len + 1` tokens."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        split: str = "train",
+        *,
+        seq_len: int,
+        fit: Fit | str = Fit.DROP_OLDEST_TURNS,
+        pad_id: int | None = None,
+    ) -> None:
+        """`pad_id` None: the end of a turn, as the store's template has it."""
+        store = open_store(folder)
+        self.space = ChatSpace(store, split)
+        self.seq_len = whole_number(seq_len, "seq_len")
+        if fit not in list(Fit):
+            raise OptionError(f"fit={fit!r}: wanted one of {', '.join(Fit)}")
+        self.fit = Fit(fit)
+        self.pad_id = _pad_id(store.manifest, str(store.folder), pad_id)
+        self._told = False
+
+    def __len__(self) -> int:
+        """Examples of the split, those included that give no row at this length."""
+        return len(self.space)
+
+    def rows(self, indices: npt.ArrayLike) -> FittedRows:
+        """The rows of these examples. `kept` and `dropped` count within `indices`."""
+        examples = self.space.examples(indices)
+        rows = fit_rows(examples, self.seq_len, fit=self.fit, pad_id=self.pad_id)
+        if rows.dropped and not self._told:
+            self._told = True
+            log.warning(
+                "%r: some examples give no row (%s); `fit_counts()` counts them all",
+                self,
+                ", ".join(f"{reason}: {len(who):,}" for reason, who in rows.dropped.items()),
+            )
+        return rows
+
+    def batch(self, indices: npt.ArrayLike) -> ChatBatch:
+        """Inputs and labels, shifted. An example without a row is missing in `examples`."""
+        rows = self.rows(indices)
+        x, y, loss_mask = collate_rows(rows, IGNORE_INDEX)
+        chosen = np.asarray(indices, np.int64)[rows.kept]
+        return ChatBatch(input_ids=x, labels=y, loss_mask=loss_mask, examples=chosen)
+
+    def fit_counts(self) -> FitCounts:
+        """What becomes of every example and token of the split. Reads all of it, in parts."""
+        starts = range(0, len(self), _CHUNK)
+        parts = [np.arange(start, min(start + _CHUNK, len(self))) for start in starts]
+        plans = (plan_fit(self.space.examples(part), self.seq_len, self.fit) for part in parts)
+        return reduce(add, (plan.counts for plan in plans), FitCounts(dropped={}))
+
+    def __repr__(self) -> str:
+        return (
+            f"ChatRows({str(self.space.store.folder)!r}, {self.space.split!r}, "
+            f"seq_len={self.seq_len:,}, fit={self.fit.value!r}, examples={len(self):,})"
+        )
+
+
+def _pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
+    if asked is None:
+        template = manifest.options.get("chat", {}).get("template", {})
+        named = manifest.special_token_ids
+        ends = template.get("end_ids") or [named.get("eot", named.get("eos"))]
+        asked = ends[-1]
+    if asked is None:
+        raise OptionError(
+            f"{where}: the store names no end of turn, 'eot' or 'eos' to pad with; pass pad_id, "
+            "any id of the vocabulary: padding is never trained"
+        )
+    pad_id = whole_number(asked, "pad_id", least=0)
+    if manifest.vocab_size is not None and pad_id >= manifest.vocab_size:
+        raise OptionError(f"pad_id={pad_id:,}: the vocabulary has {manifest.vocab_size:,} ids")
+    return pad_id

@@ -1,0 +1,126 @@
+"""Laws of orders, ranks and mixtures.
+
+In: an order, a mixture, or a function that splits among ranks.  Out: nothing, or an AssertionError.
+Promise: what is expected comes from plain sets and whole-number arithmetic, never from the code
+under test. Small orders are checked whole, large ones at both ends and at scattered places.
+Not here: a runner; call these from your own tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from shardmill.sampling import Mixture, Order, epochs, rank_slice
+from shardmill.sampling.keys import Indices
+
+WHOLE = 20_000
+"""Orders of up to so many items are checked at every index."""
+
+
+class RankSlice(Protocol):
+    def __call__(self, start: int, stop: int, /, *, rank: int, world: int) -> Sequence[int]: ...
+
+
+def assert_is_bijection(order: Order, *, num_scattered: int = 4096) -> None:
+    """Every item comes once, `find` undoes `take` and `take` undoes `find`, one at a time or
+    many, in any order asked; and what lies outside is an IndexError."""
+    indices = _some_indices(len(order), num_scattered)
+    items = order.take(indices)
+    assert items.dtype == np.int64
+    assert items.shape == indices.shape
+    if len(order) <= WHOLE:
+        assert sorted(items.tolist()) == list(range(len(order)))
+    assert len(np.unique(items)) == len(indices)
+    assert ((items >= 0) & (items < len(order))).all()
+    np.testing.assert_array_equal(order.find(items), indices)
+    np.testing.assert_array_equal(order.take(order.find(indices)), indices)
+    np.testing.assert_array_equal(order.take(indices[::-1]), items[::-1])
+    for place in {0, len(indices) // 2, len(indices) - 1} if len(indices) else ():
+        assert order.take(indices[place : place + 1]).tolist() == [items[place]]
+    for outside in (-1, len(order)):
+        if outside < 2**63:
+            _assert_refused(order.take, outside)
+            _assert_refused(order.find, outside)
+
+
+def assert_epochs_do_not_repeat(make_order: Callable[[int], Order], num_epochs: int) -> None:
+    """In the endless stream every item comes once an epoch, and epochs have orders of their own
+    (asked from 20 items on: fewer may come in the same order twice by chance)."""
+    num_items = len(make_order(0))
+    numbers, items = epochs(make_order, np.arange(num_epochs * num_items))
+    assert numbers.tolist() == np.repeat(np.arange(num_epochs), num_items).tolist()
+    rows = items.reshape(num_epochs, num_items)
+    assert (np.sort(rows, axis=1) == np.arange(num_items)).all()
+    if num_items >= 20:
+        assert len({row.tobytes() for row in rows}) == num_epochs
+
+
+def assert_prefixes_keep_their_shares(mixture: Mixture, start: int, stop: int) -> None:
+    """Before every sample of `start..stop` each source has come, since its phase began, as often
+    as its exact share says, rounded down or up; each source's stream goes on one by one; and
+    `counts` agrees with `take` everywhere."""
+    source, place = mixture.locate(np.arange(start, stop))
+    counts = mixture.counts(start)
+    for n, (own, at) in enumerate(zip(source.tolist(), place.tolist(), strict=True), start):
+        assert at == counts[own], f"sample {n}: place {at} of source {own}, wanted {counts[own]}"
+        counts[own] += 1
+        _assert_in_quota(mixture, n + 1, counts)
+    np.testing.assert_array_equal(mixture.counts(stop), counts)
+    middle = (start + stop) // 2
+    ahead = np.bincount(source[: middle - start], minlength=len(counts))
+    np.testing.assert_array_equal(mixture.counts(middle), mixture.counts(start) + ahead)
+
+
+def assert_sources_are_exhausted_before_they_repeat(mixture: Mixture, num_samples: int) -> None:
+    """From the first sample on, a source's epoch begins when the one before has given every item,
+    and no item comes twice in an epoch."""
+    samples = mixture.take(np.arange(num_samples))
+    for source, num_items in enumerate(mixture.sizes):
+        own = samples.source == source
+        epoch, item = samples.epoch[own], samples.item[own]
+        assert epoch.tolist() == [at // num_items for at in range(len(epoch))]
+        for number in range(0 if not len(epoch) else int(epoch[-1]) + 1):
+            seen = item[epoch == number].tolist()
+            assert len(set(seen)) == len(seen)
+            assert set(seen) <= set(range(num_items))
+
+
+def assert_ranks_cover(start: int, stop: int, *, world: int, split: RankSlice = rank_slice) -> None:
+    """Together the ranks read every sample of `start..stop` once, and in nearly equal numbers."""
+    parts = [list(split(start, stop, rank=rank, world=world)) for rank in range(world)]
+    assert sorted(sample for part in parts for sample in part) == list(range(start, stop))
+    lengths = [len(part) for part in parts]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def _assert_in_quota(mixture: Mixture, n: int, counts: Indices) -> None:
+    """`counts` are those before sample n, n > 0."""
+    begin = max(start for start in mixture.phase_starts if start < n)
+    since = (counts - mixture.counts(begin)).tolist()
+    for source, (count, share) in enumerate(zip(since, mixture.shares(begin), strict=True)):
+        exact = (n - begin) * share
+        assert abs(count - exact) < 1, (
+            f"before sample {n}: source {mixture.names[source]!r} came {count} times since sample "
+            f"{begin}, its share is {float(exact):.3f}"
+        )
+    assert sum(since) == n - begin
+
+
+def _assert_refused(call: Callable[[list[int]], object], index: int) -> None:
+    try:
+        call([index])
+    except IndexError:
+        return
+    raise AssertionError(f"index {index} was taken")
+
+
+def _some_indices(num_items: int, num_scattered: int) -> Indices:
+    if num_items <= WHOLE:
+        return np.arange(num_items)
+    step = max(1, num_items // num_scattered)
+    scattered = np.arange(num_scattered, dtype=np.int64) * step
+    ends = [*range(64), *range(num_items - 64, num_items)]
+    return np.unique(np.concatenate([scattered[scattered < num_items], np.array(ends, np.int64)]))
