@@ -156,6 +156,22 @@ class ChatExamples:
     # Tokens before an example's first turn (a BOS) belong to no turn.
     turn_roles: npt.NDArray[np.uint8]  # (turns,) who speaks: a place in ROLES
 
+    def keep(self, chosen: BoolArray) -> ChatExamples:
+        """The examples marked in `chosen`, in order, with their turns, copied."""
+        if chosen.all():
+            return self
+        ids, offsets = self.ids.keep(chosen), self.ids.offsets
+        owners = np.searchsorted(offsets, self.turn_starts, side="right") - 1
+        turns = chosen[owners]
+        moved = np.zeros(len(chosen), np.int64)
+        moved[chosen] = offsets[:-1][chosen] - ids.offsets[:-1]  # how far an example goes left
+        return ChatExamples(
+            ids=ids,
+            mask=self.mask[np.repeat(chosen, self.ids.lengths)],
+            turn_starts=(self.turn_starts - moved[owners])[turns],
+            turn_roles=self.turn_roles[turns],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFile:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardmill.build.fill import Filler, take
-from shardmill.build.portion import Portion, keep_examples
+from shardmill.build.portion import Portion
 from shardmill.build.segments import Receipt
 from shardmill.build.spec import Feed
 from shardmill.shards import ChatLedger, DocumentLedger, Ledger, StoreWriter, TokenLedger
@@ -49,7 +49,7 @@ class ExamplePlaces:
         examples, splits = portion.chat.examples, portion.chat.splits
         for number, split in enumerate(self._splits):
             chosen = splits == number
-            part = examples if chosen.all() else keep_examples(examples, chosen)
+            part = examples.keep(chosen)
             self._out.append_examples(split, part, where=self._name)
         return {
             "documents": len(examples.ids),

@@ -80,20 +80,5 @@ def portion_of(data: Mapping[str, npt.NDArray[np.uint8]], dtype: str) -> Portion
     return Portion(documents=documents, drops=drops, chat=chat)
 
 
-def keep_examples(examples: ChatExamples, chosen: BoolArray) -> ChatExamples:
-    """The examples marked in `chosen`, in order, with their turns."""
-    ids, offsets = examples.ids.keep(chosen), examples.ids.offsets
-    owners = np.searchsorted(offsets, examples.turn_starts, side="right") - 1
-    turns = chosen[owners]
-    moved = np.zeros(len(chosen), np.int64)
-    moved[chosen] = offsets[:-1][chosen] - ids.offsets[:-1]  # how far an example goes left
-    return ChatExamples(
-        ids=ids,
-        mask=examples.mask[np.repeat(chosen, examples.ids.lengths)],
-        turn_starts=(examples.turn_starts - moved[owners])[turns],
-        turn_roles=examples.turn_roles[turns],
-    )
-
-
 def _bytes(array: IntArray | BoolArray) -> memoryview:
     return np.ascontiguousarray(array).view(np.uint8).data

@@ -46,24 +46,19 @@ def assistant_mask(
 
 
 def _mask(ids: IntArray, open_id: int, end_id: int, starts: IntArray) -> BoolArray:
-    """One running maximum over what each token has just before it.
-
-    Token i sees 4 * i + 1 when token i - 1 opens, 4 * i when it ends, 4 * i + 2 when i is a start
-    (stronger than both), else 0. The maximum so far is the last marker, and it is odd exactly
-    when that was an opening:
+    """Runs between markers, each spoken when the marker before it opens.
 
         open = 7, end = 9:  ids    5  7  4  4  9  4
-                            sees   0  0  9  0  0 20
-                            last   0  0  9  9  9 20
-                            said   .  .  x  x  x  .
+                            runs   .  .| x  x  x| .
+
+    A start begins a run that is not spoken; where it meets a marker's run, the start wins.
     """
     is_open = ids == open_id
-    dtype = np.int32 if len(ids) < 2**29 else np.int64
-    sees: IntArray = np.zeros(len(ids) + 1, dtype)
-    np.multiply(np.arange(4, 4 * len(ids) + 4, 4, dtype=dtype), is_open | (ids == end_id), sees[1:])
-    sees[1:] += is_open
-    sees[starts] = 4 * starts + 2
-    np.maximum.accumulate(sees, out=sees)
-    said: BoolArray = (sees[:-1] & 1).astype(np.bool_)
-    said &= ~is_open
+    markers = np.flatnonzero(is_open | (ids == end_id))
+    opens = is_open[markers]
+    edges = np.concatenate(([0], markers + 1, starts))
+    spoken = np.concatenate(([False], opens, np.zeros(len(starts), np.bool_)))
+    order = np.argsort(edges, kind="stable")
+    said: BoolArray = np.repeat(spoken[order], np.diff(edges[order], append=len(ids)))
+    said[markers[opens]] = False
     return said

@@ -4,7 +4,7 @@ In: a template bound to a tokenizer, that tokenizer, a policy.  Out: a `Certific
 `MaskProofError` with the smallest failing conversation, token by token.
 Promise: equal template, tokenizer, policy and versions give an equal certificate.
 Not here: what exactly is proved, and what cannot be (proof_judge.py).
-Cost: a few hundred small renderings, under a second.
+Cost: a few hundred small renderings, about a second.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class TokenTemplate:
         sound = np.ones(len(turns.kept), np.bool_)
         sound[list(reasons)] = False
         return Rendered(
-            examples=_keep(examples, columns.bounds, sound),
+            examples=examples.keep(sound),
             kept=np.array(turns.kept, np.int64)[sound],
             drops=_drops(turns.dropped, conversations),
         )
@@ -142,22 +142,6 @@ def _sums(values: IntArray | BoolArray, bounds: OffsetArray) -> OffsetArray:
     sums = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=sums[1:])
     return np.diff(sums[bounds])
-
-
-def _keep(examples: ChatExamples, bounds: OffsetArray, sound: BoolArray) -> ChatExamples:
-    """The examples marked in `sound`; example c has the turns bounds[c]..bounds[c + 1]."""
-    if sound.all():
-        return examples
-    ids = examples.ids.keep(sound)
-    turns = np.repeat(sound, np.diff(bounds))
-    # Every turn moves left as far as its example does.
-    moved = examples.ids.offsets[:-1][sound] - ids.offsets[:-1]
-    return ChatExamples(
-        ids=ids,
-        mask=examples.mask[np.repeat(sound, examples.ids.lengths)],
-        turn_starts=examples.turn_starts[turns] - np.repeat(moved, np.diff(bounds)[sound]),
-        turn_roles=examples.turn_roles[turns],
-    )
 
 
 def _drops(

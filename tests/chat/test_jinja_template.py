@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from shardmill.chat.bind import bind_template
 from shardmill.chat.contract import ChatTemplate, TrainPolicy
@@ -463,3 +464,24 @@ def test_a_missing_text_is_never_trained_as_the_word_none() -> None:
     assert show(careless, Conversation(messages=CALLING[:2])) == "dropped: content_changed"
     said = [CALLING[0], {**CALLING[1], "content": "None of them."}]
     assert "[None of them.\n<tool_call>" in show(careless, Conversation(messages=said))
+
+
+def test_special_tokens_that_swallow_blanks_are_encoded_as_the_tokenizer_does() -> None:
+    """Texts are cut at special tokens and encoded in pieces only where that changes nothing."""
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=True, rstrip=True)], special_tokens=True)
+    rendered = open_jinja_template(tokenizer).render([TWO], PLAIN)
+    assert rendered.kept.tolist() == [0]
+    whole = tokenizer.apply_chat_template(list(TWO.messages), tokenize=True, return_dict=False)
+    assert rendered.examples.ids[0].tolist() == whole
+    assert len(whole) < len(
+        make_tokenizer(CHATML).apply_chat_template(list(TWO.messages), return_dict=False)
+    )
+
+
+def test_the_ids_are_those_of_apply_chat_template() -> None:
+    for source in RIGHT.values():
+        tokenizer = make_tokenizer(source)
+        rendered = open_jinja_template(tokenizer).render([TWO], PLAIN)
+        whole = tokenizer.apply_chat_template(list(TWO.messages), tokenize=True, return_dict=False)
+        assert rendered.examples.ids[0].tolist() == whole
