@@ -35,6 +35,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) benchmarks/gather.py
+	$(PY) benchmarks/sampling.py
+	$(PY) benchmarks/chat.py
+	$(PY) benchmarks/chat_fit.py
 	$(PY) benchmarks/build.py
 
 clean:

@@ -1,17 +1,20 @@
 """shardmill: text and chats to training batches, checked at every step."""
 
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store
+from shardmill.build import BuildReport, BuildSpec, Feed, build_chats, build_store
+from shardmill.chat import prove_mask
 from shardmill.errors import ShardmillError
+from shardmill.loading import ChatRows
 from shardmill.mapped import TokenSpace, Windows, open_tokens
 from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
 from shardmill.shards import Manifest, Store, open_store, verify_store
-from shardmill.sources import MemorySource, open_source
+from shardmill.sources import MemorySource, open_chats, open_source
 from shardmill.tokenizer import open_tokenizer, train_tokenizer
 
 __version__ = "0.1.0"
 __all__ = [
     "BuildReport",
     "BuildSpec",
+    "ChatRows",
     "Feed",
     "IGNORE_INDEX",
     "Manifest",
@@ -24,7 +27,10 @@ __all__ = [
     "TokenSpace",
     "Windows",
     "__version__",
+    "build_chats",
     "build_store",
+    "open_chats",
+    "prove_mask",
     "open_source",
     "open_store",
     "open_tokenizer",

@@ -42,7 +42,7 @@ ONE_IMPORTER: dict[str, set[str]] = {
     "sentencepiece": {"tokenizer/sentencepiece_model.py"},
     "tokenizers": {"tokenizer/huggingface.py"},
     "transformers": {"tokenizer/transformers_hub.py"},
-    "jinja2": {"chat/jinja_engine.py"},
+    "jinja2": {"chat/jinja/engine.py"},
     "fastokens": {"tokenizer/fast_fastokens.py"},
     "gigatoken": {"tokenizer/fast_gigatoken.py"},
     "datasets": {"sources/hub.py"},

@@ -5,7 +5,7 @@ Promise: SYS first, then the turns as they come; the loss is on the assistant's 
 a packed row has length S and trains at least one token; the last assistant's EOT is in it. Text
 never becomes a special id, whatever the tokenizer does with the literal strings.
 Not here: the rules themselves. Who speaks is shardmill.chat.roles, the mask shardmill.chat.mask,
-what is left out of a row shardmill.chat.fit_cuts, the shift shardmill.chat.fit.
+what is left out of a row shardmill.chat.fit.cuts, the shift shardmill.chat.fit.
 """
 
 from __future__ import annotations

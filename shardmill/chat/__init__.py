@@ -9,9 +9,9 @@ bind.py       a template meets a tokenizer
 template.py   conversations -> ids, mask, turns; by places.py, turns.py, assemble.py
 policy.py     which turns are trained
 mask.py       ids that come without turns -> which of them the assistant said
-fit.py        examples -> rows of one length
-jinja.py      templates written as text, by whoever can render them
-proof.py      is a template's mask right? a certificate, or the smallest conversation that shows not
+fit/          examples -> rows of one length
+jinja/        templates written as text, by whoever can render them
+proof/        is a template's mask right? a certificate, or the smallest conversation that shows not
 """
 
 from __future__ import annotations
@@ -25,8 +25,17 @@ from shardmill.chat.check import (
     special_in_text,
 )
 from shardmill.chat.contract import ChatTemplate, Rendered, TrainOn, TrainPolicy
-from shardmill.chat.fit import Fit, FittedRows, fit_rows
-from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
+from shardmill.chat.fit import (
+    FIT_REASONS,
+    FIT_SENTENCES,
+    Fit,
+    FitCounts,
+    FittedRows,
+    collate_rows,
+    fit_rows,
+    next_token_pairs,
+)
+from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
 from shardmill.chat.mask import assistant_mask
 from shardmill.chat.policy import trained_turns
 from shardmill.chat.proof import Certificate, prove_mask
@@ -77,4 +86,10 @@ __all__ = [
     "spec_from_json",
     "special_in_text",
     "trained_turns",
+    "FIT_REASONS",
+    "FIT_SENTENCES",
+    "FitCounts",
+    "collate_rows",
+    "next_token_pairs",
+    "JINJA_REASONS",
 ]

@@ -173,6 +173,7 @@ class BlockShuffle:
 
     def _mixed(self, group: Words, places: Words, *, back: bool) -> Words:
         """Places within their groups, permuted group by group, in place."""
+        assert (places < self._group_items).all()  # a walk from outside might never come back
         cuts = (group[1:] != group[:-1]).nonzero()[0] + 1
         if len(cuts) > len(group) // 256:
             return self._mixed_scattered(group, places, back=back)

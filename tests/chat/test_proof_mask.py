@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardmill.chat.battery import battery, battery_sha256
 from shardmill.chat.bind import bind_template
 from shardmill.chat.contract import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.proof import Certificate, prove_mask
-from shardmill.chat.proof_example import match_turns
+from shardmill.chat.proof.battery import battery, battery_sha256
+from shardmill.chat.proof.example import match_turns
 from shardmill.chat.templates import KNOWN_TEMPLATES, known_template
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
 from shardmill.records import JSON, ChatExamples, Conversation, Drop, Ragged

@@ -4,7 +4,7 @@ In: an engine, facts, one conversation.  Out: a `Writing`, or the reason why the
 Promise: only `apply_chat_template` writes; nothing is cut out of a text or glued to one.
 Cost: one rendering per message, one per assistant turn, and two for the whole; two more for each
 other turn that is trained.
-Not here: tokens (jinja_turns.py).
+Not here: tokens (turns.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmill.chat.check import CheckedMessage
-from shardmill.chat.jinja_engine import JinjaEngine, Messages, Tools
-from shardmill.chat.jinja_facts import TemplateFacts, find_preamble, text_or_none
-from shardmill.chat.jinja_words import as_messages, harmless, leaves, names_of_tools
+from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
+from shardmill.chat.jinja.facts import TemplateFacts, find_preamble, text_or_none
+from shardmill.chat.jinja.words import as_messages, harmless, leaves, names_of_tools
 from shardmill.chat.tools import tool_texts
 from shardmill.records import BoolArray, Conversation
 

@@ -4,7 +4,7 @@ In: rendered examples, seq_len, a policy.  Out: a plan: positions, never tokens.
 Promise: a row is `example[:head] + example[start:stop]`, at most seq_len + 1 tokens, and one of its
 tokens from the second on is trained (the first is nobody's label); what cannot give such a row is
 in `dropped` with a reason. An example that fits stays as it is. The same input, the same plan.
-Not here: where a policy cuts (fit_cuts.py), copying tokens, padding, the shift (fit.py).
+Not here: where a policy cuts (cuts.py), copying tokens, padding, the shift (rows.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.chat.fit_cuts import CutFunction, Scene, drop_oldest_turns, keep_first, keep_last
+from shardmill.chat.fit.cuts import CutFunction, Scene, drop_oldest_turns, keep_first, keep_last
 from shardmill.errors import OptionError
 from shardmill.records import BoolArray, ChatExamples, OffsetArray
 

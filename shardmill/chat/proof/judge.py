@@ -22,11 +22,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardmill.chat.battery import padded_item
 from shardmill.chat.check import REASONS
 from shardmill.chat.contract import ChatTemplate, TrainPolicy
 from shardmill.chat.jinja import JINJA_REASONS
-from shardmill.chat.proof_example import (
+from shardmill.chat.proof.battery import padded_item
+from shardmill.chat.proof.example import (
     DROPPED,
     Example,
     Failure,
@@ -34,8 +34,8 @@ from shardmill.chat.proof_example import (
     is_assistant,
     render_one,
 )
-from shardmill.chat.proof_reader import Reader
-from shardmill.chat.proof_shape import TRIMS, Shape, learn_shape, learn_trim, markers_in, span
+from shardmill.chat.proof.reader import Reader
+from shardmill.chat.proof.shape import TRIMS, Shape, learn_shape, learn_trim, markers_in, span
 from shardmill.records import ROLES, Conversation
 
 _NOTHING_TO_TRAIN = ("no_assistant", "nothing_trained")

@@ -15,8 +15,8 @@ import numpy as np
 from shardmill.records import BoolArray, ChatExamples, Ragged
 
 if TYPE_CHECKING:
-    from shardmill.chat.jinja_turns import Turns
-    from shardmill.chat.jinja_writing import Writing
+    from shardmill.chat.jinja.turns import Turns
+    from shardmill.chat.jinja.writing import Writing
 
 Written: TypeAlias = "tuple[Writing, BoolArray]"
 """What a template wrote, and which of the messages are trained."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.chat.proof_example import Failure
-from shardmill.chat.proof_reader import Reader
+from shardmill.chat.proof.example import Failure
+from shardmill.chat.proof.reader import Reader
 from shardmill.records import BoolArray, Conversation
 
 _MAX_TRIES = 400

@@ -2,7 +2,7 @@
 
 In: a template and a conversation.  Out: an `Example`, a reason code, or `Refuted` with a `Failure`.
 Promise: an `Example` has one mask bit per id, turns that ascend, and a message for every turn.
-Not here: whether the right tokens are trained (proof_judge.py).
+Not here: whether the right tokens are trained (judge.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: a template bound to a tokenizer, that tokenizer, a policy.  Out: a `Certificate`, or
 `MaskProofError` with the smallest failing conversation, token by token.
 Promise: equal template, tokenizer, policy and versions give an equal certificate.
-Not here: what exactly is proved, and what cannot be (proof_judge.py).
+Not here: what exactly is proved, and what cannot be (judge.py).
 Cost: a few hundred small renderings, about a second.
 """
 
@@ -18,12 +18,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from shardmill.chat.battery import BATTERY_VERSION, Item, battery, battery_sha256, plain_item
 from shardmill.chat.contract import ChatTemplate, TrainOn, TrainPolicy
-from shardmill.chat.proof_example import DROPPED, Failure
-from shardmill.chat.proof_judge import Judge
-from shardmill.chat.proof_reader import Reader
-from shardmill.chat.proof_show import as_lines, smallest, table
+from shardmill.chat.proof.battery import BATTERY_VERSION, Item, battery, battery_sha256, plain_item
+from shardmill.chat.proof.example import DROPPED, Failure
+from shardmill.chat.proof.judge import Judge
+from shardmill.chat.proof.reader import Reader
+from shardmill.chat.proof.show import as_lines, smallest, table
 from shardmill.errors import MaskProofError, TemplateError
 from shardmill.records import JSON, Conversation, Ragged
 

@@ -3,7 +3,7 @@
 In: rendered examples of any length.  Out: (n, seq_len + 1) ids and mask; from them x, y, loss_mask.
 Promise: every row trains at least one token whose label is inside it; ids and mask are cut
 together; padding is never trained; every example is a row or among the drops, with a reason.
-No loop over examples or tokens. What is left out is said in fit_cuts.py, and by policy in
+No loop over examples or tokens. What is left out is said in cuts.py, and by policy in
 FIT_SENTENCES.
 Not here: packing several examples into a row.
 """
@@ -16,14 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.chat.fit_plan import (
-    FIT_REASONS,
-    FIT_SENTENCES,
-    Fit,
-    FitCounts,
-    FitPlan,
-    plan_fit,
-)
+from shardmill.chat.fit.plan import Fit, FitCounts, FitPlan, plan_fit
 from shardmill.records import IGNORE_INDEX, BoolArray, ChatExamples, IntArray, OffsetArray
 
 
@@ -102,17 +95,3 @@ def collate_rows(
 ) -> tuple[IntArray, IntArray, BoolArray]:
     """x, y (int64) and loss_mask (bool), each (n, seq_len)."""
     return next_token_pairs(rows.ids, rows.mask, ignore_index)
-
-
-__all__ = [
-    "FIT_REASONS",
-    "FIT_SENTENCES",
-    "Fit",
-    "FitCounts",
-    "FitPlan",
-    "FittedRows",
-    "collate_rows",
-    "fit_rows",
-    "next_token_pairs",
-    "plan_fit",
-]

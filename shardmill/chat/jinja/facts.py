@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.chat.jinja_engine import JinjaEngine, Messages, Tools
-from shardmill.chat.jinja_words import arguments_form, starts_with_words
+from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
+from shardmill.chat.jinja.words import arguments_form, starts_with_words
 from shardmill.errors import TemplateError
 from shardmill.records import IntArray
 

@@ -4,7 +4,7 @@ In: checked messages.  Out: messages as a Jinja template wants them; harmless co
 the template wrote other than the words.
 Promise: nothing a caller sends is lost between the conversation and the template; a copy is
 harmless: its texts are plain letters, so whatever structure its rendering has is the template's.
-Not here: rendering (jinja_engine.py), ids (jinja_turns.py).
+Not here: rendering (engine.py), ids (turns.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ template's `{% generation %}` blocks, or, when it has none, from rendering turn 
 each conversation carries its own proof: every rendering of its first messages, and every
 generation prompt in it, is a prefix of the whole in ids. What cannot be proved is dropped with a
 reason. Text that would become a special token is never rendered.
-Not here: the proof of the template itself (proof.py). Nobody can stop a template that loops for
+Not here: the proof of the template itself (proof/). Nobody can stop a template that loops for
 ever, only see that it wrote too much; render templates you do not trust in a process of their own.
 Threads: one rendering at a time per template, since transformers' generation tracker is shared.
 """
@@ -25,17 +25,17 @@ import numpy as np
 
 from shardmill.chat.check import CheckedMessage, check_messages
 from shardmill.chat.contract import Rendered, TrainPolicy
-from shardmill.chat.jinja_examples import Example, Written, grouped, join_examples
+from shardmill.chat.jinja.examples import Example, Written, grouped, join_examples
 from shardmill.chat.policy import check_policy, trained_turns
 from shardmill.chat.roles import ASSISTANT
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import JSON, BoolArray, Conversation, Drop, IntArray
 
 if TYPE_CHECKING:
-    from shardmill.chat.jinja_encode import Encoded
-    from shardmill.chat.jinja_engine import JinjaEngine, JinjaTokenizer
-    from shardmill.chat.jinja_facts import TemplateFacts
-    from shardmill.chat.jinja_writing import Writing
+    from shardmill.chat.jinja.encode import Encoded
+    from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
+    from shardmill.chat.jinja.facts import TemplateFacts
+    from shardmill.chat.jinja.writing import Writing
 
 JINJA_REASONS = {
     "template_refuses": "the template raised an error on this conversation, or wrote far too much",
@@ -117,7 +117,7 @@ class JinjaTemplate:
         """What the template makes of a conversation by itself, nothing proved: ids, and which of
         them its generation blocks hold, if it has any. To show why one was dropped; never to
         train on."""
-        from shardmill.chat.jinja_words import as_messages
+        from shardmill.chat.jinja.words import as_messages
 
         checked = check_messages(conversation.messages)
         if isinstance(checked, str):
@@ -134,7 +134,7 @@ class JinjaTemplate:
     def _written(
         self, conversations: Sequence[Conversation], policy: TrainPolicy
     ) -> Iterator[Written | str]:
-        from shardmill.chat.jinja_writing import write
+        from shardmill.chat.jinja.writing import write
 
         for conversation in conversations:
             checked = check_messages(conversation.messages)
@@ -150,7 +150,7 @@ class JinjaTemplate:
 
     def _rendered(self, group: list[Written | str], policy: TrainPolicy) -> list[Example | str]:
         """Encode the texts of a group at once, then judge each conversation."""
-        from shardmill.chat.jinja_encode import encode_apart
+        from shardmill.chat.jinja.encode import encode_apart
 
         texts = (text for one in group if not isinstance(one, str) for text in one[0].texts())
         encoded = encode_apart(self._engine, self._facts, texts)
@@ -161,8 +161,8 @@ class JinjaTemplate:
     def _judged(
         self, writing: Writing, trained: BoolArray, encoded: Encoded, policy: TrainPolicy
     ) -> Example | str:
-        from shardmill.chat.jinja_encode import encode_whole
-        from shardmill.chat.jinja_turns import find_turns, mask_of
+        from shardmill.chat.jinja.encode import encode_whole
+        from shardmill.chat.jinja.turns import find_turns, mask_of
 
         ids, generated = self._whole(writing)
         if not np.array_equal(ids, encoded[writing.whole]):
@@ -204,8 +204,8 @@ def open_jinja_template(
     variables: what the template may look at beside messages and tools, such as a date or
     enable_thinking; stored with the template, since it changes tokens.
     """
-    from shardmill.chat.jinja_engine import JinjaEngine
-    from shardmill.chat.jinja_facts import find_facts
+    from shardmill.chat.jinja.engine import JinjaEngine
+    from shardmill.chat.jinja.facts import find_facts
 
     given = dict(variables or {})
     try:
@@ -226,7 +226,7 @@ def open_jinja_template(
 
 def _check_blocks(engine: JinjaEngine) -> None:
     """That generation blocks can be asked for at all."""
-    from shardmill.chat.jinja_facts import ANSWERED, ASKED
+    from shardmill.chat.jinja.facts import ANSWERED, ASKED
 
     _, generated = engine.generated([ASKED, ANSWERED])
     if not generated.any():

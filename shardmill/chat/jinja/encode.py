@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from shardmill.chat.jinja_engine import JinjaEngine
-from shardmill.chat.jinja_facts import TemplateFacts
+from shardmill.chat.jinja.engine import JinjaEngine
+from shardmill.chat.jinja.facts import TemplateFacts
 from shardmill.records import IntArray
 
 Encoded = dict[str, IntArray]

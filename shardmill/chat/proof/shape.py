@@ -2,7 +2,7 @@
 
 In: an example.  Out: its `Shape`; `Refuted` when the turn has none that could be right.
 Promise: the shape holds the words first and, behind them, an end that the policy allows.
-Not here: whether every other turn has the same shape (proof_judge.py).
+Not here: whether every other turn has the same shape (judge.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.chat.proof_example import Example
-from shardmill.chat.proof_reader import Reader
+from shardmill.chat.proof.example import Example
+from shardmill.chat.proof.reader import Reader
 from shardmill.records import IntArray
 
 TRIMS: dict[str, Callable[[str], str]] = {

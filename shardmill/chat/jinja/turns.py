@@ -1,6 +1,6 @@
 """The turns of a conversation and its loss mask, proved on its own tokens.
 
-In: what a template wrote (jinja_writing.py) and the tokens of it.  Out: `Turns`, or the reason why
+In: what a template wrote (writing.py) and the tokens of it.  Out: `Turns`, or the reason why
 the conversation is dropped; then the mask under a policy.
 Promise: every turn starts where the rendering of the messages before it ends, token for token; an
 assistant's words start where its generation prompt ends, token for token; the words are there;
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.chat.jinja_encode import Encoded
-from shardmill.chat.jinja_facts import TemplateFacts
-from shardmill.chat.jinja_words import lost_words
-from shardmill.chat.jinja_writing import Writing
+from shardmill.chat.jinja.encode import Encoded
+from shardmill.chat.jinja.facts import TemplateFacts
+from shardmill.chat.jinja.words import lost_words
+from shardmill.chat.jinja.writing import Writing
 from shardmill.chat.roles import ASSISTANT, SYSTEM, TOOL
 from shardmill.records import BoolArray, IntArray
 
