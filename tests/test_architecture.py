@@ -114,7 +114,10 @@ def test_nothing_in_the_library_names_the_recipe() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [f"shardmill{room}" for room in ("", ".mapped", ".loading", ".build", ".sources", ".cli")],
+    [
+        f"shardmill{room}"
+        for room in ("", ".mapped", ".loading", ".sampling", ".build", ".sources", ".cli")
+    ],
 )
 def test_the_core_imports_without_any_extra(module: str) -> None:
     blocked = [*ONE_IMPORTER, "ray", "grain"]

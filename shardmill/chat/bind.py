@@ -2,8 +2,9 @@
 
 In: a spec and a tokenizer.  Out: a TokenTemplate.
 Promise: every marker is exactly one special id of the tokenizer, and different markers have
-different ids; fixed text holds no marker; no two roles whose turns open alike, one of them the
-assistant's. Anything else is an error that says what the tokenizer has.
+different ids; fixed text holds no marker; the opening of an assistant's turn is not the
+beginning of another's, nor the other way round. Anything else is an error that says what
+the tokenizer has.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ def bind_template(
     pieces = {name: _fixed(parts, kind, markers, texts) for name, kind, parts in named}
     opening = pieces["assistant.before"].ids
     for role in spec.roles:
-        if role != "assistant" and np.array_equal(pieces[f"{role}.before"].ids, opening):
+        other = pieces[f"{role}.before"].ids
+        common = min(len(opening), len(other))
+        if role != "assistant" and np.array_equal(other[:common], opening[:common]):
             raise TokenizerError(
-                f"template {spec.name!r}: turns of the {role} and of the assistant open with the "
-                f"same ids {opening.tolist()} in {tokenizer!r}, so no model could tell them apart"
+                f"template {spec.name!r}: a turn of the {role} opens with {other.tolist()}, one of "
+                f"the assistant with {opening.tolist()} in {tokenizer!r}: one is the beginning of "
+                "the other, so text could make them alike"
             )
     return TokenTemplate(
         spec=spec, markers=markers, pieces=pieces, encoder=tokenizer if encoder is None else encoder

@@ -30,6 +30,8 @@ REASONS = {
     "not_the_assistants": "tool calls or reasoning in a message that is not the assistant's",
     "bad_tool_call": "a tool call has no name, or arguments that are not a JSON object",
     "bad_tools": "the tools are not a list of JSON objects",
+    "unread_key": "a message has a key that no template writes: function_call (use tool_calls), "
+    "reasoning or thinking (use reasoning_content), a weight that is not 1 (use train)",
     "bad_train_flag": 'a "train" is neither true nor false',
     "invalid_unicode": "a text holds a lone surrogate, which has no bytes",
     "no_assistant": "no message is the assistant's, so nothing could be trained",
@@ -101,11 +103,16 @@ def has_bytes(text: str) -> bool:
     return True
 
 
+_UNREAD = ("function_call", "reasoning", "thinking")
+
+
 def check_message(message: object) -> CheckedMessage | str:
     """One message, or the first thing wrong with it."""
     if not is_object(message) or "role" not in message:
         return "bad_message"
     calls = message.get("tool_calls")
+    if any(map(message.get, _UNREAD)) or message.get("weight", 1) not in (1, None):
+        return "unread_key"
     if "content" not in message and not calls:
         return "bad_message"
     role = normal_role(message["role"])

@@ -156,7 +156,16 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
         raise TemplateError(
             f"{where}: tools stand in the system turn, but there is no roles.system"
         )
+    openers = {
+        next((p for p in s.before if isinstance(p, Marker)), None) for s in spec.roles.values()
+    }
     for role, one in spec.roles.items():
+        for piece in one.end:
+            if piece in openers:
+                raise TemplateError(
+                    f"{where}, roles.{role}.end: {piece} opens turns, so a model trained on it "
+                    "would not stop there but begin the next turn; move it to 'after' or leave it"
+                )
         for key, pieces in (("before", one.before), ("end", one.end)):
             if not any(isinstance(piece, Marker) for piece in pieces):
                 raise TemplateError(

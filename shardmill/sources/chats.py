@@ -164,7 +164,11 @@ class ChatSource:
 
     def _units(self, start: Spot) -> Iterator[Unit]:
         shape = self._shape()
-        if shape is None:
+        if shape is None:  # no record that can be read: each is an error or a drop
+            for number, placed in self._records(start):
+                assert isinstance(placed.record, Misfit)
+                drop = self._drop(number, placed, placed.record)
+                yield Unit((drop,), Spot(number, placed.mark))
             return
         if shape.read is None:
             together = self._trees_together(shape)

@@ -56,12 +56,15 @@ def clean_text(text: str) -> str:
     return text.replace("\r\n", "\n") if "\r" in text else text
 
 
+_SYSTEM_ROLES = ("system", "developer")
+
+
 def with_system(record: Record, messages: list[Message]) -> list[Message]:
     """Put a system column, when it says something, in front of the turns."""
     text = one_of(record, SYSTEM_KEYS)
     if not text:
         return messages
-    if any(message.get("role") == "system" for message in messages):
+    if any(str(message.get("role")).lower() in _SYSTEM_ROLES for message in messages):
         raise Misfit("two_systems", "a system column beside a system turn; keep one of them")
     return [{"role": "system", "content": text}, *messages]
 
@@ -83,6 +86,8 @@ def one_of(record: Record, names: Sequence[str]) -> str | None:
 
 def tools_of(record: Record) -> list[dict[str, Any]] | None:
     """The tools: a list of objects, perhaps written as JSON in a string; None for none."""
+    if record.get("functions"):
+        raise Misfit("bad_tools", "'functions' would be lost; rename the column to 'tools'")
     tools = record.get("tools")
     if isinstance(tools, str):
         if not tools.strip():

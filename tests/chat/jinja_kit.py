@@ -154,6 +154,8 @@ _FIRST_LETTER = CHATML_BLOCKS.replace(
 _HALF_END = CHATML_BLOCKS.replace(
     "{% endgeneration %}{{ '\\n' }}", "{% endgeneration %}{{ '<|eot_id|>\\n' }}"
 )
+_ALL_ALIKE = CHATML.replace("m['role']", "'assistant'")
+_SYSTEM_TOO = CHATML_BLOCKS.replace("m['role'] == 'assistant'", "m['role'] != 'user'")
 WRONG = {
     "trains users too": _USERS_TOO,
     "forgets the end": _NO_END,
@@ -164,6 +166,8 @@ WRONG = {
     "writes no end": _NO_END_AT_ALL,
     "writes no end behind answers": _NO_ANSWER_END,
     "shortens earlier answers": _SHORTENS_ANSWERS,
+    "opens all turns alike": _ALL_ALIKE,
+    "trains system turns too": _SYSTEM_TOO,
 }
 
 

@@ -92,7 +92,12 @@ def test_a_role_has_many_names_in_any_case_and_no_other(
         (spoke(train=False), "nothing_trained"),
         ([{**ASKED, "train": True}, {**SPOKE, "train": False}], None),
         ([{"role": "system", "content": "s"}, ASKED], "no_assistant"),
-        (spoke(weight="heavy", name=3), None),
+        (spoke(weight=1, name=3, function_call=None, thinking=""), None),
+        (spoke(weight="heavy"), "unread_key"),
+        (spoke(weight=0), "unread_key"),
+        (spoke(function_call={"name": "f", "arguments": "{}"}), "unread_key"),
+        (spoke(reasoning="hm"), "unread_key"),
+        (spoke(thinking="hm"), "unread_key"),
     ],
 )
 def test_a_conversation_that_cannot_be_trained_has_a_reason(

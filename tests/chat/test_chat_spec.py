@@ -237,7 +237,7 @@ def test_roles_that_open_alike_are_refused() -> None:
             return Ragged.from_sequences([[20]] * len(texts))
 
     deaf = Deaf(byte_offset=20, specials=MARKERS)
-    with pytest.raises(TokenizerError, match="of the system and of the assistant open with the sa"):
+    with pytest.raises(TokenizerError, match="one is the beginning of the other"):
         bind_template(known_template("chatml"), deaf)
 
 
@@ -273,3 +273,19 @@ def test_adjoining_texts_are_encoded_as_one(chat_tokenizers: dict[str, Tokenizer
     found = template.pieces["user.before"].ids.tolist()
     assert found == [tokenizer.special_token_ids()["usr"], *tokenizer.encode("assistant")]
     assert len(found) < 1 + len(tokenizer.encode("assis")) + len(tokenizer.encode("tant"))
+
+
+def test_an_end_that_opens_the_next_turn_is_refused() -> None:
+    for opener in ("usr", "asst"):
+        data = small()
+        data["roles"]["assistant"]["end"] = [{"marker": "eot"}, {"marker": opener}]
+        with pytest.raises(TemplateError, match="opens turns"):
+            spec_from_json(data)
+
+
+def test_an_opening_that_is_the_beginning_of_another_is_refused() -> None:
+    data = small()
+    data["roles"]["assistant"]["before"] = [{"marker": "usr"}, {"text": "bot:"}]
+    tokenizer = ByteTokenizer(byte_offset=2, specials={"usr": "<|usr|>", "eot": "<|eot|>"})
+    with pytest.raises(TokenizerError, match="the beginning of the other"):
+        bind_template(spec_from_json(data), tokenizer)

@@ -17,7 +17,7 @@ from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_templa
 from shardmill.chat.templates import known_template
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import Conversation
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizer import ByteTokenizer, open_tokenizer
 from tests.chat.jinja_kit import (
     CHATML,
     CHATML_BLOCKS,
@@ -485,3 +485,8 @@ def test_the_ids_are_those_of_apply_chat_template() -> None:
         rendered = open_jinja_template(tokenizer).render([TWO], PLAIN)
         whole = tokenizer.apply_chat_template(list(TWO.messages), tokenize=True, return_dict=False)
         assert rendered.examples.ids[0].tolist() == whole
+
+
+def test_a_tokenizer_that_renders_no_jinja_is_told_so() -> None:
+    with pytest.raises(TemplateError, match="ByteTokenizer cannot render Jinja templates"):
+        open_jinja_template(ByteTokenizer(), chat_template="{{ messages }}")

@@ -126,6 +126,36 @@ def test_records_of_a_list_that_are_none_are_dropped_by_number(tmp_path: Path) -
     assert [chat.id for chat in found.conversations] == ["a.json:record 1", "a.json:record 4"]
 
 
+@pytest.mark.parametrize("shape", [None, "messages"])
+def test_a_file_of_nothing_but_bad_records_is_all_drops(tmp_path: Path, shape: str | None) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"messages":[\nnull\n')
+    found = read(path, on_bad="skip", shape=shape)
+    assert [(drop.id, drop.reason) for drop in found.drops] == [
+        ("a.jsonl:1", "bad_json"),
+        ("a.jsonl:2", "bad_json"),
+    ]
+    with pytest.raises(SourceError, match="line 1"):
+        read(path, shape=shape)
+
+
+@pytest.mark.parametrize("role", ["system", "System", "developer"])
+def test_a_system_column_beside_a_system_turn_is_refused_however_it_is_spelt(
+    tmp_path: Path, role: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"system": "S", "messages": [{"role": role, "content": "s"}, *HI]}))
+    with pytest.raises(SourceError, match="a system column beside a system turn"):
+        read(path)
+
+
+def test_functions_beside_messages_are_never_lost(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": HI, "functions": [{"name": "f"}]}))
+    with pytest.raises(SourceError, match="rename the column to 'tools'"):
+        read(path)
+
+
 def test_a_json_file_of_lines_is_read_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\n" * 70_000 + GOOD + b"\n" + GOOD)

@@ -43,7 +43,8 @@ JINJA_REASONS = {
     "prompt_changes": "the answer does not follow the template's own generation prompt",
     "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
     "content_changed": "the template wrote something else than the message says",
-    "mask_disagrees": "the generation blocks do not hold exactly the assistant's turns",
+    "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
+    "trains_others": "the generation blocks hold more than the assistant's words and their end",
     "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
     "mixed_train": "messages that the template writes as one turn, one trained and one not",
 }
@@ -212,6 +213,11 @@ def open_jinja_template(
         json.dumps(given)
     except (TypeError, ValueError) as problem:
         raise OptionError(f"variables={given!r}: wanted plain JSON values: {problem}") from problem
+    if not hasattr(tokenizer, "apply_chat_template"):
+        raise TemplateError(
+            f"{type(tokenizer).__name__} cannot render Jinja templates; give a tokenizer of "
+            "transformers, such as AutoTokenizer.from_pretrained(...), or a template made of tokens"
+        )
     source = _source(tokenizer, chat_template)
     engine = JinjaEngine(tokenizer, source, given)
     label = name or f"jinja-{_sha256(source)[:12]}"

@@ -189,7 +189,7 @@ def mask_of(
         stop_at = behind if train_ends else run
         mask[words:stop_at] = True if blocks is None else blocks[words:stop_at]
     if generated is not None and held != generated.sum():
-        return "mask_disagrees"
+        return "trains_others"
     return mask if mask.any() else "nothing_trained"
 
 

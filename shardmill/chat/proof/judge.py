@@ -72,6 +72,7 @@ class Judge:
 
     def _check(self, example: Example, needed: bool) -> None:
         self._check_untrained(example)
+        self._check_openings(example)
         self._check_texts(example)
         for turn in range(len(example.roles)):
             if example.wanted[turn] and is_assistant(example, turn):
@@ -117,6 +118,19 @@ class Judge:
                 who = ROLES[example.roles[turn]]
                 raise example.refute(
                     "untrained", f"turn {turn} is the {who}'s and must not be trained, but is"
+                )
+
+    def _check_openings(self, example: Example) -> None:
+        """No other turn opens as the assistant's do, or no model could tell who speaks."""
+        assert self.shape is not None
+        opening = self.shape.opening
+        for turn, role in enumerate(example.roles):
+            start = example.bounds[turn]
+            same = np.array_equal(example.ids[start : start + len(opening)], opening)
+            if len(opening) and same and not is_assistant(example, turn):
+                who = ROLES[role]
+                raise example.refute(
+                    "opening", f"turn {turn} is the {who}'s, but opens as the assistant's do"
                 )
 
     def _check_texts(self, example: Example) -> None:
