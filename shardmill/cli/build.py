@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
+from shardmill.build import BuildReport, BuildSpec, Feed, build_store
 from shardmill.cli.progress import build_progress
+from shardmill.cli.reports import check_place, run_facts
 from shardmill.cli.sizes import parse_bytes
-from shardmill.errors import OptionError, UnfinishedBuildError
+from shardmill.errors import OptionError
 from shardmill.sources import open_source
 from shardmill.tokenizer import open_tokenizer
 
@@ -68,13 +68,7 @@ def build(
 
     Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --val-tokens 1000000
     """
-    if has_unfinished_build(out) and not (resume or overwrite):
-        raise UnfinishedBuildError(
-            f"{out}: an earlier build stopped half-way: go on with --resume, "
-            "or start again with --overwrite"
-        )
-    if report is not None and not report.parent.is_dir():
-        raise OptionError(f"--report {report}: there is no folder {report.parent}")
+    check_place(out, report, goes_on=resume or overwrite)
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
@@ -125,11 +119,7 @@ def receipt(out: Path, done: BuildReport) -> str:
 def _report(done: BuildReport) -> dict[str, object]:
     ledger = done.manifest.ledger
     return {
-        "store": str(done.folder),
-        "seconds": round(done.seconds, 3),
-        "resumed": done.resumed,
-        "machine": platform.platform(),
-        "python": platform.python_version(),
+        **run_facts(done),
         "documents_kept": ledger.documents.kept,
         "documents_read": ledger.documents.read,
         "tokens_kept": ledger.tokens.kept,

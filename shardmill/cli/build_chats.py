@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from shardmill.build import BuildReport, BuildSpec, build_chats, has_unfinished_build
+from shardmill.build import BuildReport, BuildSpec, build_chats
 from shardmill.chat import (
     KNOWN_TEMPLATES,
     ChatTemplate,
@@ -21,9 +20,10 @@ from shardmill.chat import (
     load_template_spec,
 )
 from shardmill.cli.progress import build_progress
+from shardmill.cli.reports import check_place, run_facts
 from shardmill.cli.sizes import parse_bytes
 from shardmill.cli.tokenizer import parse_specials
-from shardmill.errors import OptionError, UnfinishedBuildError
+from shardmill.errors import OptionError
 from shardmill.protocols import Encoder, Tokenizer
 from shardmill.sources import SHAPES, open_chats
 from shardmill.tokenizer import open_tokenizer
@@ -94,7 +94,7 @@ def chats(
 
     Example: shardmill build chats chats.jsonl --out store --tokenizer spm.model --template chatml
     """
-    _check_place(out, report, resume=resume or overwrite)
+    check_place(out, report, goes_on=resume or overwrite)
     source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad)
     opened = open_template(template, tokenizer, special)
     with build_progress() as on_progress:
@@ -151,16 +151,6 @@ def _jinja(template: str, tokenizer: str) -> ChatTemplate:
     return open_jinja_template(load_transformers(folder), chat_template=source)
 
 
-def _check_place(out: Path, report: Path | None, *, resume: bool) -> None:
-    if has_unfinished_build(out) and not resume:
-        raise UnfinishedBuildError(
-            f"{out}: an earlier build stopped half-way: go on with --resume, "
-            "or start again with --overwrite"
-        )
-    if report is not None and not report.parent.is_dir():
-        raise OptionError(f"--report {report}: there is no folder {report.parent}")
-
-
 def receipt(out: Path, done: BuildReport) -> str:
     """One line that says what was built and what was left out."""
     ledger = done.manifest.ledger
@@ -177,11 +167,7 @@ def _facts(done: BuildReport) -> dict[str, Any]:
     ledger = done.manifest.ledger
     assert ledger.chat is not None
     return {
-        "store": str(done.folder),
-        "seconds": round(done.seconds, 3),
-        "resumed": done.resumed,
-        "machine": platform.platform(),
-        "python": platform.python_version(),
+        **run_facts(done),
         "conversations_read": ledger.documents.read,
         "conversations_kept": ledger.documents.kept,
         "dropped": ledger.documents.dropped,

@@ -79,7 +79,7 @@ def _matching(folder: Path, file_pattern: str) -> list[Path]:
         raise StoreNotFoundError(f"No files: {folder} is not a folder; check the path")
     try:
         paths = sorted(folder.glob(file_pattern))
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:  # pathlib raises it for an absolute pattern
         raise OptionError(
             f"file_pattern={file_pattern!r}: {error}; wanted a pattern inside the folder, "
             f"such as '*.npy' or 'train/*.bin'"

@@ -104,7 +104,7 @@ class HubSource:
         return None
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        place = None if cursor is None else _place_of(cursor, self._name)
+        place = None if cursor is None else place_of(cursor, self._name)
         return self._read(place)
 
     def _read(self, place: Place | None) -> Iterator[TextBatch]:
@@ -114,8 +114,8 @@ class HubSource:
         trail = Trail(place.rows if place else 0)
         texts: list[str | None] = []
         num_bytes = 0
-        pinned = _pinned(self._dataset, self.revision, self._options, (text_field,))
-        for row, state in stream_rows(pinned, place, _retry(self._options)):
+        pinned = pin_dataset(self._dataset, self.revision, self._options, (text_field,))
+        for row, state in stream_rows(pinned, place, retry_of(self._options)):
             text = self._checked(row[text_field], trail.num_rows, text_field)
             size = 0 if text is None else len(text.encode("utf-8", "surrogatepass"))
             is_full = (
@@ -135,8 +135,8 @@ class HubSource:
         if self._field is None:
             from shardmill.sources.hub import column_kinds
 
-            pinned = _pinned(self._dataset, self.revision, self._options, None)
-            columns = column_kinds(pinned, _retry(self._options))
+            pinned = pin_dataset(self._dataset, self.revision, self._options, None)
+            columns = column_kinds(pinned, retry_of(self._options))
             self._field = choose_field(
                 columns, wanted=self._options.field, where=f"hub dataset {self._dataset}"
             )
@@ -189,23 +189,23 @@ def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
     settings = source._options
     if settings.field is not None:
         raise OptionError("iter_rows gives whole rows: field= has no meaning here")
-    pinned = _pinned(dataset, source.revision, settings, None)
-    return (row for row, _ in stream_rows(pinned, None, _retry(settings)))
+    pinned = pin_dataset(dataset, source.revision, settings, None)
+    return (row for row, _ in stream_rows(pinned, None, retry_of(settings)))
 
 
 def _commit(dataset: str, options: HubOptions) -> str:
     from shardmill.sources.hub import resolve_revision
 
-    return resolve_revision(dataset, options.revision, _retry(options))
+    return resolve_revision(dataset, options.revision, retry_of(options))
 
 
-def _retry(options: HubOptions) -> Retry:
+def retry_of(options: HubOptions) -> Retry:
     from shardmill.sources.hub import Retry
 
     return Retry(max_retries=options.max_retries, delay=options.retry_delay)
 
 
-def _pinned(
+def pin_dataset(
     dataset: str, revision: str, options: HubOptions, columns: tuple[str, ...] | None
 ) -> HubDataset:
     from shardmill.sources.hub import HubDataset
@@ -220,7 +220,7 @@ def _pinned(
     )
 
 
-def _place_of(cursor: Cursor, name: str) -> Place:
+def place_of(cursor: Cursor, name: str) -> Place:
     from shardmill.sources.hub import Place
 
     keys = ("rows", "overlap", "digest", "state")

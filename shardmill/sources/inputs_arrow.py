@@ -20,9 +20,9 @@ from shardmill.records import JSON
 from shardmill.sources.batching import DEFAULT_LIMITS
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import check_unchanged
-from shardmill.sources.hubsource import HubSource, _pinned, _place_of, _retry
+from shardmill.sources.hubsource import HubSource, pin_dataset, place_of, retry_of
 from shardmill.sources.inputs import FileInput, Placed
-from shardmill.sources.parquet import _group_edges, _opened
+from shardmill.sources.parquet import group_edges, open_parquet
 from shardmill.sources.record import Record
 
 
@@ -32,8 +32,8 @@ class ParquetRecords(FileInput):
     def records(self, mark: Any) -> Iterator[Placed]:
         group, skip = mark or (0, 0)
         check_unchanged(self.file)
-        with _opened(self.file.path) as parquet:
-            edges = _group_edges(parquet)
+        with open_parquet(self.file.path) as parquet:
+            edges = group_edges(parquet)
             if group >= len(edges) or edges[group] + skip > edges[-1]:
                 raise SourceError(
                     f"{self.file.path}: the cursor stands at row {skip:,} of row group {group}, "
@@ -120,10 +120,10 @@ class HubRecords:
 
         place = mark if mark is None or isinstance(mark, Place) else self._place(mark)
         options = self._source._options
-        pinned = _pinned(self._dataset, self._source.revision, options, None)
+        pinned = pin_dataset(self._dataset, self._source.revision, options, None)
         last: deque[tuple[Record, JSON]] = deque(maxlen=OVERLAP)
         start = place.rows if place else 0
-        rows = stream_rows(pinned, place, _retry(options))
+        rows = stream_rows(pinned, place, retry_of(options))
         for number, (row, state) in enumerate(rows, start):
             last.append((row, state))
             name = f"{self._dataset}:row {number}"
@@ -132,7 +132,7 @@ class HubRecords:
     def mark_of(self, position: JSON) -> Any:
         if not isinstance(position, dict):
             raise SourceError(f"hub dataset {self._dataset}: no place: {position!r:.80}")
-        return _place_of(position, self.name)
+        return place_of(position, self.name)
 
     def position_of(self, mark: Any) -> JSON:
         from shardmill.sources.hub import Place

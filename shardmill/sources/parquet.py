@@ -76,7 +76,7 @@ class _ParquetReader:
 
     def size_hint(self, file: InputFile) -> int:
         """The column's size before compression."""
-        with _opened(file.path) as parquet:
+        with open_parquet(file.path) as parquet:
             groups = range(parquet.metadata.num_row_groups)
             return sum(_column_bytes(parquet, group, self._field()) for group in groups)
 
@@ -84,9 +84,9 @@ class _ParquetReader:
         group, skip = 0, 0
         if position is not None:
             group, skip = counts_of(position, ("row_group", "rows"), file.name)
-        with _opened(file.path) as parquet:
+        with open_parquet(file.path) as parquet:
             field = _checked_field(parquet.schema_arrow, self._field(), file.path)
-            edges = _group_edges(parquet)
+            edges = group_edges(parquet)
             if group >= len(edges) or edges[group] + skip > edges[-1]:
                 raise SourceError(
                     f"{file.path}: the cursor stands at row {skip:,} of row group {group}, but "
@@ -133,7 +133,7 @@ class _ParquetReader:
 
     def _field(self) -> str:
         if self._chosen is None:
-            with _opened(self._first.path) as parquet:
+            with open_parquet(self._first.path) as parquet:
                 fields = ((column.name, _is_text(column.type)) for column in parquet.schema_arrow)
                 where = str(self._first.path)
                 self._chosen = choose_field(fields, wanted=self._wanted, where=where)
@@ -141,7 +141,7 @@ class _ParquetReader:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(
             path, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
@@ -155,7 +155,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         raise unreadable(path, error) from error
 
 
-def _group_edges(parquet: pq.ParquetFile) -> list[int]:
+def group_edges(parquet: pq.ParquetFile) -> list[int]:
     """Rows before each row group, and in all."""
     groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
     return [0, *accumulate(group.num_rows for group in groups)]
