@@ -3,7 +3,8 @@
     python benchmarks/chat.py [--data FOLDER] [--megabytes 24] [--rounds 9] [--json] [--only fast]
 
 A template made of tokens renders batches of 1,024 conversations; bare is one `encode_batch` of the
-very texts that the template encodes for them, ready in a list. Both alternate in this process over
+very texts that the template encodes for them, ready in a list, by the engine as shardmill sets it
+up, which leaves a core free (FASTOKENS_BPE_THREADS overrides). Both alternate in this process over
 the same batches; a number is the median of the rounds' ratios, time of the rendering to time of the
 bare engine. Conversations are parsed anew for every copy, so that no two share an object.
 

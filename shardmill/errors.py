@@ -15,6 +15,7 @@
     |   |-- StoreExistsError    (FileExistsError)    a finished store is never overwritten unasked
     |   |-- ManifestError                            meta.json is not one of ours, or makes no sense
     |   `-- DamagedStoreError                        files that do not match their manifest
+    |-- StateMismatchError    (ValueError)         a saved position of other data or another order
     `-- BuildError            (RuntimeError)
         |-- BuildLockedError                       another process builds this store now
         `-- UnfinishedBuildError                   an earlier build must be resumed or discarded
@@ -84,6 +85,10 @@ class ManifestError(StoreError):
 
 class DamagedStoreError(StoreError):
     """A shard or index that does not match its manifest."""
+
+
+class StateMismatchError(ShardmillError, ValueError):
+    """A saved position that belongs to other data, another seed or order, or a later version."""
 
 
 class BuildError(ShardmillError, RuntimeError):

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shards": GROUND,
     "sampling": GROUND,
     "mapped": GROUND | {"shards"},
-    "loading": GROUND | {"shards", "mapped", "chat"},
+    "loading": GROUND | {"shards", "mapped", "sampling", "chat"},
     "build": GROUND | {"sources", "tokenizer", "chat", "shards"},
     "testing": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"},

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from itertools import chain
 
 import numpy as np
 
@@ -28,16 +28,6 @@ class Fixed:
     ids: OffsetArray  # (n,)
     kinds: IntArray  # (n,) STRUCTURE, WORDS or END
 
-    def __add__(self, other: Fixed) -> Fixed:
-        return Fixed(
-            np.concatenate((self.ids, other.ids)), np.concatenate((self.kinds, other.kinds))
-        )
-
-    def trained(self, train_ends: bool) -> BoolArray:
-        """Which of them are trained when their turn is."""
-        wanted: BoolArray = np.isin(self.kinds, (WORDS, END) if train_ends else (WORDS,))
-        return wanted
-
 
 NOTHING = Fixed(np.empty(0, np.int64), np.empty(0, np.uint8))
 
@@ -46,8 +36,8 @@ NOTHING = Fixed(np.empty(0, np.int64), np.empty(0, np.uint8))
 class Form:
     """What stands around a text."""
 
-    left: Fixed
-    right: Fixed
+    left: tuple[Fixed, ...]
+    right: tuple[Fixed, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +68,13 @@ def assemble(
     flags = np.zeros((len(texts), 3), np.bool_)
     flags[:, 1] = trained
     mask: BoolArray = np.repeat(flags.reshape(-1), lengths)
-    flags[:, 1] = True
-    dtype = np.result_type(
-        texts.values.dtype, np.min_scalar_type(int(table.fixed.ids.max(initial=0)))
-    )
-    values: IntArray = np.empty(offsets[-1], dtype)
-    values[np.repeat(flags.reshape(-1), lengths)] = texts.values
     fixed, spots = table.places(numbers, offsets[:-1], sizes)
-    values[spots] = table.fixed.ids.astype(dtype).take(fixed)
+    is_text = np.ones(len(mask), np.bool_)
+    is_text[spots] = False
+    dtype = np.result_type(texts.values.dtype, np.min_scalar_type(int(table.ids.max(initial=0))))
+    values: IntArray = np.empty(len(mask), dtype)
+    values[is_text] = texts.values
+    values[spots] = table.ids.astype(dtype).take(fixed)
     mask[spots] = table.wanted.take(fixed) & np.repeat(trained, left + right)
     num_trained = trained * (sizes + table.num_wanted.take(numbers))
     return Assembled(values, mask, offsets, num_trained)
@@ -95,7 +84,7 @@ def assemble(
 class _Table:
     """The forms behind one another: form f is left[f] + right[f] tokens from starts[f] on."""
 
-    fixed: Fixed
+    ids: OffsetArray
     wanted: BoolArray  # which of the fixed tokens are trained when their turn is
     starts: OffsetArray
     left: OffsetArray
@@ -122,14 +111,22 @@ class _Table:
 
 
 def _table(forms: Sequence[Form], train_ends: bool) -> _Table:
-    fixed = [form.left + form.right for form in forms]
-    wanted = [one.trained(train_ends) for one in fixed]
-    widths = [len(one.ids) for one in fixed]
+    pieces = [NOTHING, *chain.from_iterable((*form.left, *form.right) for form in forms)]
+    kinds = np.concatenate([piece.kinds for piece in pieces])
+    wanted = (kinds == WORDS) | (kinds == END) if train_ends else kinds == WORDS
+    left = np.array([_width(form.left) for form in forms], np.int64)
+    right = np.array([_width(form.right) for form in forms], np.int64)
+    ends = np.cumsum(left + right)
+    wanted_before = np.concatenate(([0], np.cumsum(wanted)))
     return _Table(
-        fixed=reduce(Fixed.__add__, fixed, NOTHING),
-        wanted=np.concatenate([np.empty(0, np.bool_), *wanted]),
-        starts=np.cumsum([0, *widths])[:-1],
-        left=np.array([len(form.left.ids) for form in forms], np.int64),
-        right=np.array([len(form.right.ids) for form in forms], np.int64),
-        num_wanted=np.array([one.sum() for one in wanted], np.int64),
+        ids=np.concatenate([piece.ids for piece in pieces]),
+        wanted=wanted,
+        starts=ends - left - right,
+        left=left,
+        right=right,
+        num_wanted=wanted_before[ends] - wanted_before[ends - left - right],
     )
+
+
+def _width(pieces: tuple[Fixed, ...]) -> int:
+    return sum(len(piece.ids) for piece in pieces)

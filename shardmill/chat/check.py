@@ -174,6 +174,9 @@ def special_in_text(texts: Ragged, special_ids: Iterable[int]) -> OffsetArray:
         return np.empty(0, np.int64)
     values = texts.values
     # Markers lie close together in most vocabularies, and hardly any text between them.
-    near = np.flatnonzero((values >= special[0]) & (values <= special[-1]))
+    between = (values >= special[0]) & (values <= special[-1])
+    if not between.any():
+        return np.empty(0, np.int64)
+    near = np.flatnonzero(between)
     places = near[np.isin(values[near], special)]
     return np.unique(np.searchsorted(texts.offsets, places, side="right") - 1)

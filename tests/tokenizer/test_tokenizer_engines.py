@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -385,3 +388,24 @@ def test_added_tokens_that_look_around_are_left_to_the_reference(
 def test_the_battery_holds_the_models_own_added_tokens() -> None:
     texts = list(itertools.islice(battery_texts([], ["AB", "C D"]), 2000))
     assert {"AB", "ABAB", "ABC D", "C DAB", "aABb", "AB C D"} <= set(texts)
+
+
+@pytest.mark.parametrize("told", [None, "5"])
+def test_fastokens_leaves_a_core_to_the_rest_unless_told_otherwise(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, told: str | None
+) -> None:
+    code = (
+        "import os, sys\n"
+        "from shardmill.tokenizer.fast_fastokens import FastokensEngine\n"
+        "FastokensEngine(open(sys.argv[1], 'rb').read()).encode_batch(['some text'])\n"
+        "print(os.environ['FASTOKENS_BPE_THREADS'], len(os.sched_getaffinity(0)))\n"
+    )
+    source = tokenizers["byte-bpe"].engine_source  # type: ignore[attr-defined]
+    model = tmp_path / "tokenizer.json"
+    model.write_bytes(source.model)
+    environment = {key: value for key, value in os.environ.items() if key[:9] != "FASTOKENS"}
+    environment |= {"FASTOKENS_BPE_THREADS": told} if told else {}
+    command = [sys.executable, "-c", code, str(model)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    threads, cores = map(int, done.stdout.split())
+    assert threads == (int(told) if told else max(1, cores - 1))
