@@ -3,7 +3,8 @@
 In: a path, bytes.  Out: the file, durable, under its final name.
 Promise: a crash at any instant leaves the old file or the new one, never a mixture; a failure
 leaves no temporary file behind (a kill may leave one: its name starts with a dot and ends in
-`.tmp`, it is unique, and nobody reads it).
+`.tmp`, it is unique, and nobody reads it). A `HashedFile` is for folders that appear as a whole
+later: it is durable when it is finished, and under its name from the start.
 Not here: what the bytes mean; which folder may be replaced (publish.py).
 """
 
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
+import io
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from shardmill.errors import BuildError
 
+_BUFFER = 2**18
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
@@ -83,3 +87,33 @@ def cannot_write(path: Path, error: OSError) -> BuildError:
         f"{path}: cannot write: {error.strerror}; nothing was published: make room and go on with "
         "--resume, or build on another disk"
     )
+
+
+class HashedFile:
+    """A new file, written front to back; `finish` syncs it and gives the sha256 of all of it."""
+
+    def __init__(self, path: Path, *, replace: bool = False) -> None:
+        self.path = path
+        self._sha256 = hashlib.sha256()
+        self._file = io.BufferedWriter(io.FileIO(path, "wb" if replace else "xb"), _BUFFER)
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._sha256.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def finish(self) -> str:
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        return self._sha256.hexdigest()
+
+    def abort(self) -> None:
+        """Let go of the file, whatever of it is on disk. Never raises."""
+        with suppress(OSError):  # what the disk does not take is given up anyway
+            self._file.close()

@@ -10,17 +10,15 @@ show in the store.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from shardmill.atomic import atomic_write, cannot_write, sync_folder
+from shardmill.atomic import HashedFile, atomic_write, sync_folder
 from shardmill.build.portion import PARTS, Account, Portion, parts_of, portion_of
 from shardmill.errors import BuildError
 from shardmill.records import Cursor, OffsetArray
@@ -53,14 +51,14 @@ class SegmentWriter:
         self._folder, self._number, self._feed = folder, number, feed
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._files = {part: _HashedFile(_path(folder, number, part)) for part in PARTS}
+        self._files = {part: self._begin(part) for part in PARTS}
         self._since = time.monotonic()
 
     def add(self, portion: Portion, account: Account) -> None:
         """The next portion; parts that it has and the others had not begin here."""
         for part, data in parts_of(portion, tokens=self.num_tokens):
             if part not in self._files:
-                self._files[part] = _HashedFile(_path(self._folder, self._number, part))
+                self._files[part] = self._begin(part)
             self._files[part].write(data)
         self._dropped.update(drop.reason for drop in portion.drops)
         self.num_tokens += len(portion.documents.values)
@@ -74,7 +72,7 @@ class SegmentWriter:
         return self.num_tokens >= SEGMENT_TOKENS or (old and self.num_read > 0)
 
     def seal(self, cursor: Cursor, *, last: bool) -> Receipt:
-        sha256 = {part: file.close() for part, file in self._files.items()}
+        sha256 = {part: file.finish() for part, file in self._files.items()}
         sync_folder(self._folder)
         receipt = Receipt(
             number=self._number,
@@ -96,37 +94,11 @@ class SegmentWriter:
     def abandon(self) -> None:
         """Close the files of an unsealed segment; harmless after `seal`."""
         for file in self._files.values():
-            file.abandon()
+            file.abort()
 
-
-class _HashedFile:
-    """A new file that hashes what it writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO = path.open("wb")
-        self._hash = hashlib.sha256()
-
-    def write(self, data: bytes | memoryview) -> None:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
-        self._hash.update(data)
-
-    def close(self) -> str:
-        if not self._file.closed:
-            try:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-            except OSError as error:
-                raise cannot_write(self._path, error) from error
-        return self._hash.hexdigest()
-
-    def abandon(self) -> None:
-        with suppress(OSError):  # what the disk does not take is given up anyway
-            self._file.close()
+    def _begin(self, part: str) -> HashedFile:
+        """What an unsealed segment of an earlier run left here is overwritten."""
+        return HashedFile(_path(self._folder, self._number, part), replace=True)
 
 
 def read_receipts(folder: Path, dtype: str) -> list[Receipt]:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from shardmill.atomic import HashedFile
 from shardmill.errors import OptionError
 from shardmill.records import ROLES, BoolArray, ChatExamples
 from shardmill.shards.entries import ChatEntry, FileEntry
 from shardmill.shards.layout import mask_name, roles_name, turns_name
-from shardmill.shards.sinks import HashedFile, IndexSink
+from shardmill.shards.sinks import IndexSink
 
 _CHUNK = 2**20  # tokens or turns at a time
 

@@ -9,14 +9,12 @@ Not here: range checks, the manifest, who calls with what (writer.py).
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from shardmill.atomic import cannot_write
+from shardmill.atomic import HashedFile, cannot_write
 from shardmill.records import IntArray, OffsetArray
 from shardmill.shards.entries import ChatEntry, FileEntry, ShardEntry, SplitEntry
 from shardmill.shards.layout import (
@@ -29,37 +27,6 @@ from shardmill.shards.layout import (
 )
 
 _CHUNK = 2**20  # tokens or documents cast at a time
-_BUFFER = 2**18
-
-
-class HashedFile:
-    """A new file; `finish` syncs it and gives the sha256 of everything written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._sha256 = hashlib.sha256()
-        self._file = io.BufferedWriter(io.FileIO(path, "xb"), _BUFFER)
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
-
-    def finish(self) -> str:
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
-        return self._sha256.hexdigest()
-
-    def abort(self) -> None:
-        """Let go of the file, whatever of it is on disk. Never raises."""
-        with suppress(OSError):  # what the disk does not take is given up anyway
-            self._file.close()
 
 
 class IndexSink:

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from shardmill.atomic import sync_folder
+from shardmill.atomic import HashedFile, sync_folder
 from shardmill.errors import (
     BuildError,
     OptionError,
@@ -30,7 +30,7 @@ from shardmill.shards.entries import FileEntry, Manifest, StoreFacts
 from shardmill.shards.fit import check_tokens
 from shardmill.shards.layout import DROPPED, ITEMSIZE, META, STORED, check_shape, looks_like_data
 from shardmill.shards.manifest import make_manifest, write_manifest
-from shardmill.shards.sinks import HashedFile, SplitSink
+from shardmill.shards.sinks import SplitSink
 
 
 class StoreWriter:
