@@ -142,6 +142,7 @@ class ConversationBatch:
 
     conversations: tuple[Conversation, ...]
     num_read: int
+    counts: Mapping[str, int] = field(default_factory=dict)  # "invalid_utf8": with a replacement
     drops: tuple[Drop, ...] = ()
     cursor: Cursor  # reading from here gives exactly what follows this batch
 

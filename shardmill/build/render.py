@@ -133,7 +133,7 @@ class ChatFeeder:
         self._tell()
         account = Account(
             num_read=batch.num_read,
-            counts={"conversations": len(batch.conversations)},
+            counts={"conversations": len(batch.conversations), **batch.counts},
             cursor=batch.cursor,
         )
         drops = (*batch.drops, *result.drops)

@@ -5,7 +5,7 @@ Promise: a batch is a function of where it starts and of what follows: it takes 
 fit, one at least. Its end is told as a spot: behind so many units, and so many items into the next,
 so that a tree of a million threads needs no batch of its own.
 `num_read` counts items: conversations made and drops, so it is their sum by construction. A record
-that gives five threads counts five.
+that gives five threads counts five, also among those with a replacement if it has one.
 Not here: reading, shapes.
 """
 
@@ -34,6 +34,7 @@ class Unit(NamedTuple):
 
     items: Iterable[Item]
     end: Spot
+    repaired: bool = False  # something in their input was no text and was replaced
 
 
 def batched(
@@ -44,19 +45,20 @@ def batched(
 ) -> Iterator[ConversationBatch]:
     """Batches from `start` on; `units` begin with the unit that `start` lies in."""
     held: list[Item] = []
-    num_bytes = 0
+    num_bytes = num_repaired = 0
     end = start
-    for item, spot in _placed(units, start):
+    for item, spot, repaired in _placed(units, start):
         size = text_bytes(item) if isinstance(item, Conversation) else 0
         is_full = num_bytes + size > limits.num_bytes or len(held) == limits.num_documents
         if held and is_full:
-            yield _batch(held, cursor_at(end))
-            held, num_bytes = [], 0
+            yield _batch(held, num_repaired, cursor_at(end))
+            held, num_bytes, num_repaired = [], 0, 0
         held.append(item)
         num_bytes += size
+        num_repaired += repaired and isinstance(item, Conversation)
         end = spot
     if held:
-        yield _batch(held, cursor_at(end))
+        yield _batch(held, num_repaired, cursor_at(end))
 
 
 def text_bytes(conversation: Conversation) -> int:
@@ -84,10 +86,10 @@ def _utf8_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _placed(units: Iterable[Unit], start: Spot) -> Iterator[tuple[Item, Spot]]:
-    """Each item and the spot behind it."""
+def _placed(units: Iterable[Unit], start: Spot) -> Iterator[tuple[Item, Spot, bool]]:
+    """Each item, the spot behind it, and whether its unit was repaired."""
     before, skip = start._replace(done=0), start.done
-    for items, end in units:
+    for items, end, repaired in units:
         # One item is held back: the spot behind the last one is the end of the unit.
         last: Item | None = None
         done = skip
@@ -100,10 +102,10 @@ def _placed(units: Iterable[Unit], start: Spot) -> Iterator[tuple[Item, Spot]]:
         for item in rest:
             if last is not None:
                 done += 1
-                yield last, before._replace(done=done)
+                yield last, before._replace(done=done), repaired
             last = item
         if last is not None:
-            yield last, end
+            yield last, end, repaired
         before, skip = end, 0
     if skip:
         raise SourceError(
@@ -112,10 +114,11 @@ def _placed(units: Iterable[Unit], start: Spot) -> Iterator[tuple[Item, Spot]]:
         )
 
 
-def _batch(items: list[Item], cursor: Cursor) -> ConversationBatch:
+def _batch(items: list[Item], num_repaired: int, cursor: Cursor) -> ConversationBatch:
     return ConversationBatch(
         conversations=tuple(item for item in items if isinstance(item, Conversation)),
         num_read=len(items),
+        counts={"invalid_utf8": num_repaired} if num_repaired else {},
         drops=tuple(item for item in items if isinstance(item, Drop)),
         cursor=cursor,
     )

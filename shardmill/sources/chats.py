@@ -180,7 +180,7 @@ class ChatSource:
                 items = shape.read(self._fitting(placed, shape), placed.place, self._rules)
             except Misfit as misfit:
                 items = (self._drop(number, placed, misfit),)
-            yield Unit(items, Spot(number, placed.mark))
+            yield Unit(items, Spot(number, placed.mark), placed.repaired)
 
     def _tree_rows(self, start: Spot, shape: Shape) -> Iterator[PlacedRow]:
         for number, placed in self._records(start):
@@ -189,7 +189,7 @@ class ChatSource:
             except Misfit as misfit:
                 yield PlacedRow(self._drop(number, placed, misfit), Spot(number, placed.mark))
             else:
-                yield PlacedRow(row, Spot(number, placed.mark))
+                yield PlacedRow(row, Spot(number, placed.mark), placed.repaired)
 
     def _trees_together(self, shape: Shape) -> bool:
         """Reads the whole input once."""

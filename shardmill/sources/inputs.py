@@ -40,6 +40,7 @@ class Placed(NamedTuple):
     record: Record | Misfit
     place: str  # "chats.jsonl:17"
     mark: Any  # behind this record; only its input understands it
+    repaired: bool = False  # something in it was no text and was replaced
 
 
 class RecordInput(Protocol):
@@ -88,7 +89,7 @@ class JsonlRecords(FileInput):
             ends = zip(block.lines(), block.stops.tolist(), strict=True)
             for number, (line, stop) in enumerate(ends, block.first_line + 1):
                 if filled := line.strip(_WHITE):
-                    yield Placed(_decoded(filled), f"{name}:{number}", (base + stop, number))
+                    yield _placed(filled, f"{name}:{number}", (base + stop, number))
         check_unchanged(self.file)
 
     def mark_of(self, position: JSON) -> Any:
@@ -111,7 +112,7 @@ class JsonListRecords(FileInput):
             )
         for number in range(start, len(found)):
             place = f"{self.file.name}:record {number}"
-            yield Placed(_decoded(found[number]), place, number + 1)
+            yield _placed(found[number], place, number + 1)
 
     def mark_of(self, position: JSON) -> Any:
         return counts_of(position, ("records",), self.name)[0]
@@ -173,8 +174,9 @@ def _loaded(data: bytes) -> tuple[object, str]:
         return None, str(error)
 
 
-def _decoded(data: bytes) -> Record | Misfit:
+def _placed(data: bytes, place: str, mark: Any) -> Placed:
     try:
-        return decode_record(data)
+        record, repaired = decode_record(data)
     except Misfit as misfit:
-        return misfit
+        return Placed(misfit, place, mark)
+    return Placed(record, place, mark, repaired)

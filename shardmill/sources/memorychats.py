@@ -78,9 +78,11 @@ class MemoryChats:
 
     def _units(self, chats: Iterator[Chat], start: int) -> Iterator[Unit]:
         for number, chat in enumerate(chats, start):
-            yield Unit((self._read(chat, number),), Spot(0, number + 1))
+            conversation, mended = self._read(chat, number)
+            yield Unit((conversation,), Spot(0, number + 1), mended)
 
-    def _read(self, chat: Chat, number: int) -> Conversation:
+    def _read(self, chat: Chat, number: int) -> tuple[Conversation, bool]:
+        """The conversation, and whether something in it was replaced."""
         found = chat if isinstance(chat, Conversation) else Conversation(messages=chat)
         messages = found.messages
         if not isinstance(messages, list | tuple) or not all(
@@ -90,8 +92,10 @@ class MemoryChats:
                 f"source {self._name!r}, conversation {number:,} (from 0): found {chat!r:.60}, "
                 "wanted a Conversation or a list of messages"
             )
-        return replace(
+        valid = [repaired(dict(message)) for message in messages]
+        read = replace(
             found,
-            messages=[tidied(repaired(dict(message))) for message in messages],
+            messages=[tidied(message) for message in valid],
             id=found.id or f"{self._name}:{number}",
         )
+        return read, valid != [dict(message) for message in messages]

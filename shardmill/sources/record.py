@@ -1,6 +1,7 @@
 """One record out of JSON: a dict whose strings are valid text, or what is wrong with it.
 
-In: the bytes of one JSON value.  Out: a dict, or a `Misfit` with a reason code and a sentence.
+In: the bytes of one JSON value.  Out: a dict and whether something in it was replaced, or a
+`Misfit` with a reason code and a sentence.
 Promise: each record is judged alone and always in the same way, however deep the caller's stack;
 nested deeper than `MAX_DEPTH` is refused. What is no UTF-8 or half a surrogate pair becomes U+FFFD;
 NaN and Infinity, which Python writes, are read.
@@ -36,16 +37,17 @@ class Misfit(Exception):
         self.reason = reason
 
 
-def decode_record(data: bytes) -> Record:
-    """One JSON object, given without white space around it."""
+def decode_record(data: bytes) -> tuple[Record, bool]:
+    """One JSON object, given without white space around it, and whether it was mended."""
+    mended = False
     try:
         record = _DECODER.decode(data)
     except _REFUSALS:
-        record = _decode_leniently(data)
+        record, mended = _decode_leniently(data)
     # Fewer brackets than that cannot nest too deep, and nearly every record has fewer.
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
         _refuse_deep(record)
-    return record
+    return record, mended
 
 
 def decode_value(text: str) -> Any:
@@ -75,17 +77,18 @@ def kind_of(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _decode_leniently(data: bytes) -> Record:
+def _decode_leniently(data: bytes) -> tuple[Record, bool]:
     """By Python's own decoder, and then mended."""
     try:
         record = read_object(data)
+        # Bytes that are no UTF-8 show up as surrogates here, and halves of pairs are some.
+        marked = read_object(data, errors="surrogateescape")
     except BadJsonError as bad:
         # Python names the limit of its stack, which is not the rule that was broken.
         problem = _TOO_DEEP if "recursion" in str(bad) else str(bad)
         raise Misfit("bad_json", problem) from bad
     _refuse_deep(record)
-    mended: Record = repaired(record)
-    return mended
+    return repaired(record), marked != repaired(marked)
 
 
 def _refuse_deep(record: Record) -> None:

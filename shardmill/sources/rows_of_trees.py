@@ -32,6 +32,7 @@ class PlacedRow(NamedTuple):
 
     row: TreeRow | Drop
     end: Spot
+    repaired: bool = False
 
 
 def trees_lie_together(trees: Iterable[object]) -> bool:
@@ -76,7 +77,8 @@ def units_of_trees(rows: Iterable[PlacedRow], *, together: bool, name: str) -> I
 
 
 def _unit(held: list[PlacedRow]) -> Unit:
-    return Unit(_items([placed.row for placed in held]), held[-1].end)
+    repaired = any(placed.repaired for placed in held)
+    return Unit(_items([placed.row for placed in held]), held[-1].end, repaired)
 
 
 def _items(rows: list[TreeRow | Drop]) -> Iterator[Item]:

@@ -29,6 +29,7 @@ from shardmill.errors import (
 from shardmill.mapped import ChatSpace
 from shardmill.records import Conversation, ConversationBatch, Cursor, Drop, Ragged
 from shardmill.shards import open_store, verify_store
+from shardmill.sources import MemoryChats, open_chats
 from shardmill.testing.chat_stores import assert_same_examples, read_examples
 from shardmill.tokenizer import open_tokenizer
 from tests.helpers import folder_digest
@@ -386,3 +387,20 @@ def test_a_certificate_of_another_policy_or_template_is_refused(tmp_path):
             tokenizer=OTHER.encoder,
             certificate=PROOF,
         )
+
+
+def test_conversations_with_a_replacement_are_counted_in_the_books(tmp_path):
+    half, bad, sound = b"half \\ud83d pair", b"bad \xff byte", b"\\ud83d\\ude00 and NaN"
+    with (tmp_path / "chats.jsonl").open("wb") as file:
+        for words in (half, sound, bad):
+            file.write(
+                b'{"score": NaN, "messages": [{"role": "user", "content": "' + words + b'"}, '
+                b'{"role": "assistant", "content": "yes"}]}\n'
+            )
+    source = open_chats(tmp_path / "chats.jsonl")
+    assert [dict(batch.counts) for batch in source.batches()] == [{"invalid_utf8": 2}]
+    manifest = build(source, tmp_path / "store").manifest
+    assert manifest.ledger.repaired == {"invalid_utf8": 2}
+    memory = MemoryChats([chat("a \ud83d", "b"), chat("c", "d")])
+    assert [dict(batch.counts) for batch in memory.batches()] == [{"invalid_utf8": 1}]
+    assert build(memory, tmp_path / "other").manifest.ledger.repaired == {"invalid_utf8": 1}
