@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test quick check format bench clean
+.PHONY: setup demo test quick check format bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,22 @@ bench: $(STAMP)
 	$(PY) benchmarks/chat.py
 	$(PY) benchmarks/chat_fit.py
 	$(PY) benchmarks/build.py
+	$(PY) benchmarks/read.py
+	$(PY) benchmarks/read.py --scale
+
+# A venv of its own: these bring hundreds of packages. A peer that cannot be installed is left out.
+PEERS := .venv-peers/bin/python
+.venv-peers/.installed: pyproject.toml constraints.txt benchmarks/peers.txt
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS) -m pip install --quiet --constraint constraints.txt torch
+	$(PEERS) -m pip install --quiet --constraint constraints.txt --editable .
+	@for peer in $$(grep -v '^#' benchmarks/peers.txt); do \
+	  $(PEERS) -m pip install --quiet "$$peer" 'torch==$(shell sed -n 's/^torch==//p' constraints.txt)' \
+	  || echo "left out: $$peer cannot be installed here"; done
+	@touch $@
+
+bench-peers: .venv-peers/.installed
+	$(PEERS) benchmarks/read.py
 
 clean:
-	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-peers demo .pytest_cache .mypy_cache .ruff_cache

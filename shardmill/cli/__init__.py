@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from shardmill.cli.build import build
 from shardmill.cli.build_chats import chats
+from shardmill.cli.check import check
 from shardmill.cli.info import info
 from shardmill.cli.show import show
 from shardmill.cli.tokenizer import app as tokenizer_app
@@ -43,6 +44,7 @@ app.command()(build)
 app.command("build chats")(chats)
 app.command()(show)
 app.command()(verify)
+app.command()(check)
 app.command()(info)
 app.add_typer(tokenizer_app, name="tokenizer")
 

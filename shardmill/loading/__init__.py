@@ -1,12 +1,27 @@
 """The online half: what a store holds becomes rows for training.
 
-In: a store, sequence length, a fit.  Out: numpy arrays of one shape.
-Promise: nothing is written; a new sequence length needs no new build.
-Not here: order and epochs (sampling), tensors.
+In: stores and token folders, sequence length, weights, a seed.  Out: numpy arrays of one shape.
+Promise: nothing is written; a new sequence length needs no new build; the order is a function of
+its arguments, and a position in it is one number.
+Not here: tensors (pytorch), what an order is (sampling).
 """
 
 from __future__ import annotations
 
+from shardmill.loading.batch import Batch, SourceCounters
 from shardmill.loading.chats import ChatRows
+from shardmill.loading.loader import Loader
+from shardmill.loading.plan import PlannedSample, plan_step
+from shardmill.loading.sources import TokenSource
+from shardmill.loading.stream import SampleStream
 
-__all__ = ["ChatRows"]
+__all__ = [
+    "Batch",
+    "ChatRows",
+    "Loader",
+    "PlannedSample",
+    "SampleStream",
+    "SourceCounters",
+    "TokenSource",
+    "plan_step",
+]

@@ -20,8 +20,14 @@ def test_without_torch_the_import_names_the_pip_command():
 
 def test_the_room_has_exactly_these_names():
     assert shardmill.pytorch.__all__ == [
+        "DistributedSampler",
+        "LoaderConfig",
         "MemoryMappedDataset",
+        "MixtureDataset",
+        "MixtureSampler",
         "Samples",
+        "StatefulDataLoader",
+        "TokenLoader",
         "collate",
         "document_mask",
         "flex_block_mask",

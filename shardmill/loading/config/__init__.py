@@ -1,0 +1,23 @@
+"""The `[data]` table of a training config: read, checked, opened, written.
+
+In: a TOML file.  Out: a `DataConfig`; from it a `SampleStream`, or TOML and flags again.
+"""
+
+from __future__ import annotations
+
+from shardmill.loading.config.open import meant_split, open_stream
+from shardmill.loading.config.read import parse_config, read_config
+from shardmill.loading.config.records import DataConfig, DatasetConfig, PhaseConfig
+from shardmill.loading.config.toml import config_flags, config_toml
+
+__all__ = [
+    "DataConfig",
+    "DatasetConfig",
+    "PhaseConfig",
+    "config_flags",
+    "config_toml",
+    "meant_split",
+    "open_stream",
+    "parse_config",
+    "read_config",
+]

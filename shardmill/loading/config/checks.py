@@ -1,0 +1,105 @@
+"""Whether the sources, weights and phases of a config go together.
+
+In: a `DataConfig` whose values have the right kinds.  Out: nothing, or an OptionError.
+Promise: one origin of data; names once each; weights for exactly the datasets there are, which the
+mixture will take; phases in rising order, the annealing behind them all.
+Not here: types and unknown keys (table); whether paths exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardmill.errors import OptionError
+from shardmill.loading.config.records import DataConfig
+from shardmill.sampling.weights import whole_shares
+
+
+def check_mixture(config: DataConfig) -> None:
+    """Refuse what makes no sense, with the file and the key."""
+    _check_origin(config)
+    _check_names(config)
+    _check_order(config)
+    _check_anneal(config)
+    if config.datasets:
+        first = {dataset.name: dataset.weight for dataset in config.datasets}
+        _check_weights(config, "data.datasets", first)
+    for number, phase in enumerate(config.phases):
+        if phase.dataset_weights:
+            key = f"data.phases[{number}].dataset_weights"
+            _check_weights(config, key, phase.dataset_weights)
+    if config.anneal_start_step:
+        _check_weights(config, "data.anneal_weights", config.anneal_weights)
+
+
+def _check_origin(config: DataConfig) -> None:
+    if config.dataset_path is not None and config.datasets:
+        raise OptionError(
+            f"{config.file}: data.dataset_path and data.datasets are both set; wanted one of them: "
+            f"dataset_path for a single source, datasets for a mixture"
+        )
+    if config.dataset_path is None and not config.datasets:
+        raise OptionError(
+            f"{config.file}: neither data.dataset_path nor data.datasets is set; wanted one of "
+            f"them: dataset_path for a single source, datasets for a mixture"
+        )
+
+
+def _check_names(config: DataConfig) -> None:
+    first: dict[str, int] = {}
+    for number, dataset in enumerate(config.datasets):
+        if dataset.name in first:
+            raise OptionError(
+                f"{config.file}: data.datasets[{number}].name: {dataset.name!r} is the name of "
+                f"data.datasets[{first[dataset.name]}] too; wanted each name once"
+            )
+        first[dataset.name] = number
+
+
+def _check_order(config: DataConfig) -> None:
+    starts = [phase.start_step for phase in config.phases]
+    for number in range(1, len(starts)):
+        if starts[number] <= starts[number - 1]:
+            raise OptionError(
+                f"{config.file}: data.phases[{number}].start_step: found {starts[number]:,}, "
+                f"wanted more than {starts[number - 1]:,}, where data.phases[{number - 1}] starts; "
+                f"put the phases in order, each step once"
+            )
+
+
+def _check_anneal(config: DataConfig) -> None:
+    start = config.anneal_start_step
+    if bool(start) != bool(config.anneal_weights):
+        said, missing = ("anneal_start_step", "anneal_weights")[:: 1 if start else -1]
+        raise OptionError(
+            f"{config.file}: data.{said} is set, but data.{missing} is not; wanted both or none"
+        )
+    last = config.phases[-1].start_step if config.phases else -1
+    if start and start <= last:
+        problem = "starts there too" if start == last else f"starts later, at {last:,}"
+        raise OptionError(
+            f"{config.file}: data.anneal_start_step: found {start:,}, but "
+            f"data.phases[{len(config.phases) - 1}] {problem}; annealing is the last phase: "
+            f"wanted more than {last:,}"
+        )
+
+
+def _check_weights(config: DataConfig, key: str, weights: Mapping[str, float]) -> None:
+    names = [dataset.name for dataset in config.datasets]
+    known = ", ".join(map(repr, names)) or "none: data.dataset_path is a single source"
+    for name in weights:
+        if name not in names:
+            raise OptionError(
+                f"{config.file}: {key}.{name}: a weight for an unknown dataset; data.datasets has "
+                f"{known}"
+            )
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise OptionError(
+            f"{config.file}: {key}: no weight for {', '.join(map(repr, missing))}; wanted one for "
+            f"each of {known} (0 leaves a dataset out)"
+        )
+    try:
+        whole_shares([weights[n] for n in names], names, temperature=config.mix_temperature)
+    except OptionError as error:
+        raise OptionError(f"{config.file}: {key}: {error}") from error

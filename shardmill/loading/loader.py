@@ -1,0 +1,197 @@
+"""Batches for one rank, from any position.
+
+In: a stream, a batch size, rank and world.  Out: `Batch`es, endless or up to `num_samples`.
+Promise: law 5, the ranks together read the stream in its order, whatever their number; law 6, from
+a state the very next sample comes, on any number of ranks with any batch size; law 7, ranks are
+a disjoint cover, and all have the same number of steps. A batch somebody holds never changes.
+Not here: tensors (pytorch), what comes when (stream).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, SupportsIndex
+
+from shardmill.arguments import whole_number
+from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.ahead import Ahead
+from shardmill.loading.batch import Batch, SourceCounters
+from shardmill.loading.buffers import Buffers
+from shardmill.loading.make import BatchMaker, known_documents
+from shardmill.loading.state import make_state, read_state
+from shardmill.loading.steps import Shape, Steps
+from shardmill.loading.stream import SampleStream
+from shardmill.records import JSON
+
+log = logging.getLogger(__name__)
+
+_SPARE = 3  # buffers besides those made early: one in use, one about to be, one just let go
+
+
+class Loader:
+    """The steps of one rank. Its position, `samples`, counts samples of all ranks since the first.
+
+    `batch_size` is of this rank: a step is `world * batch_size` samples. `documents=True` keeps
+    documents apart (see `Batch`). `ahead` batches are made early in a thread; 0: no thread.
+    `ask_ahead`: whether the kernel is asked to read the windows of the next steps; None: as soon as
+    a batch had to wait for the disk. A copy by pickle goes on from the same position. For one
+    thread at a time.
+    """
+
+    def __init__(
+        self,
+        stream: SampleStream,
+        *,
+        batch_size: SupportsIndex,
+        rank: SupportsIndex = 0,
+        world: SupportsIndex = 1,
+        num_samples: SupportsIndex | None = None,
+        documents: bool = False,
+        ahead: SupportsIndex = 2,
+        ask_ahead: bool | None = None,
+    ) -> None:
+        if not isinstance(stream, SampleStream):
+            raise OptionError(f"stream is a {type(stream).__name__}; wanted a SampleStream")
+        self.stream = stream
+        self._shape = Shape(
+            batch_size=whole_number(batch_size, "batch_size"),
+            rank=whole_number(rank, "rank", least=0),
+            world=whole_number(world, "world"),
+        )
+        self._shape.samples_at(0)  # checks the rank
+        self.num_samples = (
+            None if num_samples is None else whole_number(num_samples, "num_samples", least=0)
+        )
+        self.documents = bool(documents)
+        self.ask_ahead = None if ask_ahead is None else bool(ask_ahead)
+        self.ahead = whole_number(ahead, "ahead", least=0)
+        if documents:
+            for source in stream.sources:
+                known_documents(source)
+        self._samples = 0
+        self._current: weakref.ref[_Batches] | None = None
+        self._told = False  # of samples that fill no step
+        self._reset()
+
+    @property
+    def samples(self) -> int:
+        """Global samples consumed: those of all ranks, up to the last batch that was given."""
+        return self._samples
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Goes on from the position. A new iterator ends the one before."""
+        self.close()
+        steps = Steps(self.stream, self._shape, start=self._samples, num_steps=self._steps_left())
+        maker = BatchMaker(steps, self._buffers, documents=self.documents, ask_ahead=self.ask_ahead)
+        made = Ahead(maker.make, num_items=steps.num_steps, depth=self.ahead)
+        iterator = _Batches(self, steps, made)
+        self._current = weakref.ref(iterator)  # weak: one that is let go ends its thread
+        return iterator
+
+    def state_dict(self) -> dict[str, JSON]:
+        """The position: after the last batch that was given, whatever was made early."""
+        return make_state(self.stream, self._samples)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same stream, saved on any number of ranks. Ends iterators."""
+        samples = read_state(state, self.stream)
+        if self.num_samples is not None and samples > self.num_samples:
+            raise StateMismatchError(
+                f"samples: the state has consumed {samples:,}, this loader ends at "
+                f"num_samples={self.num_samples:,}; raise num_samples to train on"
+            )
+        self.close()
+        self._samples = samples
+
+    def counters(self) -> dict[str, SourceCounters]:
+        """What was consumed of each source since sample 0, by all ranks, however often resumed."""
+        counts = self.stream.counts(self._samples).tolist()
+        return {
+            source.name: SourceCounters(
+                samples=count,
+                tokens=count * source.seq_len,
+                epochs=count / len(source) if len(source) else 0.0,
+            )
+            for source, count in zip(self.stream.sources, counts, strict=True)
+        }
+
+    def close(self) -> None:
+        """End the iterator and its thread; may be called again. The stream stays open."""
+        current = None if self._current is None else self._current()
+        if current is not None:
+            current.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shape = self._shape
+        return (
+            f"Loader({self.stream!r}, batch_size={shape.batch_size:,}, rank={shape.rank:,} of "
+            f"{shape.world:,}, samples={self._samples:,})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_current", "_buffers")
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _reset(self) -> None:
+        """What belongs to this object alone."""
+        shape = (2, self._shape.batch_size, self.stream.seq_len)
+        self._buffers = Buffers(shape, most=self.ahead + _SPARE)
+        self._current = None
+
+    def _steps_left(self) -> int | None:
+        if self.num_samples is None:
+            return None
+        steps, rest = divmod(self.num_samples - self._samples, self._shape.step_samples)
+        if rest and not self._told:
+            self._told = True
+            log.warning(
+                "the last %s of %s samples fill no step of %s (%s ranks x %s) and are left out",
+                *(f"{rest:,}", f"{self.num_samples:,}", f"{self._shape.step_samples:,}"),
+                *(f"{self._shape.world:,}", f"{self._shape.batch_size:,}"),
+            )
+        return steps
+
+
+class _Batches(Iterator[Batch]):
+    """One iteration; the position is the loader's, and there alone."""
+
+    def __init__(self, loader: Loader, steps: Steps, batches: Ahead[Batch]) -> None:
+        self._loader, self._steps, self._batches = loader, steps, batches
+        self._closed = False
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise OptionError(
+                "this iterator was ended by a newer one, by load_state_dict or by close; take a "
+                "new one with iter(loader), which goes on from the loader's position"
+            )
+        steps = self._steps
+        step = (self._loader._samples - steps.start) // steps.step_samples
+        if step == steps.num_steps:
+            self._batches.close()
+            raise StopIteration
+        batch = self._batches.get(step)
+        self._loader._samples += steps.step_samples
+        return batch
+
+    def close(self) -> None:
+        self._closed = True
+        self._batches.close()

@@ -1,0 +1,92 @@
+"""What a rank gets at a step, told without reading a token.
+
+In: a stream, the samples consumed before the step, batch size, rank and world.
+Out: a `PlannedSample` for each row: window, tokens, documents.
+Promise: exactly the rows that a `Loader` gives there, whatever it was resumed from.
+Not here: reading or decoding the tokens (cli).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import SupportsIndex
+
+import numpy as np
+
+from shardmill.arguments import whole_number
+from shardmill.loading.sources import TokenSource
+from shardmill.loading.steps import Shape, Steps
+from shardmill.loading.stream import SampleStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSample:
+    """One row, by numbers alone. Token positions are those of the split."""
+
+    sample: int  # global number
+    source: str  # its name
+    path: Path  # the store's folder, or the folder of tokens
+    split: str | None  # None: the folder is no store
+    epoch: int  # which pass over the source, from 0
+    window: int  # which window of the source
+    start: int  # its first token
+    stop: int  # behind its last: start + seq_len + 1
+    documents: tuple[tuple[int, int, int], ...] | None
+    # (number in the split, start, stop) of each document with tokens in this window, cut to the
+    # window; None when nobody knows where documents begin
+
+
+def plan_step(
+    stream: SampleStream,
+    *,
+    samples: SupportsIndex,
+    batch_size: SupportsIndex,
+    world: SupportsIndex = 1,
+    rank: SupportsIndex = 0,
+) -> list[PlannedSample]:
+    """The rows of `rank` at the step that begins after `samples` global samples."""
+    shape = Shape(
+        batch_size=whole_number(batch_size, "batch_size"),
+        rank=whole_number(rank, "rank", least=0),
+        world=whole_number(world, "world"),
+    )
+    start = whole_number(samples, "samples", least=0)
+    step = Steps(stream, shape, start=start, num_steps=1).at(0)
+    rows = zip(
+        step.samples, step.source.tolist(), step.epoch.tolist(), step.item.tolist(), strict=True
+    )
+    return [
+        _planned(stream.sources[source], sample, epoch, item)
+        for sample, source, epoch, item in rows
+    ]
+
+
+def _planned(source: TokenSource, sample: int, epoch: int, item: int) -> PlannedSample:
+    start = item * source.seq_len
+    stop = start + source.seq_len + 1
+    return PlannedSample(
+        sample=sample,
+        source=source.name,
+        path=source.path,
+        split=source.split,
+        epoch=epoch,
+        window=item,
+        start=start,
+        stop=stop,
+        documents=_documents(source, start, stop),
+    )
+
+
+def _documents(
+    source: TokenSource, start: int, stop: int
+) -> tuple[tuple[int, int, int], ...] | None:
+    """Documents without tokens are not told: none of their tokens is in the window."""
+    starts = source.document_starts()
+    if starts is None:
+        return None
+    first = int(starts.searchsorted(start, side="right")) - 1
+    last = int(starts.searchsorted(stop, side="left"))
+    edges = np.append(starts[first:last], stop).clip(start, stop).tolist()
+    spans = zip(range(first, last), edges[:-1], edges[1:], strict=True)
+    return tuple(span for span in spans if span[1] < span[2])

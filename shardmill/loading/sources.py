@@ -1,0 +1,165 @@
+"""One named origin of windows.
+
+In: a store's split or a folder of token files, and `seq_len`; then window numbers.
+Out: inputs and labels in int64 rows that the caller owns.
+Promise: window `i` begins at token `i * seq_len`; inputs are its first `seq_len` tokens, labels the
+same one further, so every transition is trained once an epoch. Opening reads no more than a few
+kilobytes of tokens. It pickles by path, forks and spawns; threads may share it.
+Not here: which windows and when (stream), what belongs to which document (make).
+
+The files of a folder without a manifest are read as one run of tokens, sorted by name: a window may
+begin in one file and end in the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.errors import OptionError
+from shardmill.mapped import TokenFolder, TokenSpace, Windows, open_token_folder, open_tokens
+from shardmill.mapped.declared import dtype_name
+from shardmill.mapped.documents import checked_starts
+from shardmill.mapped.splits import find_split
+from shardmill.records import OffsetArray
+from shardmill.shards import Store
+
+EVERY_FILE = "*.npy"
+"""The pattern that is taken when none is given; a store needs none."""
+
+_BLOCK_BYTES = 256 * 1024  # narrow ids on their way to int64: they stay in a core's own cache
+_LOOKS, _LOOK_TOKENS = 16, 256  # where, and how much, the tokens of a folder are looked at
+
+
+class TokenSource:
+    """Every whole window of a split or a folder: a read-only sequence without a state.
+
+    `split` None: the only split of the store, or the one that `path` itself names. `name` is part
+    of the order: the same data under another name comes in another order. Without one it is the
+    name of the folder. `file_pattern` and `dtype` are for folders that are no store.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        seq_len: int,
+        split: str | None = "train",
+        name: str | None = None,
+        file_pattern: str = EVERY_FILE,
+        dtype: npt.DTypeLike | None = None,
+    ) -> None:
+        self._of = find_split(path, split)  # the store and the split
+        self.split: str | None = None  # None: a folder that is no store
+        self._documents: OffsetArray | None = None  # mapped at first use, in every process anew
+        if self._of is not None:
+            store, found = self._of
+            _check_store(store, file_pattern, dtype)
+            space = open_tokens(store, found)
+            self.path, self.split = store.folder, found
+            self.fingerprint = f"{store.fingerprint}/{found}"
+        else:
+            folder = open_token_folder(path, file_pattern, dtype=dtype)
+            space = TokenSpace(folder.files)
+            self.path = folder.folder
+            self.fingerprint = _fingerprint(folder, space)
+        self._windows = Windows(space, seq_len=seq_len)
+        self.seq_len = self._windows.seq_len
+        self.name = _checked_name(self.path.name if name is None else name)
+        self.num_tokens = space.num_tokens
+        self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
+        self._block = max(1, _BLOCK_BYTES // self.window_bytes)  # windows at a time
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def fill(
+        self,
+        items: npt.ArrayLike,
+        input_ids: OffsetArray,
+        labels: OffsetArray,
+        rows: OffsetArray | None = None,
+    ) -> None:
+        """Window `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
+        numbers = np.asarray(items)
+        for array in (input_ids, labels):
+            if array.dtype != np.int64 or array.shape[1:] != (self.seq_len,):
+                raise OptionError(
+                    f"rows of {array.dtype} {array.shape}; wanted int64 (n, {self.seq_len:,})"
+                )
+        for start in range(0, len(numbers), self._block):
+            part = slice(start, min(start + self._block, len(numbers)))
+            ids = self._windows.gather(numbers[part])
+            where = part if rows is None else rows[part]
+            input_ids[where] = ids[:, :-1]
+            labels[where] = ids[:, 1:]
+
+    def document_starts(self) -> OffsetArray | None:
+        """Where documents begin in the split, on disk; None when nobody knows (a folder)."""
+        if self._of is not None and self._documents is None:
+            store, split = self._of
+            self._documents = checked_starts(store.document_starts(split), self.num_tokens)
+        return self._documents
+
+    def prefetch(self, items: npt.ArrayLike) -> None:
+        """Ask the kernel to read these windows ahead: a system call each; returns at once."""
+        self._windows.prefetch(items)
+
+    def close(self) -> None:
+        """Let go of all maps; may be called again."""
+        self._windows.space.close()
+        self._documents = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value
+
+    def __repr__(self) -> str:
+        split = "" if self.split is None else f", split={self.split!r}"
+        return (
+            f"TokenSource({str(self.path)!r}{split}, name={self.name!r}, "
+            f"seq_len={self.seq_len:,}, windows={len(self):,})"
+        )
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise OptionError(f"name={name!r}: wanted a name for this source, such as 'wiki'")
+    return name
+
+
+def _check_store(store: Store, file_pattern: str, dtype: npt.DTypeLike | None) -> None:
+    if store.is_chat:
+        raise OptionError(
+            f"{store.folder}: a store of conversations. Here every token would be trained; read it "
+            f"with shardmill.ChatRows, which keeps to its loss mask"
+        )
+    if file_pattern != EVERY_FILE:
+        raise OptionError(
+            f"file_pattern={file_pattern!r}, but {store.folder} is a store and is read whole, as "
+            f"its manifest lists it; leave the pattern away"
+        )
+    if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
+        raise OptionError(f"{store.folder}: its tokens are {store.dtype}, but dtype={dtype!r}")
+
+
+def _fingerprint(folder: TokenFolder, space: TokenSpace) -> str:
+    """Over names, sizes and dtype of the files, and some tokens at sixteen places.
+
+    No manifest vouches for such files: with the sizes alone the same texts in another
+    tokenisation, padded to the same length, would pass for the same data.
+    """
+    listed = [
+        (file.path.relative_to(folder.folder).as_posix(), file.num_tokens, file.dtype)
+        for file in folder.files
+    ]
+    digest = hashlib.sha256(json.dumps(listed).encode())
+    length = min(_LOOK_TOKENS, space.num_tokens)
+    last = space.num_tokens - length
+    places = [last * number // (_LOOKS - 1) for number in range(_LOOKS)]
+    digest.update(space.gather(places, length).astype("<u4").tobytes())
+    return digest.hexdigest()

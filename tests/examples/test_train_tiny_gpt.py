@@ -1,0 +1,214 @@
+"""The training example: a killed and resumed run is the run that was not killed, to the bit."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+SCRIPT = EXAMPLES / "train_tiny_gpt.py"
+LOSSES = st.floats(0, 1e9) | st.sampled_from([float("nan"), float("inf")])
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+tiny_gpt, loss_plot = module("tiny_gpt"), module("loss_plot")
+
+
+def command(out: Path, data: Path, *more: str) -> list[str]:
+    return [sys.executable, str(SCRIPT), "--quick", "--out", str(out), "--data", str(data), *more]
+
+
+def run(out: Path, data: Path, *more: str) -> str:
+    done = subprocess.run(
+        command(out, data, *more), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_until_killed(out: Path, data: Path, step: int, *more: str) -> str:
+    """SIGKILL as soon as this step was told. Gives what was printed before."""
+    with subprocess.Popen(command(out, data, *more), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(line)
+            if line.startswith(f"step {step:4}"):
+                break
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    return "".join(told)
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    with (out / "losses.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def checkpoint(out: Path) -> dict:
+    return torch.load(out / "checkpoint.pt", weights_only=True)
+
+
+def assert_equal_to_the_bit(one: object, other: object, where: str = "") -> None:
+    if isinstance(one, torch.Tensor):
+        assert isinstance(other, torch.Tensor)
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert isinstance(other, dict)
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal_to_the_bit(one[key], other[key], f"{where}.{key}")
+    else:
+        assert one == other, where
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from its start to its end; its stores are those of all other runs."""
+    out = tmp_path_factory.mktemp("whole")
+    run(out, out / "stores")
+    return out
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Matrices this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twice_and_resumed_equals_the_whole_run_to_the_bit(whole, tmp_path):
+    data = whole / "stores"
+    run_until_killed(tmp_path, data, 13)
+    assert len(checkpoint(tmp_path)["history"]) == 10  # steps 10 to 13 are lost, and come again
+    again = run_until_killed(tmp_path, data, 34, "--resume")
+    assert "going on from step 10\n" in again
+    assert not (tmp_path / "losses.csv").exists()
+    assert "going on from step 30\n" in run(tmp_path, data, "--resume")
+    assert (tmp_path / "losses.csv").read_bytes() == (whole / "losses.csv").read_bytes()
+    assert_equal_to_the_bit(checkpoint(tmp_path), checkpoint(whole))
+
+
+@pytest.mark.slow
+def test_the_shares_of_the_sources_change_exactly_at_the_step_of_the_phase(whole):
+    counts = [(int(row["code"]), int(row["prose"])) for row in rows(whole)]
+    each = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise([(0, 0), *counts])]
+    assert each == [(6, 2)] * 20 + [(2, 6)] * 20
+
+
+@pytest.mark.slow
+def test_the_model_learns_and_the_loss_is_plotted(whole):
+    losses = [float(row["loss"]) for row in rows(whole)]
+    assert len(losses) == 40
+    assert 5.3 < losses[0] < 5.8  # all 257 ids alike: log(257) = 5.55
+    assert sum(losses[-5:]) / 5 < losses[0] - 1
+    picture = ElementTree.parse(whole / "loss.svg").getroot()
+    curve = picture.find("{http://www.w3.org/2000/svg}polyline")
+    assert curve is not None
+    assert len(curve.attrib["points"].split()) == 40
+
+
+@pytest.mark.slow
+def test_the_position_in_the_checkpoint_is_small_json_of_the_whole_job(whole):
+    state = json.loads(checkpoint(whole)["loader"])
+    assert state["samples"] == 320
+    assert len(checkpoint(whole)["loader"]) < 1024
+
+
+def refusal(out: Path, data: Path, *more: str) -> str:
+    done = subprocess.run(
+        command(out, data, *more), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_is_neither_overwritten_nor_resumed_from_nothing_nor_on_other_data(whole, tmp_path):
+    data = whole / "stores"
+    before = (whole / "checkpoint.pt").read_bytes()
+    assert "add --resume" in refusal(whole, data)
+    assert "nothing to resume" in refusal(tmp_path, data, "--resume")
+    other = tmp_path / "stores"
+    other.mkdir()
+    (other / "code").symlink_to(data / "prose")
+    (other / "prose").symlink_to(data / "code")
+    told = refusal(whole, other, "--resume")
+    assert "StateMismatchError" in told
+    assert "'code'" in told
+    assert (whole / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.usefixtures("one_thread")
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=6), seed=st.integers(0, 2**31))
+def test_a_document_in_a_packed_row_gives_what_it_gives_alone(lengths, seed):
+    torch.manual_seed(seed)
+    size = sum(lengths)
+    model = tiny_gpt.TinyGPT(50, size, width=16, layers=2, heads=2, drop=0.1).eval()
+    ids = torch.randint(50, (1, size))
+    doc_ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
+    packed = model(ids, doc_ids, position_ids)[0]
+    for document, logits in zip(ids[0].split(lengths), packed.split(lengths), strict=True):
+        length = len(document)
+        zeros = torch.zeros(1, length, dtype=torch.int64)
+        alone = model(document[None], zeros, torch.arange(length)[None])[0]
+        torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_the_text_plot_puts_high_losses_on_top_and_marks_the_step():
+    plot = loss_plot.text_plot([4.0, 3.0, float("nan"), 1.0], mark=1).splitlines()
+    assert plot[0] == "    4.00 |*:  "
+    assert plot[13] == "    1.00 | : *"
+    assert [line[10:].find("*") for line in plot if "*" in line] == [0, 1, 3]
+    assert plot[-1].strip() == "step 0 to 3"
+
+
+@given(st.lists(LOSSES, min_size=1, max_size=300), st.integers(0, 299))
+@settings(deadline=None, max_examples=50)
+def test_any_losses_can_be_plotted(losses, mark):
+    lines = loss_plot.text_plot(losses, mark=mark).splitlines()
+    assert len(lines) == 16
+    assert max(map(len, lines)) < 80
+    ElementTree.fromstring(loss_plot.svg_plot(losses, mark=mark))
+
+
+@pytest.mark.slow
+def test_thirty_lines_of_the_readme_train_from_a_store(tmp_path):
+    section = (EXAMPLES.parent / "README.md").read_text().split("## Train from a store\n")[1]
+    block = section.split("```python\n")[1].split("```")[0]
+    assert len(block.splitlines()) <= 30
+    code = block + "print(loader.samples, loss.item())\n"  # nothing of the blocks before
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    samples, loss = done.stdout.split()
+    assert samples == "160"
+    assert float(loss) < 4.0  # from log(257) = 5.55
