@@ -2,8 +2,8 @@
 
 In: steps.  Out: nothing; `madvise(WILLNEED)` for the windows of the next steps.
 Promise: what is read is never changed by it. Told nothing, it asks from the moment a batch had to
-wait for the disk: the kernel counts that (major page faults of a thread), so data in memory costs
-one look at a counter a batch, and not a system call a window.
+wait for the disk: the kernel counts that (major page faults of a thread), so data in memory
+cost two looks at a counter every fourth batch, and not a system call a window.
 Not here: reading. Not for two threads at a time.
 
 Asking hides the faults that would show that it is needed, so after some steps it stops and lets one
@@ -21,6 +21,9 @@ except ImportError:  # not on Windows: nobody counts there, so nothing is asked 
     resource = None  # type: ignore[assignment]
 
 _WHOSE = 0 if resource is None else getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+LOOK_EVERY = 4
+"""Steps from one look at the counter to the next."""
 
 FIRST_SPELL, LONGEST_SPELL = 32, 4096
 """Steps to go on asking after a batch that waited."""
@@ -46,12 +49,12 @@ class Asker:
         """`step` is about to be read."""
         if self._until is None or step < self._until:
             self._ask(step)
-        elif self._watch:
+        elif self._watch and not step % LOOK_EVERY:
             self._waits = disk_waits()
 
     def after(self, step: int) -> None:
         """`step` was read."""
-        if not self._watch or self._until is None or step < self._until:
+        if not self._watch or step % LOOK_EVERY or self._until is None or step < self._until:
             return
         if disk_waits() == self._waits:
             self._spell = FIRST_SPELL

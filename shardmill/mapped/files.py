@@ -2,8 +2,9 @@
 
 In: `TokenFile` records.  Out: file descriptors, ready to be mapped.
 Promise: a descriptor is given only for a file that still has the size it must have and the
-modification time it had at opening, so no mapped page lies past the end of a file (reading one
-kills the process) and shards of a replaced store are never mixed with those of the old one.
+modification time it had when it, or the store it belongs to, was opened; so no mapped page lies
+past the end of a file (reading one kills the process) and shards of a replaced store are never
+mixed with those of the old one.
 They pickle by name and are looked at again where they arrive: those of a store through the store,
 which refuses if it was built anew in the meantime.
 Not here: mapping, reading. Nothing can be promised about a file that is cut while it is mapped.
@@ -43,12 +44,27 @@ class ShardFiles:
         self._of = of  # the store and the split, when they come from one
         self._modified = self._look_at_all()
 
+    @classmethod
+    def of_store(cls, store: Store, split: str) -> ShardFiles:
+        """The shards of a split, which the store has looked at. Pickling them pickles the store,
+        which knows itself again."""
+        files = cls((), of=(store, split))
+        table, width = store.shard_table(split), _WIDTHS[store.dtype]
+        filled = np.flatnonzero(table.num_tokens)
+        files.width = width
+        files.paths = [table.paths[place] for place in filled.tolist()]
+        files.counts = table.num_tokens[filled]
+        files.widths = np.full(len(filled), width, np.int64)
+        files.offsets = np.zeros(len(filled), np.int64)
+        files._modified = table.modified[filled]
+        return files
+
     def __len__(self) -> int:
         return len(self.paths)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._of is not None:
-            return files_of, self._of
+            return ShardFiles.of_store, self._of
         numbers = np.stack((self.counts, self.widths, self.offsets))
         return ShardFiles._again, (self.paths, numbers, self.width)
 
@@ -140,8 +156,3 @@ def _width(file: TokenFile) -> int:
             f"the bytes of a token"
         )
     return width
-
-
-def files_of(store: Store, split: str) -> ShardFiles:
-    """The shards of a split. Pickling them pickles the store, which knows itself again."""
-    return ShardFiles(store.token_files(split), of=(store, split))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StoreError
 from shardmill.mapped import memory
-from shardmill.mapped.files import ShardFiles, files_of
+from shardmill.mapped.files import ShardFiles
 from shardmill.mapped.grouped import GroupedReader
 from shardmill.mapped.ranged import RangedReader
 from shardmill.records import IntArray, OffsetArray, TokenFile
@@ -193,7 +193,7 @@ class TokenSpace:
 
 def open_tokens(store: Store, split: str, *, max_maps: int = MAX_MAPS) -> TokenSpace:
     """All tokens of a split. Pickles as the store's path and fingerprint."""
-    return TokenSpace(files_of(store, split), max_maps=max_maps)
+    return TokenSpace(ShardFiles.of_store(store, split), max_maps=max_maps)
 
 
 def as_positions(positions: npt.ArrayLike) -> OffsetArray:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from shardmill.atomic import is_temporary
+from shardmill.records import OffsetArray
 from shardmill.shards.checks import file_names
 from shardmill.shards.entries import Manifest
 from shardmill.shards.layout import (
@@ -62,6 +65,11 @@ def damage(folder: Path, wanted: Mapping[str, int | None], found: Listing) -> It
         problem = "missing" if entry is None else _file_problem(entry, size, folder)
         if problem:
             yield f"{file}: {problem}"
+
+
+def modification_times(found: Listing, files: Sequence[str]) -> OffsetArray:
+    """Of files that are there, in ns. They were looked at before, so this asks the disk nothing."""
+    return np.fromiter((found[file].stat().st_mtime_ns for file in files), np.int64, len(files))
 
 
 def foreign(wanted: Mapping[str, int | None], found: Listing) -> Iterator[str]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
@@ -19,7 +21,7 @@ from shardmill.shards.entries import Manifest, SplitEntry
 from shardmill.shards.layout import DTYPES, META, mask_bytes
 from shardmill.shards.manifest import read_manifest
 from shardmill.shards.maps import NEXT_STEP, ChatArrays, map_bytes, map_index
-from shardmill.shards.scan import damage, list_files, wanted_sizes
+from shardmill.shards.scan import damage, list_files, modification_times, wanted_sizes
 
 
 def open_store(folder: str | Path) -> Store:
@@ -28,20 +30,33 @@ def open_store(folder: str | Path) -> Store:
     manifest = read_manifest(folder)
     if not manifest.built:
         raise not_built(folder)
-    wanted = wanted_sizes(manifest)
-    problems = list(damage(folder, wanted, list_files(folder, manifest)))
+    wanted, found = wanted_sizes(manifest), list_files(folder, manifest)
+    problems = list(damage(folder, wanted, found))
     if problems:
         more = f" (and {len(problems) - 1:,} more damaged files)" if len(problems) > 1 else ""
         raise DamagedStoreError(f"{folder}: {problems[0]}{more}; {NEXT_STEP}")
-    return Store(folder, manifest)
+    modified = {
+        name: modification_times(found, [shard.file for shard in split.shards])
+        for name, split in manifest.splits.items()
+    }
+    return Store(folder, manifest, modified)
+
+
+class ShardTable(NamedTuple):
+    """The shards of a split as columns: 100,000 of them are soon made."""
+
+    paths: list[str]
+    num_tokens: OffsetArray
+    modified: OffsetArray  # when each was written, in ns, as seen when the store was opened
 
 
 class Store:
     """A finished folder of shards. Made by `open_store`; holds no open file."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, modified: dict[str, OffsetArray]) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._modified = modified  # by split: when each shard was written
         self.splits: tuple[str, ...] = tuple(manifest.splits)
         self.dtype: str = DTYPES[manifest.token_dtype]
         self.fingerprint = fingerprint(manifest)
@@ -63,6 +78,16 @@ class Store:
             TokenFile(path=self.folder / shard.file, num_tokens=shard.tokens, dtype=self.dtype)
             for shard in self._split(split).shards
         ]
+
+    def shard_table(self, split: str) -> ShardTable:
+        """The same as columns, with the times by which a shard is known again."""
+        shards = self._split(split).shards
+        root = f"{self.folder}/"
+        return ShardTable(
+            paths=[root + shard.file for shard in shards],
+            num_tokens=np.array([shard.tokens for shard in shards], np.int64),
+            modified=self._modified[split],
+        )
 
     def document_starts(self, split: str) -> OffsetArray:
         """(documents,) int64, read-only, on disk: document `i` ends where `i + 1` starts, the
