@@ -46,11 +46,11 @@ class BatchMaker:
 
     def _fill(self, step: Step, input_ids: OffsetArray, labels: OffsetArray) -> None:
         if len(self._sources) == 1:
-            self._sources[0].fill(step.item, input_ids, labels)
+            self._sources[0].fill_unchecked(step.item, input_ids, labels)
             return
         for number, rows in by_value(step.source):
             chosen = None if isinstance(rows, slice) else rows  # a slice: all are of one source
-            self._sources[number].fill(step.item[rows], input_ids, labels, chosen)
+            self._sources[number].fill_unchecked(step.item[rows], input_ids, labels, chosen)
 
     def _batch(self, step: Step, input_ids: OffsetArray, labels: OffsetArray) -> Batch:
         segments = None

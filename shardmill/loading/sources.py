@@ -25,6 +25,7 @@ from shardmill.errors import OptionError
 from shardmill.mapped import TokenFolder, TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
 from shardmill.mapped.documents import checked_starts
+from shardmill.mapped.space import as_positions, first_outside
 from shardmill.mapped.splits import find_split
 from shardmill.records import OffsetArray
 from shardmill.shards import Store
@@ -86,15 +87,28 @@ class TokenSource:
         rows: OffsetArray | None = None,
     ) -> None:
         """Window `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-        numbers = np.asarray(items)
+        numbers = as_positions(items)
+        row = first_outside(numbers, len(self) - 1)
+        if row is not None:
+            raise IndexError(f"window {numbers[row]:,} of {len(self):,}")
         for array in (input_ids, labels):
             if array.dtype != np.int64 or array.shape[1:] != (self.seq_len,):
                 raise OptionError(
                     f"rows of {array.dtype} {array.shape}; wanted int64 (n, {self.seq_len:,})"
                 )
-        for start in range(0, len(numbers), self._block):
-            part = slice(start, min(start + self._block, len(numbers)))
-            ids = self._windows.gather(numbers[part])
+        self.fill_unchecked(numbers, input_ids, labels, rows)
+
+    def fill_unchecked(
+        self,
+        items: OffsetArray,
+        input_ids: OffsetArray,
+        labels: OffsetArray,
+        rows: OffsetArray | None = None,
+    ) -> None:
+        """`fill` for items that an order gave, int64 and below `len(self)`, into fitting rows."""
+        for start in range(0, len(items), self._block):
+            part = slice(start, min(start + self._block, len(items)))
+            ids = self._windows.gather_unchecked(items[part])
             where = part if rows is None else rows[part]
             input_ids[where] = ids[:, :-1]
             labels[where] = ids[:, 1:]

@@ -86,7 +86,7 @@ class TokenSpace:
         `out` is filled and returned when given: that shape, any integer dtype that holds every
         value of `dtype` (int32 and int64 hold uint16). Without it a new array of `dtype`.
         """
-        return self._gather(self._checked(starts, length), length, out)
+        return self.gather_unchecked(self._checked(starts, length), length, out)
 
     def read(self, start: int, stop: int) -> IntArray:
         """A copy of the tokens `start..stop`, of `dtype`."""
@@ -133,8 +133,13 @@ class TokenSpace:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def _gather(self, starts: OffsetArray, length: int, out: npt.NDArray[Any] | None) -> IntArray:
-        """`gather` for this room, when `starts` are known to be int64 and inside."""
+    def gather_unchecked(
+        self, starts: OffsetArray, length: int, out: npt.NDArray[Any] | None = None
+    ) -> IntArray:
+        """`gather` for callers that looked at `starts` themselves: int64, all windows inside.
+
+        A window outside would read memory that is not there, and that ends the process.
+        """
         shape = (len(starts), length)
         if out is None:
             out = np.empty(shape, self.dtype)

@@ -30,7 +30,11 @@ class Windows:
 
     def gather(self, indices: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> IntArray:
         """The windows of these numbers, (n, seq_len + 1); `out` as in `TokenSpace.gather`."""
-        return self.space._gather(self._starts(indices), self.seq_len + 1, out)
+        return self.space.gather_unchecked(self._starts(indices), self.seq_len + 1, out)
+
+    def gather_unchecked(self, indices: OffsetArray) -> IntArray:
+        """`gather` for callers who know that all are int64 and below `len(self)`."""
+        return self.space.gather_unchecked(indices * self.seq_len, self.seq_len + 1)
 
     def prefetch(self, indices: npt.ArrayLike) -> None:
         """Ask the kernel to read these windows ahead; see `TokenSpace.prefetch`."""

@@ -106,7 +106,7 @@ class MemoryMappedDataset(Dataset[Sample]):
     def batch(self, indices: npt.ArrayLike) -> Sample:
         """These samples as one batch, (n, seq_len - 1) each, contiguous, in fresh memory."""
         starts = self._starts(indices)
-        ids = self._opened().gather(starts, self.seq_len)
+        ids = self._opened().gather_unchecked(starts, self.seq_len)
         pairs = shift(ids)
         batch = {"input_ids": torch.from_numpy(pairs[0]), "labels": torch.from_numpy(pairs[1])}
         if self.pack_sequences:

@@ -103,6 +103,25 @@ def test_a_consumer_who_only_reads_makes_nearly_all_himself():
     items.close()
 
 
+def test_the_thread_keeps_away_from_an_item_the_consumer_is_making():
+    """An item that takes long, so that the thread naps, wakes and looks meanwhile."""
+
+    class Slow(Recorder):
+        def __call__(self, number: int) -> int:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            time.sleep(0.01)
+            self.at_once -= 1
+            self.made.append(number)
+            return number
+
+    items = Ahead(make := Slow(), depth=3)
+    assert [items.get(number) for number in range(12)] == list(range(12))
+    items.close()
+    assert make.most_at_once == 1
+    assert make.made == list(range(len(make.made)))
+
+
 def test_bursts_between_long_pauses_find_the_thread_at_work():
     """Four batches at once and then a long step: gradients that are accumulated."""
     make = Recorder()
@@ -184,18 +203,20 @@ def test_an_item_lost_to_an_interrupt_is_made_again():
 
 
 def test_an_interrupted_consumer_asks_again_and_does_not_wait_for_itself():
-    class Interrupted(Recorder):
-        def __call__(self, number: int) -> int:
-            if number == 2 and not self.by_thread:
-                self.by_thread.add(-1)
-                raise KeyboardInterrupt
-            return super().__call__(number)
+    interrupts = [2]
 
-    items = Ahead(Interrupted(), depth=0)
+    def make(number: int) -> int:
+        if [number] == interrupts:
+            interrupts.clear()
+            raise KeyboardInterrupt
+        return number
+
+    items = Ahead(make, depth=1)
     assert [items.get(0), items.get(1)] == [0, 1]
     with pytest.raises(KeyboardInterrupt):
         items.get(2)
-    assert items.get(2) == 4
+    assert items.get(2) == 2
+    items.close()
 
 
 def test_one_that_is_let_go_ends_its_thread():
