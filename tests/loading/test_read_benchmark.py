@@ -56,6 +56,7 @@ def test_every_case_has_the_limit_ours_and_a_peer(done):
     assert names(result, "random") == [
         limit,
         "TokenSpace.gather, inputs and labels",
+        "get_batch of nanoGPT",
         "get_batch of nanoGPT, map kept",
     ]
     assert names(result, "epoch") == [
