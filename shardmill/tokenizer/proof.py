@@ -29,7 +29,7 @@ from shardmill.tokenizer.texts import num_bytes
 
 _log = logging.getLogger(__name__)
 CORPUS_BYTES = 2 * 2**20
-_BYTES_PER_COMPARISON = 4 * 2**20
+_PER_COMPARISON = 2**17  # characters: the reference takes a kilobyte of memory for some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +117,13 @@ def _special_ids(tokenizer: Tokenizer) -> set[int]:
 
 
 def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Slices of a few megabytes, so that a long corpus is compared in little memory."""
+    """Slices of some text, so that a long corpus is compared in little memory."""
     group: list[str] = []
     size = 0
     for text in texts:
         group.append(text)
         size += len(text)
-        if size >= _BYTES_PER_COMPARISON:
+        if size >= _PER_COMPARISON:
             yield group
             group, size = [], 0
     if group:
