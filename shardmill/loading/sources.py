@@ -13,8 +13,6 @@ begin in one file and end in the next.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
-from shardmill.mapped import TokenFolder, TokenSpace, Windows, open_token_folder, open_tokens
+from shardmill.mapped import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
 from shardmill.mapped.documents import checked_starts
+from shardmill.mapped.foreign import folder_fingerprint
 from shardmill.mapped.space import as_positions, first_outside
 from shardmill.mapped.splits import find_split
 from shardmill.records import OffsetArray
@@ -34,7 +33,6 @@ EVERY_FILE = "*.npy"
 """The pattern that is taken when none is given; a store needs none."""
 
 _BLOCK_BYTES = 256 * 1024  # narrow ids on their way to int64: they stay in a core's own cache
-_LOOKS, _LOOK_TOKENS = 16, 256  # where, and how much, the tokens of a folder are looked at
 
 
 class TokenSource:
@@ -68,7 +66,7 @@ class TokenSource:
             folder = open_token_folder(path, file_pattern, dtype=dtype)
             space = TokenSpace(folder.files)
             self.path = folder.folder
-            self.fingerprint = _fingerprint(folder, space)
+            self.fingerprint = folder_fingerprint(folder, space)
         self._windows = Windows(space, seq_len=seq_len)
         self.seq_len = self._windows.seq_len
         self.name = _checked_name(self.path.name if name is None else name)
@@ -159,21 +157,3 @@ def _check_store(store: Store, file_pattern: str, dtype: npt.DTypeLike | None) -
         )
     if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
         raise OptionError(f"{store.folder}: its tokens are {store.dtype}, but dtype={dtype!r}")
-
-
-def _fingerprint(folder: TokenFolder, space: TokenSpace) -> str:
-    """Over names, sizes and dtype of the files, and some tokens at sixteen places.
-
-    No manifest vouches for such files: with the sizes alone the same texts in another
-    tokenisation, padded to the same length, would pass for the same data.
-    """
-    listed = [
-        (file.path.relative_to(folder.folder).as_posix(), file.num_tokens, file.dtype)
-        for file in folder.files
-    ]
-    digest = hashlib.sha256(json.dumps(listed).encode())
-    length = min(_LOOK_TOKENS, space.num_tokens)
-    last = space.num_tokens - length
-    places = [last * number // (_LOOKS - 1) for number in range(_LOOKS)]
-    digest.update(space.gather(places, length).astype("<u4").tobytes())
-    return digest.hexdigest()

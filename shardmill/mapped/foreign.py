@@ -8,6 +8,8 @@ Not here: stores with a manifest (shards), windows.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import stat
 from collections.abc import Sequence
@@ -21,11 +23,13 @@ from shardmill.errors import OptionError, StoreError, StoreNotFoundError
 from shardmill.mapped.declared import dtype_name
 from shardmill.mapped.dtype_rule import DtypeRule, decide_dtype
 from shardmill.mapped.npy import read_npy_header
+from shardmill.mapped.space import TokenSpace
 from shardmill.records import TokenFile
 
 logger = logging.getLogger(__name__)
 
 FORMATS = (".npy", ".bin")
+_LOOKS, _LOOK_TOKENS = 16, 256  # where, and how much, tokens are looked at for a fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +136,21 @@ def _npy_files(
         raise OptionError(f"{first.path}: its header says {first.dtype}, but dtype={dtype!r}")
     reason = "the .npy headers say so"
     return files, DtypeRule(dtype=first.dtype, rule="header", reason=reason)
+
+
+def folder_fingerprint(folder: TokenFolder, space: TokenSpace) -> str:
+    """Over names, sizes and dtype of the files, and some tokens at sixteen places.
+
+    No manifest vouches for such files: with the sizes alone the same texts in another
+    tokenisation, padded to the same length, would pass for the same data.
+    """
+    listed = [
+        (file.path.relative_to(folder.folder).as_posix(), file.num_tokens, file.dtype)
+        for file in folder.files
+    ]
+    digest = hashlib.sha256(json.dumps(listed).encode())
+    length = min(_LOOK_TOKENS, space.num_tokens)
+    last = space.num_tokens - length
+    places = [last * number // (_LOOKS - 1) for number in range(_LOOKS)]
+    digest.update(space.gather(places, length).astype("<u4").tobytes())
+    return digest.hexdigest()

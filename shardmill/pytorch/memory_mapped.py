@@ -15,8 +15,6 @@ index says where documents begin; in other folders `eos_token_id` does.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,6 +40,7 @@ from shardmill.mapped.documents import (
     number_documents,
     shift,
 )
+from shardmill.mapped.foreign import folder_fingerprint
 from shardmill.mapped.layout import part_of, running_edges
 from shardmill.mapped.space import as_positions, first_outside
 from shardmill.mapped.splits import find_split
@@ -195,9 +194,7 @@ class MemoryMappedDataset(Dataset[Sample]):
         self._space = TokenSpace(found.files)
         self.name = found.folder.name
         self.dtype_rule = f"{found.decided.rule}: {found.decided.reason}"
-        names = [(file.path.relative_to(found.folder).as_posix(), file) for file in found.files]
-        listed = [(name, file.num_tokens, file.dtype, file.offset) for name, file in names]
-        self.fingerprint = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+        self.fingerprint = folder_fingerprint(found, self._space)
         return np.array([file.num_tokens for file in found.files], np.int64)
 
     def _checked_eos(self, eos_token_id: int | None) -> int:

@@ -23,7 +23,9 @@ from shardmill.pytorch.mixture_weights import (
     Phases,
     Weighting,
     Weights,
+    as_weights,
     checked_edges,
+    checked_weighting,
     restored_weighting,
 )
 from shardmill.pytorch.ranked import RankedSampler
@@ -60,7 +62,7 @@ class MixtureSampler(RankedSampler):
     ) -> None:
         self._edges = checked_edges(cumulative_sizes)
         sizes = np.diff(self._edges).tolist()
-        given = Weighting(weights=tuple(weights), temperature=temperature, phases=tuple(phases))
+        given = checked_weighting(weights, temperature, phases)
         super().__init__(
             sum(sizes), num_replicas, rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
@@ -86,11 +88,12 @@ class MixtureSampler(RankedSampler):
         at = self.epoch * self.epoch_samples + self.samples
         before = self._counts(at)
         new = Weighting(
-            weights=tuple(weights),
+            weights=as_weights(weights, "weights"),
             temperature=self._now.temperature if temperature is None else temperature,
-            phases=tuple(phase for phase in self._now.phases if int(phase[0]) > at),
+            phases=tuple(phase for phase in self._now.phases if phase[0] > at),
             start=at,
             before=before,
+            owed=tuple(float(due) for due in self._mixture.owed(at - self._now.start)),
         )
         mixture = self._mix(new, self._mixture.sizes, self._mixture.names)
         same = mixture.shares() == self._mixture.shares(at - self._now.start)
@@ -120,7 +123,8 @@ class MixtureSampler(RankedSampler):
             seed=self.seed,
             names=names,
             temperature=weighting.temperature,
-            phases=[(int(start) - weighting.start, chosen) for start, chosen in weighting.phases],
+            phases=[(start - weighting.start, chosen) for start, chosen in weighting.phases],
+            owed=weighting.owed,
         )
 
     def _counts(self, at: int) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ Weight: TypeAlias = "float | int | Fraction"
 Weights: TypeAlias = Sequence[Weight]
 Phases: TypeAlias = Sequence[tuple[SupportsIndex, Weights]]
 
+_MOST_OWED = 64.0  # samples: far beyond what a mixture ever owes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
@@ -32,9 +34,10 @@ class Weighting:
 
     weights: tuple[Weight, ...]
     temperature: float
-    phases: tuple[tuple[SupportsIndex, Weights], ...] = ()  # (first global sample, weights)
+    phases: tuple[tuple[int, Weights], ...] = ()  # (first global sample, weights)
     start: int = 0
     before: tuple[int, ...] = ()  # samples of each dataset before `start`; empty: none
+    owed: tuple[float, ...] = ()  # exact shares before `start`, less `before`
 
     def check(self, num_sources: int) -> None:
         """Refuse what cannot be mixed."""
@@ -49,10 +52,10 @@ class Weighting:
         told: State = {
             "weights": [_plain(weight) for weight in self.weights],
             "temperature": float(self.temperature),
-            "phases": [[int(start), [_plain(w) for w in each]] for start, each in self.phases],
+            "phases": [[start, [_plain(w) for w in each]] for start, each in self.phases],
         }
         if self.before:
-            told |= {"start": self.start, "before": list(self.before)}
+            told |= {"start": self.start, "before": list(self.before), "owed": list(self.owed)}
         return told
 
 
@@ -65,20 +68,52 @@ def restored_weighting(state: JSON, num_sources: int) -> Weighting:
             "phases": list(phases),
             "start": int(start),
             "before": list(before),
+            "owed": list(owed),
         } if len(before) == num_sources and all(type(count) is int for count in before):
             counts = tuple(count for count in before if isinstance(count, int))
-            if min(counts) >= 0 and sum(counts) == start:
+            dues = tuple(due for due in owed if isinstance(due, float) and abs(due) < _MOST_OWED)
+            if min(counts) >= 0 and sum(counts) == start and len(dues) == len(owed) == num_sources:
                 return Weighting(
                     weights=tuple(map(_weight, weights)),
                     temperature=temperature,
                     phases=tuple(map(_phase, phases)),
                     start=start,
                     before=counts,
+                    owed=dues,
                 )
     raise StateMismatchError(
         f"MixtureSampler: changed={state!r:.300}; wanted weights, temperature, phases, start and, "
-        f"for {num_sources} datasets, samples before it that sum to start"
+        f"for {num_sources} datasets, samples before it that sum to start, and what is owed"
     )
+
+
+def checked_weighting(weights: Weights, temperature: float, phases: Phases) -> Weighting:
+    """What a person gave, in the right form; `check` looks at the numbers."""
+    return Weighting(
+        weights=as_weights(weights, "weights"),
+        temperature=temperature,
+        phases=tuple(map(_as_phase, _listed(phases, "phases"))),
+    )
+
+
+def as_weights(weights: Weights, what: str) -> tuple[Weight, ...]:
+    return tuple(_listed(weights, what))
+
+
+def _as_phase(phase: Any) -> tuple[int, tuple[Weight, ...]]:
+    pair = tuple(phase) if isinstance(phase, Sequence) else ()
+    if len(pair) != 2:
+        raise OptionError(f"phases hold {phase!r:.80}; wanted (first sample, weights)")
+    start = whole_number(pair[0], "first sample of a phase")
+    return start, as_weights(pair[1], f"phases: weights from sample {start:,} on")
+
+
+def _listed(values: Any, what: str) -> Sequence[Any]:
+    if isinstance(values, str | Mapping) or not (
+        isinstance(values, Sequence) or hasattr(values, "__array__")
+    ):
+        raise OptionError(f"{what}={values!r:.80}: wanted a list")
+    return values  # type: ignore[no-any-return]
 
 
 def checked_edges(cumulative_sizes: Sequence[SupportsIndex]) -> OffsetArray:

@@ -19,12 +19,13 @@ import torch
 from torch.utils.data import Sampler
 
 from shardmill.arguments import whole_number
-from shardmill.errors import OptionError
+from shardmill.errors import OptionError, StateMismatchError
 from shardmill.pytorch.states import VERSION, State, check_state, position
 from shardmill.records import OffsetArray
 from shardmill.sampling.keys import checked_seed
 
 CHUNK = 2048  # samples whose order is computed at once
+MOST_RANKS = 2**20  # nobody has more, so nobody pads an epoch by more
 
 
 class RankedSampler(Sampler[int]):
@@ -149,6 +150,13 @@ class RankedSampler(Sampler[int]):
         free = ("epoch", "samples", "num_replicas", "rank", *self._free)
         found = check_state(state, self.state_dict(), free=free, who=who)
         epoch, samples = position(found, "epoch", who), position(found, "samples", who)
+        for name in ("num_replicas", "rank"):
+            position(found, name, who)
+        if samples > self.epoch_samples + MOST_RANKS:  # padding is less than one sample a rank
+            raise StateMismatchError(
+                f"{who}: samples={samples:,}, but an epoch has {self.epoch_samples:,}; wanted what "
+                f"state_dict() gave"
+            )
         self._load(found)
         self._epoch = epoch
         self.move_to(samples)

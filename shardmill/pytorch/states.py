@@ -62,9 +62,9 @@ def compact(value: JSON) -> JSON:
 
 
 def describe_data(dataset: Any) -> State:
-    """What tells a dataset from others: its fingerprint and seq_len if it has them, its length."""
+    """What tells a dataset from others: its length, and these attributes if it has them."""
     told: State = {"samples": len(dataset)}
-    for name in ("fingerprint", "seq_len"):
+    for name in ("fingerprint", "seq_len", "pack_sequences"):
         value = getattr(dataset, name, None)
         if isinstance(value, str | int):
             told[name] = value

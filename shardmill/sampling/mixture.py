@@ -2,10 +2,11 @@
 
 In: sizes and weights of the sources, a seed; perhaps other weights from some sample on.
 Out: for any global sample, its source, the source's epoch, and the item.
-Promise: counted from the start of a phase, every prefix holds of every source its exact share,
-rounded down or up: never a whole sample more or less (the proof is in quota). A source goes through
-all of its items, in a new order each epoch, before one comes again; a phase changes the weights at
-exactly its first sample, and each source goes on in its own stream where it was. All is a pure
+Promise: up to the first change of weights, every prefix holds of every source its exact share,
+rounded down or up: never a whole sample more or less (the proof is in quota). A phase changes the
+weights at exactly its first sample; what a source is owed then, or has had too much, is carried on
+(carry), so it does not add up over many changes. A source goes through all of its items, in a new
+order each epoch, before one comes again, and goes on where it was in every phase. All is a pure
 function of the arguments and the sample's number.
 Not here: reading, ranks, batches.
 """
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
+from shardmill.sampling.carry import best_entry
 from shardmill.sampling.keys import (
     MOST_ITEMS,
     Indices,
@@ -51,6 +53,15 @@ class _Phase:
     start: int  # the first global sample
     schedule: Schedule
     before: tuple[int, ...]  # samples of each source before `start`
+    owed: tuple[Fraction, ...]  # exact shares of all samples before `start`, less `before`
+    entry: int  # where the schedule is entered
+    at_entry: tuple[int, ...]  # its counts there
+
+    def counts(self, n: int) -> list[int]:
+        """Samples of each source before global sample n, which lies in this phase or ends it."""
+        own = self.schedule.counts(n - self.start + self.entry)
+        rows = zip(self.before, own, self.at_entry, strict=True)
+        return [before + count - skipped for before, count, skipped in rows]
 
 
 class Mixture:
@@ -59,7 +70,8 @@ class Mixture:
     `weights` may be any numbers of at least 0; a source of weight 0 does not come. With
     `temperature` t a weight w counts as `w ** (1 / t)`. `phases` are (first sample, weights), in
     order: from that sample on the weights are those. `order` makes the order of each epoch of each
-    source, from its size, the seed and the path ("source", name, "epoch", number).
+    source, from its size, the seed and the path ("source", name, "epoch", number). `owed` is what
+    `owed(n)` of another mixture told, when this one takes its place.
     """
 
     def __init__(
@@ -72,6 +84,7 @@ class Mixture:
         temperature: float = 1.0,
         phases: Sequence[tuple[SupportsIndex, Sequence[Weight]]] = (),
         order: OrderFactory = Permutation,
+        owed: Sequence[Weight] = (),
     ) -> None:
         self.names = _checked_names(names, len(sizes))
         self.sizes = tuple(
@@ -84,11 +97,17 @@ class Mixture:
         starts = [checked_count(start, "phase start", least=1) for start, _ in phases]
         if sorted(set(starts)) != starts:
             raise OptionError(f"phases start at {starts}: wanted rising numbers, each once")
+        self._owed = _checked_owed(owed, len(sizes))
         self._phases: list[_Phase] = []
         for start, chosen in zip([0, *starts], [weights, *(w for _, w in phases)], strict=True):
             shares = whole_shares(chosen, self.names, temperature=temperature)
             self._check_sizes(shares)
-            self._phases.append(_Phase(start, Schedule(shares), tuple(self._counts(start))))
+            due = self.owed(start)
+            entry = best_entry(shares, due)
+            schedule = Schedule(shares)
+            skipped = tuple(schedule.counts(entry))
+            before = tuple(self._counts(start))
+            self._phases.append(_Phase(start, schedule, before, due, entry, skipped))
         self._starts = np.array(self.phase_starts, np.int64)
 
     def take(self, indices: npt.ArrayLike) -> MixedSamples:
@@ -105,14 +124,28 @@ class Mixture:
         source, place = np.empty_like(numbers), np.empty_like(numbers)
         for at, chosen in by_value(np.searchsorted(self._starts, numbers, side="right") - 1):
             phase = self._phases[at]
-            own, within = phase.schedule.locate(numbers[chosen] - phase.start)
+            own, within = phase.schedule.locate(numbers[chosen] - phase.start + phase.entry)
             source[chosen] = own
-            place[chosen] = within + np.array(phase.before, np.int64)[own]
+            moved = np.array(phase.before, np.int64) - np.array(phase.at_entry, np.int64)
+            place[chosen] = within + moved[own]
         return source, place
 
     def counts(self, n: SupportsIndex) -> Indices:
         """How many of the first n samples are of each source, wherever n lies."""
         return np.array(self._counts(checked_count(n, "n")), np.int64)
+
+    def owed(self, n: SupportsIndex) -> tuple[Fraction, ...]:
+        """What the exact shares of the first n samples are above the counts, for each source."""
+        n = checked_count(n, "n")
+        if not n:
+            return self._owed
+        phase = self._phase_of(n - 1)
+        weights, length = phase.schedule.weights, n - phase.start
+        rows = zip(phase.owed, weights, phase.counts(n), phase.before, strict=True)
+        return tuple(
+            due + Fraction(weight * length, sum(weights)) - (count - before)
+            for due, weight, count, before in rows
+        )
 
     def shares(self, index: SupportsIndex = 0) -> tuple[Fraction, ...]:
         """The exact share of each source in the phase of this sample, as used."""
@@ -134,7 +167,10 @@ class Mixture:
             seed=self._seed,
             names=list(self.names),
             sizes=list(self.sizes),
-            phases=[[phase.start, list(phase.schedule.weights)] for phase in self._phases],
+            phases=[
+                [phase.start, list(phase.schedule.weights), *([phase.entry] if phase.entry else [])]
+                for phase in self._phases
+            ],
             first_epochs=list(first),
         )
 
@@ -149,11 +185,7 @@ class Mixture:
         return next(phase for phase in reversed(self._phases) if phase.start <= n)
 
     def _counts(self, n: int) -> list[int]:
-        if not n:
-            return [0] * len(self.sizes)
-        phase = self._phase_of(n - 1)
-        own = phase.schedule.counts(n - phase.start)
-        return [before + count for before, count in zip(phase.before, own, strict=True)]
+        return self._phase_of(n - 1).counts(n) if n else [0] * len(self.sizes)
 
     def _through_epochs(self, source: int, places: Indices) -> tuple[Indices, Indices]:
         epoch, within = np.divmod(places, self.sizes[source])
@@ -179,6 +211,14 @@ class Mixture:
                     f"source {name!r} is empty, but has a weight above 0; "
                     f"give it weight 0 or leave it out"
                 )
+
+
+def _checked_owed(owed: Sequence[Weight], num_sources: int) -> tuple[Fraction, ...]:
+    if not len(owed):
+        return (Fraction(0),) * num_sources
+    if len(owed) != num_sources:
+        raise OptionError(f"{len(owed)} numbers owed for {num_sources} sources")
+    return tuple(Fraction(due) for due in owed)
 
 
 def _checked_names(names: Sequence[str] | None, num_sources: int) -> tuple[str, ...]:

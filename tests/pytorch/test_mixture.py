@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -459,3 +460,34 @@ def test_dataset_and_sampler_work_under_a_plain_dataloader(two, num_workers):
     batches = list(loader)
     assert [batch["dataset_idx"].sum().item() for batch in batches] == [3, 3]
     assert batches[0]["input_ids"].shape == (4, 3)
+
+
+def test_weights_that_change_every_few_samples_starve_nobody() -> None:
+    sampler = MixtureSampler([0, 10**6, 2 * 10**6], [0.1, 0.9], 1, 0)
+    drawn = iter(sampler)
+    for step in range(400):
+        small = 0.1 * (1 + 0.001 * (step % 10))
+        sampler.update_weights([small, 1 - small])
+        for _ in range(8):
+            next(drawn)
+    assert sampler.counts() == {"0": 321, "1": 2879}  # exact: 321.44
+
+
+@pytest.mark.parametrize("start", [10.9, "5", True, float("nan"), None])
+def test_a_phase_begins_at_a_whole_number(start: Any) -> None:
+    with pytest.raises(OptionError, match="phase"):
+        MixtureSampler([0, 10, 20], [1, 1], 1, 0, phases=[(start, [0, 1])])
+
+
+@pytest.mark.parametrize("phases", [None, [5], [(5,)], [(5, None)], {5: [1, 1]}])
+def test_phases_that_are_no_pairs_are_refused(phases: Any) -> None:
+    with pytest.raises(OptionError, match="phases"):
+        MixtureSampler([0, 10, 20], [1, 1], 1, 0, phases=phases)
+
+
+@pytest.mark.parametrize("weights", [None, 5])
+def test_weights_that_are_no_list_are_refused(weights: Any) -> None:
+    with pytest.raises(OptionError, match="weights"):
+        MixtureSampler([0, 10, 20], weights, 1, 0)
+    with pytest.raises(OptionError, match="weights"):
+        MixtureSampler([0, 10, 20], [1, 1], 1, 0).update_weights(weights)

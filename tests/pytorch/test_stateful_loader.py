@@ -361,6 +361,7 @@ def test_a_state_is_small_and_of_this_data(tmp_path):
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
     identity = {"samples": 10, "fingerprint": data.fingerprint, "seq_len": 9}
+    identity["pack_sequences"] = False
     assert state == {
         "version": 1,
         "kind": "shardmill.StatefulDataLoader",
@@ -464,3 +465,28 @@ def test_what_has_no_exact_position_is_refused():
         StatefulDataLoader(Numbers(9), 2, DistributedSampler(Numbers(8)))
     with pytest.raises(OptionError, match="batch_size=0"):
         StatefulDataLoader(Numbers(9), 0)
+
+
+def test_a_state_of_other_tokens_under_the_same_names_is_refused(tmp_path):
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        tokens = np.arange(1000, dtype="<u2") + (name == "y")
+        np.save(tmp_path / name / "shard.npy", tokens)
+    state = StatefulDataLoader(MemoryMappedDataset(tmp_path / "x", 9), 2).state_dict()
+    with pytest.raises(StateMismatchError, match=r"data\.fingerprint"):
+        StatefulDataLoader(MemoryMappedDataset(tmp_path / "y", 9), 2).load_state_dict(state)
+    packed = MemoryMappedDataset(tmp_path / "x", 9, pack_sequences=True, eos_token_id=5)
+    with pytest.raises(StateMismatchError, match=r"data\.pack_sequences: the state has False"):
+        StatefulDataLoader(packed, 2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "edit", [{"samples": 10**30}, {"num_replicas": -5}, {"rank": "x"}, {"num_replicas": 1.5}]
+)
+def test_a_position_that_cannot_be_is_refused(edit):
+    loader = StatefulDataLoader(Numbers(100), 4)
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["sampler"] |= edit
+    state |= {key: value for key, value in edit.items() if key in state}
+    with pytest.raises(StateMismatchError):
+        loader.load_state_dict(state)

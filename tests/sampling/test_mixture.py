@@ -68,6 +68,41 @@ def test_every_prefix_of_every_phase_keeps_every_share(data, num_sources: int) -
     assert_sources_are_exhausted_before_they_repeat(mixture, 200)
 
 
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), num_sources=st.integers(2, 5), length=st.integers(1, 12))
+def test_deviations_do_not_add_up_over_many_changes_of_weights(
+    data, num_sources: int, length: int
+) -> None:
+    weights = st.lists(st.integers(1, 30), min_size=num_sources, max_size=num_sources)
+    changes = [data.draw(weights) for _ in range(40)]
+    phases = [(length * number, chosen) for number, chosen in enumerate(changes[1:], start=1)]
+    mixture = Mixture([7] * num_sources, changes[0], seed=1, phases=phases)
+    exact = [Fraction(0)] * num_sources
+    for n in range(40 * length):
+        chosen = changes[n // length]
+        exact = [due + Fraction(w, sum(chosen)) for due, w in zip(exact, chosen, strict=True)]
+        counts = mixture.counts(n + 1).tolist()
+        owed = tuple(due - count for due, count in zip(exact, counts, strict=True))
+        assert mixture.owed(n + 1) == owed
+        assert max(map(abs, owed)) < (1.5 if num_sources == 2 else 3)
+
+
+def test_a_slow_curriculum_in_short_phases_starves_nobody() -> None:
+    small = [0.1 + 0.0001 * (number % 7) for number in range(300)]
+    phases = [(4 * number, [w, 1 - w]) for number, w in enumerate(small) if number]
+    mixture = Mixture([1000] * 2, [small[0], 1 - small[0]], seed=0, phases=phases)
+    assert mixture.counts(1200).tolist() == [120, 1080]  # exact: 120.36
+
+
+def test_a_mixture_that_takes_anothers_place_carries_on_what_is_owed() -> None:
+    first = Mixture([1000] * 2, [1, 2], seed=0)
+    assert first.owed(1) == (Fraction(1, 3), Fraction(-1, 3))
+    second = Mixture([1000] * 2, [1, 2], seed=0, owed=first.owed(1))
+    assert second.take([0, 1, 2]).source.tolist() == first.take([1, 2, 3]).source.tolist()
+    with pytest.raises(OptionError, match="1 numbers owed for 2 sources"):
+        Mixture([1, 1], [1, 1], seed=0, owed=[0.5])
+
+
 def test_shares_hold_against_the_weights_as_written_after_a_trillion_samples() -> None:
     """Irrational-looking weights of five sources: within one sample, though rounded to 2**-40."""
     weights = [0.31415926535, 0.27182818284, 0.14142135623, 0.17320508075, 0.0999999999]
