@@ -34,6 +34,7 @@ from tiny_gpt import TinyGPT, mean_loss, next_token_loss
 
 import shardmill
 from shardmill.atomic import atomic_write
+from shardmill.errors import ShardmillError
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.pytorch import TokenLoader
 
@@ -232,4 +233,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ShardmillError, OSError) as error:
+        sys.exit(f"{error}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardmill.errors import OptionError
 from shardmill.loading.stream import SampleStream
 from shardmill.records import OffsetArray
 from shardmill.sampling import rank_slice
@@ -22,6 +23,8 @@ from shardmill.sampling import rank_slice
 FIRST_CHUNK, CHUNK = 64, 8192
 """Samples asked for at a time: few for a first batch without delay, then more. With twice as many
 the arrays of the order would be fresh memory at every call."""
+
+MOST_STEP_SAMPLES = 2**40
 
 HORIZON = 8
 """Steps that may be looked at before their turn without asking for anything twice."""
@@ -52,6 +55,13 @@ class Shape:
     batch_size: int  # samples of one rank
     rank: int
     world: int
+
+    def __post_init__(self) -> None:
+        if self.step_samples > MOST_STEP_SAMPLES:
+            raise OptionError(
+                f"{self.world:,} ranks x {self.batch_size:,} samples: a step has at most "
+                f"{MOST_STEP_SAMPLES:,}"
+            )
 
     @property
     def step_samples(self) -> int:

@@ -76,6 +76,7 @@ class SampleStream:
         sizes = [len(source) for source in self.sources]
         if weights is None:
             weights = _by_size(self.sources)
+        _check_lists(weights, phases)
         self._mixture = Mixture(
             sizes,
             weights,
@@ -183,6 +184,20 @@ def _checked_sources(sources: Sequence[TokenSource]) -> tuple[TokenSource, ...]:
             f"smaller seq_len or more tokens"
         )
     return found
+
+
+def _check_lists(weights: Any, phases: Any) -> None:
+    """The shape of both; what is in them is for the mixture to judge."""
+    if not isinstance(weights, Sequence) and not hasattr(weights, "__array__"):
+        raise OptionError(f"weights={weights!r:.80}: wanted a list, one number a source")
+    pairs = isinstance(phases, Sequence) and all(
+        isinstance(phase, Sequence) and len(phase) == 2 for phase in phases
+    )
+    if not pairs:
+        raise OptionError(f"phases={phases!r:.80}: wanted a list of (first sample, weights)")
+    for start, chosen in phases:
+        if not isinstance(chosen, Sequence) and not hasattr(chosen, "__array__"):
+            raise OptionError(f"phases: from sample {start!r} on {chosen!r:.80}: wanted weights")
 
 
 def _by_size(sources: Sequence[TokenSource]) -> list[int]:

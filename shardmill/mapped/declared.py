@@ -24,7 +24,12 @@ META_JSON = "meta.json"
 METADATA_YAML = "metadata.yaml"
 _MAX_BYTES = 2**24
 _LINE = re.compile(
-    r"^[ \t]*(dtype|vocab_size|tokenizer)[ \t]*:[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?$", re.M
+    r"^[ \t]*([\"']?)(dtype|vocab_size|tokenizer)\1[ \t]*:[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?$", re.M
+)
+_KEY = re.compile(r"\b(dtype|vocab_size)[\"']?[ \t]*:(?=[ \t\n]|$)")
+_COMMENT = re.compile(r"(^|[ \t])#.*$", re.M)
+_TEXT_BLOCK = re.compile(
+    r"^([ \t]*)(\S.*:[ \t]*[|>][-+0-9]*[ \t]*\n)(?:\1[ \t]+.*\n?|[ \t]*\n)*", re.M
 )
 _NOTHING = ("", "null", "~", "None")
 _NEXT = "correct it, or pass dtype='uint16' or dtype='uint32'"
@@ -116,7 +121,16 @@ def _read_json(path: Path) -> dict[str, list[str]]:
 def _read_yaml(path: Path) -> dict[str, list[str]]:
     """The same of a YAML file, by its lines: at any depth, plain or quoted scalars."""
     said: dict[str, list[str]] = {}
-    for key, value in _LINE.findall(_read_text(path) or ""):
+    text = _TEXT_BLOCK.sub(r"\1\2", _read_text(path) or "")
+    lines = _LINE.findall(text)
+    understood = sum(key != "tokenizer" for _, key, _ in lines)
+    found = _KEY.findall(_COMMENT.sub("", text))
+    if len(found) != understood:
+        raise StoreError(
+            f"{path}: says {' and '.join(sorted(set(found)))} in a form that is not read here; "
+            f"wanted each on a line of its own, as in `dtype: uint16`; {_NEXT}"
+        )
+    for _, key, value in lines:
         bare = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else value
         if bare not in _NOTHING:
             said.setdefault(key, []).append(bare)

@@ -405,3 +405,8 @@ def test_a_state_behind_the_end_is_refused(stores):
     Loader(stream, batch_size=2, num_samples=12).load_state_dict(state)
     with pytest.raises(StateMismatchError, match="has consumed 12, this loader ends at num_sam"):
         Loader(stream, batch_size=2, num_samples=11).load_state_dict(state)
+
+
+def test_a_step_of_more_samples_than_anybody_has_is_refused(stores) -> None:
+    with pytest.raises(OptionError, match="a step has at most 1,099,511,627,776"):
+        Loader(open_stream(stores, ["web"], seq_len=8), batch_size=2, world=10**18)

@@ -348,6 +348,8 @@ def test_a_known_vocabulary_makes_ids_impossible(tmp_path):
         ("meta.json", '{"vocab_size": -3}', "vocab_size is '-3'"),
         ("metadata.yaml", "a:\n  dtype: uint16\nb:\n  dtype: uint32\n", "uint16.*uint32"),
         ("metadata.yaml", "dtype: int8", "'int8' is no dtype"),
+        ("metadata.yaml", "{dtype: uint16, vocab_size: 9}", "dtype and vocab_size in a form"),
+        ("metadata.yaml", "tokens: {vocab_size: 100}", "says vocab_size in a form"),
         ("metadata.yaml", b"\xff\xfe", "cannot be read"),
     ],
 )
@@ -356,6 +358,14 @@ def test_metadata_that_cannot_be_understood_is_refused(tmp_path, file, text, wor
     (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises((StoreError, OptionError), match=words):
         open_token_folder(tmp_path, "*.bin")
+
+
+def test_quoted_keys_are_read_and_text_in_a_block_is_not(tmp_path):
+    bin_folder(tmp_path, GPT2)
+    said = 'note: |\n  dtype: uint32\n  more\n"dtype": uint16  # dtype: uint32\n'
+    (tmp_path / "metadata.yaml").write_text(said)
+    assert open_token_folder(tmp_path, "*.bin").decided.rule == "metadata.yaml"
+    assert open_token_folder(tmp_path, "*.bin").dtype == "uint16"
 
 
 def test_metadata_without_a_dtype_leaves_the_question_to_the_data(tmp_path):
