@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, SupportsIndex
 
 from shardmill.arguments import whole_number
+from shardmill.closing import Closing
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.ahead import Ahead
 from shardmill.loading.batch import Batch, SourceCounters
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _SPARE = 3  # buffers besides those made early: one in use, one about to be, one just let go
 
 
-class Loader:
+class Loader(Closing):
     """The steps of one rank. Its position, `samples`, counts samples of all ranks since the first.
 
     `batch_size` is of this rank: a step is `world * batch_size` samples. `documents=True` keeps
@@ -123,17 +123,6 @@ class Loader:
         current = None if self._current is None else self._current()
         if current is not None:
             current.close()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         shape = self._shape

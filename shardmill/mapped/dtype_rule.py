@@ -132,7 +132,7 @@ def _judged(paths: Sequence[Path], sizes: Sequence[int], bound: int) -> DtypeRul
             f"put them into folders of their own, or {_SAY}"
         )
     for verdict, path in examples.items():
-        reason = f"no metadata; the size and the contents of {path.name} can only be {verdict}"
+        reason = f"no metadata; of the two, only {verdict} fits the bytes of {path.name}"
         return DtypeRule(dtype=verdict, rule="contents", reason=reason)
     raise StoreError(
         f"{paths[0]} and {len(paths) - 1:,} more: neither a meta.json nor a metadata.yaml says "

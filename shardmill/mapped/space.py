@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
+from shardmill.closing import Closing
 from shardmill.errors import OptionError, StoreError
 from shardmill.mapped import memory
 from shardmill.mapped.files import ShardFiles
@@ -48,7 +48,7 @@ class Reader(Protocol):
     def prefetch(self, starts: OffsetArray, length: int) -> None: ...
 
 
-class TokenSpace:
+class TokenSpace(Closing):
     """Tokens 0..num_tokens of all files behind one another. Threads may share it.
 
     `reader`: "ranged" reads one address range (64-bit Linux), "grouped" one map after another
@@ -111,17 +111,6 @@ class TokenSpace:
         """Let go of all maps; may be called again. A gather under way in a thread ends well."""
         self._closed = True
         self._opened = None
-
-    def __enter__(self) -> TokenSpace:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shardmill.arguments import whole_number
+from shardmill.closing import Closing
 from shardmill.errors import OptionError
 from shardmill.mapped import TokenSpace, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 _LOOK_FOR_EOS = 2**20  # tokens in which an end of document should be found
 
 
-class MemoryMappedDataset(Dataset[Sample]):
+class MemoryMappedDataset(Closing, Dataset[Sample]):
     """Samples of `seq_len` tokens each, from a folder of token files or a store's split.
 
     `dtype_rule` says what decided the dtype; `fingerprint` tells two datasets apart.
@@ -143,17 +143,6 @@ class MemoryMappedDataset(Dataset[Sample]):
         if self._space is not None:
             self._space.close()
         self._documents = None
-
-    def __enter__(self) -> MemoryMappedDataset:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value

@@ -9,18 +9,18 @@ Not here: reading, order, resume (loading).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shardmill.closing import Closing
 from shardmill.loading import Batch, Loader
 from shardmill.pytorch.loader_config import has_accelerator
 from shardmill.pytorch.states import State
 
 
-class TokenLoader:
+class TokenLoader(Closing):
     """Batches of tensors from a `Loader`: `input_ids` and `labels`, (n, seq_len) int64; with
     documents also `doc_ids`, `position_ids`, `cu_seqlens` (int32) and `max_seqlen` (one number).
     """
@@ -43,17 +43,6 @@ class TokenLoader:
 
     def close(self) -> None:
         self.loader.close()
-
-    def __enter__(self) -> TokenLoader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"TokenLoader({self.loader!r})"

@@ -159,7 +159,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_from_nothing_nor_on_other_data
     (other / "code").symlink_to(data / "prose")
     (other / "prose").symlink_to(data / "code")
     told = refusal(whole, other, "--resume")
-    assert "StateMismatchError" in told
+    assert "this state is not of this stream" in told
     assert "'code'" in told
     assert (whole / "checkpoint.pt").read_bytes() == before
 

@@ -230,7 +230,7 @@ def test_the_dtype_rule_is_said(tmp_path):
     write(tmp_path, [ids], ".bin")
     data = MemoryMappedDataset(tmp_path, 4, "*.bin")
     assert data.dtype_rule == (
-        "contents: no metadata; the size and the contents of shard_00000.bin can only be uint16"
+        "contents: no metadata; of the two, only uint16 fits the bytes of shard_00000.bin"
     )
     assert len(data) == 100
     assert MemoryMappedDataset(tmp_path, 4, "*.bin", dtype=np.uint16).dtype_rule == (
