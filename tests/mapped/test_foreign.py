@@ -232,7 +232,7 @@ def test_the_order_of_the_rules(tmp_path, caplog):
         return found.dtype, found.rule
 
     assert decided() == ("uint16", "contents")  # by its size alone it would be uint32
-    assert "files of uint16 (no metadata; the size and the contents of shard_0.bin" in caplog.text
+    assert "of uint16 (no metadata; of the two, only uint16 fits the bytes of" in caplog.text
     (folder / "metadata.yaml").write_text("name: x\ntokenized_info:\n  dtype: 'uint16' # here\n")
     assert decided() == ("uint16", "metadata.yaml")
     (folder / "meta.json").write_text(json.dumps({"token_dtype": "uint16-le"}))
