@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from shardmill.sources.batching import DEFAULT_LIMITS
-from shardmill.sources.clean import replace_surrogates
 from shardmill.sources.files import InputFile, Where, check_unchanged, list_files
 from shardmill.sources.jsonl import JSONL_SUFFIXES, bad_row_error
 from shardmill.sources.jsonline import BadJsonError, bad_row, filled_lines, read_object
 from shardmill.sources.lines import line_blocks
+from shardmill.sources.record import repaired
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -45,17 +45,7 @@ def _row(line: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         row = read_object(line)
     try:
-        return {str(_repaired(key)): _repaired(value) for key, value in row.items()}
+        mended: dict[str, Any] = repaired(row)
+        return mended
     except RecursionError as error:
         raise BadJsonError("bad_json", f"nested too deep: {error}") from error
-
-
-def _repaired(value: Any) -> Any:
-    """Half a surrogate pair, deep inside or not, becomes U+FFFD."""
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if isinstance(value, list):
-        return [_repaired(part) for part in value]
-    if isinstance(value, dict):
-        return {str(_repaired(key)): _repaired(part) for key, part in value.items()}
-    return value
