@@ -79,3 +79,15 @@ class ConversationSource(Protocol):
     def size_hint(self) -> int | None: ...
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]: ...
+
+
+@runtime_checkable
+class DividedSource(Source, Protocol):
+    """A source made of pieces that can be read alone: in any order, on any machine."""
+
+    def divide(self, at_least: int) -> Sequence[Source]:
+        """Pieces which, one behind the other, give exactly the documents of this source.
+
+        The coarsest kind of pieces (files, say) that makes `at_least` of them; the finest kind
+        when none does. A function of the input and `at_least` alone.
+        """

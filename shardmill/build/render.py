@@ -18,7 +18,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.build.ahead import read_ahead
+from shardmill.ahead import read_ahead
 from shardmill.build.portion import Account, ChatPart, Portion
 from shardmill.build.segments import Receipt
 from shardmill.build.spec import Progress

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardmill.build.ahead import read_ahead
+from shardmill.ahead import read_ahead
 from shardmill.build.fill import Filler, append_to_each
 from shardmill.build.portion import Account, Portion
 from shardmill.build.segments import Receipt, load_lengths

@@ -1,0 +1,1 @@
+"""Lengths become a plan of which examples share a row."""

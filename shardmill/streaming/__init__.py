@@ -1,0 +1,1 @@
+"""Text straight to batches of one shape, with a state that loses nothing."""
