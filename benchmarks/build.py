@@ -22,15 +22,13 @@ import re
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from texts import some_documents, text_bytes
 
 from shardmill.build import BuildSpec, Feed, build_store
 from shardmill.build import engine as engine_module
@@ -49,36 +47,15 @@ CASES = [  # (label, model file, engine, part of the corpus, wanted share of the
     ("byte-level BPE, reference", "bpe/tokenizer.json", "reference", 0.25, 0.90),
     ("byte-level BPE, fast", "bpe/tokenizer.json", "fast", 1.0, 0.50),
 ]
-DOCUMENT_CHARS = 6000
-
-
-def documents(data: Path | None) -> Iterator[str]:
-    """Real text in documents of a few thousand characters, never repeated."""
-    texts: list[Iterable[str]] = []
-    if data is not None:
-        table = pq.read_table(data / "fineweb/fineweb_sample_2800.parquet", columns=["text"])
-        books = sorted((data / "gutenberg").glob("*.txt"))
-        texts += [table["text"].to_pylist(), (book.read_text("utf-8", "replace") for book in books)]
-    roots = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
-    paths = (path for root in roots for path in sorted(root.rglob("*.py")))
-    texts.append(path.read_text("utf-8", "replace") for path in paths)
-    for text in chain.from_iterable(texts):
-        for start in range(0, len(text), DOCUMENT_CHARS):
-            yield text[start : start + DOCUMENT_CHARS]
 
 
 def write_corpora(folder: Path, data: Path | None, megabytes: int) -> dict[float, int]:
     """<part>.jsonl and <part>.parquet for each part; gives the bytes of text in each."""
-    texts, size = [], 0
-    for text in documents(data):
-        texts.append(text)
-        size += len(text.encode())
-        if size >= megabytes * 10**6:
-            break
+    texts = some_documents(data, megabytes)
     sizes: dict[float, int] = {}
     for part in sorted({case[3] for case in CASES}):
         mine = texts[:: round(1 / part)]
-        sizes[part] = sum(len(text.encode()) for text in mine)
+        sizes[part] = text_bytes(mine)
         with (folder / f"{part}.jsonl").open("w") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in mine)
         pq.write_table(pa.table({"text": mine}), folder / f"{part}.parquet", row_group_size=1000)

@@ -14,7 +14,6 @@ import importlib
 import warnings
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from types import ModuleType
 
 
@@ -24,7 +23,6 @@ class Peer:
 
     name: str
     file: str  # in this folder
-    imports: str  # the module that must be there
     package: str  # what pip calls it
 
     def load(self) -> ModuleType:
@@ -33,21 +31,23 @@ class Peer:
             return importlib.import_module(f"peers.{self.file}")
 
     def is_installed(self) -> bool:
-        return find_spec(self.imports.partition(".")[0]) is not None
+        """By the name that pip knows: a script in this folder may be named like a module."""
+        try:
+            self.version()
+        except PackageNotFoundError:
+            return False
+        return True
 
     def version(self) -> str:
-        try:
-            return version(self.package)
-        except PackageNotFoundError:
-            return "unknown"
+        return version(self.package)
 
 
 PEERS = (
-    Peer("memmap by hand", "plain", "torch", "torch"),
-    Peer("datatrove", "datatrove", "datatrove", "datatrove"),
-    Peer("Hugging Face datasets", "hugging_face", "datasets", "datasets"),
-    Peer("LitData", "litdata", "litdata", "litdata"),
-    Peer("MosaicML Streaming", "mosaic", "streaming", "mosaicml-streaming"),
-    Peer("Megatron Core", "megatron", "megatron", "megatron-core"),
-    Peer("OLMo-core", "olmo", "olmo_core", "ai2-olmo-core"),
+    Peer("memmap by hand", "plain", "torch"),
+    Peer("datatrove", "datatrove", "datatrove"),
+    Peer("Hugging Face datasets", "hugging_face", "datasets"),
+    Peer("LitData", "litdata", "litdata"),
+    Peer("MosaicML Streaming", "mosaic", "mosaicml-streaming"),
+    Peer("Megatron Core", "megatron", "megatron-core"),
+    Peer("OLMo-core", "olmo", "ai2-olmo-core"),
 )

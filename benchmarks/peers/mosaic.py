@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 from read_corpus import BATCH, SEQ_LEN, Corpus
-from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
 
 from peers.shifting import shifted
 
 _SHARD_BYTES = 64 * 2**20
+_SCRIPTS = str(Path(__file__).parents[1])
+# The package is called `streaming`, and so is one of our scripts: look past them.
+sys.path.remove(_SCRIPTS)
+_streaming = importlib.import_module("streaming")
+sys.path.insert(0, _SCRIPTS)
+MDSWriter, StreamingDataset = _streaming.MDSWriter, _streaming.StreamingDataset
 
 
 def prepare(corpus: Corpus, place: Path) -> None:

@@ -10,6 +10,7 @@ Not here: tokens, splits; whether a conversation makes sense.
 from shardmill.sources.batching import BatchLimits
 from shardmill.sources.chats import ChatSource
 from shardmill.sources.concat import ConcatSource
+from shardmill.sources.hubparquet import HubParquetSource, open_hub
 from shardmill.sources.hubsource import HubOptions, HubSource, iter_rows
 from shardmill.sources.jsonl import JsonlSource
 from shardmill.sources.memory import MemorySource
@@ -28,6 +29,7 @@ __all__ = [
     "ChatSource",
     "ConcatSource",
     "HubOptions",
+    "HubParquetSource",
     "HubSource",
     "JsonlSource",
     "MemoryChats",
@@ -38,6 +40,7 @@ __all__ = [
     "iter_jsonl_rows",
     "iter_rows",
     "open_chats",
+    "open_hub",
     "open_source",
     "stamp_of",
 ]

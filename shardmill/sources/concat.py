@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardmill.errors import OptionError, SourceError
-from shardmill.protocols import Source
+from shardmill.protocols import DividedSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.cursors import counts_of, fields_of
+from shardmill.sources.filesource import check_at_least
 from shardmill.sources.stamp import stamp_of
 
 
@@ -49,6 +50,18 @@ class ConcatSource:
         first, inner = self._locate(cursor)
         return self._read(first, inner)
 
+    def divide(self, at_least: int) -> Sequence[Source]:
+        """The pieces of the parts, in order; a part that cannot be divided is one piece. Each part
+        is asked for its coarsest pieces, then for its share, then for all."""
+        check_at_least(at_least)
+        share = -(-at_least // len(self._parts))
+        pieces: list[Source] = []
+        for wanted in (1, share, at_least):
+            pieces = [piece for part in self._parts for piece in _pieces_of(part, wanted)]
+            if len(pieces) >= at_least:
+                break
+        return pieces
+
     def _locate(self, cursor: Cursor | None) -> tuple[int, Cursor | None]:
         if cursor is None:
             return 0, None
@@ -66,3 +79,7 @@ class ConcatSource:
             for batch in self._parts[number].batches(inner):
                 yield replace(batch, cursor={"part": number, "cursor": batch.cursor})
             inner = None
+
+
+def _pieces_of(part: Source, at_least: int) -> Sequence[Source]:
+    return part.divide(at_least) if isinstance(part, DividedSource) else (part,)

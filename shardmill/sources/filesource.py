@@ -2,17 +2,18 @@
 
 In: listed files and a reader for one file.  Out: a `Source`.
 Promise: files in order; the cursor names the file and the place in it, so that a fresh source
-goes on exactly there; a file that changed since it was listed is refused.
+goes on exactly there; a file that changed since it was listed is refused. A source can be divided
+into its files, and into parts of files where their kind allows it.
 Not here: formats. A reader knows one file at a time and nothing of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
-from shardmill.errors import SourceError
+from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.batching import BatchLimits, coalesce
 from shardmill.sources.cursors import fields_of
@@ -25,6 +26,10 @@ class FileReader(Protocol):
     @property
     def kind(self) -> str: ...
 
+    @property
+    def part(self) -> str:
+        """What it reads of a file, for names: "" when all of it."""
+
     def options(self) -> dict[str, JSON]:
         """Every option that changes the documents, for `describe`."""
 
@@ -33,6 +38,25 @@ class FileReader(Protocol):
 
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         """Batches from `position` on (None: the start); their cursors are positions."""
+
+    def settled(self) -> FileReader:
+        """The same reader with every choice made that takes a look at the files: small to send,
+        and right for any one of them alone."""
+
+    def divide(self, file: InputFile) -> Sequence[FileReader]:
+        """Readers which, one behind the other, give the file: the finest parts it has."""
+
+
+class WholeFiles:
+    """For readers of files that can only be read whole, and that look at one file alone."""
+
+    part = ""
+
+    def settled(self) -> Self:
+        return self
+
+    def divide(self, file: InputFile) -> Sequence[Self]:  # noqa: ARG002 - of any file
+        return (self,)
 
 
 class FileSource:
@@ -80,6 +104,19 @@ class FileSource:
         first, position = self._locate(cursor)
         return coalesce(self._read(first, position), self._limits)
 
+    def divide(self, at_least: int) -> Sequence[FileSource]:
+        """One source per file; when there are fewer than `at_least`, one per part of a file (which
+        then reads the footers of Parquet files). Nothing is fingerprinted."""
+        check_at_least(at_least)
+        reader = self._reader.settled()
+        if len(self._files) >= at_least:
+            return [self._piece(file, reader) for file in self._files]
+        return [self._piece(file, part) for file in self._files for part in reader.divide(file)]
+
+    def _piece(self, file: InputFile, reader: FileReader) -> FileSource:
+        name = f"{self._name}/{file.name}{reader.part}"
+        return FileSource((file,), reader, name=name, limits=self._limits)
+
     def _locate(self, cursor: Cursor | None) -> tuple[int, JSON]:
         if cursor is None:
             return 0, None
@@ -99,3 +136,8 @@ class FileSource:
                 yield replace(batch, cursor={"file": file.name, "position": batch.cursor})
             check_unchanged(file)
             position = None
+
+
+def check_at_least(at_least: int) -> None:
+    if at_least < 1:
+        raise OptionError(f"at_least={at_least}: wanted how many pieces are needed, 1 or more")

@@ -1,56 +1,55 @@
-"""Rows of a Hugging Face dataset, streamed and never lost. The one importer of `datasets`.
+"""The Hugging Face client: what is asked of it, and when to ask again. Its one importer.
 
-In: a dataset, pinned to a commit.  Out: rows in order, each with the place behind it.
-Promise: a dropped connection, a 5xx or a timeout is retried with growing, jittered pauses, and the
-stream goes on at the exact row. A dead iterator is never asked again, so it cannot be taken for the
-end. To go on, the last rows before the place are read again and compared: through the client's own
-state where that leads to the same rows, else by counting from the start (always, when shuffled: the
-client's shuffle buffer is not in its state). Other rows there are an error, never a guess.
-Not here: which field is the text, batches. HF_ENDPOINT and the other variables of the client hold.
+In: a dataset, pinned to a commit.  Out: the client's stream of rows, or the files of a split and
+ranges of their bytes.
+Promise: a dropped connection, a 5xx or a timeout is retried with growing, jittered pauses; what no
+retry mends is an error at once. A range of bytes comes whole or not at all.
+Not here: rows that are never lost (`hubrows`), Parquet (`hubfiles`), documents. HF_ENDPOINT and the
+other variables of the client hold.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shardmill.errors import HubError, SourceError, missing_extra
-from shardmill.records import JSON
 
 try:
     import datasets
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are in its __all__
+        build_hf_headers,
+        hf_raise_for_status,
+        http_backoff,
+    )
 except ImportError as missing:
     raise missing_extra("datasets", "hub") from missing
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, Any]
-_Rows = Generator[tuple[Row, JSON], None, None]
+Answer = TypeVar("Answer")
 
-OVERLAP = 16
-"""So many rows before a place are read again to recognise it (texts such as "" repeat)."""
 _CLIENT_TRIES = 1  # of the client's own loops, above the five of each request
 _MAX_DELAY = 60.0
 _WAIT_STATUS = (408, 425, 429)
+_PARQUET_ENDINGS = (".parquet", ".geoparquet", ".gpq")
+_PARQUET_BUILDER = "packaged_modules.parquet.parquet"
 _HTTP_ROOTS = ("httpx", "httpx2", "requests")
 # The HTTP library below differs between versions of the client; its root error is a base of theirs.
 _TRANSPORT: tuple[type[Exception], ...] = tuple(
     base for base in HfHubHTTPError.__mro__ if base.__module__.partition(".")[0] in _HTTP_ROOTS
 )
-_TROUBLE: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, RuntimeError, *_TRANSPORT)
+TROUBLE: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, RuntimeError, *_TRANSPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,45 +69,31 @@ class HubDataset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """One file of a dataset at a commit, which never changes."""
+
+    dataset: str
+    revision: str
+    path: str  # in the dataset: "data/train-00000-of-00005.parquet"
+
+    def __str__(self) -> str:
+        return f"hub dataset {self.dataset}, {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSplit:
+    """The files of a split, in the client's order."""
+
+    files: tuple[HubFile, ...]
+    columns: tuple[tuple[str, bool], ...] | None  # as declared: name, and whether it holds strings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """How long to bear trouble: pauses of delay, 2 delay, 4 delay, ... at most a minute."""
 
     max_retries: int = 5  # in a row, without a new row between them
     delay: float = 1.0  # seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a stream goes on: behind its first `rows` rows, the last `overlap` of them known."""
-
-    rows: int
-    overlap: int
-    digest: str  # of the last `overlap` rows
-    state: JSON  # the client's state before them; None when shuffled
-
-
-class Trail:
-    """The last rows of a stream, enough to find the place behind them again."""
-
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self._last: deque[tuple[Row, JSON]] = deque(maxlen=OVERLAP)
-
-    def add(self, row: Row, state: JSON) -> None:
-        """A row that was read, and the client's state before it."""
-        self.num_rows += 1
-        self._last.append((row, state))
-
-    def place(self) -> Place | None:
-        """None at the start of the stream."""
-        if not self._last:
-            return None
-        return Place(
-            rows=self.num_rows,
-            overlap=len(self._last),
-            digest=digest(row for row, _ in self._last),
-            state=self._last[0][1],
-        )
 
 
 def resolve_revision(dataset: str, revision: str | None, retry: Retry) -> str:
@@ -119,111 +104,21 @@ def resolve_revision(dataset: str, revision: str | None, retry: Retry) -> str:
             "the client would read that instead; run elsewhere, or open it as a folder"
         )
     api = huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT)
-    failures = 0
-    while True:
-        try:
-            sha = api.dataset_info(dataset, revision=revision).sha
-        except _TROUBLE as error:
-            failures += 1
-            _wait_or_raise(error, failures, retry, f"hub dataset {dataset}", "nothing was read yet")
-            continue
-        if not sha:
-            raise SourceError(f"hub dataset {dataset}: the hub names no commit for {revision!r}")
-        return str(sha)
 
+    def ask() -> str | None:
+        return api.dataset_info(dataset, revision=revision).sha
 
-def stream_rows(
-    source: HubDataset, place: Place | None, retry: Retry
-) -> Iterator[tuple[Row, JSON]]:
-    """Each row from `place` on, with the client's state before it."""
-    failures = 0
-    trail = Trail(place.rows if place else 0)
-    while True:
-        try:
-            with closing(_rows_from(source, trail.place() or place)) as rows:
-                for row, state in rows:
-                    failures = 0
-                    trail.add(row, state)
-                    yield row, state
-            return
-        except SourceError:
-            raise
-        except _TROUBLE as error:
-            failures += 1
-            progress = f"{trail.num_rows:,} rows were read"
-            _wait_or_raise(error, failures, retry, str(source), progress)
-
-
-def column_kinds(source: HubDataset, retry: Retry) -> list[tuple[str, bool]]:
-    """Each column and whether it holds strings: as declared, else as in the first row."""
-    failures = 0
-    while True:
-        try:
-            with _bounded_client():
-                features = _load(source).features
-            break
-        except _TROUBLE as error:
-            failures += 1
-            _wait_or_raise(error, failures, retry, str(source), "nothing was read yet")
-    if features is not None:
-        strings = ("string", "large_string")
-        return [(name, getattr(kind, "dtype", "") in strings) for name, kind in features.items()]
-    for row, _ in stream_rows(source, None, retry):
-        return [(name, isinstance(value, str)) for name, value in row.items()]
-    return []
-
-
-def digest(rows: Iterable[Row]) -> str:
-    """Recognises rows: equal rows, equal digests."""
-    found = repr([sorted(row.items()) for row in rows])
-    return hashlib.sha256(found.encode("utf-8", "surrogatepass")).hexdigest()
+    sha = retried(ask, retry, f"hub dataset {dataset}")
+    if not sha:
+        raise SourceError(f"hub dataset {dataset}: the hub names no commit for {revision!r}")
+    return str(sha)
 
 
 def client_version() -> str:
     return f"datasets {datasets.__version__}"
 
 
-def _rows_from(source: HubDataset, place: Place | None) -> _Rows:
-    if place is None:
-        yield from _open(source, None)
-        return
-    if place.state is not None:
-        with closing(_open(source, place.state)) as rows:
-            if _is_at(rows, place):
-                yield from rows
-                return
-        logger.warning("%s: the client's state leads elsewhere; counting rows instead", source)
-    with closing(_open(source, None)) as rows:
-        num_before = place.rows - place.overlap
-        deque(islice(rows, num_before), maxlen=0)
-        if not _is_at(rows, place):
-            raise SourceError(
-                f"{source}: rows {num_before:,} to {place.rows - 1:,} are not those that were read "
-                f"before, so going on would lose or repeat rows ({client_version()} orders them "
-                "differently, or the data changed); build anew, or with the earlier client"
-            )
-        yield from rows
-
-
-def _is_at(rows: _Rows, place: Place) -> bool:
-    """Read the overlap: is it the one that was read before?"""
-    return digest(row for row, _ in islice(rows, place.overlap)) == place.digest
-
-
-def _open(source: HubDataset, state: JSON) -> _Rows:
-    """A fresh stream from the start or from the client's state."""
-    with _bounded_client():
-        stream = _load(source)
-        if state is not None:
-            stream.load_state_dict(state)
-        before = None if source.shuffle else stream.state_dict()
-        with closing(iter(stream)) as rows:
-            for row in rows:
-                yield row, before
-                before = None if source.shuffle else stream.state_dict()
-
-
-def _load(source: HubDataset) -> Any:
+def load_stream(source: HubDataset) -> Any:
     """The client's own stream. Its dataset cache is an empty folder: when the hub cannot be reached
     it would else fall back on whatever version it once kept."""
     with tempfile.TemporaryDirectory() as empty:
@@ -243,8 +138,90 @@ def _load(source: HubDataset) -> Any:
     return stream
 
 
+def parquet_split(source: HubDataset) -> ParquetSplit | str:
+    """The Parquet files of a split as the client resolves them; or why it is not just files."""
+    with tempfile.TemporaryDirectory() as empty, bounded_client():
+        builder = datasets.load_dataset_builder(
+            source.dataset, source.config, revision=source.revision, cache_dir=empty
+        )
+    if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
+        return f"its files are not Parquet: the client reads it with {type(builder).__name__}"
+    config = builder.config
+    splits = {str(name): list(files) for name, files in (config.data_files or {}).items()}
+    if not splits.get(source.split):
+        raise SourceError(f"{source}: no such split; found {', '.join(map(repr, splits))}")
+    files = [_file_at(url, source.revision) for url in splits[source.split]]
+    known = tuple(file for file in files if file is not None)
+    if len(known) < len(files):
+        return f"a file is not Parquet, or lies elsewhere: {splits[source.split][:3]}"
+    if getattr(config, "filters", None) is not None:
+        return "its configuration filters rows"
+    if getattr(config, "on_bad_files", "error") != "error":
+        return "its configuration leaves out bad files"
+    return ParquetSplit(files=known, columns=columns_of(builder.info.features))
+
+
+def columns_of(features: Any) -> tuple[tuple[str, bool], ...] | None:
+    """Each declared column and whether it holds strings; None when nothing is declared."""
+    if features is None:
+        return None
+    strings = ("string", "large_string")
+    return tuple((name, getattr(kind, "dtype", "") in strings) for name, kind in features.items())
+
+
+def _file_at(url: str, revision: str) -> HubFile | None:
+    """ "hf://datasets/owner/name@commit/data/a.parquet" as a file of that commit."""
+    dataset, at, rest = url.removeprefix("hf://datasets/").partition("@")
+    found, slash, path = rest.partition("/")
+    is_ours = url.startswith("hf://datasets/") and at and slash and "::" not in url
+    if not is_ours or found != revision or not path.lower().endswith(_PARQUET_ENDINGS):
+        return None
+    return HubFile(dataset=dataset, revision=revision, path=path)
+
+
+def file_size(file: HubFile) -> int:
+    """Bytes of a file, as the hub lists it."""
+    api = huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT)
+    found = api.get_paths_info(
+        file.dataset, [file.path], revision=file.revision, repo_type="dataset"
+    )
+    sizes = [getattr(entry, "size", None) for entry in found]
+    if len(sizes) != 1 or sizes[0] is None:
+        raise SourceError(f"{file}: is not in commit {file.revision}; was the dataset rewritten?")
+    return int(sizes[0])
+
+
+def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
+    """Bytes `start..stop` of a file that has `num_bytes`: all of them, or an error. The client
+    itself tries several times, and waits as the hub asks it to."""
+    endpoint = datasets.config.HF_ENDPOINT
+    url = huggingface_hub.hf_hub_url(
+        file.dataset, file.path, repo_type="dataset", revision=file.revision, endpoint=endpoint
+    )
+    asked = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
+    timeout = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    response = http_backoff("GET", url, headers={**build_hf_headers(), **asked}, timeout=timeout)
+    hf_raise_for_status(response)
+    _check_size(file, num_bytes, response.headers.get("content-range", ""))
+    data = response.content
+    if len(data) != stop - start:
+        raise ConnectionError(
+            f"{file}: {len(data):,} bytes came, {stop - start:,} were asked for (from {start:,})"
+        )
+    return bytes(data)
+
+
+def _check_size(file: HubFile, num_bytes: int, content_range: str) -> None:
+    total = content_range.rpartition("/")[2]
+    if total.isdecimal() and int(total) != num_bytes:
+        raise SourceError(
+            f"{file}: {int(total):,} bytes now, {num_bytes:,} when it was listed; a file of a "
+            "commit never changes, so the hub or something before it is wrong: start anew"
+        )
+
+
 @contextmanager
-def _bounded_client() -> Iterator[None]:
+def bounded_client() -> Iterator[None]:
     """Shorten the client's own loops (20 tries of 5 to 60 s): ours retry, and say so."""
     config = datasets.config
     wanted = {name: _CLIENT_TRIES for name in dir(config) if _is_limit(name, "MAX_RETRIES")}
@@ -263,7 +240,21 @@ def _is_limit(name: str, suffix: str) -> bool:
     return name.startswith("STREAMING_") and name.endswith(suffix)
 
 
-def _wait_or_raise(error: Exception, failures: int, retry: Retry, what: str, progress: str) -> None:
+def retried(ask: Callable[[], Answer], retry: Retry, what: str) -> Answer:
+    """The answer, asked for again while the trouble may pass."""
+    failures = 0
+    while True:
+        try:
+            return ask()
+        except SourceError:
+            raise
+        except TROUBLE as error:
+            failures += 1
+            wait_or_raise(error, failures, retry, what, "nothing was read yet")
+
+
+def wait_or_raise(error: Exception, failures: int, retry: Retry, what: str, progress: str) -> None:
+    """Pause before the next try; or raise when there should be none."""
     found = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if not is_transient(error):
         raise SourceError(

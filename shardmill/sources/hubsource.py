@@ -23,7 +23,8 @@ from shardmill.sources.cursors import counts_of, fields_of
 from shardmill.sources.fields import choose_field
 
 if TYPE_CHECKING:
-    from shardmill.sources.hub import HubDataset, Place, Retry, Trail
+    from shardmill.sources.hub import HubDataset, Retry
+    from shardmill.sources.hubrows import Place, Trail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,14 @@ class HubOptions:
             raise OptionError(f"shuffle={self.shuffle}: wanted (seed, buffer size of at least 1)")
 
 
+def hub_options(dataset: str, options: dict[str, Any]) -> HubOptions:
+    """The options of a caller, or an error that names the dataset."""
+    try:
+        return HubOptions(**options)
+    except TypeError as error:
+        raise OptionError(f"hub dataset {dataset}: {error}") from error
+
+
 class HubSource:
     """One split of a hub dataset. Options are those of `HubOptions`."""
 
@@ -56,10 +65,7 @@ class HubSource:
         limits: BatchLimits = DEFAULT_LIMITS,
         **options: Any,
     ) -> None:
-        try:
-            self._options = HubOptions(**options)
-        except TypeError as error:
-            raise OptionError(f"hub dataset {dataset}: {error}") from error
+        self._options = hub_options(dataset, options)
         self._dataset = dataset
         self._name = name or dataset
         self._limits = limits
@@ -77,7 +83,7 @@ class HubSource:
     def revision(self) -> str:
         """The commit; asks the hub once."""
         if self._revision is None:
-            self._revision = _commit(self._dataset, self._options)
+            self._revision = pinned_commit(self._dataset, self._options)
         return self._revision
 
     def describe(self) -> dict[str, JSON]:
@@ -108,7 +114,7 @@ class HubSource:
         return self._read(place)
 
     def _read(self, place: Place | None) -> Iterator[TextBatch]:
-        from shardmill.sources.hub import Trail, stream_rows
+        from shardmill.sources.hubrows import Trail, stream_rows
 
         text_field = self._text_field()
         trail = Trail(place.rows if place else 0)
@@ -133,7 +139,7 @@ class HubSource:
 
     def _text_field(self) -> str:
         if self._field is None:
-            from shardmill.sources.hub import column_kinds
+            from shardmill.sources.hubrows import column_kinds
 
             pinned = pin_dataset(self._dataset, self.revision, self._options, None)
             columns = column_kinds(pinned, retry_of(self._options))
@@ -183,7 +189,7 @@ def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
 
     For chats and other sets that are more than one text. Options are those of `HubOptions`.
     """
-    from shardmill.sources.hub import stream_rows
+    from shardmill.sources.hubrows import stream_rows
 
     source = HubSource(dataset, **options)
     settings = source._options
@@ -193,7 +199,7 @@ def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
     return (row for row, _ in stream_rows(pinned, None, retry_of(settings)))
 
 
-def _commit(dataset: str, options: HubOptions) -> str:
+def pinned_commit(dataset: str, options: HubOptions) -> str:
     from shardmill.sources.hub import resolve_revision
 
     return resolve_revision(dataset, options.revision, retry_of(options))
@@ -221,7 +227,7 @@ def pin_dataset(
 
 
 def place_of(cursor: Cursor, name: str) -> Place:
-    from shardmill.sources.hub import Place
+    from shardmill.sources.hubrows import Place
 
     keys = ("rows", "overlap", "digest", "state")
     rows, overlap, digest, state = fields_of(cursor, keys, name)

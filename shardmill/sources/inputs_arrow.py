@@ -22,7 +22,8 @@ from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import check_unchanged
 from shardmill.sources.hubsource import HubSource, pin_dataset, place_of, retry_of
 from shardmill.sources.inputs import FileInput, Placed
-from shardmill.sources.parquet import group_edges, open_parquet
+from shardmill.sources.parquet import open_parquet
+from shardmill.sources.parquetcolumn import group_edges
 from shardmill.sources.record import Record
 
 
@@ -33,7 +34,7 @@ class ParquetRecords(FileInput):
         group, skip = mark or (0, 0)
         check_unchanged(self.file)
         with open_parquet(self.file.path) as parquet:
-            edges = group_edges(parquet)
+            edges = group_edges(parquet.metadata)
             if group >= len(edges) or edges[group] + skip > edges[-1]:
                 raise SourceError(
                     f"{self.file.path}: the cursor stands at row {skip:,} of row group {group}, "
@@ -116,7 +117,7 @@ class HubRecords:
 
     def records(self, mark: Any) -> Iterator[Placed]:
         """A mark is the number of rows read and the last of them, or a place to go on."""
-        from shardmill.sources.hub import OVERLAP, Place, stream_rows
+        from shardmill.sources.hubrows import OVERLAP, Place, stream_rows
 
         place = mark if mark is None or isinstance(mark, Place) else self._place(mark)
         options = self._source._options
@@ -135,7 +136,7 @@ class HubRecords:
         return place_of(position, self.name)
 
     def position_of(self, mark: Any) -> JSON:
-        from shardmill.sources.hub import Place
+        from shardmill.sources.hubrows import Place
 
         place = mark if isinstance(mark, Place) else self._place(mark)
         return {
@@ -146,7 +147,7 @@ class HubRecords:
         }
 
     def _place(self, mark: Any) -> Any:
-        from shardmill.sources.hub import Trail
+        from shardmill.sources.hubrows import Trail
 
         num_rows, last = mark
         trail = Trail(num_rows - len(last))

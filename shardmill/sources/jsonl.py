@@ -9,7 +9,7 @@ Not here: chats; they are read as rows (`rows`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardmill.sources.clean import clean, strings_to_arrow
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.fields import choose_field
 from shardmill.sources.files import InputFile, Where, list_files
-from shardmill.sources.filesource import FileSource
+from shardmill.sources.filesource import FileReader, FileSource
 from shardmill.sources.jsonline import (
     BadJsonError,
     BadRow,
@@ -62,6 +62,7 @@ class _JsonlReader:
     """The position is the bytes and lines read, of the decompressed file."""
 
     kind = "jsonl"
+    part = ""
 
     def __init__(
         self, files: tuple[InputFile, ...], field: str | None, on_bad: OnBad, limits: BatchLimits
@@ -88,6 +89,12 @@ class _JsonlReader:
                 raise bad_row_error(file, rows.bad[0])
             if rows.texts or rows.bad:
                 yield _batch(rows, block, file.name)
+
+    def settled(self) -> FileReader:
+        return _JsonlReader((), self._resolved_field(), self._on_bad, self._limits)
+
+    def divide(self, file: InputFile) -> Sequence[FileReader]:  # noqa: ARG002 - of any file
+        return (self.settled(),)
 
     def _resolved_field(self) -> str:
         """The field, found once: in the first readable row of all files."""

@@ -22,7 +22,7 @@ from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.clean import clean
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import InputFile, Where, list_files, unreadable
-from shardmill.sources.filesource import FileSource
+from shardmill.sources.filesource import FileSource, WholeFiles
 from shardmill.sources.lines import LineBlock, line_blocks
 from shardmill.sources.naming import name_of
 
@@ -50,7 +50,7 @@ class TextSource(FileSource):
         super().__init__(files, reader, name=name or name_of(where), limits=limits)
 
 
-class _WholeReader:
+class _WholeReader(WholeFiles):
     """A file is a document; its position is the number of documents read: 0 or 1."""
 
     kind = "text"
@@ -78,7 +78,7 @@ class _WholeReader:
         )
 
 
-class _LineReader:
+class _LineReader(WholeFiles):
     """A line is a document; the position is the bytes and lines read."""
 
     kind = "text"

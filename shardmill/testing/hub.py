@@ -38,6 +38,7 @@ class Fault:
     skip: int = 0  # how many such requests are served well before
     status: int | None = None  # answer with this status, such as 503
     drop_after: int | None = None  # send so many bytes of the body, then cut the connection
+    short_by: int = 0  # leave out so many bytes at the end of the body, and say that it is whole
     delay: float = 0.0  # wait so many seconds first
     method: str | None = None  # strike only GET, HEAD or POST
 
@@ -56,6 +57,7 @@ class Request:
 class _Commit:
     sha: str
     files: dict[str, Path]
+    etags: dict[Path, str]  # as published
 
 
 @dataclass(slots=True)
@@ -98,12 +100,13 @@ class LoopbackHub:
         """Make the files of `folder` the head of dataset `name`; gives the commit."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         files = {path.relative_to(folder).as_posix(): path for path in paths}
+        etags = {path: _etag(path) for path in paths}
         digest = hashlib.sha1(name.encode())
         for relative, path in files.items():
-            digest.update(f"{relative}:{_etag(path)};".encode())
+            digest.update(f"{relative}:{etags[path]};".encode())
         repository = self._repositories.setdefault(name, _Repository())
         repository.head = digest.hexdigest()
-        repository.commits[repository.head] = _Commit(repository.head, files)
+        repository.commits[repository.head] = _Commit(repository.head, files, etags)
         return repository.head
 
     def start(self) -> None:
@@ -275,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
         start, stop = _asked_range(self._log_range, size)
         headers = {
             "X-Repo-Commit": commit.sha,
-            "ETag": f'"{_etag(path)}"',
+            "ETag": f'"{commit.etags[path]}"',
             "Accept-Ranges": "bytes",
         }
         if start >= stop and size:
@@ -291,6 +294,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        if self._fault is not None and self._fault.short_by:
+            body = body[: -self._fault.short_by]
         entry = Request(
             method=self.command, path=unquote(self.path), range=self._log_range, status=status
         )
@@ -347,5 +352,10 @@ def _entries(commit: _Commit, folder: str, *, is_deep: bool) -> list[dict[str, o
                 found[name] = {"type": "directory", "oid": commit.sha, "size": 0, "path": name}
             else:
                 size = path.stat().st_size
-                found[name] = {"type": "file", "oid": _etag(path), "size": size, "path": name}
+                found[name] = {
+                    "type": "file",
+                    "oid": commit.etags[path],
+                    "size": size,
+                    "path": name,
+                }
     return list(found.values())

@@ -2,7 +2,8 @@
 
 In: a source, or a function that makes one.  Out: nothing, or an AssertionError that says which law.
 Promise: a source that passes resumes exactly from every cursor and accounts for every row it read;
-there are laws for documents and for conversations.
+its pieces, when it can be divided, are sources that together give what it gives. There are laws for
+documents and for conversations.
 Strategies build each row together with what must come of it, so that a test needs no second parser.
 Not here: speed and memory.
 """
@@ -11,14 +12,17 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from shardmill.protocols import ConversationSource, Source
+from shardmill.protocols import ConversationSource, DividedSource, Source
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
 
@@ -82,6 +86,33 @@ def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
     whole = account(batches)
     assert account(make_source().batches()) == whole, "a second reading differs from the first"
     return whole
+
+
+def assert_divides_exactly(
+    make_source: Callable[[], DividedSource], at_least: Iterable[int] = (1, 2, 3, 100)
+) -> list[int]:
+    """However a source is divided: its pieces, sent to another process and read one behind the
+    other, give its documents, drops and counts; each of them resumes exactly. Gives the number of
+    pieces for each of `at_least`.
+
+    Dividing again gives the same pieces, and asking for more never gives fewer.
+    """
+    whole = account(make_source().batches())
+    numbers = []
+    for wanted in at_least:
+        pieces = [pickle.loads(pickle.dumps(piece)) for piece in make_source().divide(wanted)]
+        names = [piece.name for piece in pieces]
+        again = make_source().divide(wanted)
+        assert [piece.name for piece in again] == names, f"divide({wanted}) differs: {names}"
+        found = account(batch for piece in pieces for batch in piece.batches())
+        assert found == whole, f"divide({wanted}) gives {found} instead of {whole}"
+        for piece, twin in zip(pieces, again, strict=True):
+            rest = assert_resumes_exactly(partial(copy, piece))
+            assert account(twin.batches()) == rest, f"divide({wanted}): {piece.name} differs"
+            assert piece.describe() == twin.describe(), f"divide({wanted}): {piece.name}"
+        numbers.append(len(pieces))
+    assert numbers == sorted(numbers), f"more pieces asked for, fewer given: {numbers}"
+    return numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

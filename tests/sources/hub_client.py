@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -17,25 +18,46 @@ import datasets
 import huggingface_hub.utils._http as client_http
 
 from shardmill.errors import ShardmillError
-from shardmill.sources import BatchLimits, HubSource, iter_rows
-from shardmill.testing.sources import account, assert_ledger_balances, assert_resumes_exactly
+from shardmill.sources import (
+    BatchLimits,
+    HubParquetSource,
+    HubSource,
+    hubfiles,
+    iter_rows,
+    open_hub,
+    ranges,
+)
+from shardmill.testing.sources import (
+    account,
+    assert_divides_exactly,
+    assert_ledger_balances,
+    assert_resumes_exactly,
+)
 
 LIMITS = BatchLimits(num_bytes=1200, num_documents=17)
+KINDS = {"rows": HubSource, "parquet": HubParquetSource, "best": open_hub}
 
 
-def source_of(job: dict[str, Any]) -> HubSource:
+def source_of(job: dict[str, Any]) -> Any:
+    """`kind` says which source; `piece` = [at_least, number] is one of its pieces; `block` is the
+    most that is asked for at a request."""
+    hubfiles.blocks_of = partial(ranges.blocks_of, block=job.get("block", ranges.BLOCK_BYTES))
     options = dict(job.get("options", {}))
     if options.get("shuffle"):
         options["shuffle"] = tuple(options["shuffle"])
-    return HubSource(job["dataset"], limits=LIMITS, **options)
+    source = KINDS[job.get("kind", "rows")](job["dataset"], limits=LIMITS, **options)
+    if "piece" in job:
+        at_least, number = job["piece"]
+        return source.divide(at_least)[number]
+    return source
 
 
 def read(job: dict[str, Any]) -> dict[str, Any]:
     """Read from a cursor to the end, or some batches; an error ends it with what was read."""
-    source = source_of(job)
     batches = []
     error: list[str] = []
     try:
+        source = source_of(job)
         for batch in islice(source.batches(job.get("cursor")), job.get("max_batches")):
             batches.append(batch)
     except ShardmillError as found:
@@ -61,6 +83,18 @@ def laws(job: dict[str, Any]) -> dict[str, Any]:
     return {"texts": assert_resumes_exactly(lambda: source_of(job)).texts}
 
 
+def kind(job: dict[str, Any]) -> str:
+    return type(source_of(job)).__name__
+
+
+def divided(job: dict[str, Any]) -> list[int]:
+    return assert_divides_exactly(lambda: source_of(job), at_least=job["at_least"])
+
+
+def pieces(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [piece.describe() for piece in source_of(job).divide(job["at_least"])]
+
+
 def rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     return list(iter_rows(job["dataset"], **job.get("options", {})))
 
@@ -74,7 +108,7 @@ def direct(job: dict[str, Any]) -> list[str]:
     return [row["text"] for row in stream]
 
 
-JOBS = {"read": read, "describe": describe, "laws": laws, "rows": rows, "direct": direct}
+JOBS = {job.__name__: job for job in (read, describe, laws, kind, divided, pieces, rows, direct)}
 
 
 def main() -> None:

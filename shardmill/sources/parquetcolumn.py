@@ -1,0 +1,167 @@
+"""One column of an open Parquet file as documents, wherever the file lies.
+
+In: a `ParquetFile` and a range of its row groups.  Out: documents of one column, and a drop
+"no_text" for each null.
+Promise: row groups in order, in pieces of about one batch, so that memory does not grow with the
+file; only the column is read. String, binary and dictionary columns of all widths are one to us.
+A drop's id is "part.parquet:row 40", counted from 0 through the file, also when only some row
+groups are read.
+Not here: opening files; nested columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardmill.errors import SourceError
+from shardmill.records import JSON, Drop, TextBatch
+from shardmill.sources.batching import BatchLimits, cut
+from shardmill.sources.clean import byte_lengths, clean
+from shardmill.sources.cursors import counts_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """What is read of a file."""
+
+    field: str
+    file: str  # its name in the ids of drops
+    where: str  # the file as a person finds it, for errors
+    limits: BatchLimits
+    group: int | None = None  # this row group alone; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a piece of a column begins."""
+
+    file: str
+    group: int
+    rows_before: int  # in earlier row groups
+    row: int  # in this row group
+
+
+def read_column(parquet: pq.ParquetFile, column: Column, position: JSON) -> Iterator[TextBatch]:
+    """Batches from `position` on (None: the start); their cursors are positions: a row group and
+    the rows of it that were read."""
+    edges = group_edges(parquet.metadata)
+    groups, skip = groups_from(edges, column, position)
+    field = checked_field(parquet.schema_arrow, column.field, column.where)
+    for number in groups:
+        for start, texts in _pieces(parquet, field, number, column.limits):
+            done = min(max(skip - start, 0), len(texts))
+            place = _Place(column.file, number, edges[number], start + done)
+            yield from _batches(texts.slice(done), place, column.limits)
+        skip = 0
+
+
+def groups_from(edges: list[int], column: Column, position: JSON) -> tuple[range, int]:
+    """The row groups still to be read, and the rows of the first that are done."""
+    num_groups = len(edges) - 1
+    all_groups = range(num_groups)
+    if column.group is not None:
+        all_groups = range(column.group, column.group + 1)
+    group, skip = all_groups.start, 0
+    if position is not None:
+        group, skip = counts_of(position, ("row_group", "rows"), column.file)
+    if (
+        not all_groups.start <= group <= all_groups.stop
+        or all_groups.stop > num_groups
+        or edges[group] + skip > edges[all_groups.stop]
+    ):
+        raise SourceError(
+            f"{column.where}: the cursor stands at row {skip:,} of row group {group}, but "
+            f"there are {num_groups} row groups with {edges[-1]:,} rows"
+            f"{'' if column.group is None else f', and only row group {column.group} is read'}; "
+            "resume with the input the cursor came from"
+        )
+    return range(group, all_groups.stop), skip
+
+
+def group_edges(metadata: pq.FileMetaData) -> list[int]:
+    """Rows before each row group, and in all."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return [0, *accumulate(group.num_rows for group in groups)]
+
+
+def column_bytes(metadata: pq.FileMetaData, group: int, field: str) -> int:
+    """Size of the column in a row group, before compression."""
+    chunks = column_chunks(metadata, group, field)
+    return sum(chunk.total_uncompressed_size for chunk in chunks)
+
+
+def column_chunks(
+    metadata: pq.FileMetaData, group: int, field: str
+) -> list[pq.ColumnChunkMetaData]:
+    row_group = metadata.row_group(group)
+    chunks = map(row_group.column, range(row_group.num_columns))
+    return [chunk for chunk in chunks if chunk.path_in_schema == field]
+
+
+def checked_field(schema: pa.Schema, field: str, where: str) -> str:
+    """Refuse a column that is not there, or twice, or holds no text."""
+    found = [column.type for column in schema if column.name == field]
+    if len(found) != 1:
+        names = ", ".join(map(repr, schema.names))
+        raise SourceError(f"{where}: {len(found)} columns {field!r}, wanted one; found {names}")
+    if not (is_text(found[0]) or _is_binary(found[0]) or pa.types.is_null(found[0])):
+        raise SourceError(
+            f"{where}: the column {field!r} holds {found[0]}, wanted strings or bytes; "
+            "name another with field="
+        )
+    return field
+
+
+def is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in checks)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_binary(kind.value_type)
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(check(kind) for check in checks) or pa.types.is_fixed_size_binary(kind)
+
+
+def _pieces(
+    parquet: pq.ParquetFile, field: str, group: int, limits: BatchLimits
+) -> Iterator[tuple[int, pa.Array]]:
+    """A row group in pieces, each with the number of its first row in the group."""
+    num_rows = parquet.metadata.row_group(group).num_rows
+    row_bytes = column_bytes(parquet.metadata, group, field) / max(num_rows, 1)
+    wanted = int(limits.num_bytes / max(row_bytes, 1))
+    size = min(max(wanted, 1), limits.num_documents)
+    start = 0
+    for batch in parquet.iter_batches(size, row_groups=[group], columns=[field]):
+        yield start, batch.column(0).cast(pa.large_binary())
+        start += batch.num_rows
+
+
+def _batches(
+    column: pa.LargeBinaryArray, place: _Place, limits: BatchLimits
+) -> Iterator[TextBatch]:
+    for start, stop in cut(byte_lengths(column), limits):
+        raw = column.slice(start, stop - start)
+        missing: list[int] = []
+        if raw.null_count:
+            missing = np.flatnonzero(raw.is_null().to_numpy(zero_copy_only=False)).tolist()
+        first = place.rows_before + place.row + start
+        cleaned = clean(raw.drop_null() if missing else raw)
+        yield TextBatch(
+            texts=cleaned.texts,
+            num_read=len(raw),
+            counts=cleaned.counts,
+            drops=tuple(
+                Drop(id=f"{place.file}:row {first + row}", reason="no_text") for row in missing
+            ),
+            cursor={"row_group": place.group, "rows": place.row + stop},
+        )
