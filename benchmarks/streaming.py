@@ -68,10 +68,11 @@ def stream_config(where: str, corpus: Path, model: Path, engine: str) -> dict[st
 
 def run_ours(where: str, corpus: Path, model: Path, engine: str) -> dict[str, float]:
     """Every batch of an epoch, its state taken behind each."""
-    from shardmill.streaming import build_train_iterator, tokenizers
+    from shardmill.streaming import build_train_iterator
+    from shardmill.streaming import stream_tokenizer as module
 
     proof = 0.0
-    choose = tokenizers.choose_encoder
+    choose = module.choose_encoder
 
     def timed_choice(*arguments: Any, **options: Any) -> Any:
         nonlocal proof
@@ -80,7 +81,7 @@ def run_ours(where: str, corpus: Path, model: Path, engine: str) -> dict[str, fl
         proof = time.perf_counter() - begin
         return chosen
 
-    tokenizers.choose_encoder = timed_choice
+    module.choose_encoder = timed_choice
     states = []
     with build_train_iterator(stream_config(where, corpus, model, engine)) as batches:
         start = time.perf_counter()

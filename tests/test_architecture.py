@@ -29,18 +29,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "packing": GROUND,
     "grain": GROUND,
     "mapped": GROUND | {"shards"},
-    "loading": GROUND | {"shards", "mapped", "sampling", "chat"},
+    "loading": GROUND | {"shards", "mapped", "sampling", "chat", "packing"},
     "build": GROUND | {"sources", "tokenizer", "chat", "shards"},
+    "interop": GROUND | {"shards", "mapped", "packing"},
+    "remote": GROUND | {"shards", "interop"},
+    "packed_sft": {"packing", "interop", "remote"},
     "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
     "testing": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"packing", "streaming"},
+    | {"packing", "streaming", "interop", "remote"},
     "cli": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"streaming"},
+    | {"packing", "streaming", "interop", "remote"},
     "__init__": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"},
-    "pytorch": GROUND | {"shards", "mapped", "sampling", "loading", "streaming"},
+    "pytorch": GROUND
+    | {"shards", "mapped", "sampling", "loading", "streaming"}
+    | {"interop", "packing"},
     "__main__": {"cli"},
 }
 

@@ -19,6 +19,7 @@ from shardmill.cli.build_chats import chats
 from shardmill.cli.check import check
 from shardmill.cli.info import info
 from shardmill.cli.show import show
+from shardmill.cli.stream import stream
 from shardmill.cli.tokenizer import app as tokenizer_app
 from shardmill.cli.verify import verify
 from shardmill.errors import ShardmillError
@@ -46,6 +47,7 @@ app.command()(show)
 app.command()(verify)
 app.command()(check)
 app.command()(info)
+app.command()(stream)
 app.add_typer(tokenizer_app, name="tokenizer")
 
 _debug = False

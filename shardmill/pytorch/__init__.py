@@ -17,6 +17,7 @@ from shardmill.pytorch.mixture_dataset import MixtureDataset
 from shardmill.pytorch.mixture_sampler import MixtureSampler
 from shardmill.pytorch.samples import Samples, collate
 from shardmill.pytorch.stateful import StatefulDataLoader
+from shardmill.pytorch.streaming import StreamingDataset
 from shardmill.pytorch.token_loader import TokenLoader
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "MixtureSampler",
     "Samples",
     "StatefulDataLoader",
+    "StreamingDataset",
     "TokenLoader",
     "collate",
     "document_mask",

@@ -34,7 +34,9 @@ class Batch(NamedTuple):
 class Tally:
     """What a stream has read since its beginning, all epochs together, in input rows.
 
-    A batch of the source is counted when its first document is, so the buckets always sum up.
+    A batch of the source is counted when its first document is, so the buckets always sum up. Of
+    streams that read the same rows the first alone counts those without text: over all streams
+    `documents + empty + dropped` is the input.
     """
 
     documents: int = 0  # texts that belong to this stream

@@ -56,6 +56,7 @@ class HuggingFaceTokenizer:
     def __init__(self, config_json: str | bytes, *, names: Mapping[str, str] | None = None) -> None:
         config = _parse(config_json)
         data = config_json.encode() if isinstance(config_json, str) else config_json
+        self.model_bytes = data
         self.model_sha256 = sha256_hex(data)
         self._original = _load(json.dumps(config))
         vocabulary: dict[str, int] = self._original.get_vocab(with_added_tokens=True)

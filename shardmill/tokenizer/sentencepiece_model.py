@@ -60,6 +60,7 @@ class SentencePieceTokenizer:
         path = None if isinstance(model, bytes) else Path(model)
         data = model if isinstance(model, bytes) else _read(Path(model))
         self.model_path = path
+        self.model_bytes = data
         self.model_sha256 = sha256_hex(data)
         try:
             self._facts = read_facts(data)

@@ -27,6 +27,7 @@ def test_the_room_has_exactly_these_names():
         "MixtureSampler",
         "Samples",
         "StatefulDataLoader",
+        "StreamingDataset",
         "TokenLoader",
         "collate",
         "document_mask",

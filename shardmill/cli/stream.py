@@ -1,0 +1,206 @@
+"""`shardmill stream`: run a stream for a few steps, look at it, save and resume its state."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bars
+
+from shardmill.arguments import whole_number
+from shardmill.atomic import atomic_write
+from shardmill.cli.show_print import print_pieces
+from shardmill.cli.stream_rows import (
+    StreamRow,
+    batch_rows,
+    row_facts,
+    row_pieces,
+    stream_decoder,
+)
+from shardmill.errors import OptionError, StateMismatchError
+
+if TYPE_CHECKING:
+    from shardmill.streaming import BatchIterator, Counts, StreamConfig
+    from shardmill.streaming.grained import StreamIterator
+    from shardmill.streaming.tokenizers import StreamTokenizer
+
+    Stream = BatchIterator | StreamIterator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the steps gave."""
+
+    steps: int
+    seconds: float
+    counts: Counts  # of these steps alone
+    ended: bool  # the stream had no more
+    rows: list[StreamRow]  # the first ones, to be shown
+
+
+def stream(
+    config: Annotated[Path, typer.Argument(help="A .toml, .yaml or .json file.")],
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE on top of the file, as often as you like."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Make so many batches.")] = 10,
+    evaluate: Annotated[bool, typer.Option("--eval", help="Of the evaluation data.")] = False,
+    process_index: Annotated[int | None, typer.Option(help="As this process, from 0.")] = None,
+    process_count: Annotated[int | None, typer.Option(help="Of so many.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Go on behind this state.")] = None,
+    save_state: Annotated[
+        Path | None, typer.Option(help="Write the state behind the last step.")
+    ] = None,
+    show: Annotated[int, typer.Option(help="Print the first so many rows as text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+) -> None:
+    """Run a stream from text to batches for some steps.
+
+    Without colours what is trained stands in [[ ]]; each document of a row has its own heading.
+
+    Example: shardmill stream train.toml --set data.seed=7 --steps 100 --show 2
+
+    Example: shardmill stream train.toml --save-state s.json; shardmill stream train.toml --state
+    s.json
+    """
+    from shardmill.streaming import read_config
+
+    whole_number(steps, "--steps", least=0)
+    whole_number(show, "--show", least=0)
+    if save_state is not None and not save_state.parent.is_dir():
+        raise OptionError(f"--save-state {save_state}: there is no folder {save_state.parent}")
+    settings = read_config(config, override or ())
+    process = (process_index, process_count)
+    opened, tokenizer = _open(settings, evaluate, process)
+    with closing(opened):
+        if state is not None:
+            opened.set_state(_read_state(state))
+        run = _run(opened, steps, show)
+        if save_state is not None:
+            with atomic_write(save_state) as file:
+                file.write(json.dumps(opened.get_state()).encode() + b"\n")
+    if as_json:
+        print(json.dumps(_facts(config, settings, run, tokenizer, save_state)))
+        return
+    decode, markers = stream_decoder(tokenizer)
+    print_pieces([piece for row in run.rows for piece in row_pieces(row, decode, markers)])
+    print(receipt(config, settings, run, save_state))
+
+
+def receipt(config: Path, settings: StreamConfig, run: Run, saved: Path | None) -> str:
+    """One line that says what was made and what was left out."""
+    counts, train = run.counts, settings.train
+    line = (
+        f"{config}: {run.steps:,} steps of [{train.grad_accum}, {train.batch_size}, "
+        f"{train.seq_len}]{', the end of the stream' if run.ended else ''}; "
+        f"{counts.tokens:,} tokens, {_speed(run):,.0f} tokens/s; {counts.documents:,} documents, "
+        f"padding {100 * counts.padding_share:.2f} %; truncated: {counts.truncated_documents:,} "
+        f"documents, {counts.truncated_tokens:,} tokens; dropped: {counts.input_dropped:,} rows"
+    )
+    return line if saved is None else f"{line}; state: {saved}"
+
+
+def _open(
+    settings: StreamConfig, evaluate: bool, process: tuple[int | None, int | None]
+) -> tuple[Stream, StreamTokenizer]:
+    """Through Grain where it is installed: the same batches, some of them made ahead."""
+    from shardmill.streaming import build_eval_iterator, build_train_iterator, open_stream
+
+    index, count = process
+    if importlib.util.find_spec("grain") is not None:
+        _import_quietly("shardmill.streaming.grained")
+        build = build_eval_iterator if evaluate else build_train_iterator
+        opened = build(settings, process_index=index, process_count=count)
+        return opened, opened.tokenizer
+    from shardmill.streaming.tokenizers import open_stream_tokenizer
+
+    print("shardmill: grain is not installed: batches are not made ahead", file=sys.stderr)
+    alone = open_stream(
+        settings,
+        purpose="eval" if evaluate else "train",
+        process_index=index,
+        process_count=count,
+    )
+    return alone, open_stream_tokenizer(settings)
+
+
+def _import_quietly(module: str) -> None:
+    """Grain warns on every import that it found no profiler of another library."""
+    logging.disable(logging.WARNING)
+    try:
+        importlib.import_module(module)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _run(opened: Stream, steps: int, show: int) -> Run:
+    before = opened.stats().total
+    rows: list[StreamRow] = []
+    done, ended = 0, False
+    began = time.perf_counter()
+    console = Console(stderr=True)
+    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("steps", total=steps)
+        while done < steps and not ended:
+            batch = next(opened, None)
+            if batch is None:
+                ended = True
+                break
+            rows += batch_rows(batch, done, show - len(rows))
+            done += 1
+            bars.update(task, completed=done)
+    seconds = time.perf_counter() - began
+    counts = opened.stats().total - before
+    return Run(steps=done, seconds=seconds, counts=counts, ended=ended, rows=rows)
+
+
+def _speed(run: Run) -> float:
+    return run.counts.tokens / run.seconds if run.seconds else 0.0
+
+
+def _facts(
+    config: Path,
+    settings: StreamConfig,
+    run: Run,
+    tokenizer: StreamTokenizer,
+    saved: Path | None,
+) -> dict[str, Any]:
+    from shardmill.streaming import config_dict
+
+    decode, _ = stream_decoder(tokenizer)
+    return {
+        "config": str(config),
+        "effective": config_dict(settings),
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.fingerprint,
+        "steps": run.steps,
+        "ended": run.ended,
+        "seconds": round(run.seconds, 3),
+        "tokens_per_second": round(_speed(run), 1),
+        "counts": run.counts.to_dict(),
+        "rows": [row_facts(row, decode) for row in run.rows],
+        "state": None if saved is None else str(saved),
+    }
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"--state {path}: cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise StateMismatchError(
+            f"--state {path}: a {type(found).__name__}, wanted what --save-state wrote"
+        )
+    return found

@@ -1,0 +1,164 @@
+"""Iterators with a position, as Grain knows them.
+
+In: a function that makes an iterator with `get_state` and `set_state`.  Out: a `grain.IterDataset`
+whose iterators Grain can prefetch, save and restore.
+Promise: what Grain reads ahead in its thread never shows in a state: the state is that behind the
+last element given. The state is that of the wrapped iterator, unchanged.
+Not here: what the elements are. This is the one file that imports grain.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, Self, TypeVar
+from weakref import WeakSet
+
+from shardmill.errors import StateMismatchError, missing_extra
+
+_absl = logging.getLogger("absl")
+_level = _absl.level
+_absl.setLevel(logging.ERROR)  # Grain warns of a missing JAX, which nobody here needs
+try:
+    import grain
+    import grain.experimental
+except ImportError as missing:
+    raise missing_extra("grain", "grain") from missing
+finally:
+    _absl.setLevel(_level)
+
+Element = TypeVar("Element")
+Given = TypeVar("Given", covariant=True)
+
+
+class Checkpointed(Protocol[Given]):
+    """An iterator that says where it is and goes where it is told."""
+
+    def __next__(self) -> Given: ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CheckpointedDataset(grain.IterDataset, Generic[Element]):  # type: ignore[misc]  # untyped
+    """Each `iter` is one call of `make`."""
+
+    def __init__(self, make: Callable[[], Checkpointed[Element]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __iter__(self) -> CheckpointedIterator[Element]:
+        return CheckpointedIterator(self._make())
+
+    def __str__(self) -> str:
+        return "CheckpointedDataset"
+
+
+class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
+    """The wrapped iterator with Grain's names for everything else."""
+
+    def __init__(self, inner: Checkpointed[Element]) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def __next__(self) -> Element:
+        self._assert_not_closed()
+        return self._inner.__next__()
+
+    def get_state(self) -> dict[str, Any]:
+        return self._inner.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._inner.set_state(state)
+
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._inner.close()
+
+    def __str__(self) -> str:
+        return f"CheckpointedIterator({self._inner!r})"
+
+
+class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
+    """The elements of a dataset, some of them made early in Grain's thread.
+
+    Refusing a state leaves the position where it was, behind the last element given.
+    """
+
+    _closed = True  # until it is made: Grain closes whatever is freed
+
+    def __init__(self, dataset: grain.IterDataset, prefetch: int) -> None:
+        if prefetch:
+            dataset = grain.experimental.ThreadPrefetchIterDataset(
+                dataset, prefetch_buffer_size=prefetch
+            )
+        self._at_the_end: dict[str, Any] | None = None
+        super().__init__(dataset.__iter__())
+        _open.add(self)
+
+    def __next__(self) -> Element:
+        self._assert_not_closed()
+        element: Element = next(self._parent)
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Also after closing."""
+        if self._at_the_end is not None:
+            return self._at_the_end
+        state: dict[str, Any] = self._parent.get_state()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._assert_not_closed()
+        before = self.get_state()
+        try:
+            self._parent.set_state(state)
+        except StateMismatchError:
+            # Grain has thrown away what was read ahead, and the reader is behind that
+            self._parent.set_state(before)
+            raise
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._at_the_end = self.get_state()
+        super().close()
+        self._parents = ()  # Grain's closes once more when it is freed, too late if that is at exit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(str, self._parents)) or 'closed'})"
+
+
+_open: WeakSet[PrefetchedIterator[Any]] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads end before the interpreter does, also in a script that closes nothing."""
+    for iterator in list(_open):
+        iterator.close()
+
+
+def iterate(dataset: grain.IterDataset, *, prefetch: int = 0) -> Iterator[Any]:
+    """An iterator over `dataset`, `prefetch` elements ahead (0: no thread)."""
+    return PrefetchedIterator(dataset, prefetch)
+
+
+__all__ = [
+    "Checkpointed",
+    "CheckpointedDataset",
+    "CheckpointedIterator",
+    "PrefetchedIterator",
+    "iterate",
+]

@@ -1,0 +1,146 @@
+"""The settings of a stream, as records that cannot be wrong in kind.
+
+In: values as TOML, YAML, JSON or Python have them.  Out: frozen models with every default.
+Promise: a key nobody knows is refused; "8" is no number, true is no number, 8.0 is no whole number;
+what is returned makes sense as a whole (checks).
+Not here: files and overrides (read), the wording of refusals (messages). A model that is called
+directly raises pydantic's own error, which is a ValueError; `read_config` raises OptionError.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from shardmill.streaming.config.checks import problems_of
+
+
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _as_texts(value: Any) -> Any:
+    if isinstance(value, str | os.PathLike):
+        return (_as_text(value),)
+    return tuple(map(_as_text, value)) if isinstance(value, list | tuple) else value
+
+
+def _or_none(value: int) -> int | None:
+    return value or None
+
+
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), BeforeValidator(_as_text)]
+Words = Annotated[tuple[Word, ...], Field(min_length=1), BeforeValidator(_as_texts)]
+Texts = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_texts)]
+Limit = Annotated[int, Field(ge=0, lt=2**63), AfterValidator(_or_none)]  # 0: none
+
+
+class Section(BaseModel):
+    """What all tables have in common."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TokenizerSection(Section):
+    """`data.tokenizer`: text to ids, and what stands before and behind a document."""
+
+    kind: Literal["hf", "byte", "sentencepiece"] = "hf"
+    hf_name_or_path: Word | None = None  # a hub id or a folder
+    hf_revision: Word | None = None
+    path: Word | None = None  # a tokenizer.json, a .model, or the folder of one
+    specials: dict[Word, Word] | None = None  # name to literal string; None: as the files say
+    engine: Literal["auto", "reference", "fast"] = "auto"
+    add_bos: bool = False
+    add_eos: bool = True
+    vocab_size_multiple: Size = 128
+    auto_set_special_tokens: bool = True
+    byte_offset: Id = 0
+    max_doc_tokens: Limit | None = None
+    snapshot: Word | None = None  # a folder that `save_tokenizer` wrote
+
+
+class DataSection(Section):
+    """`data`: which documents, in which order, and how they become rows."""
+
+    backend: Literal["hf", "local_text", "files"] = "hf"
+    hf_dataset: Word | None = None
+    hf_name: Word | None = None
+    hf_split: Word = "train"
+    hf_eval_split: Word | None = None
+    hf_revision: Word | None = None
+    text_key: Word | None = "text"
+    local_text: Texts | None = None
+    local_eval_text: Texts | None = None
+    files: Words | None = None
+    eval_files: Words | None = None
+    files_kind: Literal["text", "jsonl", "parquet"] | None = None
+    on_bad: Literal["error", "skip"] = "error"
+    shuffle: bool = True
+    shuffle_buffer_size: Count = 10_000
+    shuffle_buffer_bytes: Count = 256 * 2**20
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    repeat: bool = True
+    num_streams: Size | None = None
+    state_update_interval: Count = 2000
+    max_retries: Annotated[int, Field(ge=0, lt=2**31)] = 5
+    retry_delay_sec: Annotated[float, Field(ge=0)] = 1.0
+    packing_mode: Literal["sequential", "bin"] = "sequential"
+    packing_algorithm: Literal["best-fit", "first-fit"] = "best-fit"
+    packing_buffer_docs: Count = 4096
+    packing_buffer_tokens: Count = 2**24
+    packing_max_docs_per_bin: Size | None = None
+    mask_boundary_loss: bool = True
+    train_on_eos: bool = True
+    grain_prefetch: Annotated[int, Field(ge=0, lt=2**31)] = 2
+    max_eval_samples: Count | None = None
+    tokenizer: TokenizerSection = TokenizerSection()
+
+    @property
+    def text_field(self) -> str | None:
+        """The field that holds the text; None: the source chooses, as for files by default."""
+        by_default = self.backend == "files" and "text_key" not in self.model_fields_set
+        return None if by_default else self.text_key
+
+
+class TrainSection(Section):
+    """`train`: the shape [grad_accum, batch_size, seq_len] of every batch."""
+
+    seq_len: Size
+    batch_size: Size
+    grad_accum: Size = 1
+
+
+class ModelSection(Section):
+    """`model`: what the model was made for; None: as the tokenizer says."""
+
+    vocab_size: Size | None = None
+    bos_token_id: Id | None = None
+    eos_token_id: Id | None = None
+    pad_token_id: Id | None = None
+
+
+class StreamConfig(Section):
+    """Everything a stream is made from. Equal configs and equal data, equal batches."""
+
+    data: DataSection
+    train: TrainSection
+    model: ModelSection = ModelSection()
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> StreamConfig:
+        problems = problems_of(self)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self

@@ -1,0 +1,215 @@
+"""The tokenizer of a run, kept beside it.
+
+In: a `StreamTokenizer`, a folder.  Out: the model's file and `tokenizer_snapshot.json`.
+Promise: what was saved opens offline, to the same fingerprint, or it is refused; the JSON is
+written last, atomically, and holds the hash of the model's file. Nothing is unpickled, no code is
+run, and no file that is not of this snapshot is overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shardmill.atomic import atomic_write
+from shardmill.errors import TokenizerError
+from shardmill.protocols import Tokenizer
+from shardmill.streaming.stream_tokenizer import (
+    DocumentIds,
+    StreamTokenizer,
+    make_stream_tokenizer,
+)
+from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizer.identity import sha256_hex
+
+SNAPSHOT = "tokenizer_snapshot.json"
+MODEL_FILES = {"hf": "tokenizer.json", "sentencepiece": "tokenizer.model"}
+
+Kind = Literal["hf", "byte", "sentencepiece"]
+
+
+class _Kept(BaseModel):
+    """What `tokenizer_snapshot.json` says."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    format: Literal["shardmill tokenizer snapshot"] = "shardmill tokenizer snapshot"
+    version: Literal[1] = 1
+    kind: Kind
+    byte_offset: int | None
+    specials: list[tuple[str, str]]  # name and literal string, in the order of their ids
+    files: dict[str, str]  # name to sha256
+    tokenizer_fingerprint: str
+    fingerprint: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+    add_bos: bool
+    add_eos: bool
+    max_doc_tokens: int | None
+
+
+def save_tokenizer(tokenizer: StreamTokenizer, folder: str | Path) -> str:
+    """Write the snapshot, or find it there already; gives the hash of all of it."""
+    folder = Path(folder)
+    kept, model = _facts(tokenizer)
+    text = kept.model_dump_json(indent=2).encode() + b"\n"
+    _open(kept, model, str(folder))  # what cannot be read back is not written
+    place = folder / SNAPSHOT
+    if place.is_file():
+        if place.read_bytes() != text:
+            raise TokenizerError(
+                f"{place}: the snapshot of another tokenizer, {_difference(place, kept)}; a "
+                "snapshot is never replaced: choose another folder"
+            )
+        load_tokenizer(folder)
+        return sha256_hex(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in kept.files:
+        _write_once(folder / name, model)
+    with atomic_write(place) as file:
+        file.write(text)
+    return sha256_hex(text)
+
+
+def load_tokenizer(folder: str | Path) -> StreamTokenizer:
+    """The tokenizer that was saved here, after its hashes were checked. Engine: "auto"."""
+    kept = _read_kept(Path(folder))
+    model = b""
+    for name, wanted in kept.files.items():
+        try:
+            model = (Path(folder) / name).read_bytes()
+        except OSError as error:
+            raise TokenizerError(
+                f"{folder}: {name} cannot be read: {error.strerror}; restore the snapshot"
+            ) from error
+        if sha256_hex(model) != wanted:
+            raise TokenizerError(
+                f"{folder}: {name} has sha256 {sha256_hex(model)}, but {SNAPSHOT} says {wanted}: "
+                "it was changed or damaged; restore the snapshot"
+            )
+    return _open(kept, model, str(folder))
+
+
+def kind_of(tokenizer: Tokenizer) -> Kind:
+    """The `data.tokenizer.kind` that opens it."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return "byte"
+    return "sentencepiece" if hasattr(tokenizer, "model_path") else "hf"
+
+
+def special_strings(tokenizer: Tokenizer) -> dict[str, str]:
+    """Names of the specials and their literal strings, in the order of their ids."""
+    named = sorted(tokenizer.special_token_ids().items(), key=lambda item: item[1])
+    return {name: tokenizer.decode([number]) for name, number in named}
+
+
+def _facts(tokenizer: StreamTokenizer) -> tuple[_Kept, bytes]:
+    base, kind = tokenizer.tokenizer, kind_of(tokenizer.tokenizer)
+    model: bytes | None = getattr(base, "model_bytes", None)
+    if kind != "byte" and model is None:
+        raise TokenizerError(
+            f"{base!r} has no file that could be kept; open the tokenizer from its files"
+        )
+    files = {} if model is None else {MODEL_FILES[kind]: sha256_hex(model)}
+    ids = tokenizer.ids
+    kept = _Kept(
+        kind=kind,
+        byte_offset=base.byte_offset if isinstance(base, ByteTokenizer) else None,
+        specials=list(special_strings(base).items()),
+        files=files,
+        tokenizer_fingerprint=base.fingerprint,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=ids.bos_id,
+        eos_id=ids.eos_id,
+        pad_id=ids.pad_id,
+        add_bos=ids.add_bos,
+        add_eos=ids.add_eos,
+        max_doc_tokens=ids.max_doc_tokens,
+    )
+    return kept, model or b""
+
+
+def _open(kept: _Kept, model: bytes, where: str) -> StreamTokenizer:
+    base = _open_base(kept, model)
+    if base.fingerprint != kept.tokenizer_fingerprint:
+        raise TokenizerError(
+            f"{where}: the tokenizer opens with the fingerprint {base.fingerprint[:16]}, but was "
+            f"saved with {kept.tokenizer_fingerprint[:16]}: another version of its library gives "
+            "other ids (SentencePiece models name theirs); install the version of that run"
+        )
+    ids = DocumentIds(
+        bos_id=kept.bos_id,
+        eos_id=kept.eos_id,
+        pad_id=kept.pad_id,
+        add_bos=kept.add_bos,
+        add_eos=kept.add_eos,
+        max_doc_tokens=kept.max_doc_tokens,
+    )
+    opened = make_stream_tokenizer(base, ids, vocab_size=kept.vocab_size)
+    if opened.fingerprint != kept.fingerprint:
+        raise TokenizerError(
+            f"{where}: {SNAPSHOT} holds ids or rules that do not match its fingerprint; it was "
+            "changed or damaged: restore the snapshot"
+        )
+    return opened
+
+
+def _open_base(kept: _Kept, model: bytes) -> Tokenizer:
+    specials = dict(kept.specials)
+    if kept.kind == "byte":
+        return ByteTokenizer(byte_offset=kept.byte_offset or 0, specials=specials)
+    if kept.kind == "hf":
+        from shardmill.tokenizer.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(model, names=specials)
+    from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer
+
+    return SentencePieceTokenizer(model, specials=specials)
+
+
+def _read_kept(folder: Path) -> _Kept:
+    place = folder / SNAPSHOT
+    try:
+        kept = _Kept.model_validate_json(place.read_bytes())
+    except OSError as error:
+        raise TokenizerError(
+            f"{place}: cannot be read: {error.strerror}; wanted a folder that save_tokenizer wrote"
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "it"
+        raise TokenizerError(
+            f"{place}: not a snapshot of this version: {key}: {first['msg']}; restore it"
+        ) from error
+    wanted = [MODEL_FILES[kept.kind]] if kept.kind in MODEL_FILES else []
+    if list(kept.files) != wanted:
+        raise TokenizerError(f"{place}: names the files {list(kept.files)}, wanted {wanted}")
+    return kept
+
+
+def _difference(place: Path, kept: _Kept) -> str:
+    try:
+        there = json.loads(place.read_bytes())
+    except ValueError:
+        return "which cannot be read"
+    mine = json.loads(kept.model_dump_json())
+    keys = [key for key in mine if not isinstance(there, dict) or there.get(key) != mine[key]]
+    return f"different in {', '.join(keys) or 'form'}"
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    if path.is_file():
+        if path.read_bytes() == data:
+            return
+        raise TokenizerError(
+            f"{path}: a file of another tokenizer is there, without a snapshot; choose a folder of "
+            "its own"
+        )
+    with atomic_write(path) as file:
+        file.write(data)

@@ -1,0 +1,86 @@
+"""Laws of pack plans.
+
+In: lengths and the plan made of them.  Out: nothing, or an AssertionError.
+Promise: what is expected comes from the lengths and plain Python, never from the code under test.
+Not here: a runner; call these from your own tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from shardmill.packing import PackPlan
+
+
+def assert_is_partition(plan: PackPlan, lengths: Sequence[int], *, long: str = "error") -> None:
+    """Every token of every example is in exactly one row, but for those that the rule `long` takes
+    out of examples over capacity."""
+    rows = [plan.rows.bin_indices(row).tolist() for row in range(plan.rows.num_bins)]
+    assert sorted(piece for row in rows for piece in row) == list(range(len(plan.pieces)))
+    assert all(row for row in rows), "an empty row"
+    found: dict[int, list[tuple[int, int]]] = {}
+    for example, start, stop in zip(
+        plan.pieces.example.tolist(),
+        plan.pieces.start.tolist(),
+        plan.pieces.stop.tolist(),
+        strict=True,
+    ):
+        found.setdefault(example, []).append((start, stop))
+    capacity = plan.metrics.capacity
+    for example, length in enumerate(lengths):
+        kept = _kept(length, capacity, long)
+        wanted = [(at, min(at + capacity, kept)) for at in range(0, kept, capacity)]
+        assert found.pop(example, []) == wanted, f"example {example} of {length} tokens"
+    assert not found, f"pieces of examples that do not exist: {sorted(found)}"
+
+
+def assert_rows_hold_their_pieces(plan: PackPlan, *, max_per_row: int | None = None) -> None:
+    """No row is over capacity or over `max_per_row`; pieces lie in the order of the examples, at
+    multiples of `align_to`, and do not overlap."""
+    lengths, positions = plan.pieces.lengths.tolist(), plan.positions().tolist()
+    at = 0
+    for row in range(plan.rows.num_bins):
+        pieces = plan.rows.bin_indices(row).tolist()
+        assert pieces == sorted(pieces), f"row {row}: {pieces}"
+        assert max_per_row is None or len(pieces) <= max_per_row, f"row {row}: {pieces}"
+        free = 0
+        for piece in pieces:
+            position = positions[at]
+            assert position % plan.align_to == 0, f"row {row}, piece {piece}: {position}"
+            assert free <= position < free + plan.align_to, f"row {row}, piece {piece}: {position}"
+            free = position + lengths[piece]
+            at += 1
+        assert free <= plan.metrics.capacity, f"row {row} holds {free} tokens"
+
+
+def assert_metrics_add_up(plan: PackPlan, lengths: Sequence[int]) -> None:
+    """Every token that came in is counted once, and there are at least as many rows as needed."""
+    metrics = plan.metrics
+    came = metrics.num_tokens + metrics.truncated_tokens + metrics.dropped_tokens
+    assert came == sum(lengths)
+    assert metrics.num_examples == len(lengths)
+    assert metrics.num_empty == sum(length == 0 for length in lengths)
+    assert metrics.num_items == len(plan.pieces)
+    assert metrics.num_rows == len(plan) >= metrics.lower_bound
+    assert metrics.padding == metrics.num_rows * metrics.capacity - metrics.num_tokens >= 0
+    assert 0 <= metrics.utilisation <= 1
+
+
+def assert_same_plan(make_plan: Callable[[], PackPlan]) -> None:
+    """Made twice, a plan is the same."""
+    one, other = make_plan(), make_plan()
+    np.testing.assert_array_equal(one.rows.offsets, other.rows.offsets)
+    np.testing.assert_array_equal(one.rows.indices, other.rows.indices)
+    np.testing.assert_array_equal(one.pieces.example, other.pieces.example)
+    np.testing.assert_array_equal(one.pieces.start, other.pieces.start)
+    assert one.metrics == other.metrics
+
+
+def _kept(length: int, capacity: int, long: str) -> int:
+    """Tokens of an example that have to be in rows."""
+    if length <= capacity or long == "split":
+        return length
+    assert long in {"truncate", "drop"}, f"{length} tokens in rows of {capacity}"
+    return capacity if long == "truncate" else 0
