@@ -17,7 +17,10 @@ from typer.core import TyperGroup
 from shardmill.cli.build import build
 from shardmill.cli.build_chats import chats
 from shardmill.cli.check import check
+from shardmill.cli.convert import convert
 from shardmill.cli.info import info
+from shardmill.cli.pull import pull
+from shardmill.cli.push import push
 from shardmill.cli.show import show
 from shardmill.cli.stream import stream
 from shardmill.cli.tokenizer import app as tokenizer_app
@@ -47,6 +50,9 @@ app.command()(show)
 app.command()(verify)
 app.command()(check)
 app.command()(info)
+app.command()(push)
+app.command()(pull)
+app.command()(convert)
 app.command()(stream)
 app.add_typer(tokenizer_app, name="tokenizer")
 

@@ -15,6 +15,13 @@ from shardmill.pytorch.loader_config import LoaderConfig
 from shardmill.pytorch.memory_mapped import MemoryMappedDataset
 from shardmill.pytorch.mixture_dataset import MixtureDataset
 from shardmill.pytorch.mixture_sampler import MixtureSampler
+from shardmill.pytorch.packed import (
+    GPTSFTPackedMemmapDataset,
+    GPTSFTPackedMultiShardDataset,
+    PackedDataset,
+    create_sft_dataset,
+)
+from shardmill.pytorch.packed_collate import collate_packed
 from shardmill.pytorch.samples import Samples, collate
 from shardmill.pytorch.stateful import StatefulDataLoader
 from shardmill.pytorch.streaming import StreamingDataset
@@ -22,15 +29,20 @@ from shardmill.pytorch.token_loader import TokenLoader
 
 __all__ = [
     "DistributedSampler",
+    "GPTSFTPackedMemmapDataset",
+    "GPTSFTPackedMultiShardDataset",
     "LoaderConfig",
     "MemoryMappedDataset",
     "MixtureDataset",
     "MixtureSampler",
+    "PackedDataset",
     "Samples",
     "StatefulDataLoader",
     "StreamingDataset",
     "TokenLoader",
     "collate",
+    "collate_packed",
+    "create_sft_dataset",
     "document_mask",
     "flex_block_mask",
 ]

@@ -23,6 +23,23 @@ from shardmill.shards.fit import check_tokens, fit_tokens
 from shardmill.shards.layout import check_shape
 from shardmill.shards.manifest import read_manifest, write_manifest, write_placeholder
 from shardmill.shards.maps import ChatArrays
+from shardmill.shards.plan_entries import (
+    LeftOut,
+    PlanArrays,
+    PlanFacts,
+    PlanMetrics,
+    PlanOptions,
+)
+from shardmill.shards.plans import (
+    StoredPlan,
+    check_plan,
+    find_plan,
+    list_plans,
+    plan_path,
+    plans_of,
+    read_plan,
+    write_plan,
+)
 from shardmill.shards.publish import check_target, is_finished, publish_folder
 from shardmill.shards.store import Store, open_store
 from shardmill.shards.verify import VerifyReport, verify_store
@@ -35,24 +52,37 @@ __all__ = [
     "DocumentLedger",
     "FileEntry",
     "Ledger",
+    "LeftOut",
     "Manifest",
+    "PlanArrays",
+    "PlanFacts",
+    "PlanMetrics",
+    "PlanOptions",
     "ShardEntry",
     "SplitEntry",
     "Store",
     "StoreFacts",
     "StoreWriter",
+    "StoredPlan",
     "TokenLedger",
     "VerifyReport",
+    "check_plan",
     "check_shape",
     "check_target",
     "check_tokens",
     "empty_ledger",
+    "find_plan",
     "fit_tokens",
     "is_finished",
+    "list_plans",
     "open_store",
+    "plan_path",
+    "plans_of",
     "publish_folder",
     "read_manifest",
+    "read_plan",
     "verify_store",
     "write_manifest",
     "write_placeholder",
+    "write_plan",
 ]

@@ -21,15 +21,20 @@ def test_without_torch_the_import_names_the_pip_command():
 def test_the_room_has_exactly_these_names():
     assert shardmill.pytorch.__all__ == [
         "DistributedSampler",
+        "GPTSFTPackedMemmapDataset",
+        "GPTSFTPackedMultiShardDataset",
         "LoaderConfig",
         "MemoryMappedDataset",
         "MixtureDataset",
         "MixtureSampler",
+        "PackedDataset",
         "Samples",
         "StatefulDataLoader",
         "StreamingDataset",
         "TokenLoader",
         "collate",
+        "collate_packed",
+        "create_sft_dataset",
         "document_mask",
         "flex_block_mask",
     ]

@@ -1,0 +1,78 @@
+"""`shardmill convert`: other people's formats to ours and back, compared token for token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shardmill.errors import OptionError
+from shardmill.interop.convert import ConvertOptions
+from shardmill.interop.convert import convert as convert_format
+from shardmill.interop.foreign import Separator
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A file, a folder, or the prefix of .bin/.idx.")],
+    target: Annotated[Path, typer.Argument(help="Where the result goes; nothing may be there.")],
+    from_format: Annotated[
+        Literal["store", "megatron", "llmc", "datatrove", "dolma", "legacy", "memmap", "parquet"],
+        typer.Option("--from", help="What SOURCE is."),
+    ],
+    to_format: Annotated[
+        Literal["store", "megatron", "legacy", "memmap", "parquet"],
+        typer.Option("--to", help="What TARGET shall be."),
+    ],
+    split: Annotated[str, typer.Option(help="Of the store.")] = "train",
+    dtype: Annotated[
+        Literal["uint16", "uint32"] | None, typer.Option(help="Of bare tokens, if nothing says it.")
+    ] = None,
+    eot: Annotated[
+        int | None, typer.Option(help="The id between documents, for files without an index.")
+    ] = None,
+    eot_first: Annotated[
+        bool, typer.Option(help="That id opens a document (llm.c) instead of closing it.")
+    ] = False,
+    ignore_loss: Annotated[
+        bool, typer.Option(help="Train on tokens that a .loss file leaves out.")
+    ] = False,
+    pack_size: Annotated[
+        int | None, typer.Option(help="The most tokens a bin holds, if nothing says it.")
+    ] = None,
+    loss_mask_alignment: Annotated[
+        Literal["label", "roll_right"] | None,
+        typer.Option(help="What masks mean, if nothing says it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+) -> None:
+    """Convert between formats; afterwards both sides are read and compared.
+
+    Tokens: megatron, llmc, datatrove, dolma to store; store to megatron. Packed shards: legacy,
+    memmap and parquet to one another.
+
+    Example: shardmill convert shard_000000.npy shard_000000 --from legacy --to memmap
+    --pack-size 4096
+    """
+    if eot_first and eot is None:
+        raise OptionError("--eot-first: of which id? Give --eot too")
+    options = ConvertOptions(
+        split=split,
+        dtype=dtype,
+        separator=None if eot is None else Separator(token=eot, first=eot_first),
+        ignore_loss=ignore_loss,
+        pack_size=pack_size,
+        loss_mask_alignment=loss_mask_alignment,
+    )
+    receipt = convert_format(
+        source, target, from_format=from_format, to_format=to_format, options=options
+    )
+    if as_json:
+        print(json.dumps(receipt))
+        return
+    unit = "bins" if "bins" in receipt else "documents"
+    print(
+        f"{target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with {source} "
+        "token for token: equal"
+    )

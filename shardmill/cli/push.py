@@ -1,0 +1,68 @@
+"""`shardmill push`: a finished folder to object storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from shardmill.remote import Receipt
+from shardmill.remote import push as push_folder
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="A finished store or packed folder.")],
+    url: Annotated[str, typer.Argument(help="Where to, for instance s3://bucket/path.")],
+    workers: Annotated[int, typer.Option(help="Files sent at a time.")] = 8,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Another folder there may be replaced.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+) -> None:
+    """Copy a finished folder to object storage, the manifest last.
+
+    Interrupted, run it again: what arrived is not sent again. Credentials and endpoint come from
+    the environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...).
+    """
+    with transfer_progress("push") as progress:
+        receipt = push_folder(folder, url, workers=workers, progress=progress, replace=replace)
+    typer.echo(receipt_text(receipt, receipt.url, "sent", as_json=as_json))
+
+
+def receipt_text(receipt: Receipt, place: str, verb: str, *, as_json: bool) -> str:
+    """One line, or JSON; `place` is where the folder is now."""
+    if as_json:
+        return json.dumps(receipt.to_json(), indent=2)
+    return (
+        f"{place}: {receipt.kind} of {receipt.files:,} files, {receipt.bytes:,} bytes; "
+        f"{receipt.moved_files:,} {verb} ({receipt.moved_bytes:,} bytes), "
+        f"{receipt.kept_files:,} there before; all checked"
+    )
+
+
+@contextmanager
+def transfer_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes on stderr, gone when the work is done."""
+    columns = (
+        TextColumn(title),
+        BarColumn(bar_width=30),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,97 @@
+"""Runs of whole numbers in a pickle, thousands at a time.
+
+In: bytes that begin at an opcode.  Out: the numbers of the run that begins there, as int32.
+Promise: exactly what the opcodes say, in order; a run ends at the first opcode that is no number,
+or where the bytes end in the middle of one. No loop over numbers.
+Not here: what the numbers are for (unpickle.py), files.
+
+A pickle writes a list as MARK numbers APPENDS, a thousand numbers at a time: `( K. K. M.. e ( ...`.
+So `e(` is passed over: it neither ends the list nor adds to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+INT1, INT2, INT4, TRUE, FALSE = 0x4B, 0x4D, 0x4A, 0x88, 0x89  # K M J, and the booleans
+APPENDS, MARK = 0x65, 0x28
+
+_ROUNDS = 4  # jumps are doubled so often: 16 opcodes at a time
+_SIZE = np.zeros(256, np.int32)
+_SIZE[[INT1, INT2, INT4, TRUE, FALSE, APPENDS]] = 2, 3, 5, 1, 1, 2
+_MASK = np.zeros(256, np.int32)
+_MASK[[INT1, INT2, INT4]] = 0xFF, 0xFFFF, -1
+_PAD = bytes(8)
+_NUMBERS = frozenset((INT1, INT2, INT4, TRUE, FALSE))
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def begins_run(opcode: int) -> bool:
+    """Whether a number begins with this byte."""
+    return opcode in _NUMBERS
+
+
+def decode_run(data: bytes | memoryview) -> tuple[npt.NDArray[np.int32], int]:
+    """The numbers at the beginning of `data`, and how many bytes they take."""
+    window = np.frombuffer(bytes(data) + _PAD, np.uint8)
+    places, stop = _opcodes(window, len(data))
+    opcodes = window[places]
+    numbers = opcodes != APPENDS
+    places, opcodes = places[numbers], opcodes[numbers]
+    words: npt.NDArray[Any] = np.ndarray((len(data),), "<i4", window, offset=1, strides=(1,))
+    values = (words[places] & _MASK[opcodes]) + (opcodes == TRUE)
+    return values.astype(np.int32, copy=False), stop
+
+
+def encode_run(values: npt.NDArray[np.integer[Any]]) -> bytes:
+    """The shortest opcodes of these numbers, each in the range of int32."""
+    wide = values.astype("<i4")
+    small = (wide >= 0) & (wide < 2**16)
+    sizes = np.where(small, np.where(wide < 2**8, 2, 3), 5)
+    stops = np.cumsum(sizes)
+    out = np.empty(int(stops[-1]) if len(stops) else 0, np.uint8)
+    starts = stops - sizes
+    out[starts] = np.choose(sizes // 2 - 1, [INT1, INT4])  # 2 and 3 give 0, 5 gives 1
+    out[starts[sizes == 3]] = INT2
+    octets = wide.view(np.uint8).reshape(-1, 4)
+    for place in range(4):
+        wanted = sizes > place + 1
+        out[starts[wanted] + place + 1] = octets[wanted, place]
+    return out.tobytes()
+
+
+def _opcodes(window: Bytes, length: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Where the opcodes of the run begin, in order, and where it ends.
+
+    Where one opcode begins depends on all before it. So: from every byte, where would the next
+    opcode be (`after`), and where the sixteenth (`far`)? A walk in sixteens needs few steps, and
+    the opcodes between are found for all steps at once.
+    """
+    data = window[:length]
+    sizes = _SIZE[data]
+    ends = data == APPENDS
+    ends &= window[1 : length + 1] == MARK
+    sizes[(data == APPENDS) & ~ends] = 0
+    here = np.arange(length, dtype=np.int32)
+    sizes[here + sizes > length] = 0  # cut off
+    after = np.empty(length + 1, np.intp)
+    np.add(here, sizes, out=after[:length])
+    after[length] = length
+    far = after
+    for _ in range(_ROUNDS):
+        far = far[far]
+    walk, steps, place = far.data, [], 0
+    while walk[place] != place:
+        steps.append(place)
+        place = walk[place]
+    rows = np.empty((2**_ROUNDS, len(steps)), np.int64)
+    found: npt.NDArray[np.int64] = np.array(steps, np.int64)
+    for row in rows:
+        row[:] = found
+        found = after[found]
+    places = rows.T.ravel()
+    return places[places < place], place

@@ -1,0 +1,130 @@
+"""Turn a legacy packed shard into a memmap one.
+
+In: a legacy `.npy`.  Out: a finished memmap_padded_v1 folder and its manifest.
+Promise: two passes (sizes, then bins) in the memory of one bin; the pack size is given or recorded,
+never guessed; afterwards both files are read again and compared token for token.
+Not here: other formats (convert.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from shardmill.arguments import whole_number
+from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.interop.packed.legacy_reader import iter_legacy_bins, read_record
+from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
+from shardmill.interop.packed.records import Alignment, checked_alignment
+from shardmill.interop.parity import check_bins, shard_bins
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacySizes:
+    """What one reading of a legacy shard finds."""
+
+    num_bins: int
+    num_tokens: int
+    num_sequences: int
+    longest: int  # tokens of the longest bin
+    longest_bin: int
+    largest_id: int
+
+
+def convert_legacy_to_memmap(
+    legacy_npy_path: str | Path,
+    output_dir: str | Path,
+    *,
+    pack_size: SupportsIndex | None = None,
+    loss_mask_alignment: str | None = None,
+) -> dict[str, Any]:
+    """The manifest of the new shard, with the result of the comparison under "parity"."""
+    path = Path(legacy_npy_path)
+    sizes = measure_legacy(path)
+    wanted = legacy_pack_size(path, pack_size, sizes)
+    alignment = legacy_alignment(path, loss_mask_alignment)
+    dtype = np.int32 if sizes.largest_id < 2**31 else np.uint32
+    with MemmapShardWriter(
+        output_dir,
+        sizes.num_bins,
+        wanted,
+        sizes.num_sequences,
+        dtype,
+        loss_mask_alignment=alignment,
+    ) as writer:
+        for number, found in enumerate(iter_legacy_bins(path)):
+            writer.write_bin(number, found.input_ids, found.loss_mask, found.seq_starts)
+        manifest = writer.finalize()
+    with open_memmap_shard(output_dir) as shard:
+        parity = check_bins(iter_legacy_bins(path), shard_bins(shard), f"{path} and {output_dir}")
+    return manifest | {"parity": parity.to_json()}
+
+
+def measure_legacy(path: Path) -> LegacySizes:
+    """Read every bin once."""
+    num_bins = num_tokens = num_sequences = longest = longest_bin = largest = 0
+    for number, found in enumerate(iter_legacy_bins(path)):
+        num_bins += 1
+        num_tokens += len(found)
+        num_sequences += len(found.seq_starts)
+        largest = max(largest, int(found.input_ids.max()))
+        if len(found) > longest:
+            longest, longest_bin = len(found), number
+    return LegacySizes(
+        num_bins=num_bins,
+        num_tokens=num_tokens,
+        num_sequences=num_sequences,
+        longest=longest,
+        longest_bin=longest_bin,
+        largest_id=largest,
+    )
+
+
+def legacy_pack_size(path: Path, given: SupportsIndex | None, sizes: LegacySizes) -> int:
+    """The pack size that the caller says, or the record; refused when a bin does not fit it."""
+    record = read_record(path)
+    recorded = None if record is None else record.pack_size
+    pack_size = recorded if given is None else whole_number(given, "pack_size")
+    if pack_size is None:
+        raise OptionError(
+            f"{path}: nothing says how long its bins may be; its longest, bin "
+            f"{sizes.longest_bin:,}, has {sizes.longest:,} tokens, but a bin need not be full: "
+            "pass the pack_size it was packed with"
+        )
+    if recorded is not None and recorded != pack_size:
+        raise OptionError(f"{path}: pack_size={pack_size:,}, but its record says {recorded:,}")
+    if sizes.longest > pack_size:
+        raise OptionError(
+            f"{path}: pack_size={pack_size:,}, but bin {sizes.longest_bin:,} has "
+            f"{sizes.longest:,} tokens"
+        )
+    if record is not None and record.num_bins != sizes.num_bins:
+        raise DamagedStoreError(
+            f"{path}: {sizes.num_bins:,} bins, but its record says {record.num_bins:,}; copy both"
+        )
+    return pack_size
+
+
+def legacy_alignment(path: Path, given: str | None) -> Alignment:
+    """What the masks mean: as recorded, as the caller says, or else the usual, announced."""
+    record = read_record(path)
+    chosen = None if given is None else checked_alignment(given)
+    if record is not None:
+        recorded = checked_alignment(record.loss_mask_alignment)
+        if chosen not in (None, recorded):
+            raise OptionError(f"{path}: its record says {recorded!r} masks, not {given!r}")
+        return recorded
+    if chosen is None:
+        logger.warning(
+            "%s: nothing says how its loss masks are aligned: taken as 'label' (mask[j] says "
+            "whether ids[j + 1] is trained); pass loss_mask_alignment='roll_right' if they were "
+            "rolled right",
+            path,
+        )
+    return chosen or "label"

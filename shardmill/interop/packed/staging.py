@@ -1,0 +1,89 @@
+"""A folder that appears at its place when it is finished, as a whole or not at all.
+
+In: the place it shall have.  Out: a folder beside it to write into; later, the place.
+Promise: until `publish` nothing is at the place; a folder that holds anything is never written
+into or replaced; of two writers of one place the second is refused, never mixed with the first;
+a failure removes what was staged. A kill leaves it: its name starts with a dot, ends in `.tmp`,
+and nobody reads it.
+Not here: what is in the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import weakref
+from pathlib import Path
+
+from shardmill.atomic import sync_folder, temporary_name
+from shardmill.errors import BuildError, StoreExistsError
+
+MANIFEST = "manifest.json"
+
+
+class StagedFolder:
+    """One folder on its way to `target`."""
+
+    def __init__(self, target: str | Path, what: str) -> None:
+        """`what` it will be, for messages: "packed shard"."""
+        self.target = Path(target).absolute().resolve()
+        self._what = what
+        self._check_free()
+        self.folder = temporary_name(self.target)
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir()
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
+        self._remove = weakref.finalize(self, _remove, self.folder, os.getpid())
+
+    def publish(self) -> None:
+        """Make the folder durable and give it its name. Everything in it was synced before."""
+        sync_folder(self.folder)
+        self._check_free()
+        try:
+            self.folder.rename(self.target)  # replaces an empty folder, and nothing else
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise StoreExistsError(
+                    f"{self.target}: another process put files there meanwhile; look, then write "
+                    "again to another folder"
+                ) from error
+            raise cannot_write(self.target, error) from error
+        self._remove.detach()
+        sync_folder(self.target.parent)
+
+    def abort(self) -> None:
+        """Remove what was staged; may be called again, and after `publish` does nothing."""
+        self._remove()
+
+    def _check_free(self) -> None:
+        if not self.target.exists():
+            return
+        if not self.target.is_dir():
+            raise StoreExistsError(f"{self.target}: a file is in the way; move it away first")
+        names = sorted(entry.name for entry in self.target.iterdir())
+        if MANIFEST in names:
+            raise StoreExistsError(
+                f"{self.target}: a finished {self._what} stands here and is never overwritten; "
+                "remove it or choose another folder"
+            )
+        if names:
+            raise StoreExistsError(
+                f"{self.target}: holds {names[0]!r} and no {MANIFEST}, so it is no finished "
+                f"{self._what}; move it away or choose another folder"
+            )
+
+
+def cannot_write(path: Path, error: OSError) -> BuildError:
+    """The one wording for a disk that does not take our bytes."""
+    return BuildError(
+        f"{path}: cannot write: {error.strerror}; nothing was published: make room, or write to "
+        "another disk"
+    )
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked copy must not take the folder of its parent away
+        shutil.rmtree(folder, ignore_errors=True)

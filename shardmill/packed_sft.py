@@ -1,0 +1,84 @@
+"""The names of the packed fine-tuning format in one place; no torch needed.
+
+In: lengths, spools, bins.  Out: packed shards.
+Promise: every name is the room's own, not a copy.
+Not here: datasets and collate, which are in `shardmill.pytorch`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardmill.interop.packed import (
+    ChatStoreSpool,
+    MemmapShard,
+    MemmapShardWriter,
+    PackedBin,
+    PackedShard,
+    PackedShardWriter,
+    SequenceSpoolReader,
+    SequenceSpoolWriter,
+    materialize_bin_arrays,
+    open_memmap_shard,
+    open_packed,
+    pack_from_spool,
+    verify_memmap_shard,
+)
+from shardmill.packing import (
+    BinAssignment,
+    best_fit_decreasing,
+    concatenate,
+    first_fit_decreasing,
+    first_fit_shuffle,
+)
+
+if TYPE_CHECKING:
+    from shardmill.interop.packed import (
+        LegacyPickleWriter,
+        ParquetShard,
+        ParquetShardWriter,
+        convert_legacy_to_memmap,
+    )
+    from shardmill.remote import write_memmap_to_cloud
+
+__all__ = [
+    "BinAssignment",
+    "ChatStoreSpool",
+    "LegacyPickleWriter",
+    "MemmapShard",
+    "MemmapShardWriter",
+    "PackedBin",
+    "PackedShard",
+    "PackedShardWriter",
+    "ParquetShard",
+    "ParquetShardWriter",
+    "SequenceSpoolReader",
+    "SequenceSpoolWriter",
+    "best_fit_decreasing",
+    "concatenate",
+    "convert_legacy_to_memmap",
+    "first_fit_decreasing",
+    "first_fit_shuffle",
+    "materialize_bin_arrays",
+    "open_memmap_shard",
+    "open_packed",
+    "pack_from_spool",
+    "verify_memmap_shard",
+    "write_memmap_to_cloud",
+]
+
+_LATER = {
+    "LegacyPickleWriter": "shardmill.interop.packed",
+    "ParquetShard": "shardmill.interop.packed",
+    "ParquetShardWriter": "shardmill.interop.packed",
+    "convert_legacy_to_memmap": "shardmill.interop.packed",
+    "write_memmap_to_cloud": "shardmill.remote",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)

@@ -1,0 +1,234 @@
+"""Datasets of packed bins, under the names Megatron users know.
+
+In: packed shards of any format.  Out: items of input_ids, seq_boundaries and loss_mask.
+Promise: opening is instant, an item costs what it holds; files are mapped anew in every process
+that unpickles a dataset; a negative index is a padding sample, whose mask is all zero; the order
+of `max_num_samples` is a pure function of (seed, epoch, position).
+Not here: batches (packed_collate), formats (interop.packed).
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Sequence
+from inspect import signature
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shardmill.arguments import whole_number
+from shardmill.closing import Closing
+from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.interop.packed import MemmapShard, PackedShard, open_packed
+from shardmill.interop.packed.open import packed_format
+from shardmill.interop.packed.staging import MANIFEST
+from shardmill.pytorch.packed_collate import Item, collate_packed
+from shardmill.sampling import Permutation
+
+logger = logging.getLogger(__name__)
+
+
+class PackedDataset(Closing, Dataset[dict[str, Any]]):
+    """Bins of one or more packed shards, of any format, one behind the other.
+
+    `samples_mapping`: which bin each sample is, in place of all bins in order.
+    `max_num_samples`: so many samples, epoch after epoch, each shuffled by `seed`.
+    `max_seq_length`, `pad_to_max_length`, `pad_seq_length_to_mult`: for `collate_fn`.
+    `loss_mask_alignment`: for shards that do not say it.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        tokenizer: Any = None,
+        *,
+        samples_mapping: npt.ArrayLike | None = None,
+        max_num_samples: SupportsIndex | None = None,
+        seed: SupportsIndex = 1234,
+        max_seq_length: SupportsIndex | None = None,
+        pad_to_max_length: bool = False,
+        pad_seq_length_to_mult: SupportsIndex = 16,
+        loss_mask_alignment: str | None = None,
+    ) -> None:
+        """`tokenizer` is kept, and its `eos_id` pads batches; nothing is encoded with it."""
+        self.tokenizer = tokenizer
+        self._paths = [str(path) for path in paths]
+        self._alignment = loss_mask_alignment
+        self._shards: list[PackedShard] | None = self._open()
+        self._identities = _identities(self._shards)
+        self._edges = [0, *accumulate(len(shard) for shard in self._shards)]
+        self.pack_size = max((shard.pack_size for shard in self._shards), default=0)
+        self.loss_mask_alignment = self._one_alignment(self._shards)
+        self.seed = whole_number(seed, "seed", least=0)
+        self._order: tuple[int, Permutation] | None = None  # of the epoch used last
+        self.samples_mapping = self._checked_mapping(samples_mapping)
+        self.max_num_samples = self._checked_count(max_num_samples)
+        self._padding = (max_seq_length, bool(pad_to_max_length), pad_seq_length_to_mult)
+        if pad_to_max_length and max_seq_length is None:
+            raise OptionError("pad_to_max_length=True: say to which length, with max_seq_length")
+
+    def __len__(self) -> int:
+        if self.max_num_samples is not None:
+            return self.max_num_samples
+        return self.num_bins if self.samples_mapping is None else len(self.samples_mapping)
+
+    @property
+    def num_bins(self) -> int:
+        """In all shards."""
+        return self._edges[-1]
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        """`input_ids` (L,) int64, `loss_mask` (L,) uint8, `seq_boundaries`: starts and L.
+
+        Index -1 is the last sample, but with a mask of zeros: samplers fill up batches with it.
+        """
+        number = whole_number(index, "index", least=None)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number:,} of {len(self):,}")
+        chosen = self._bin_of(number % len(self))
+        padding = number < 0 or chosen < 0
+        chosen %= self.num_bins
+        shard = bisect.bisect_right(self._edges, chosen) - 1
+        found = self._opened()[shard].read_bin(chosen - self._edges[shard])
+        return {
+            "input_ids": found.input_ids.astype(np.int64),
+            "seq_boundaries": found.seq_boundaries,
+            "loss_mask": np.zeros_like(found.loss_mask) if padding else found.loss_mask.copy(),
+        }
+
+    def collate_fn(self, batch: Sequence[Item]) -> dict[str, Tensor]:
+        """`collate_packed` with this dataset's padding."""
+        length, to_most, multiple = self._padding
+        pad_id = getattr(self.tokenizer, "eos_id", 0) if self.tokenizer is not None else 0
+        pad_to = length if to_most else None
+        return collate_packed(batch, pad_to=pad_to, multiple_of=multiple, pad_id=int(pad_id))
+
+    def close(self) -> None:
+        """Let go of all maps; the next item opens them again."""
+        if self._shards is not None:
+            for shard in self._shards:
+                shard.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shards": None}
+
+    def __repr__(self) -> str:
+        name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} shards"
+        return f"{type(self).__name__}({name!r}, samples={len(self):,})"
+
+    def _open(self) -> list[PackedShard]:
+        return [open_packed(path, loss_mask_alignment=self._alignment) for path in self._paths]
+
+    def _opened(self) -> list[PackedShard]:
+        """The shards, in this process; a copy that was unpickled opens them here."""
+        if self._shards is None:
+            shards = self._open()
+            if _identities(shards) != self._identities:
+                raise DamagedStoreError(
+                    f"{self!r}: a shard was written again since the dataset was made; make it again"
+                )
+            self._shards = shards
+        return self._shards
+
+    def _one_alignment(self, shards: Sequence[PackedShard]) -> str:
+        found = sorted({shard.loss_mask_alignment for shard in shards})
+        if len(found) != 1:
+            raise OptionError(
+                f"{len(shards)} shards with loss masks aligned {found}; wanted shards of one "
+                "alignment"
+            )
+        if found == ["roll_right"]:
+            logger.warning(
+                "%s: loss masks are rolled right over the whole bin, so the labels that weigh are "
+                "not those of the unpacked examples; pack with loss_mask_alignment='label'",
+                self._paths[0],
+            )
+        return found[0]
+
+    def _checked_mapping(self, mapping: npt.ArrayLike | None) -> npt.NDArray[np.int64] | None:
+        if mapping is None:
+            return None
+        found = np.asarray(mapping)
+        if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found):
+            raise OptionError(
+                f"samples_mapping of shape {found.shape} and dtype {found.dtype}: wanted one bin "
+                "number for each sample"
+            )
+        outside = (found < -self.num_bins) | (found >= self.num_bins)
+        if outside.any():
+            raise OptionError(
+                f"samples_mapping names bin {int(found[outside][0]):,} of {self.num_bins:,}"
+            )
+        return found.astype(np.int64)
+
+    def _checked_count(self, count: SupportsIndex | None) -> int | None:
+        if count is None:
+            return None
+        if not self.num_bins:
+            raise OptionError(f"max_num_samples={count}, but there is no bin to take samples from")
+        return whole_number(count, "max_num_samples")
+
+    def _bin_of(self, position: int) -> int:
+        """Which bin sample `position` is; negative for a padding sample of the mapping."""
+        if self.max_num_samples is not None:
+            size = self.num_bins if self.samples_mapping is None else len(self.samples_mapping)
+            epoch, at = divmod(position, size)
+            if self._order is None or self._order[0] != epoch:
+                self._order = epoch, Permutation(size, self.seed, "packed", "epoch", epoch)
+            position = self._order[1][at]
+        return position if self.samples_mapping is None else int(self.samples_mapping[position])
+
+
+class GPTSFTPackedMemmapDataset(PackedDataset):
+    """One memmap_padded_v1 shard. The options are those of `PackedDataset`."""
+
+    def __init__(self, file_path: str | Path, tokenizer: Any = None, **kwargs: Any) -> None:
+        super().__init__([file_path], tokenizer, **_known(kwargs))
+
+    def _open(self) -> list[PackedShard]:
+        return [MemmapShard(path, loss_mask_alignment=self._alignment) for path in self._paths]
+
+
+class GPTSFTPackedMultiShardDataset(PackedDataset):
+    """Several packed shards as one dataset; the options count for all of them together."""
+
+    def __init__(
+        self, shard_dirs: Sequence[str | Path], tokenizer: Any = None, **kwargs: Any
+    ) -> None:
+        if isinstance(shard_dirs, str | Path) or not len(shard_dirs):
+            raise OptionError(f"shard_dirs={shard_dirs!r}: wanted a list of at least one shard")
+        super().__init__(shard_dirs, tokenizer, **_known(kwargs))
+
+
+def create_sft_dataset(path: str | Path, tokenizer: Any = None, **kwargs: Any) -> PackedDataset:
+    """The dataset of whatever packed data is at `path`: a memmap shard, a folder of such shards,
+    Parquet, or a legacy `.npy` file, which only the restricted reader touches."""
+    path = Path(path)
+    shards = [] if (path / MANIFEST).exists() else sorted(path.glob(f"*/{MANIFEST}"))
+    folders = [found.parent for found in shards if not found.parent.name.startswith(".")]
+    if folders:
+        return GPTSFTPackedMultiShardDataset(folders, tokenizer, **kwargs)
+    if packed_format(path) == "memmap":
+        return GPTSFTPackedMemmapDataset(path, tokenizer, **kwargs)
+    return PackedDataset([path], tokenizer, **_known(kwargs))
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    known = [*signature(PackedDataset.__init__).parameters][3:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise OptionError(
+            f"{', '.join(unknown)}: no option of packed datasets, whose samples are tokenised and "
+            f"masked already; known are {', '.join(known)}"
+        )
+    return options
+
+
+def _identities(shards: Sequence[PackedShard]) -> list[object]:
+    return [(len(shard), getattr(shard, "fingerprint", None)) for shard in shards]

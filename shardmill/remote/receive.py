@@ -1,0 +1,175 @@
+"""Pull a finished folder from a place.
+
+In: a URL, a folder that does not exist or is empty.  Out: the folder, whole, and a receipt.
+Promise: until everything is here and checked nothing is at the folder; interrupted, the same call
+goes on; of two pulls of one folder the second is refused; no name of a manifest leaves the folder.
+Not here: reading without a whole copy (store.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shardmill.arguments import whole_number
+from shardmill.atomic import atomic_write, sync_folder
+from shardmill.errors import BuildLockedError, StoreError, StoreExistsError, StoreNotFoundError
+from shardmill.interop.packed.memmap import open_memmap_shard
+from shardmill.remote.contents import LARGEST, check_one, local_contents, read_contents
+from shardmill.remote.fetch import check_size, fetch
+from shardmill.remote.hashing import check_local
+from shardmill.remote.parallel import in_parallel
+from shardmill.remote.place import Place, open_place
+from shardmill.remote.records import Contents, FileFact, Meter, OnProgress, Receipt
+from shardmill.remote.send import MARK
+from shardmill.shards import open_store
+
+_PART = ".part"
+
+
+def pull(
+    url: str,
+    folder: str | Path,
+    *,
+    workers: int = 8,
+    progress: OnProgress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Receipt:
+    """Copy the finished folder at `url` to `folder`. Interrupted, do the same again."""
+    began = time.monotonic()
+    workers = whole_number(workers, "workers")
+    place, target = open_place(url, storage_options), Path(folder).absolute()
+    found = place.listing()
+    contents = remote_contents(place, found)
+    sizes = {
+        fact.name: check_size(place, fact, found.get(fact.name, {}).get("size"))
+        for fact in contents.files
+    }
+    meter = Meter(sum(sizes.values()) + len(contents.manifest), progress)
+    if _is_here(target, contents):
+        fetched, own = [], 0
+        in_parallel(workers, lambda fact: check_local(target / fact.name, fact), contents.files)
+    else:
+        fetched, own = _fetch_all(place, target, contents, (sizes, meter, workers)), 1
+    return Receipt(
+        folder=target,
+        url=place.url,
+        kind=contents.kind,
+        manifest_sha256=contents.manifest_sha256,
+        files=len(sizes) + 1,
+        bytes=sum(sizes.values()) + len(contents.manifest),
+        moved_files=len(fetched) + own,
+        moved_bytes=sum(sizes[name] for name in fetched) + own * len(contents.manifest),
+        kept_files=len(sizes) - len(fetched) + 1 - own,
+        seconds=time.monotonic() - began,
+    )
+
+
+def remote_contents(place: Place, found: Mapping[str, Mapping[str, Any]]) -> Contents:
+    """The finished folder at `place`, whose listing is `found`."""
+    names = [name for name in LARGEST if name in found]
+    if not names:
+        why = "a push to here is unfinished" if MARK in found else "check the URL"
+        raise StoreNotFoundError(f"{place.url}: no {' and no '.join(LARGEST)} there: {why}")
+    check_one(names, place.url)
+    where, size = f"{place.url}/{names[0]}", found[names[0]]["size"]
+    if size > LARGEST[names[0]]:
+        raise StoreError(f"{where}: {size:,} bytes, so no manifest of ours; check the URL")
+    return read_contents(names[0], place.read(names[0], size), where=where)
+
+
+def _is_here(target: Path, contents: Contents) -> bool:
+    """Whether this very folder stands at `target`; raises if something else does."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise StoreExistsError(f"{target}: a file or link is in the way; move it away first")
+    names = sorted(entry.name for entry in target.iterdir()) if target.exists() else []
+    if not names:
+        return False
+    try:
+        is_same = local_contents(target).manifest == contents.manifest
+    except StoreError:
+        is_same = False
+    if not is_same:
+        raise StoreExistsError(
+            f"{target}: holds {names[0]!r} and is not the folder at the URL; move it away, or pull "
+            "into another folder"
+        )
+    return True
+
+
+def _fetch_all(
+    place: Place, target: Path, contents: Contents, how: tuple[dict[str, int], Meter, int]
+) -> list[str]:
+    sizes, meter, workers = how
+    with _staged(target, contents) as staged:
+        for parent in {(staged / fact.name).parent for fact in contents.files}:
+            parent.mkdir(exist_ok=True)
+
+        def one(fact: FileFact) -> str | None:
+            return _fetch_file(place, staged, fact, sizes[fact.name], meter)
+
+        fetched = [name for name in in_parallel(workers, one, contents.files) if name]
+        _publish(staged, target, contents)
+        meter.set(contents.manifest_name, len(contents.manifest))
+    return fetched
+
+
+def _fetch_file(place: Place, staged: Path, fact: FileFact, size: int, meter: Meter) -> str | None:
+    """The name of the file if it was fetched; None if an earlier pull had done so."""
+    path = staged / fact.name
+    if path.is_file():
+        try:
+            check_local(path, fact)
+        except StoreError:
+            path.unlink()  # the disk lost it
+        else:
+            meter.set(fact.name, size)
+            return None
+    part = path.with_name(path.name + _PART)
+    fetch(place, fact, size, part, lambda done: meter.set(fact.name, done))
+    part.rename(path)
+    return fact.name
+
+
+@contextmanager
+def _staged(target: Path, contents: Contents) -> Iterator[Path]:
+    """The hidden folder beside `target` where this pull collects, ours alone while we live."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_name(f".{target.name}.{contents.manifest_sha256[:16]}.pull.tmp")
+    staged.mkdir(exist_ok=True)
+    descriptor = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it at death
+            is_ours = os.path.samestat(os.fstat(descriptor), staged.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        if not is_ours:
+            raise BuildLockedError(f"{target}: another process pulls this folder now; wait for it")
+        yield staged
+    finally:
+        os.close(descriptor)
+
+
+def _publish(staged: Path, target: Path, contents: Contents) -> None:
+    with atomic_write(staged / contents.manifest_name) as file:
+        file.write(contents.manifest)
+    for parent in {(staged / fact.name).parent for fact in contents.files} - {staged}:
+        sync_folder(parent)
+    if contents.kind == "store":
+        open_store(staged)
+    elif b'"memmap_padded_v1"' in contents.manifest:
+        open_memmap_shard(staged).close()
+    try:
+        staged.rename(target)  # replaces an empty folder, and nothing else
+    except OSError as error:
+        raise StoreExistsError(
+            f"{target}: cannot take its place there: {error.strerror}; what was pulled lies in "
+            f"{staged}: look, then pull again"
+        ) from error
+    sync_folder(target.parent)

@@ -1,0 +1,175 @@
+"""Read a remote store through a bounded local cache.
+
+In: the URL of a finished store, a cache folder.  Out: its shards, one by one, as local files.
+Promise: a path that is given out holds the bytes of the manifest, checked by sha256 when they
+came, and stays until it is released; many processes may share the cache.
+Not here: reading tokens (the mapped room, from `token_files`); a whole copy (receive.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmill.arguments import whole_number
+from shardmill.closing import Closing
+from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.records import OffsetArray, TokenFile
+from shardmill.remote.cache import FileCache, Lease
+from shardmill.remote.fetch import check_size, fetch
+from shardmill.remote.parallel import in_parallel
+from shardmill.remote.place import Place, open_place
+from shardmill.remote.receive import remote_contents
+from shardmill.remote.records import Contents
+from shardmill.shards import SplitEntry
+from shardmill.shards.layout import DTYPES
+from shardmill.shards.manifest import decode_manifest
+from shardmill.shards.maps import map_index
+from shardmill.shards.store import fingerprint
+
+
+def open_remote(
+    url: str,
+    *,
+    cache: str | Path,
+    max_bytes: int,
+    workers: int = 4,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoteStore:
+    """The store at `url`; its indexes are fetched now, its shards when they are asked for.
+
+    `max_bytes` bounds the whole folder `cache`, whoever shares it: give all the same number.
+    """
+    how = (url, str(Path(cache).absolute()), max_bytes, workers, dict(storage_options or {}))
+    place = open_place(url, storage_options)
+    contents = remote_contents(place, place.listing())
+    return RemoteStore(contents, how)
+
+
+class RemoteStore(Closing):
+    """A finished store that is somewhere else. Made by `open_remote`; threads may share it."""
+
+    def __init__(self, contents: Contents, how: tuple[str, str, int, int, dict[str, Any]]) -> None:
+        self.url, folder, max_bytes, workers, self._options = how
+        if contents.kind != "store":
+            raise OptionError(f"{self.url}: a {contents.kind}, not a store: pull it to read it")
+        self._how, self._contents = how, contents
+        self._workers = whole_number(workers, "workers")
+        self.manifest = decode_manifest(contents.manifest, where=self.url)
+        self.splits: tuple[str, ...] = tuple(self.manifest.splits)
+        self.dtype: str = DTYPES[self.manifest.token_dtype]
+        self.fingerprint = fingerprint(self.manifest)
+        self._facts = {fact.name: fact for fact in contents.files}
+        self._cache = FileCache(folder, max_bytes)
+        self._leases: dict[str, Lease] = {}
+        self._lock = threading.Lock()
+        self._opened: tuple[int, Place] | None = None  # in which process, and what
+        self._ensure(self._index_files())
+
+    def num_shards(self, split: str) -> int:
+        return len(self._split(split).shards)
+
+    def local_shard(self, split: str, shard: int) -> Path:
+        """The file of one shard, here and held until `release` or `close`."""
+        return self.ensure(split, [shard])[0]
+
+    def ensure(self, split: str, shards: Iterable[int]) -> list[Path]:
+        """The same for several shards, fetched side by side."""
+        return self._ensure([self._shard_name(split, shard) for shard in shards])
+
+    def token_files(self, split: str, shards: Sequence[int]) -> list[TokenFile]:
+        """Several shards as what `TokenSpace` reads, held until `release` or `close`."""
+        entries = self._split(split).shards
+        paths = self.ensure(split, shards)
+        return [
+            TokenFile(path=path, num_tokens=entries[shard].tokens, dtype=self.dtype)
+            for path, shard in zip(paths, shards, strict=True)
+        ]
+
+    def document_starts(self, split: str) -> OffsetArray:
+        """(documents,) int64, read-only: where documents start in the whole split."""
+        entry = self._split(split)
+        return map_index(self._ensure([entry.index.file])[0], entry.documents)
+
+    def release(self, split: str, shards: Iterable[int]) -> None:
+        """These shards may go when room is needed; what is mapped already stays readable."""
+        for shard in shards:
+            name = self._shard_name(split, shard)
+            with self._lock:
+                lease = self._leases.pop(name, None)
+            if lease is not None:
+                lease.close()
+
+    def close(self) -> None:
+        """Release everything; may be called again. The files stay for the next reader."""
+        with self._lock:
+            leases, self._leases = self._leases, {}
+        for lease in leases.values():
+            lease.close()
+
+    def _ensure(self, names: Sequence[str]) -> list[Path]:
+        return in_parallel(self._workers, self._local, names)
+
+    def _local(self, name: str) -> Path:
+        with self._lock:
+            held = self._leases.get(name)
+        if held is not None:
+            return held.path
+        fact, place = self._facts[name], self._place()
+        size = check_size(place, fact, fact.size)
+
+        def bring(part: Path) -> None:
+            fetch(place, fact, size, part, lambda _: None)
+
+        lease = self._cache.hold(f"{self._contents.manifest_sha256[:32]}/{name}", size, bring)
+        with self._lock:
+            held = self._leases.setdefault(name, lease)
+        if held is not lease:
+            lease.close()  # another thread was quicker
+        return held.path
+
+    def _place(self) -> Place:
+        """A client of this process: none survives a fork."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), open_place(self.url, self._options)
+        return self._opened[1]
+
+    def _index_files(self) -> list[str]:
+        names = []
+        for split in self.manifest.splits.values():
+            entries = [split.index]
+            if split.chat:
+                entries += [split.chat.mask, split.chat.turns, split.chat.roles]
+            names += [entry.file for entry in entries]
+        return names
+
+    def _split(self, name: str) -> SplitEntry:
+        if name not in self.manifest.splits:
+            raise OptionError(f"{self.url}: no split {name!r}; it has {list(self.splits)}")
+        return self.manifest.splits[name]
+
+    def _shard_name(self, split: str, shard: int) -> str:
+        shards, number = self._split(split).shards, whole_number(shard, "shard", least=0)
+        if number >= len(shards):
+            raise OptionError(f"{self.url}: shard {number:,} of {len(shards):,} in {split!r}")
+        return shards[number].file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self._how, self._contents.manifest_sha256)
+
+    def __repr__(self) -> str:
+        held = len(self._leases)
+        return f"RemoteStore({self.url!r}, splits={list(self.splits)}, files held={held})"
+
+
+def _reopen(how: tuple[str, str, int, int, dict[str, Any]], wanted: str) -> RemoteStore:
+    url, cache, max_bytes, workers, options = how
+    store = open_remote(
+        url, cache=cache, max_bytes=max_bytes, workers=workers, storage_options=options
+    )
+    if store._contents.manifest_sha256 != wanted:
+        raise DamagedStoreError(f"{url}: was replaced since this store was pickled; open it again")
+    return store

@@ -1,0 +1,239 @@
+"""Pack plans on disk: one small file each, in the folder `packs` of their store.
+
+In: facts and arrays of a plan, or a path.  Out: the file, or a `StoredPlan` mapped from it.
+Promise: a file appears whole or not at all; equal plans are equal bytes; what `read_plan` returns
+is what was written, to the byte (every open checks the sha256 of the whole file); a plan of
+another store, or of one that was built again, is refused by name.
+Not here: making plans (build), reading rows through them (mapped). FORMAT.md has the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.atomic import atomic_write, cannot_write
+from shardmill.errors import (
+    BuildError,
+    DamagedStoreError,
+    ManifestError,
+    OptionError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
+from shardmill.records import IntArray
+from shardmill.shards.entries import Count
+from shardmill.shards.plan_entries import NAMES, PlanArrays, PlanFacts, plan_problems
+from shardmill.shards.store import Store
+
+PACKS = "packs"
+SUFFIX = ".plan"
+FORMAT: Literal["shardmill-plan"] = "shardmill-plan"
+VERSION: Literal[1] = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_HEAD = re.compile(rb'\{"format":"shardmill-plan","version":([0-9]+),')
+_UNIT, _SEAL = 64, 32
+_MAX_HEADER = 2**20
+_DTYPES = tuple(np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8"))
+
+
+class _Array(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    dtype: Literal["uint8", "uint16", "uint32", "uint64"]
+    entries: Count
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: Literal["shardmill-plan"]
+    version: Literal[1]
+    plan: PlanFacts
+    arrays: list[_Array]  # in the order of NAMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredPlan:
+    """A plan and the file it is mapped from."""
+
+    path: Path
+    facts: PlanFacts
+    arrays: PlanArrays
+    fingerprint: str  # sha256 of the file: equal ones, equal rows
+
+
+def plan_path(folder: Path, split: str, name: str) -> Path:
+    """Where a store keeps the plan `name` of a split: `packs/train-8192.plan`."""
+    if not _NAME.fullmatch(name):
+        raise OptionError(
+            f"plan name {name!r}: 1 to 100 letters, digits, '_', '.' or '-', and begins with a "
+            "letter or digit"
+        )
+    return Path(folder) / PACKS / f"{split}-{name}{SUFFIX}"
+
+
+def find_plan(folder: Path, plan: str | Path) -> Path:
+    """The file of a plan: by its name ("train-8192", as `list_plans` tells it), or by its path."""
+    if isinstance(plan, Path) or plan.endswith(SUFFIX) or os.sep in plan:
+        return Path(plan).absolute()
+    path = Path(folder).absolute() / PACKS / f"{plan}{SUFFIX}"
+    if not path.is_file():
+        known = ", ".join(list_plans(folder)) or "none yet: make one with `shardmill pack`"
+        raise StoreNotFoundError(f"{folder}: no plan {plan!r}; its plans are: {known}")
+    return path
+
+
+def list_plans(folder: str | Path) -> list[str]:
+    """The names of all plans of a store, sorted; none of them is opened."""
+    return sorted(path.name.removesuffix(SUFFIX) for path in Path(folder, PACKS).glob(f"*{SUFFIX}"))
+
+
+def write_plan(path: Path, facts: PlanFacts, arrays: PlanArrays, *, overwrite: bool = False) -> int:
+    """Put a plan on disk; returns its size in bytes.
+
+    The same plan may stand there already; another one only goes with `overwrite`.
+    """
+    problems = list(plan_problems(facts, arrays))
+    if problems:
+        raise BuildError(f"{path}: refusing to write this plan: " + "; ".join(problems))
+    parts = [narrow(getattr(arrays, name)) for name in NAMES]
+    data = _encode(facts, parts)
+    if path.exists() and not overwrite:
+        if path.is_file() and path.read_bytes() == data:
+            return len(data)
+        raise StoreExistsError(
+            f"{path}: another plan stands here; choose another name (--name), or ask for overwrite"
+        )
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return len(data)
+
+
+def read_plan(path: Path) -> StoredPlan:
+    """The plan at `path`, after all checks. Its arrays are mapped and read-only."""
+    path = Path(path).absolute()
+    data = _map(path)
+    version = _HEAD.match(data[: 2 * _UNIT].tobytes())
+    if version is None or len(data) < _UNIT + _SEAL:
+        raise ManifestError(f"{path}: not a pack plan of ours, or its beginning is damaged")
+    if int(version[1]) != VERSION:
+        raise ManifestError(
+            f"{path}: a plan of version {version[1].decode()}, but this shardmill reads version "
+            f"{VERSION}; upgrade shardmill, or pack again"
+        )
+    digest = hashlib.sha256(data[:-_SEAL].data)
+    if digest.digest() != data[-_SEAL:].tobytes():
+        raise _damaged(path, "its sha256 is not the one at its end: changed or cut off")
+    header, at = _header(path, data)
+    arrays = PlanArrays(**dict(_cut(path, data, header, at)))
+    for problem in plan_problems(header.plan, arrays):
+        raise _damaged(path, problem)
+    return StoredPlan(path=path, facts=header.plan, arrays=arrays, fingerprint=digest.hexdigest())
+
+
+def check_plan(plan: StoredPlan, store: Store) -> None:
+    """Refuse a plan that was not made of exactly these tokens."""
+    facts = plan.facts
+    if facts.store != store.fingerprint or facts.split not in store.splits:
+        raise DamagedStoreError(
+            f"{plan.path}: a plan of another store, or of this one before it was built again "
+            f"(fingerprint {facts.store[:12]}, that of {store.folder} is "
+            f"{store.fingerprint[:12]}); pack again: it takes seconds"
+        )
+    if facts.metrics.num_examples != store.num_documents(facts.split):
+        raise _damaged(plan.path, f"not of the {store.num_documents(facts.split):,} examples")
+
+
+def plans_of(store: Store) -> Iterator[tuple[str, StoredPlan | StoreError]]:
+    """Every plan of a store by name: opened and checked, or why it cannot be used."""
+    for name in list_plans(store.folder):
+        try:
+            plan = read_plan(find_plan(store.folder, name))
+            check_plan(plan, store)
+        except StoreError as error:
+            yield name, error
+        else:
+            yield name, plan
+
+
+def narrow(values: IntArray) -> IntArray:
+    """Whole numbers from 0 on in the narrowest unsigned type that holds them all."""
+    most = int(values.max(initial=0))
+    assert values.min(initial=0) >= 0, "a negative number would be wrapped without a word"
+    kind = next(kind for kind in _DTYPES if most <= np.iinfo(kind).max)
+    return values.astype(kind)
+
+
+def _encode(facts: PlanFacts, parts: list[IntArray]) -> bytes:
+    entries = [
+        _Array(name=name, dtype=part.dtype.name, entries=len(part))  # type: ignore[arg-type]
+        for name, part in zip(NAMES, parts, strict=True)
+    ]
+    header = _Header(format=FORMAT, version=VERSION, plan=facts, arrays=entries)
+    line = msgspec.json.encode(header)
+    line += b" " * (-(len(line) + 1) % _UNIT) + b"\n"
+    body = b"".join(part.tobytes() + b"\0" * (-part.nbytes % _UNIT) for part in parts)
+    return line + body + hashlib.sha256(line + body).digest()
+
+
+def _map(path: Path) -> npt.NDArray[np.uint8]:
+    try:
+        # without waiting: a pipe may have no other end
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise ManifestError(f"{path}: not a plain file, so no plan")
+            if not found.st_size:
+                raise _damaged(path, "empty")
+            return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"{path}: no such plan; make it with `shardmill pack`") from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read as a plan: {error.strerror}") from error
+
+
+def _header(path: Path, data: npt.NDArray[np.uint8]) -> tuple[_Header, int]:
+    """What the first line says, and where the next one would begin."""
+    line = data[: min(_MAX_HEADER, len(data) - _SEAL)].tobytes().partition(b"\n")[0]
+    try:
+        header = msgspec.json.decode(line, type=_Header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"its first line is no header ({error})") from error
+    if tuple(entry.name for entry in header.arrays) != NAMES or (len(line) + 1) % _UNIT:
+        raise _damaged(path, "its first line lists other arrays than a plan has")
+    return header, len(line) + 1
+
+
+def _cut(
+    path: Path, data: npt.NDArray[np.uint8], header: _Header, at: int
+) -> Iterator[tuple[str, IntArray]]:
+    for entry in header.arrays:
+        kind = np.dtype(entry.dtype).newbyteorder("<")
+        size = entry.entries * kind.itemsize
+        if at + size > len(data) - _SEAL:
+            raise _damaged(path, f"{entry.name} goes beyond its end")
+        yield entry.name, data[at : at + size].view(kind)
+        at += size + -size % _UNIT
+    if at != len(data) - _SEAL:
+        raise _damaged(path, "there is more behind its arrays")
+
+
+def _damaged(path: Path, what: str) -> DamagedStoreError:
+    return DamagedStoreError(f"{path}: {what}; copy the plan again, or pack again")

@@ -1,0 +1,350 @@
+"""Packed datasets and their collate: O(1) items, every process its own maps, labels that stay in
+their sequence."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
+from shardmill.interop.packed import MemmapShardWriter, pack_from_spool
+from shardmill.pytorch import (
+    GPTSFTPackedMemmapDataset,
+    GPTSFTPackedMultiShardDataset,
+    PackedDataset,
+    collate_packed,
+    create_sft_dataset,
+)
+from shardmill.testing.packed import packed_bins, write_spool
+
+BINS = [
+    ([1, 2, 3, 4, 5], [1, 0, 1, 1, 0], [0, 2]),
+    ([6, 7], [1, 0], [0]),
+    ([8], [0], [0]),
+    ([9, 10, 11], [0, 1, 0], [0]),
+]
+
+
+def write(folder: Path, bins, *, dtype=np.int32, pack_size: int = 8, **options) -> Path:
+    total = sum(len(starts) for _, _, starts in bins)
+    with MemmapShardWriter(folder, len(bins), pack_size, total, dtype, **options) as writer:
+        for number, (ids, mask, starts) in enumerate(bins):
+            writer.write_bin(number, ids, mask, starts)
+        writer.finalize()
+    return folder
+
+
+def as_lists(item) -> tuple[list[int], list[int], list[int]]:
+    return item["input_ids"].tolist(), item["loss_mask"].tolist(), item["seq_boundaries"]
+
+
+def wanted(number: int, *, zero: bool = False):
+    ids, mask, starts = BINS[number]
+    return ids, [0] * len(mask) if zero else mask, [*starts, len(ids)]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.uint32, np.int64])
+def test_items_are_the_bins_in_fresh_memory(tmp_path, dtype) -> None:
+    dataset = GPTSFTPackedMemmapDataset(write(tmp_path / "a", BINS, dtype=dtype))
+    assert len(dataset) == 4
+    assert [as_lists(dataset[number]) for number in range(4)] == [wanted(n) for n in range(4)]
+    item = dataset[0]
+    assert (item["input_ids"].dtype, item["loss_mask"].dtype) == (np.int64, np.uint8)
+    item["input_ids"][:] = 0
+    item["loss_mask"][:] = 0
+    assert as_lists(dataset[0]) == wanted(0)
+    assert repr(dataset) == "GPTSFTPackedMemmapDataset('a', samples=4)"
+
+
+def test_a_negative_index_is_a_padding_sample(tmp_path) -> None:
+    dataset = GPTSFTPackedMemmapDataset(write(tmp_path / "a", BINS))
+    assert as_lists(dataset[-1]) == wanted(3, zero=True)
+    assert as_lists(dataset[-4]) == wanted(0, zero=True)
+    for index in (4, -5):
+        with pytest.raises(IndexError, match=f"sample {index} of 4"):
+            dataset[index]
+
+
+def test_padding_is_told_before_and_after_the_mapping(tmp_path) -> None:
+    write(tmp_path / "a", BINS)
+    dataset = GPTSFTPackedMemmapDataset(tmp_path / "a", samples_mapping=[3, 0, -4])
+    assert len(dataset) == 3
+    assert as_lists(dataset[0]) == wanted(3)
+    assert as_lists(dataset[1]) == wanted(0)
+    assert as_lists(dataset[2]) == wanted(0, zero=True)
+    assert as_lists(dataset[-3]) == wanted(3, zero=True)
+
+
+def test_max_num_samples_goes_through_every_bin_once_an_epoch(tmp_path) -> None:
+    write(tmp_path / "a", BINS)
+    dataset = GPTSFTPackedMemmapDataset(tmp_path / "a", max_num_samples=10, seed=3)
+    assert len(dataset) == 10
+    firsts = [int(dataset[number]["input_ids"][0]) for number in range(10)]
+    assert sorted(firsts[:4]) == sorted(firsts[4:8]) == [1, 6, 8, 9]
+    assert len(set(firsts[8:])) == 2
+    again = GPTSFTPackedMemmapDataset(tmp_path / "a", max_num_samples=10, seed=3)
+    assert [int(again[n]["input_ids"][0]) for n in reversed(range(10))] == firsts[::-1]
+    orders = {
+        tuple(
+            int(
+                GPTSFTPackedMemmapDataset(tmp_path / "a", max_num_samples=4, seed=s)[n][
+                    "input_ids"
+                ][0]
+            )
+            for n in range(4)
+        )
+        for s in range(6)
+    }
+    assert len(orders) > 1
+
+
+def test_several_shards_are_one_dataset(tmp_path) -> None:
+    folders = [write(tmp_path / "a", BINS[:1]), write(tmp_path / "b", BINS[1:], dtype=np.uint16)]
+    dataset = GPTSFTPackedMultiShardDataset(folders, max_num_samples=8)
+    plain = GPTSFTPackedMultiShardDataset([str(folder) for folder in folders])
+    assert (len(dataset), len(plain)) == (8, 4)
+    assert [as_lists(plain[number]) for number in range(4)] == [wanted(n) for n in range(4)]
+    assert as_lists(plain[-1]) == wanted(3, zero=True)
+    firsts = [int(dataset[number]["input_ids"][0]) for number in range(8)]
+    assert sorted(firsts[:4]) == sorted(firsts[4:]) == [1, 6, 8, 9]
+
+
+def test_shards_of_two_alignments_are_not_mixed(tmp_path, caplog) -> None:
+    folders = [
+        write(tmp_path / "a", BINS),
+        write(tmp_path / "b", BINS, loss_mask_alignment="roll_right"),
+    ]
+    with pytest.raises(OptionError, match=r"aligned \['label', 'roll_right'\]"):
+        GPTSFTPackedMultiShardDataset(folders)
+    GPTSFTPackedMemmapDataset(folders[0])
+    assert caplog.text == ""
+    GPTSFTPackedMemmapDataset(folders[1])
+    assert "rolled right over the whole bin" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"add_bos": True, "prompt": 1}, "add_bos, prompt: no option of packed datasets"),
+        ({"samples_mapping": [4]}, "names bin 4 of 4"),
+        ({"samples_mapping": [-5]}, "names bin -5 of 4"),
+        ({"samples_mapping": [0.5]}, "wanted one bin number"),
+        ({"samples_mapping": []}, "wanted one bin number"),
+        ({"max_num_samples": 0}, "max_num_samples=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"pad_to_max_length": True}, "say to which length"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, options, words) -> None:
+    write(tmp_path / "a", BINS)
+    with pytest.raises(OptionError, match=words):
+        GPTSFTPackedMemmapDataset(tmp_path / "a", **options)
+    with pytest.raises(OptionError, match=words):
+        create_sft_dataset(tmp_path / "a", **options)
+
+
+def test_no_shards_and_no_path_are_refused(tmp_path) -> None:
+    for nothing in ([], str(tmp_path)):
+        with pytest.raises(OptionError, match="wanted a list of at least one shard"):
+            GPTSFTPackedMultiShardDataset(nothing)
+    with pytest.raises(StoreNotFoundError):
+        GPTSFTPackedMemmapDataset(tmp_path)
+    with pytest.raises(StoreNotFoundError, match="nothing is here"):
+        create_sft_dataset(tmp_path / "nothing")
+    with pytest.raises(StoreError, match="no packed shard"):
+        create_sft_dataset(tmp_path)
+
+
+def test_the_factory_knows_every_format(tmp_path) -> None:
+    sequences = [([1, 2, 3], [0, 1, 1]), ([4, 5], [0, 1])]
+    spool = write_spool(tmp_path / "spool", sequences)
+    found = []
+    for storage in ("memmap_v1", "parquet", "legacy_npy_pickle"):
+        receipt = pack_from_spool(
+            spool, tmp_path / storage, shard_id="s", pack_size=5, packed_storage=storage
+        )
+        dataset = create_sft_dataset(receipt["output_path"])
+        assert isinstance(dataset, PackedDataset)
+        assert as_lists(dataset[0]) == ([1, 2, 3, 4, 5], [1, 1, 0, 1, 0], [0, 3, 5])
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert as_lists(copy[0]) == as_lists(dataset[0])
+        found.append(type(dataset).__name__)
+        dataset.close()
+    assert found == ["GPTSFTPackedMemmapDataset", "PackedDataset", "PackedDataset"]
+    whole = create_sft_dataset(tmp_path / "memmap_v1")
+    assert type(whole).__name__ == "GPTSFTPackedMultiShardDataset"
+    assert len(whole) == 1
+
+
+def test_a_pickled_dataset_carries_no_tokens_and_refuses_another_shard(tmp_path) -> None:
+    bins = [([7] * 4096, [1] * 4096, [0])] * 4
+    write(tmp_path / "a", bins, pack_size=4096)
+    dataset = GPTSFTPackedMemmapDataset(tmp_path / "a")
+    dataset[0]
+    data = pickle.dumps(dataset)
+    assert len(data) < 2000
+    copy = pickle.loads(data)
+    assert copy._shards is None
+    assert copy[3]["input_ids"].tolist() == [7] * 4096
+    shutil.rmtree(tmp_path / "a")
+    write(tmp_path / "a", [([8], [1], [0])] * 4)
+    with pytest.raises(DamagedStoreError, match="was written again"):
+        pickle.loads(data)[0]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_of_either_kind_read_every_sample(tmp_path, method) -> None:
+    bins = [([n, n + 1, n + 2], [0, 1, 0], [0]) for n in range(40)]
+    dataset = GPTSFTPackedMemmapDataset(write(tmp_path / "a", bins))
+    dataset[0]  # maps are open in the parent, too
+    loader = DataLoader(
+        dataset,
+        batch_size=5,
+        num_workers=2,
+        multiprocessing_context=method,
+        collate_fn=collate_packed,
+    )
+    firsts = [int(row[0]) for batch in loader for row in batch["tokens"]]
+    assert firsts == list(range(40))
+
+
+def megatron_slowly(items, length: int, pad: int) -> dict[str, list]:
+    """A batch as Megatron's packed collate gives it, one token at a time."""
+    batch: dict[str, list] = {
+        name: [] for name in ("tokens", "labels", "loss_mask", "position_ids")
+    }
+    edges = []
+    for ids, mask, bounds in items:
+        rows = {name: [] for name in batch}
+        cu = [0]
+        for start, stop in pairwise(bounds):
+            for at in range(start, stop - 1):
+                rows["tokens"].append(ids[at])
+                rows["labels"].append(ids[at + 1])
+                rows["loss_mask"].append(mask[at])
+                rows["position_ids"].append(at - start)
+            cu.append(cu[-1] + stop - start - 1)
+        if cu[-1] != length:
+            cu.append(length)
+        edges.append(cu)
+        for name, values in rows.items():
+            fill = pad if name in ("tokens", "labels") else 0
+            batch[name].append(values + [fill] * (length - len(values)))
+    width = max(len(cu) for cu in edges) + 1
+    batch["cu_seqlens"] = [cu + [-1] * (width - len(cu)) for cu in edges]
+    batch["cu_seqlens_argmin"] = [[len(cu)] for cu in edges]
+    batch["max_seqlen"] = [[max(b - a for a, b in pairwise(cu))] for cu in edges]
+    return batch
+
+
+@settings(deadline=None, max_examples=150)
+@given(bins=packed_bins(pack_size=12, max_bins=5).filter(len), more=st.integers(0, 5))
+def test_the_batch_is_megatrons(bins, more) -> None:
+    items = [(ids, mask, [*starts, len(ids)]) for ids, mask, starts in bins]
+    longest = max(len(ids) - len(starts) for ids, _, starts in bins)
+    length = max(longest + more, 1)
+    batch = collate_packed(
+        [
+            {"input_ids": np.array(i), "loss_mask": np.array(m), "seq_boundaries": b}
+            for i, m, b in items
+        ],
+        pad_to=length,
+        pad_id=77,
+    )
+    slow = megatron_slowly(items, length, 77)
+    assert {name: batch[name].tolist() for name in slow} == slow
+    assert batch["token_count"].tolist() == [len(i) - len(b) + 1 for i, _, b in items]
+    assert batch["attention_mask"].tolist() == [1] * len(items)
+    assert [batch[n].dtype for n in ("tokens", "labels", "loss_mask", "position_ids")] == [
+        torch.int64
+    ] * 4
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert torch.equal(batch["cu_seqlens"].argmin(dim=1, keepdim=True), batch["cu_seqlens_argmin"])
+
+
+def test_a_batch_by_hand() -> None:
+    items = [
+        {"input_ids": ids, "loss_mask": mask, "seq_boundaries": [*starts, len(ids)]}
+        for ids, mask, starts in BINS[:2]
+    ]
+    batch = collate_packed(items, multiple_of=4, pad_id=9)
+    assert batch["tokens"].tolist() == [[1, 3, 4, 9], [6, 9, 9, 9]]
+    assert batch["labels"].tolist() == [[2, 4, 5, 9], [7, 9, 9, 9]]
+    assert batch["loss_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+    assert batch["cu_seqlens"].tolist() == [[0, 1, 3, 4, -1], [0, 1, 4, -1, -1]]
+    assert batch["cu_seqlens_argmin"].tolist() == [[4], [3]]
+    assert batch["max_seqlen"].tolist() == [[2], [3]]
+
+
+def test_kept_last_tokens_are_inputs_without_a_label() -> None:
+    items = [{"input_ids": [1, 2, 3, 4], "loss_mask": [1, 1, 1, 1], "seq_boundaries": [0, 2, 4]}]
+    batch = collate_packed(items, pad_to=4, keep_last=True, pad_id=9)
+    assert batch["tokens"].tolist() == [[1, 2, 3, 4]]
+    assert batch["labels"].tolist() == [[2, 9, 4, 9]]
+    assert batch["loss_mask"].tolist() == [[1, 0, 1, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1]]
+    assert batch["cu_seqlens"].tolist() == [[0, 2, 4, -1]]
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "words"),
+    [
+        ([], {}, "an empty batch"),
+        ([([1, 2], [0, 0], [0, 1])], {}, "item 0: seq_boundaries"),
+        ([([1, 2], [0, 0], [1, 2])], {}, "item 0: seq_boundaries"),
+        ([([1, 2], [0, 0], [0, 2, 2])], {}, "item 0: seq_boundaries"),
+        ([([1, 2], [0], [0, 2])], {}, "a mask of 1 for 2 tokens"),
+        ([([1, 2, 3], [0, 0, 0], [0, 3])], {"pad_to": 1}, "pad_to=1, but a row has 2 tokens"),
+    ],
+)
+def test_what_cannot_be_a_batch_is_refused(items, options, words) -> None:
+    made = [{"input_ids": i, "loss_mask": m, "seq_boundaries": b} for i, m, b in items]
+    with pytest.raises(OptionError, match=words):
+        collate_packed(made, **options)
+
+
+def test_collate_fn_pads_as_the_dataset_says(tmp_path) -> None:
+    write(tmp_path / "a", BINS)
+    tokenizer = SimpleNamespace(eos_id=2)
+    dataset = GPTSFTPackedMemmapDataset(tmp_path / "a", tokenizer, pad_seq_length_to_mult=6)
+    assert dataset.collate_fn([dataset[0]])["tokens"].tolist() == [[1, 3, 4, 2, 2, 2]]
+    fixed = GPTSFTPackedMemmapDataset(
+        tmp_path / "a", tokenizer, pad_to_max_length=True, max_seq_length=5
+    )
+    assert fixed.collate_fn([fixed[-4]])["tokens"].tolist() == [[1, 3, 4, 2, 2]]
+    assert fixed.collate_fn([fixed[-4]])["loss_mask"].tolist() == [[0, 0, 0, 0, 0]]
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_a_packed_batch_trains_the_labels_of_the_unpacked_examples(data) -> None:
+    token = st.tuples(st.integers(0, 99), st.integers(0, 1))
+    sequences = data.draw(
+        st.lists(st.lists(token, min_size=1, max_size=9), min_size=1, max_size=12)
+    )
+    with tempfile.TemporaryDirectory() as top:
+        pairs = [([i for i, _ in one], [m for _, m in one]) for one in sequences]
+        spool = write_spool(Path(top) / "spool", pairs)
+        pack_from_spool(spool, top, shard_id="a", pack_size=11)
+        dataset = create_sft_dataset(Path(top) / "a")
+        batch = collate_packed([dataset[number] for number in range(len(dataset))])
+        trained = batch["loss_mask"].bool()
+        found = zip(
+            batch["tokens"][trained].tolist(), batch["labels"][trained].tolist(), strict=True
+        )
+        expected = [
+            (ids[at - 1], ids[at]) for ids, mask in pairs for at in range(1, len(ids)) if mask[at]
+        ]
+        assert sorted(found) == sorted(expected)

@@ -1,0 +1,93 @@
+"""Stores to move, and places to move them to: memory, a disk, and S3 on loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardmill.records import Ragged
+from shardmill.remote.place import Place, open_place
+from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.stores import build_small_store
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A URL that nothing was pushed to yet."""
+
+    url: str
+    options: dict[str, Any]
+
+    def open(self) -> Place:
+        return open_place(self.url, self.options)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[LoopbackS3]:
+    for package in ("s3fs", "moto", "flask_cors"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: S3 is not tested")
+    with LoopbackS3() as server:
+        server.make_bucket("data")
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: LoopbackS3) -> Iterator[LoopbackS3]:
+    """The server, with no faults and an empty log."""
+    s3_server.faults.clear()
+    s3_server.requests.clear()
+    yield s3_server
+    s3_server.faults.clear()
+
+
+@pytest.fixture
+def s3_spot(s3: LoopbackS3) -> Spot:
+    return Spot(f"s3://data/store-{next(_numbers)}", s3.options())
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def spot(request: pytest.FixtureRequest, tmp_path: Path) -> Spot:
+    if request.param == "memory":
+        return Spot(f"memory://remote/store-{next(_numbers)}", {})
+    if request.param == "file":
+        return Spot(f"file://{tmp_path}/elsewhere/store", {})
+    found: Spot = request.getfixturevalue("s3_spot")
+    return found
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Callable[..., Path]:
+    """A store of random documents: 10 train shards of 1,000 bytes, one val shard, two indexes."""
+
+    def make(name: str = "store", seed: int = 0, shard_bytes: int = 1000) -> Path:
+        ids = np.random.default_rng(seed).integers(0, 60_000, 5 * shard_bytes)
+        splits = {
+            "train": Ragged.from_lengths(ids, [shard_bytes // 2] * 10),
+            "val": Ragged.from_sequences([[1, 2, seed]]),
+        }
+        build_small_store(tmp_path / name, splits, shard_bytes=shard_bytes)
+        return tmp_path / name
+
+    return make
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file, by relative name."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def remote_files(spot: Spot) -> dict[str, bytes]:
+    """The same at the other end, read with fsspec alone."""
+    place = spot.open()
+    return {name: place.fs.cat_file(place.path(name)) for name in place.listing()}
