@@ -5,8 +5,9 @@ A user's own class needs these names and nothing else: no base class, no registr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from shardmill.records import JSON, ConversationBatch, Cursor, IntArray, Ragged, TextBatch
 
@@ -91,3 +92,96 @@ class DividedSource(Source, Protocol):
         The coarsest kind of pieces (files, say) that makes `at_least` of them; the finest kind
         when none does. A function of the input and `at_least` alone.
         """
+
+
+@runtime_checkable
+class CuttableSource(Source, Protocol):
+    """A source that can be cut into pieces of about one size: the units of a build."""
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """Pieces which, one behind the other, give exactly the documents, counts and drops of this
+        source, each of about `num_bytes` of input; what has no finer parts is one piece.
+
+        A function of the input and `num_bytes` alone. Cheap: sizes and footers, no pass over the
+        data. A piece is small when pickled, and can be read in another process.
+
+        Row numbers: a piece that begins inside a file cannot know how many rows lie before it. Its
+        drops have a `row`, its batches a `num_rows` (a last batch may hold nothing else), and it
+        is a `FilePart`. Whoever joins the pieces knows, in their order:
+
+            if not continues(piece):
+                before = 0
+            drops = [drop.numbered(before) for drop in drops_of_all_its_batches]
+            before += num_rows_of_all_its_batches
+        """
+
+
+@runtime_checkable
+class FilePart(Source, Protocol):
+    """A source that may be a piece of a file whose rows are counted through the whole file."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether rows are counted on from the piece before it; False: it begins a file."""
+
+
+def continues(piece: Source) -> bool:
+    """Whether the rows of a piece are counted on from the piece before it."""
+    return isinstance(piece, FilePart) and piece.continues
+
+
+class Task(Protocol):
+    """A piece of work that any process can do. It travels by pickle."""
+
+    @property
+    def name(self) -> str:
+        """What it works on, for messages: a file and the part of it."""
+
+    def run(self, tools: Any, emit: Callable[[Any], None]) -> None:
+        """Do it, and emit small picklable notes of what is done for good, in order.
+
+        Run again after its process died, it goes on behind what it had done and emits the notes of
+        that first, equal to what they were. It never runs twice at one time.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """What an engine says of one task: a note, its end, or its failure."""
+
+    task: int  # its number among the tasks of the run, from 0
+    note: Any = None  # what it emitted; notes of one task come in order, after a death once more
+    ended: bool = False  # it returned; nothing follows
+    error: BaseException | None = None  # it raised, or killed its process again and again
+    lost: bool = False  # with an error: the processes died, so it should not be tried once more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the processes of an engine have used so far."""
+
+    cpu_seconds: float
+    peak_bytes: int  # resident, of the largest process
+
+
+class Engine(Protocol):
+    """Where tasks run: processes of this machine, or of many."""
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at one time."""
+
+    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
+        """Run the tasks and tell what becomes of them, until all have ended.
+
+        `tools` go to each process once, by pickle, and are passed to every task there. A task is
+        taken from `tasks` when a slot is free, in order, and not before: that is the back-pressure,
+        and `tasks` may end early because of earlier reports. A process that dies is replaced, and
+        its task run again. Closing the generator stops what still runs, at once, and returns when
+        it has stopped; what was noted stays done.
+        """
+
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None:
+        """End every process; may be called again."""

@@ -102,8 +102,15 @@ class Ragged:
 class Drop:
     """One input row that gave no document, so that nothing is lost in silence."""
 
-    id: str  # where it was: "file.jsonl:17", "part.parquet:row 40"
+    id: str  # where it was: "file.jsonl:17", "part.parquet:row 40"; the file alone if `row` is set
     reason: str  # one of a source's reason codes, a key of the ledger's `dropped`
+    row: int | None = None  # from 0, in a piece that does not know how many rows lie before it
+
+    def numbered(self, rows_before: int) -> Drop:
+        """With its full id, for whoever knows how many rows of the file lie before the piece."""
+        if self.row is None:
+            return self
+        return Drop(id=f"{self.id}:{rows_before + self.row + 1}", reason=self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,7 @@ class TextBatch:
     counts: Mapping[str, int] = field(default_factory=dict)
     # "empty": documents with no text; "invalid_utf8": kept documents in which bytes were replaced
     drops: tuple[Drop, ...] = ()
+    num_rows: int = 0  # rows passed, blank lines too, where drops have a `row`; 0 elsewhere
     cursor: Cursor  # reading from here gives exactly what follows this batch
 
 

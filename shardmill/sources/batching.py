@@ -85,5 +85,6 @@ def _joined(batches: list[TextBatch]) -> TextBatch:
         num_read=sum(batch.num_read for batch in batches),
         counts=counts,
         drops=tuple(drop for batch in batches for drop in batch.drops),
+        num_rows=sum(batch.num_rows for batch in batches),
         cursor=batches[-1].cursor,
     )

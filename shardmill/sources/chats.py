@@ -21,7 +21,7 @@ from shardmill.records import JSON, ConversationBatch, Cursor, Drop
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.chatbatches import Spot, Unit, batched
 from shardmill.sources.cursors import counts_of, fields_of
-from shardmill.sources.files import fingerprint_files
+from shardmill.sources.files import fingerprint_files, stamp_of_file
 from shardmill.sources.inputs import FileInput, Placed, RecordInput
 from shardmill.sources.inputs_arrow import HubRecords
 from shardmill.sources.jsonl import OnBad
@@ -92,7 +92,7 @@ class ChatSource:
         return [
             [
                 entry.name,
-                entry.file.path.stat().st_mtime_ns if isinstance(entry, FileInput) else None,
+                stamp_of_file(entry.file) if isinstance(entry, FileInput) else None,
             ]
             for entry in self._inputs
         ]

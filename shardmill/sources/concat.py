@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardmill.errors import OptionError, SourceError
-from shardmill.protocols import DividedSource, Source
+from shardmill.protocols import CuttableSource, DividedSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.cursors import counts_of, fields_of
+from shardmill.sources.cutting import check_num_bytes, runs
 from shardmill.sources.filesource import check_at_least
 from shardmill.sources.stamp import stamp_of
 
@@ -62,6 +63,16 @@ class ConcatSource:
                 break
         return pieces
 
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """The pieces of the parts, in order; small parts together."""
+        check_num_bytes(num_bytes)
+        pieces = [
+            part.cut(num_bytes) if isinstance(part, CuttableSource) else (part,)
+            for part in self._parts
+        ]
+        sizes = [part.size_hint() for part in self._parts]
+        return join_small(pieces, sizes, num_bytes, name=self._name)
+
     def _locate(self, cursor: Cursor | None) -> tuple[int, Cursor | None]:
         if cursor is None:
             return 0, None
@@ -83,3 +94,17 @@ class ConcatSource:
 
 def _pieces_of(part: Source, at_least: int) -> Sequence[Source]:
     return part.divide(at_least) if isinstance(part, DividedSource) else (part,)
+
+
+def join_small(
+    pieces: Sequence[Sequence[Source]], sizes: Sequence[int | None], num_bytes: int, *, name: str
+) -> list[Source]:
+    """The pieces of each part, in order; parts that are one piece together while they fit."""
+    alone = [size if len(cut) == 1 else None for cut, size in zip(pieces, sizes, strict=True)]
+    joined: list[Source] = []
+    for start, stop in runs(alone, num_bytes):
+        found = [piece for cut in pieces[start:stop] for piece in cut]
+        if stop - start > 1:
+            found = [ConcatSource(found, name=f"{name}/parts {start} to {stop - 1}")]
+        joined += found
+    return joined

@@ -3,21 +3,32 @@
 In: listed files and a reader for one file.  Out: a `Source`.
 Promise: files in order; the cursor names the file and the place in it, so that a fresh source
 goes on exactly there; a file that changed since it was listed is refused. A source can be divided
-into its files, and into parts of files where their kind allows it.
+into its files, and into parts of files where their kind allows it; and cut into pieces of about one
+size, which are runs of files or parts of one.
 Not here: formats. A reader knows one file at a time and nothing of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, Self
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.batching import BatchLimits, coalesce
 from shardmill.sources.cursors import fields_of
-from shardmill.sources.files import InputFile, check_unchanged, fingerprint_files
+from shardmill.sources.cutting import check_num_bytes, runs
+from shardmill.sources.files import (
+    InputFile,
+    check_unchanged,
+    fingerprint_files,
+    stamp_of_file,
+)
+
+_SIZE_THREADS = 8
 
 
 class FileReader(Protocol):
@@ -29,6 +40,10 @@ class FileReader(Protocol):
     @property
     def part(self) -> str:
         """What it reads of a file, for names: "" when all of it."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether its rows are counted on from the part before it; see `FilePart`."""
 
     def options(self) -> dict[str, JSON]:
         """Every option that changes the documents, for `describe`."""
@@ -46,16 +61,24 @@ class FileReader(Protocol):
     def divide(self, file: InputFile) -> Sequence[FileReader]:
         """Readers which, one behind the other, give the file: the finest parts it has."""
 
+    def cut(self, file: InputFile, num_bytes: int) -> Sequence[FileReader]:
+        """Readers which, one behind the other, give the file: each of about `num_bytes`, as far as
+        it has such parts."""
+
 
 class WholeFiles:
     """For readers of files that can only be read whole, and that look at one file alone."""
 
     part = ""
+    continues = False
 
     def settled(self) -> Self:
         return self
 
     def divide(self, file: InputFile) -> Sequence[Self]:  # noqa: ARG002 - of any file
+        return (self,)
+
+    def cut(self, file: InputFile, num_bytes: int) -> Sequence[Self]:  # noqa: ARG002 - of any size
         return (self,)
 
 
@@ -79,6 +102,10 @@ class FileSource:
         return self._name
 
     @property
+    def continues(self) -> bool:
+        return self._reader.continues
+
+    @property
     def files(self) -> tuple[InputFile, ...]:
         return self._files
 
@@ -95,10 +122,10 @@ class FileSource:
 
     def stamp(self) -> JSON:
         """When each file was written, for one machine: a build is not resumed on other input."""
-        return [[file.name, file.path.stat().st_mtime_ns] for file in self._files]
+        return [[file.name, stamp_of_file(file)] for file in self._files]
 
     def size_hint(self) -> int | None:
-        return sum(self._reader.size_hint(file) for file in self._files)
+        return sum(self._sizes(self._reader))
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         first, position = self._locate(cursor)
@@ -110,12 +137,32 @@ class FileSource:
         check_at_least(at_least)
         reader = self._reader.settled()
         if len(self._files) >= at_least:
-            return [self._piece(file, reader) for file in self._files]
-        return [self._piece(file, part) for file in self._files for part in reader.divide(file)]
+            return [self._piece((file,), reader) for file in self._files]
+        return [self._piece((file,), part) for file in self._files for part in reader.divide(file)]
 
-    def _piece(self, file: InputFile, reader: FileReader) -> FileSource:
-        name = f"{self._name}/{file.name}{reader.part}"
-        return FileSource((file,), reader, name=name, limits=self._limits)
+    def cut(self, num_bytes: int) -> Sequence[FileSource]:
+        """Runs of files, and parts of a file that is larger. Reads the footers of Parquet files,
+        and what `field=None` takes; nothing is fingerprinted."""
+        check_num_bytes(num_bytes)
+        reader = self._reader.settled()
+        pieces: list[FileSource] = []
+        for start, stop in runs(self._sizes(reader), num_bytes):
+            files = self._files[start:stop]
+            parts = reader.cut(files[0], num_bytes) if len(files) == 1 else (reader,)
+            pieces += [self._piece(files, part) for part in parts]
+        return pieces
+
+    def _sizes(self, reader: FileReader) -> list[int]:
+        """Of each file; on object storage a size may take a request, so several are asked for."""
+        if all(isinstance(file.place, Path) for file in self._files):
+            return [reader.size_hint(file) for file in self._files]
+        with ThreadPoolExecutor(_SIZE_THREADS) as pool:
+            return list(pool.map(reader.size_hint, self._files))
+
+    def _piece(self, files: tuple[InputFile, ...], reader: FileReader) -> FileSource:
+        last = "" if len(files) == 1 else f" to {files[-1].name}"
+        name = f"{self._name}/{files[0].name}{last}{reader.part}"
+        return FileSource(files, reader, name=name, limits=self._limits)
 
     def _locate(self, cursor: Cursor | None) -> tuple[int, JSON]:
         if cursor is None:

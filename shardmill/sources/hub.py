@@ -14,13 +14,13 @@ import logging
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardmill.ahead import pause
 from shardmill.errors import HubError, SourceError, missing_extra
 
 try:
@@ -192,15 +192,16 @@ def file_size(file: HubFile) -> int:
 
 
 def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
-    """Bytes `start..stop` of a file that has `num_bytes`: all of them, or an error. The client
-    itself tries several times, and waits as the hub asks it to."""
+    """Bytes `start..stop` of a file that has `num_bytes`: all of them, or an error."""
     endpoint = datasets.config.HF_ENDPOINT
     url = huggingface_hub.hf_hub_url(
         file.dataset, file.path, repo_type="dataset", revision=file.revision, endpoint=endpoint
     )
     asked = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
     timeout = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    response = http_backoff("GET", url, headers={**build_hf_headers(), **asked}, timeout=timeout)
+    headers = {**build_hf_headers(), **asked}
+    # the tries are ours to count: the client's pauses could not be ended
+    response = http_backoff("GET", url, headers=headers, timeout=timeout, max_retries=0)
     hf_raise_for_status(response)
     _check_size(file, num_bytes, response.headers.get("content-range", ""))
     data = response.content
@@ -266,11 +267,11 @@ def wait_or_raise(error: Exception, failures: int, retry: Retry, what: str, prog
             f"{what}: unreachable at {datasets.config.HF_ENDPOINT} after {failures} tries "
             f"({found}); {progress}; when the hub answers again, resume: nothing is lost"
         ) from error
-    pause = min(retry.delay * 2 ** (failures - 1), _MAX_DELAY) * random.uniform(0.5, 1.0)
+    seconds = min(retry.delay * 2 ** (failures - 1), _MAX_DELAY) * random.uniform(0.5, 1.0)
     logger.warning(
-        "%s: %s; try %d of %d in %.1f s", what, found, failures + 1, retry.max_retries + 1, pause
+        "%s: %s; try %d of %d in %.1f s", what, found, failures + 1, retry.max_retries + 1, seconds
     )
-    time.sleep(pause)
+    pause(seconds)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """A hub dataset of Parquet files as documents, read in place.
 
 In: "owner/name", and which configuration, split, field and revision.  Out: a `Source` that can be
-divided.
+divided and cut.
 Promise: the documents of `HubSource`, in the same order. The client says which files make the split
 at the pinned commit; they are read by ranges of bytes, the text column alone. A cursor names file,
 row group and row, so resuming asks for nothing before that row group. Trouble is borne as by
@@ -22,7 +22,9 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits, coalesce
+from shardmill.sources.concat import join_small
 from shardmill.sources.cursors import fields_of
+from shardmill.sources.cutting import check_num_bytes
 from shardmill.sources.fields import choose_field
 from shardmill.sources.filesource import check_at_least
 from shardmill.sources.hubpiece import HubPiece
@@ -126,6 +128,15 @@ class HubParquetSource:
             return files
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
             return [piece for pieces in pool.map(HubPiece.row_groups, files) for piece in pieces]
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """Runs of row groups, small files together; reads the footers of all files."""
+        check_num_bytes(num_bytes)
+        files = self.files()
+        with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+            found = list(pool.map(lambda file: (file.cut(num_bytes), file.text_bytes()), files))
+        pieces, sizes = zip(*found, strict=True)
+        return join_small(pieces, sizes, num_bytes, name=self._name)
 
     def found(self) -> ParquetSplit | str:
         """The files of the split; or why it cannot be read by row groups. Asks the hub once."""

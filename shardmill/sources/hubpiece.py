@@ -1,4 +1,4 @@
-"""One Parquet file of a hub dataset, or one row group of it, as documents.
+"""One Parquet file of a hub dataset, or some row groups of it, as documents.
 
 In: a file of a dataset at a commit, and the column.  Out: a `Source`, small to send.
 Promise: a dropped connection, a 5xx, a timeout or a short answer is retried with growing, jittered
@@ -18,11 +18,15 @@ from shardmill.errors import SourceError
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.batching import BatchLimits, coalesce
 from shardmill.sources.cursors import fields_of
+from shardmill.sources.cutting import check_num_bytes
 from shardmill.sources.filesource import check_at_least
 from shardmill.sources.hubsource import HubOptions, retry_of
 from shardmill.sources.parquetcolumn import (
     Column,
+    Groups,
     checked_field,
+    column_bytes,
+    cut_groups,
     group_edges,
     groups_from,
     read_column,
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubPiece:
-    """A source of its own. Made by `HubParquetSource.divide`."""
+    """A source of its own. Made by `HubParquetSource.divide` and `cut`."""
 
     source: str  # the name of the whole
     dataset: str  # as the caller wrote it; drops are named after it
@@ -45,12 +49,12 @@ class HubPiece:
     limits: BatchLimits
     file: HubFile
     field: str
-    group: int | None = None  # this row group alone; None: all
+    groups: Groups | None = None  # these row groups alone; None: all
 
     @property
     def name(self) -> str:
-        group = "" if self.group is None else f":row group {self.group}"
-        return f"{self.source}/{self.file.path}{group}"
+        groups = "" if self.groups is None else f":{self.groups}"
+        return f"{self.source}/{self.file.path}{groups}"
 
     def describe(self) -> dict[str, JSON]:
         return {
@@ -62,7 +66,8 @@ class HubPiece:
             "revision": self.file.revision,
             "field": self.field,
             "file": self.file.path,
-            "row_group": self.group,
+            "row_group": None,
+            **({} if self.groups is None else self.groups.options()),
         }
 
     def size_hint(self) -> int | None:
@@ -76,11 +81,22 @@ class HubPiece:
         return (self,) if at_least == 1 else self.row_groups()
 
     def row_groups(self) -> Sequence[HubPiece]:
-        """A source per row group; reads the footer. A file without row groups is one piece."""
-        if self.group is not None:
-            return (self,)
-        num_groups = self._metadata().num_row_groups
-        return [replace(self, group=group) for group in range(num_groups)] or (self,)
+        """A source per row group, or per run of them; reads the footer. A file without row groups
+        is one piece."""
+        found = self.groups or Groups(0, self._metadata().num_row_groups)
+        return [replace(self, groups=groups) for groups in found.parts()] or (self,)
+
+    def cut(self, num_bytes: int) -> Sequence[HubPiece]:
+        """Runs of row groups; reads the footer."""
+        check_num_bytes(num_bytes)
+        found = cut_groups(self._metadata(), self.field, self.groups, num_bytes)
+        return [replace(self, groups=groups) for groups in found] if len(found) > 1 else (self,)
+
+    def text_bytes(self) -> int:
+        """The column's size before compression; reads the footer."""
+        metadata = self._metadata()
+        groups = range(*(self.groups or (0, metadata.num_row_groups)))
+        return sum(column_bytes(metadata, group, self.field) for group in groups)
 
     def schema(self) -> pa.Schema:
         return self._metadata().schema.to_arrow_schema()
@@ -115,7 +131,7 @@ class HubPiece:
             file=f"{self.dataset}/{self.file.path}",
             where=str(self.file),
             limits=self.limits,
-            group=self.group,
+            groups=self.groups,
         )
         checked_field(metadata.schema.to_arrow_schema(), self.field, column.where)
         groups, _ = groups_from(group_edges(metadata), column, position)

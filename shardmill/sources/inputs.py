@@ -21,7 +21,7 @@ from shardmill.records import JSON
 from shardmill.sources.batching import DEFAULT_LIMITS
 from shardmill.sources.clean import BOM_BYTES
 from shardmill.sources.cursors import counts_of
-from shardmill.sources.files import InputFile, check_unchanged, unreadable
+from shardmill.sources.files import InputFile, check_unchanged, open_file
 from shardmill.sources.lines import line_blocks
 from shardmill.sources.record import Misfit, Record, decode_record, kind_of
 
@@ -73,7 +73,7 @@ class FileInput:
         return self.file.name
 
     def where(self, place: str) -> str:
-        return str(self.file.path).removesuffix(self.file.name) + place
+        return str(self.file.place).removesuffix(self.file.name) + place
 
 
 class JsonlRecords(FileInput):
@@ -107,7 +107,7 @@ class JsonListRecords(FileInput):
         found = _raw_records(self.file)
         if start > len(found):
             raise SourceError(
-                f"{self.file.path}: the cursor stands behind record {start:,}, but there are only "
+                f"{self.file.place}: the cursor stands behind record {start:,}, but there are only "
                 f"{len(found):,}; resume with the input the cursor came from"
             )
         for number in range(start, len(found)):
@@ -124,15 +124,12 @@ class JsonListRecords(FileInput):
 def json_input(file: InputFile) -> JsonlRecords | JsonListRecords:
     """A `.json` file: one list, or else JSON lines under that name."""
     check_unchanged(file)
-    try:
-        with file.path.open("rb") as stream:
-            first = b""
-            while not first and (data := stream.read(2**16)):
-                first = data.removeprefix(BOM_BYTES).lstrip(_WHITE)[:1]
-    except OSError as error:
-        raise unreadable(file.path, error) from error
+    with open_file(file) as stream:
+        first = b""
+        while not first and (data := bytes(stream.read(2**16))):
+            first = data.removeprefix(BOM_BYTES).lstrip(_WHITE)[:1]
     if first == b"{":
-        logger.info("%s: begins with an object, so it is read as JSON lines", file.path)
+        logger.info("%s: begins with an object, so it is read as JSON lines", file.place)
         return JsonlRecords(file)
     return JsonListRecords(file)
 
@@ -141,15 +138,13 @@ def _raw_records(file: InputFile) -> list[bytes]:
     """The JSON of each record of a list."""
     if file.num_bytes > MAX_LIST_BYTES:
         raise SourceError(
-            f"{file.path}: one JSON list of {file.num_bytes:,} bytes, and a list must be read "
+            f"{file.place}: one JSON list of {file.num_bytes:,} bytes, and a list must be read "
             f"whole; up to {MAX_LIST_BYTES:,} are. Write one record per line: "
             "jq -c '.[]' chats.json > chats.jsonl"
         )
     check_unchanged(file)
-    try:
-        data = file.path.read_bytes().removeprefix(BOM_BYTES)
-    except OSError as error:
-        raise unreadable(file.path, error) from error
+    with open_file(file) as stream:
+        data = bytes(stream.read()).removeprefix(BOM_BYTES)
     return _split_list(data, file) if data.strip(_WHITE) else []
 
 
@@ -162,7 +157,7 @@ def _split_list(data: bytes, file: InputFile) -> list[bytes]:
     if isinstance(found, list):
         return [json.dumps(record).encode() for record in found]
     raise SourceError(
-        f"{file.path}: not one JSON list of records: {problem or kind_of(found)}; mend it, or "
+        f"{file.place}: not one JSON list of records: {problem or kind_of(found)}; mend it, or "
         "write one record per line as .jsonl"
     )
 

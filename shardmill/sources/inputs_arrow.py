@@ -33,11 +33,11 @@ class ParquetRecords(FileInput):
     def records(self, mark: Any) -> Iterator[Placed]:
         group, skip = mark or (0, 0)
         check_unchanged(self.file)
-        with open_parquet(self.file.path) as parquet:
+        with open_parquet(self.file) as parquet:
             edges = group_edges(parquet.metadata)
             if group >= len(edges) or edges[group] + skip > edges[-1]:
                 raise SourceError(
-                    f"{self.file.path}: the cursor stands at row {skip:,} of row group {group}, "
+                    f"{self.file.place}: the cursor stands at row {skip:,} of row group {group}, "
                     f"but there are {len(edges) - 1} row groups with {edges[-1]:,} rows; resume "
                     "with the input the cursor came from"
                 )
@@ -59,7 +59,7 @@ class ParquetRecords(FileInput):
         names = parquet.schema_arrow.names
         if len(set(names)) < len(names):
             twice = max(names, key=names.count)
-            raise SourceError(f"{self.file.path}: two columns {twice!r:.60}; rename one of them")
+            raise SourceError(f"{self.file.place}: two columns {twice!r:.60}; rename one of them")
 
     def _rows(self, parquet: pq.ParquetFile, group: int, skip: int) -> Iterator[tuple[int, Record]]:
         metadata = parquet.metadata.row_group(group)
@@ -74,7 +74,7 @@ class ParquetRecords(FileInput):
             except ValueError as error:  # no UTF-8, or two fields of one name in a struct
                 stop = start + batch.num_rows
                 raise SourceError(
-                    f"{self.file.path}, row group {group}, rows {start + done:,} to {stop:,}: "
+                    f"{self.file.place}, row group {group}, rows {start + done:,} to {stop:,}: "
                     f"cannot be read as records: {error}; write the file again"
                 ) from error
             for row, record in enumerate(rows, start + done):

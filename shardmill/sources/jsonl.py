@@ -3,25 +3,27 @@
 In: `.jsonl` files, plain, `.gz` or `.zst`.  Out: documents, and a drop for each row without text.
 Promise: a row whose field is null or missing is dropped as "no_text". Broken JSON or a field that
 is no string is an error naming file, line and snippet, or with on_bad="skip" a drop ("bad_json",
-"not_a_string"). Blank lines are not rows. A drop's id is "name.jsonl:17", the line from 1.
+"not_a_string"). Blank lines are not rows. A drop's id is "name.jsonl:17", the line from 1; a range
+of a file gives the file's name and the line in the range. An error names the line of the file.
 Not here: chats; they are read as rows (`rows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 
 from shardmill.errors import OptionError, SourceError
-from shardmill.records import JSON, Drop, TextBatch
+from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.clean import clean, strings_to_arrow
-from shardmill.sources.cursors import counts_of
 from shardmill.sources.fields import choose_field
 from shardmill.sources.files import InputFile, Where, list_files
-from shardmill.sources.filesource import FileReader, FileSource
+from shardmill.sources.filesource import FileSource
 from shardmill.sources.jsonline import (
     BadJsonError,
     BadRow,
@@ -31,10 +33,13 @@ from shardmill.sources.jsonline import (
     filled_lines,
     read_object,
 )
-from shardmill.sources.lines import LineBlock, line_blocks
+from shardmill.sources.lineranges import LinesOfFiles
+from shardmill.sources.lines import line_blocks
 from shardmill.sources.naming import name_of
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+
+_LOOK = BatchLimits(num_bytes=2**16)  # the first row is enough to know the fields
 
 OnBad: TypeAlias = Literal["error", "skip"]
 
@@ -58,11 +63,10 @@ class JsonlSource(FileSource):
         super().__init__(files, reader, name=name or name_of(where), limits=limits)
 
 
-class _JsonlReader:
-    """The position is the bytes and lines read, of the decompressed file."""
+class _JsonlReader(LinesOfFiles):
+    """Lines of files, whole or in ranges."""
 
     kind = "jsonl"
-    part = ""
 
     def __init__(
         self, files: tuple[InputFile, ...], field: str | None, on_bad: OnBad, limits: BatchLimits
@@ -73,28 +77,26 @@ class _JsonlReader:
         self._limits = limits
 
     def options(self) -> dict[str, JSON]:
-        return {"field": self._resolved_field(), "on_bad": self._on_bad}
-
-    def size_hint(self, file: InputFile) -> int:
-        return file.num_bytes
+        return {"field": self._resolved_field(), "on_bad": self._on_bad, **self._range_options()}
 
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
-        start, line = 0, 0
-        if position is not None:
-            start, line = counts_of(position, ("bytes", "lines"), file.name)
         decoder = TextDecoder(self._resolved_field())
-        for block in line_blocks(file, start=start, first_line=line, limits=self._limits):
+        for block in self._blocks(file, position):
             rows = decoder.decode(block)
             if rows.bad and self._on_bad == "error":
-                raise bad_row_error(file, rows.bad[0])
-            if rows.texts or rows.bad:
-                yield _batch(rows, block, file.name)
+                bad = rows.bad[0]
+                raise bad_row_error(file, replace(bad, line=self._lines_before(file) + bad.line))
+            if self._range is not None:
+                # All lines are told, or the lines behind this range could not be numbered.
+                yield _batch(rows, file.name, self._position(block), num_lines=len(block.stops))
+            elif rows.texts or rows.bad:
+                batch = _batch(rows, file.name, self._position(block))
+                yield replace(batch, drops=tuple(drop.numbered(0) for drop in batch.drops))
 
-    def settled(self) -> FileReader:
-        return _JsonlReader((), self._resolved_field(), self._on_bad, self._limits)
-
-    def divide(self, file: InputFile) -> Sequence[FileReader]:  # noqa: ARG002 - of any file
-        return (self.settled(),)
+    def settled(self) -> Self:
+        reader = copy(self)
+        reader._field, reader._files = self._resolved_field(), ()
+        return reader
 
     def _resolved_field(self) -> str:
         """The field, found once: in the first readable row of all files."""
@@ -104,7 +106,7 @@ class _JsonlReader:
         return self._field
 
     def _field_in(self, file: InputFile) -> str | None:
-        for block in line_blocks(file, start=0, first_line=0, limits=self._limits):
+        for block in line_blocks(file, start=0, first_line=0, limits=_LOOK):
             for number, line in filled_lines(block):
                 try:
                     row = read_object(line)
@@ -113,12 +115,12 @@ class _JsonlReader:
                         raise bad_row_error(file, bad_row(number, line, bad)) from bad
                     continue
                 fields = ((key, isinstance(value, str)) for key, value in row.items())
-                where = f"{file.path}, line {number + 1}"
+                where = f"{file.place}, line {number + 1}"
                 return choose_field(fields, wanted=None, where=where)
         return None
 
 
-def _batch(rows: Rows, block: LineBlock, name: str) -> TextBatch:
+def _batch(rows: Rows, name: str, cursor: Cursor, *, num_lines: int = 0) -> TextBatch:
     texts, repaired = rows.texts, None
     if isinstance(texts, list):
         texts, repaired = strings_to_arrow(texts)
@@ -132,18 +134,19 @@ def _batch(rows: Rows, block: LineBlock, name: str) -> TextBatch:
         texts = texts.drop_null()
         repaired = None if repaired is None else repaired[~missing]
     cleaned = clean(texts, repaired=repaired)
-    drops = (Drop(id=f"{name}:{line + 1}", reason=dropped[line]) for line in sorted(dropped))
+    drops = (Drop(id=name, reason=dropped[line], row=line) for line in sorted(dropped))
     return TextBatch(
         texts=cleaned.texts,
         num_read=len(rows.texts) + len(rows.bad),
         counts=cleaned.counts,
         drops=tuple(drops),
-        cursor={"bytes": block.end, "lines": block.first_line + len(block.stops)},
+        num_rows=num_lines,
+        cursor=cursor,
     )
 
 
 def bad_row_error(file: InputFile, bad: BadRow) -> SourceError:
     return SourceError(
-        f"{file.path}, line {bad.line + 1}: {bad.problem}; found {bad.snippet!r}; "
+        f"{file.place}, line {bad.line + 1}: {bad.problem}; found {bad.snippet!r}; "
         "mend the line, name another field=, or leave such rows out with on_bad='skip'"
     )

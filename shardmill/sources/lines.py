@@ -1,10 +1,11 @@
 """Bytes of a file in whole lines, plain or compressed.
 
 In: a file and how much of it was read before.  Out: blocks that end at a line's end.
-Promise: the blocks joined are exactly the rest of the (decompressed) file; only the very last may
-lack its newline; a line longer than a block arrives whole; a compressed file that breaks off or is
-damaged is an error, never a short file. Memory: about two blocks, or the longest line.
-Not here: what a line means.
+Promise: the blocks joined are exactly the rest of the (decompressed) file, or of its lines that
+begin before `stop`; only the very last may lack its newline; a line longer than a block arrives
+whole; a compressed file that breaks off or is damaged is an error, never a short file. Memory:
+about two blocks, or the longest line.
+Not here: what a line means; which lines are wanted (`lineranges`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from shardmill.errors import SourceError
 from shardmill.records import OffsetArray
 from shardmill.sources.batching import BatchLimits, cut
 from shardmill.sources.clean import BOM_BYTES
-from shardmill.sources.files import InputFile, unreadable
+from shardmill.sources.files import InputFile, open_file
 
 _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _LOOK = 2**16  # bytes that show whether lines are long
 _COMPRESSED_CHUNK = 256 * 2**10
+_COMPRESSED = (".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +50,15 @@ class LineBlock:
 
 
 def line_blocks(
-    file: InputFile, *, start: int, first_line: int, limits: BatchLimits
+    file: InputFile, *, start: int, first_line: int, limits: BatchLimits, stop: int | None = None
 ) -> Iterator[LineBlock]:
-    """Blocks within the limits, from byte `start` on, which must be the start of a line."""
+    """Blocks within the limits, from byte `start` on, which must be the start of a line; of a plain
+    file also up to the last line that begins before byte `stop`, which lies behind `start`."""
     # A little under the limit, so that a block with its last line usually is one batch.
     cell = limits.num_bytes - limits.num_bytes // 16
-    with closing(_chunks(file, start, max(cell // 8, 1))) as chunks:
-        for data in _whole_lines(chunks, start, cell):
+    with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
+        wanted = chunks if stop is None else _to_line_end(chunks, start, stop)
+        for data in _whole_lines(wanted, start, cell):
             for block in _cut_block(data, start, first_line, limits):
                 start = block.end
                 first_line += len(block.stops)
@@ -118,8 +122,28 @@ def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[byt
         yield last
 
 
-def _chunks(file: InputFile, start: int, size: int) -> Generator[bytes, None, None]:
-    """The decompressed bytes from `start` on, in pieces."""
+def _to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[bytes]:
+    """Up to the end of the line that byte `stop - 1` is in."""
+    for chunk in chunks:
+        last = stop - 1 - start
+        end = chunk.find(b"\n", max(last, 0)) + 1 if last < len(chunk) else 0
+        if end:
+            yield chunk[:end]
+            return
+        yield chunk
+        start += len(chunk)
+
+
+def is_compressed(file: InputFile) -> bool:
+    """Whether the name says that the file must be decompressed, from its start."""
+    return file.name.lower().endswith(_COMPRESSED)
+
+
+def read_chunks(
+    file: InputFile, start: int, size: int, stop: int | None = None
+) -> Generator[bytes, None, None]:
+    """The decompressed bytes from `start` on, in pieces of about `size`. They do not end at `stop`,
+    but it is as far as a file on object storage is fetched ahead."""
     name = file.name.lower()
     try:
         if name.endswith(".gz"):
@@ -127,32 +151,37 @@ def _chunks(file: InputFile, start: int, size: int) -> Generator[bytes, None, No
         elif name.endswith(".zst"):
             yield from _skip(_zstd_chunks(file), start, file)
         else:
-            yield from _plain_chunks(file, start, size)
+            yield from _plain_chunks(file, start, size, stop)
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
         if "too much memory" in str(error):
             raise SourceError(
-                f"{file.path}: compressed with a window of more than 128 MiB (zstd --long), which "
+                f"{file.place}: compressed with a window of more than 128 MiB (zstd --long), which "
                 "takes that much memory to read; compress it again without --long"
             ) from error
         raise SourceError(
-            f"{file.path}: the compressed data is damaged or breaks off ({error}); "
+            f"{file.place}: the compressed data is damaged or breaks off ({error}); "
             "fetch or write the file again"
         ) from error
-    except OSError as error:
-        raise unreadable(file.path, error) from error
 
 
-def _plain_chunks(file: InputFile, start: int, size: int) -> Iterator[bytes]:
+def _plain_chunks(file: InputFile, start: int, size: int, stop: int | None) -> Iterator[bytes]:
     if start > file.num_bytes:
         raise _past_the_end(file, start, file.num_bytes)
-    with file.path.open("rb", buffering=0) as stream:
-        stream.seek(start)
-        while chunk := stream.read(size):
-            yield chunk
+    with open_file(file, start, stop) as stream:
+        while chunk := stream.read(_step(start, size, stop)):
+            yield bytes(chunk)  # of a local file it is bytes already
+            start += len(chunk)
+
+
+def _step(start: int, size: int, stop: int | None) -> int:
+    """How much to read next: up to `stop`, and behind it in small steps to the end of a line."""
+    if stop is None:
+        return size
+    return min(size, stop - start if start < stop else _LOOK)
 
 
 def _gzip_chunks(file: InputFile, size: int) -> Iterator[bytes]:
-    with gzip.open(file.path, "rb") as stream:
+    with open_file(file) as raw, gzip.GzipFile(fileobj=raw) as stream:
         while chunk := stream.read(size):
             yield chunk
 
@@ -160,7 +189,7 @@ def _gzip_chunks(file: InputFile, size: int) -> Iterator[bytes]:
 def _zstd_chunks(file: InputFile) -> Iterator[bytes]:
     """Frame by frame, so that a frame that breaks off is seen: the stream reader of zstandard
     takes it for the end."""
-    with file.path.open("rb") as stream:
+    with open_file(file) as stream:
         frame = None
         while data := stream.read(_COMPRESSED_CHUNK):
             while data:
@@ -187,6 +216,6 @@ def _skip(chunks: Iterator[bytes], start: int, file: InputFile) -> Iterator[byte
 
 def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
     return SourceError(
-        f"{file.path}: the cursor stands at byte {start:,}, but there are only {size:,}; "
+        f"{file.place}: the cursor stands at byte {start:,}, but there are only {size:,}; "
         "resume with the input the cursor came from"
     )

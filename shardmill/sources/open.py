@@ -1,7 +1,7 @@
 """From words on a command line to a source.
 
-In: a file, a folder, a glob, "hub:owner/name[:config]", or "hf://datasets/owner/name[@revision]".
-Out: a `Source`.
+In: a file, a folder, a glob, or a URL of one ("s3://bucket/folder/*.jsonl"); a hub dataset:
+"hub:owner/name[:config]" or "hf://datasets/owner/name[@revision]".  Out: a `Source`.
 Promise: the kind follows from the file's ending, or is said with kind=; nothing is guessed from
 content. Unknown endings and folders of several kinds are refused with what to do.
 Not here: the kinds themselves.
@@ -23,6 +23,7 @@ from shardmill.sources.hubsource import HubSource
 from shardmill.sources.jsonl import JSONL_SUFFIXES, JsonlSource
 from shardmill.sources.parquet import PARQUET_SUFFIXES, ParquetSource
 from shardmill.sources.text import TEXT_SUFFIXES, TextSource
+from shardmill.sources.urls import shown
 
 SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSONL_SUFFIXES, "parquet": PARQUET_SUFFIXES}
 _ALL_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
@@ -44,28 +45,36 @@ def open_source(
     if not isinstance(spec, str | Path):
         names = [str(part) for part in spec]
         if len(set(names)) < len(names):
-            raise SourceError(f"named more than once: {max(names, key=names.count)}; name it once")
+            twice = shown(max(names, key=names.count))
+            raise SourceError(f"named more than once: {twice}; name it once")
         parts = [open_source(part, kind=kind, **options) for part in spec]
         if not parts:
             raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
         _refuse_twice(parts)
         return parts[0] if len(parts) == 1 else ConcatSource(parts)
     where = str(spec)
-    if where.startswith((_HUB, _HF)) and not Path(where).exists():
+    if is_hub_dataset(where):
         if kind not in (None, "hub"):
             raise OptionError(f"{where} is a hub dataset, but kind={kind!r}")
         return _open_hub(where, options)
     return _made(_KINDS[_kind_of(where, kind)], where, options)
 
 
+def is_hub_dataset(where: str) -> bool:
+    """Whether this names a dataset of the hub. What goes on behind its name is files in it."""
+    if not where.startswith((_HUB, _HF)) or Path(where).exists():
+        return False
+    return where.startswith(_HUB) or len(where.removeprefix(_HF).rstrip("/").split("/")) <= 3
+
+
 def _refuse_twice(parts: Sequence[Source]) -> None:
     """A file that two globs find would be read twice, perhaps into two splits."""
-    seen: set[Path] = set()
+    seen: set[object] = set()
     for part in parts:
         for file in part.files if isinstance(part, FileSource) else ():
-            if file.path in seen:
-                raise SourceError(f"{file.path}: two of the inputs name it; name each file once")
-            seen.add(file.path)
+            if file.place in seen:
+                raise SourceError(f"{file.place}: two of the inputs name it; name each file once")
+            seen.add(file.place)
 
 
 def _open_hub(where: str, options: dict[str, Any]) -> Source:
@@ -94,8 +103,8 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
         known = [name for name in inspect.signature(make).parameters if name != "where"]
         strange = sorted(set(options) - set(known))
         raise OptionError(
-            f"{where}: the option {', '.join(strange)} does not apply to this kind of input; "
-            f"options here: {', '.join(known)}"
+            f"{shown(where)}: the option {', '.join(strange)} does not apply to this kind of "
+            f"input; options here: {', '.join(known)}"
         ) from error
     return make(where, **options)
 
@@ -109,7 +118,7 @@ def _kind_of(where: str, kind: str | None) -> str:
     kinds = {_kind_of_name(file.name): file.name for file in files}
     if None in kinds:
         raise SourceError(
-            f"{where}: {kinds[None]} ends in none of {', '.join(_ALL_SUFFIXES)}; "
+            f"{shown(where)}: {kinds[None]} ends in none of {', '.join(_ALL_SUFFIXES)}; "
             f"say what it is with kind= ({', '.join(_KINDS)})"
         )
     if len(kinds) > 1:
@@ -118,8 +127,8 @@ def _kind_of(where: str, kind: str | None) -> str:
             where if is_glob(where) else f"{where.rstrip('/')}/**/*{next(iter(SUFFIXES['jsonl']))}"
         )
         raise SourceError(
-            f"{where}: several kinds of files: {found}; choose one with a glob such as '{glob}', "
-            "or with kind="
+            f"{shown(where)}: several kinds of files: {found}; choose one with a glob such as "
+            f"'{shown(glob)}', or with kind="
         )
     (found_kind,) = kinds
     assert found_kind is not None

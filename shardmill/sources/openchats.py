@@ -1,7 +1,7 @@
 """From words on a command line to conversations.
 
 In: a file, a folder, a glob, "hub:owner/name[:config]", "hf://datasets/owner/name[@revision]", or
-several of them.  Out: a `ChatSource` over all of them, in order.
+several of them; or one URL of object storage.  Out: a `ChatSource` over all of them, in order.
 Promise: how a file is read follows from its ending; files of several kinds may lie in one folder.
 No file twice. Names in ids and cursors are relative to what all files have in common.
 Not here: reading.
@@ -23,6 +23,7 @@ from shardmill.sources.inputs import JSON_SUFFIXES, JsonlRecords, RecordInput, j
 from shardmill.sources.inputs_arrow import HubRecords, ParquetRecords
 from shardmill.sources.jsonl import JSONL_SUFFIXES, OnBad
 from shardmill.sources.naming import name_of
+from shardmill.sources.open import is_hub_dataset
 from shardmill.sources.parquet import PARQUET_SUFFIXES
 from shardmill.sources.shape_trees import Rules
 
@@ -98,11 +99,11 @@ def _file_input(file: InputFile) -> RecordInput:
     for suffix, reader in _READERS.items():
         if file.name.lower().endswith(suffix):
             return reader(file)
-    raise SourceError(f"{file.path}: ends in none of {', '.join(_SUFFIXES)}; rename it")
+    raise SourceError(f"{file.place}: ends in none of {', '.join(_SUFFIXES)}; rename it")
 
 
 def _is_hub(part: str | Path) -> bool:
-    return str(part).startswith((_HUB, _HF)) and not Path(part).exists()
+    return is_hub_dataset(str(part))
 
 
 def _hub_input(where: str, options: dict[str, Any]) -> HubRecords:

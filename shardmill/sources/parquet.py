@@ -1,8 +1,9 @@
 """Parquet columns as documents.
 
 In: `.parquet` files.  Out: documents of one column, and a drop "no_text" for each null.
-Promise: as `parquetcolumn`, for files on this machine; a source of few files can be divided into
-row groups.
+Promise: as `parquetcolumn`, for files on this machine or on object storage, where only footers and
+the column are fetched; a source of few files can be divided into row groups, and a large file cut
+into runs of them.
 Not here: nested columns.
 """
 
@@ -20,10 +21,18 @@ from shardmill.errors import SourceError
 from shardmill.records import JSON, TextBatch
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.fields import choose_field
-from shardmill.sources.files import InputFile, Where, list_files, unreadable
+from shardmill.sources.files import InputFile, Where, list_files
 from shardmill.sources.filesource import FileReader, FileSource
+from shardmill.sources.localfiles import unreadable
 from shardmill.sources.naming import name_of
-from shardmill.sources.parquetcolumn import Column, column_bytes, is_text, read_column
+from shardmill.sources.parquetcolumn import (
+    Column,
+    Groups,
+    column_bytes,
+    cut_groups,
+    is_text,
+    read_column,
+)
 
 PARQUET_SUFFIXES = (".parquet",)
 # Read in pieces: otherwise all of a row group's column is fetched before its first row.
@@ -51,6 +60,7 @@ class _ParquetReader:
 
     kind = "parquet"
     part = ""
+    continues = False
 
     def __init__(self, first: InputFile, field: str | None, limits: BatchLimits) -> None:
         self._first = first
@@ -70,23 +80,26 @@ class _ParquetReader:
     def divide(self, file: InputFile) -> Sequence[FileReader]:
         return self.settled().divide(file)
 
+    def cut(self, file: InputFile, num_bytes: int) -> Sequence[FileReader]:
+        return self.settled().cut(file, num_bytes)
+
     def settled(self) -> _ColumnReader:
         if self._settled is None:
-            with open_parquet(self._first.path) as parquet:
+            with open_parquet(self._first) as parquet:
                 fields = ((column.name, is_text(column.type)) for column in parquet.schema_arrow)
-                field = choose_field(fields, wanted=self._wanted, where=str(self._first.path))
+                field = choose_field(fields, wanted=self._wanted, where=str(self._first.place))
             self._settled = _ColumnReader(field, self._limits)
         return self._settled
 
 
 @dataclass(frozen=True, slots=True)
 class _ColumnReader:
-    """A known column, of whole files or of one row group. The position is a row group and the rows
-    of it that were read."""
+    """A known column, of whole files or of some row groups. The position is a row group and the
+    rows of it that were read."""
 
     field: str
     limits: BatchLimits
-    group: int | None = None  # this row group alone; None: all
+    groups: Groups | None = None  # these row groups alone; None: all
 
     @property
     def kind(self) -> str:
@@ -94,44 +107,64 @@ class _ColumnReader:
 
     @property
     def part(self) -> str:
-        return "" if self.group is None else f":row group {self.group}"
+        return "" if self.groups is None else f":{self.groups}"
+
+    @property
+    def continues(self) -> bool:
+        return False  # the footer says how many rows lie before a row group
 
     def options(self) -> dict[str, JSON]:
-        group: dict[str, JSON] = {} if self.group is None else {"row_group": self.group}
-        return {"field": self.field, **group}
+        return {"field": self.field, **({} if self.groups is None else self.groups.options())}
 
     def size_hint(self, file: InputFile) -> int:
         """The column's size before compression."""
-        with open_parquet(file.path) as parquet:
-            groups = range(parquet.metadata.num_row_groups)
-            chosen = groups if self.group is None else [self.group]
-            return sum(column_bytes(parquet.metadata, group, self.field) for group in chosen)
+        with open_parquet(file) as parquet:
+            groups = range(*self._groups_in(parquet))
+            return sum(column_bytes(parquet.metadata, group, self.field) for group in groups)
 
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         column = Column(
             field=self.field,
             file=file.name,
-            where=str(file.path),
+            where=str(file.place),
             limits=self.limits,
-            group=self.group,
+            groups=self.groups,
         )
-        with open_parquet(file.path) as parquet:
+        with open_parquet(file, column, position) as parquet:
             yield from read_column(parquet, column, position)
 
     def settled(self) -> _ColumnReader:
         return self
 
     def divide(self, file: InputFile) -> Sequence[FileReader]:
-        """One reader per row group; reads the footer. A file without row groups is one piece."""
-        if self.group is not None:
-            return (self,)
-        with open_parquet(file.path) as parquet:
-            num_groups = parquet.metadata.num_row_groups
-        return [replace(self, group=group) for group in range(num_groups)] or (self,)
+        """One reader per row group, or per run of them; reads the footer. A file without row groups
+        is one piece."""
+        with open_parquet(file) as parquet:
+            found = self._groups_in(parquet)
+        return [replace(self, groups=groups) for groups in found.parts()] or (self,)
+
+    def cut(self, file: InputFile, num_bytes: int) -> Sequence[FileReader]:
+        """Runs of row groups; reads the footer."""
+        with open_parquet(file) as parquet:
+            found = cut_groups(parquet.metadata, self.field, self.groups, num_bytes)
+        return [replace(self, groups=groups) for groups in found] if len(found) > 1 else (self,)
+
+    def _groups_in(self, parquet: pq.ParquetFile) -> Groups:
+        return self.groups or Groups(0, parquet.metadata.num_row_groups)
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(
+    file: InputFile, column: Column | None = None, position: JSON = None
+) -> Iterator[pq.ParquetFile]:
+    """An open file. `column` and `position` say what will be read: a far file fetches it ahead."""
+    path = file.place
+    if not isinstance(path, Path):
+        from shardmill.sources.farparquet import open_far_parquet
+
+        with open_far_parquet(path, file.num_bytes, column, position) as parquet:
+            yield parquet
+        return
     try:
         with pq.ParquetFile(
             path, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,34 @@ from shardmill.records import JSON, Drop, TextBatch
 from shardmill.sources.batching import BatchLimits, cut
 from shardmill.sources.clean import byte_lengths, clean
 from shardmill.sources.cursors import counts_of
+from shardmill.sources.cutting import runs
+
+MOST_PARTS = 256
+"""Of one file, when it is divided as finely as possible."""
+
+
+class Groups(NamedTuple):
+    """Consecutive row groups of a file, half-open."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        if self.stop == self.start + 1:
+            return f"row group {self.start}"
+        return f"row groups {self.start} to {self.stop - 1}"
+
+    def options(self) -> dict[str, JSON]:
+        """For `describe`."""
+        if self.stop == self.start + 1:
+            return {"row_group": self.start}
+        return {"row_groups": [self.start, self.stop]}
+
+    def parts(self) -> list[Groups]:
+        """One row group each, or runs of them when they are many: each part reads the footer."""
+        step = -(-(self.stop - self.start) // MOST_PARTS)
+        starts = range(self.start, self.stop, max(step, 1))
+        return [Groups(group, min(group + step, self.stop)) for group in starts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +63,7 @@ class Column:
     file: str  # its name in the ids of drops
     where: str  # the file as a person finds it, for errors
     limits: BatchLimits
-    group: int | None = None  # this row group alone; None: all
+    groups: Groups | None = None  # these row groups alone; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +93,7 @@ def read_column(parquet: pq.ParquetFile, column: Column, position: JSON) -> Iter
 def groups_from(edges: list[int], column: Column, position: JSON) -> tuple[range, int]:
     """The row groups still to be read, and the rows of the first that are done."""
     num_groups = len(edges) - 1
-    all_groups = range(num_groups)
-    if column.group is not None:
-        all_groups = range(column.group, column.group + 1)
+    all_groups = range(num_groups) if column.groups is None else range(*column.groups)
     group, skip = all_groups.start, 0
     if position is not None:
         group, skip = counts_of(position, ("row_group", "rows"), column.file)
@@ -78,7 +105,7 @@ def groups_from(edges: list[int], column: Column, position: JSON) -> tuple[range
         raise SourceError(
             f"{column.where}: the cursor stands at row {skip:,} of row group {group}, but "
             f"there are {num_groups} row groups with {edges[-1]:,} rows"
-            f"{'' if column.group is None else f', and only row group {column.group} is read'}; "
+            f"{'' if column.groups is None else f', and only {column.groups} is read'}; "
             "resume with the input the cursor came from"
         )
     return range(group, all_groups.stop), skip
@@ -88,6 +115,15 @@ def group_edges(metadata: pq.FileMetaData) -> list[int]:
     """Rows before each row group, and in all."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return [0, *accumulate(group.num_rows for group in groups)]
+
+
+def cut_groups(
+    metadata: pq.FileMetaData, field: str, groups: Groups | None, num_bytes: int
+) -> list[Groups]:
+    """Runs of row groups whose column takes about `num_bytes` before compression."""
+    start, stop = groups or (0, metadata.num_row_groups)
+    sizes = [column_bytes(metadata, group, field) for group in range(start, stop)]
+    return [Groups(start + first, start + last) for first, last in runs(sizes, num_bytes)]
 
 
 def column_bytes(metadata: pq.FileMetaData, group: int, field: str) -> int:

@@ -5,8 +5,8 @@ Out: a file to read from, and how ranges become requests.
 Promise: planned bytes are fetched in blocks of up to several MiB, a few blocks ahead of the reader,
 side by side; so memory is bounded by the blocks and a far hub costs bandwidth, not round trips.
 Nothing before the first planned range is ever fetched. What was not planned is fetched when read.
-An error of a fetch comes out of the read that needed it.
-Not here: retries; what the bytes mean.
+An error of a fetch comes out of the read that needed it; there it may be retried.
+Not here: when to retry; what the bytes mean.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from shardmill.ahead import current_stop, stopped_by, wait_for
 
 Fetch = Callable[[int, int], bytes]
+Retry = Callable[[Callable[[], bytes]], bytes]
+"""Asks, and asks again when that may help."""
 Range = tuple[int, int]  # half-open
 
 BLOCK_BYTES = 8 * 2**20
@@ -44,18 +49,37 @@ def blocks_of(
     ]
 
 
-class RangedFile(io.RawIOBase):
-    """A file of `num_bytes`; `blocks` are ascending and do not overlap."""
+def once(ask: Callable[[], bytes]) -> bytes:
+    """No retry."""
+    return ask()
 
-    def __init__(self, fetch: Fetch, num_bytes: int, blocks: Sequence[Range] = ()) -> None:
+
+class RangedFile(io.RawIOBase):
+    """A file of `num_bytes`; `blocks` are ascending and do not overlap. `retry` runs in the thread
+    that reads. With `is_slow_start` a reader that looks at the first block alone costs no more:
+    what is fetched ahead grows with each block that is read."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        num_bytes: int,
+        blocks: Sequence[Range] = (),
+        *,
+        retry: Retry = once,
+        is_slow_start: bool = False,
+    ) -> None:
         super().__init__()
+        self._retry = retry
+        self._depth = 0 if is_slow_start else DEPTH
         self._fetch = fetch
         self._num_bytes = num_bytes
         self._blocks = blocks
         self._starts = [start for start, _ in blocks]
         self._position = 0
+        self._current = -1
         self._held: dict[int, Future[bytes]] = {}
         self._pool = ThreadPoolExecutor(DEPTH, thread_name_prefix="shardmill-ranges")
+        self._stop = current_stop()  # Arrow reads in threads of its own
 
     def readable(self) -> bool:
         return True
@@ -77,11 +101,12 @@ class RangedFile(io.RawIOBase):
             raise ValueError("read of a closed file")
         stop = self._num_bytes if size < 0 else min(self._position + size, self._num_bytes)
         parts: list[bytes | memoryview] = []
-        while self._position < stop:
-            part = self._part(self._position, stop)
-            assert len(part) > 0, "a fetch must give all bytes or raise"
-            self._position += len(part)
-            parts.append(part)
+        with stopped_by(self._stop):
+            while self._position < stop:
+                part = self._part(self._position, stop)
+                assert len(part) > 0, "a fetch must give all bytes or raise"
+                self._position += len(part)
+                parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
@@ -98,13 +123,26 @@ class RangedFile(io.RawIOBase):
             first, last = self._blocks[index]
             return memoryview(self._block(index))[start - first : min(stop, last) - first]
         following = self._starts[index + 1 : index + 2]
-        return self._fetch(start, min([stop, *following]))
+        return self._retry(partial(self._fetch, start, min([stop, *following])))
 
     def _block(self, index: int) -> bytes:
-        wanted = range(index, min(index + DEPTH, len(self._blocks)))
+        if index != self._current:
+            self._current, self._depth = index, min(self._depth + 1, DEPTH)
+        wanted = range(index, min(index + self._depth, len(self._blocks)))
         for old in [held for held in self._held if held not in wanted]:
             self._held.pop(old).cancel()
         for number in wanted:
-            if number not in self._held:
-                self._held[number] = self._pool.submit(self._fetch, *self._blocks[number])
-        return self._held[index].result()
+            self._begin(number)
+        return self._retry(partial(self._end, index))
+
+    def _begin(self, number: int) -> None:
+        if number not in self._held:
+            self._held[number] = self._pool.submit(self._fetch, *self._blocks[number])
+
+    def _end(self, number: int) -> bytes:
+        self._begin(number)
+        try:
+            return wait_for(self._held[number])
+        except Exception:
+            del self._held[number]  # the next try is a new request
+            raise

@@ -21,9 +21,10 @@ from shardmill.records import JSON, TextBatch
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.clean import clean
 from shardmill.sources.cursors import counts_of
-from shardmill.sources.files import InputFile, Where, list_files, unreadable
+from shardmill.sources.files import InputFile, Where, list_files, open_file
 from shardmill.sources.filesource import FileSource, WholeFiles
-from shardmill.sources.lines import LineBlock, line_blocks
+from shardmill.sources.lineranges import LinesOfFiles
+from shardmill.sources.lines import LineBlock
 from shardmill.sources.naming import name_of
 
 logger = logging.getLogger(__name__)
@@ -64,22 +65,20 @@ class _WholeReader(WholeFiles):
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         if position is not None and counts_of(position, ("documents",), file.name)[0]:
             return
-        try:
-            data = file.path.read_bytes()
-        except OSError as error:
-            raise unreadable(file.path, error) from error
+        with open_file(file) as stream:
+            data = bytes(stream.read())
         if len(data) != file.num_bytes:
-            raise SourceError(f"{file.path}: changed while it was read; start anew")
+            raise SourceError(f"{file.place}: changed while it was read; start anew")
         if data.startswith(_UTF16_MARKS):
-            logger.warning("%s begins like UTF-16; it is read as UTF-8 with losses", file.path)
+            logger.warning("%s begins like UTF-16; it is read as UTF-8 with losses", file.place)
         cleaned = clean(pa.array([data], pa.large_binary()))
         yield TextBatch(
             texts=cleaned.texts, num_read=1, counts=cleaned.counts, cursor={"documents": 1}
         )
 
 
-class _LineReader(WholeFiles):
-    """A line is a document; the position is the bytes and lines read."""
+class _LineReader(LinesOfFiles):
+    """A line is a document."""
 
     kind = "text"
 
@@ -87,16 +86,10 @@ class _LineReader(WholeFiles):
         self._limits = limits
 
     def options(self) -> dict[str, JSON]:
-        return {"split": "line"}
-
-    def size_hint(self, file: InputFile) -> int:
-        return file.num_bytes
+        return {"split": "line", **self._range_options()}
 
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
-        start, line = 0, 0
-        if position is not None:
-            start, line = counts_of(position, ("bytes", "lines"), file.name)
-        for block in line_blocks(file, start=start, first_line=line, limits=self._limits):
+        for block in self._blocks(file, position):
             texts = lines_to_arrow(block)
             if len(texts) == 0:
                 continue
@@ -105,7 +98,7 @@ class _LineReader(WholeFiles):
                 texts=cleaned.texts,
                 num_read=len(texts),
                 counts=cleaned.counts,
-                cursor={"bytes": block.end, "lines": block.first_line + len(block.stops)},
+                cursor=self._position(block),
             )
 
 

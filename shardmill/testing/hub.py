@@ -128,6 +128,7 @@ class LoopbackHub:
             **os.environ,
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(home),
+            "HF_HUB_OFFLINE": "0",  # whatever the tests before set
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_DISABLE_UPDATE_CHECK": "1",

@@ -2,8 +2,8 @@
 
 In: a source, or a function that makes one.  Out: nothing, or an AssertionError that says which law.
 Promise: a source that passes resumes exactly from every cursor and accounts for every row it read;
-its pieces, when it can be divided, are sources that together give what it gives. There are laws for
-documents and for conversations.
+its pieces, when it can be divided or cut, are sources that together give what it gives. There are
+laws for documents and for conversations.
 Strategies build each row together with what must come of it, so that a test needs no second parser.
 Not here: speed and memory.
 """
@@ -15,14 +15,20 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from shardmill.protocols import ConversationSource, DividedSource, Source
+from shardmill.protocols import (
+    ConversationSource,
+    CuttableSource,
+    DividedSource,
+    Source,
+    continues,
+)
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
 
@@ -34,21 +40,38 @@ class Account:
     num_read: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     drops: list[Drop] = field(default_factory=list)
+    num_rows: int = 0  # of pieces whose drops have a `row`
 
 
 def account(batches: Iterable[TextBatch]) -> Account:
     """Read to the end and add up."""
     texts: list[str] = []
     drops: list[Drop] = []
-    num_read = 0
+    num_read = num_rows = 0
     counts = {"empty": 0, "invalid_utf8": 0}
     for batch in batches:
         texts += batch.texts.to_pylist()
         drops += batch.drops
         num_read += batch.num_read
+        num_rows += batch.num_rows
         for name, count in batch.counts.items():
             counts[name] = counts.get(name, 0) + count
-    return Account(texts=texts, num_read=num_read, counts=counts, drops=drops)
+    return Account(texts=texts, num_read=num_read, counts=counts, drops=drops, num_rows=num_rows)
+
+
+def joined(pieces: Iterable[Source]) -> Account:
+    """What pieces give one behind the other, each drop with its full id; see `CuttableSource`."""
+    parts: list[TextBatch] = []
+    before = 0
+    for piece in pieces:
+        if not continues(piece):
+            before = 0
+        batches = list(piece.batches())
+        for batch in batches:
+            drops = tuple(drop.numbered(before) for drop in batch.drops)
+            parts.append(replace(batch, drops=drops, num_rows=0))
+        before += sum(batch.num_rows for batch in batches)
+    return account(parts)
 
 
 def assert_ledger_balances(source: Source) -> Account:
@@ -60,7 +83,7 @@ def assert_ledger_balances(source: Source) -> Account:
         assert batch.num_read == found, (
             f"{where}: {batch.num_read} rows read, {found} accounted for"
         )
-        assert batch.num_read > 0, f"{where}: nothing was read for it"
+        assert batch.num_read + batch.num_rows > 0, f"{where}: nothing was read for it"
         assert batch.texts.type == pa.large_string(), f"{where}: {batch.texts.type}"
         batch.texts.validate(full=True)
         assert batch.texts.null_count == 0, f"{where}: nulls"
@@ -113,6 +136,24 @@ def assert_divides_exactly(
         numbers.append(len(pieces))
     assert numbers == sorted(numbers), f"more pieces asked for, fewer given: {numbers}"
     return numbers
+
+
+def assert_cut_is_the_source(source: CuttableSource, num_bytes: int) -> list[Source]:
+    """Pieces of about `num_bytes`, sent to another process and read one behind the other, give the
+    documents, counts and drops of the source, these with their full ids; each of them resumes
+    exactly and accounts for its rows; cutting again gives the same. Gives the pieces.
+    """
+    whole = account(source.batches())
+    pieces = list(source.cut(num_bytes))
+    sent = [pickle.loads(pickle.dumps(piece)) for piece in pieces]
+    found = joined(sent)
+    assert found == whole, f"cut({num_bytes}) gives {found} instead of {whole}"
+    for piece, twin, again in zip(pieces, sent, source.cut(num_bytes), strict=True):
+        rest = assert_resumes_exactly(partial(copy, twin))
+        assert assert_ledger_balances(piece) == rest, f"cut({num_bytes}): {piece.name} differs"
+        assert (again.name, again.describe()) == (twin.name, twin.describe()), piece.name
+        assert continues(twin) == continues(piece), piece.name
+    return pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

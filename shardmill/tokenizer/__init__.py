@@ -10,6 +10,7 @@ from shardmill.tokenizer.adapt import adapt_tokenizer, model_sha256_of, probe, v
 from shardmill.tokenizer.byte import ByteTokenizer
 from shardmill.tokenizer.choose import ChosenEncoder, EngineCheck, EngineChoice, choose_encoder
 from shardmill.tokenizer.open import open_tokenizer
+from shardmill.tokenizer.reopen import reopen_encoder, thread_limits
 from shardmill.tokenizer.specials import DEFAULT_SPECIALS
 from shardmill.tokenizer.train import TrainReport, TrainSpec, train_tokenizer
 
@@ -26,6 +27,8 @@ __all__ = [
     "model_sha256_of",
     "open_tokenizer",
     "probe",
+    "reopen_encoder",
+    "thread_limits",
     "train_tokenizer",
     "vocab_size_of",
 ]

@@ -42,11 +42,16 @@ class ByteTokenizer:
                 f"open 'byte:{len(strings)}'"
             )
         self.byte_offset = byte_offset
+        self._specials = strings
         self._special_ids = {name: number for number, name in enumerate(strings)}
         self._dtype = np.min_scalar_type(self.vocab_size - 1)
         self._runs = SpecialRuns(
             {number: strings[name] for name, number in self._special_ids.items()}
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its options."""
+        return _reopened, (type(self), self.byte_offset, self._specials)
 
     @property
     def vocab_size(self) -> int:
@@ -89,3 +94,9 @@ class ByteTokenizer:
 
     def __repr__(self) -> str:
         return f"ByteTokenizer(byte_offset={self.byte_offset}, vocab_size={self.vocab_size})"
+
+
+def _reopened(
+    kind: type[ByteTokenizer], byte_offset: int, specials: dict[str, str]
+) -> ByteTokenizer:
+    return kind(byte_offset=byte_offset, specials=specials)

@@ -5,7 +5,7 @@ with `produced_by`, the record for the manifest.
 Promise: a fast engine serves only after it gave the reference's ids on the battery and on this
 corpus, and is compared on a sample of every build; a difference raises, it is never passed on.
 What was chosen is a pure function of the arguments and the installed versions.
-Not here: building again after a mismatch.
+Not here: building again after a mismatch; the same engine in another process (`reopen`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ class ChosenEncoder:
         self.bytes_compared = 0
         self.documents_compared = 0
         self._calls = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """An engine is memory and threads of this process."""
+        raise TokenizerError(
+            f"{self!r} stays in its process; send the tokenizer and produced_by, and open the "
+            "engine there with reopen_encoder(tokenizer, produced_by)"
+        )
 
     @property
     def is_fast(self) -> bool:

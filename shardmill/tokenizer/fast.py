@@ -37,26 +37,36 @@ def fast_candidates(tokenizer: object) -> Candidates:
     source: EngineSource | None = getattr(tokenizer, "engine_source", None)
     if source is None:
         return Candidates((), (f"{type(tokenizer).__name__} has no fast engine",))
-    makers = _makers(source)
-    if not makers:
+    names = _names(source)
+    if not names:
         return Candidates((), (_why_none(source),))
     engines: list[FastEngine] = []
     refusals: list[str] = []
-    for make in makers:
+    for name in names:
         try:
-            engines.append(make(source))
+            engines.append(_MAKERS[name](source))
         except (MissingExtraError, TokenizerError) as problem:
             refusals.append(str(problem))
     return Candidates(tuple(engines), tuple(refusals))
 
 
-def _makers(source: EngineSource) -> list[Callable[[EngineSource], FastEngine]]:
+def open_fast(tokenizer: object, name: str) -> FastEngine:
+    """One engine by its name, with this tokenizer's model; an error when it is no candidate."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    if source is None or name not in _names(source):
+        raise TokenizerError(
+            f"{name!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this build?"
+        )
+    return _MAKERS[name](source)
+
+
+def _names(source: EngineSource) -> list[str]:
     if source.kind == "tokenizer.json" and source.facts["model_type"] == "BPE":
         # Engines differ on added tokens that strip or ask for borders, and no battery is long
         # enough to show that one never will.
-        return [] if source.facts["looks_around"] else [_fastokens, _gigatoken]
+        return [] if source.facts["looks_around"] else ["fastokens", "gigatoken"]
     if source.kind == "sentencepiece" and _is_plain_bpe(source):
-        return [_gigatoken]
+        return ["gigatoken"]
     return []
 
 
@@ -83,3 +93,9 @@ def _gigatoken(source: EngineSource) -> FastEngine:
     from shardmill.tokenizer.fast_gigatoken import GigatokenEngine
 
     return GigatokenEngine(source)
+
+
+_MAKERS: dict[str, Callable[[EngineSource], FastEngine]] = {
+    "fastokens": _fastokens,
+    "gigatoken": _gigatoken,
+}

@@ -56,6 +56,7 @@ class HuggingFaceTokenizer:
     def __init__(self, config_json: str | bytes, *, names: Mapping[str, str] | None = None) -> None:
         config = _parse(config_json)
         data = config_json.encode() if isinstance(config_json, str) else config_json
+        self._names = names if names is None or isinstance(names, FileNames) else dict(names)
         self.model_bytes = data
         self.model_sha256 = sha256_hex(data)
         self._original = _load(json.dumps(config))
@@ -81,6 +82,10 @@ class HuggingFaceTokenizer:
         self._known = np.zeros(max(vocabulary.values()) + 1, bool)
         self._known[list(vocabulary.values())] = True
         self._check_same_text(vocabulary, places)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its JSON and the names it was opened with; opening checks it as ever."""
+        return _reopened, (type(self), self.model_bytes, self._names)
 
     @property
     def vocab_size(self) -> int:
@@ -181,6 +186,12 @@ class HuggingFaceTokenizer:
 
     def __repr__(self) -> str:
         return f"HuggingFaceTokenizer({self.model_type}, vocab_size={self.vocab_size})"
+
+
+def _reopened(
+    kind: type[HuggingFaceTokenizer], config_json: bytes, names: dict[str, str] | None
+) -> HuggingFaceTokenizer:
+    return kind(config_json, names=names)
 
 
 def _parse(config_json: str | bytes) -> dict[str, Any]:

@@ -82,6 +82,15 @@ class SentencePieceTokenizer:
             ) from problem
         self._runs = SpecialRuns({number: self._facts.pieces[number] for number in self._hidden})
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its model's bytes, what its specials are called, and its threads; the path only names
+        it: no file is looked for."""
+        specials = {name: self._facts.pieces[number] for name, number in self._special_ids.items()}
+        return _reopened, (
+            *(type(self), self.model_bytes, specials),
+            *(self._num_threads, self.model_path),
+        )
+
     @property
     def vocab_size(self) -> int:
         return len(self._facts.pieces)
@@ -166,6 +175,18 @@ class SentencePieceTokenizer:
     def __repr__(self) -> str:
         name = self.model_path.name if self.model_path else "model"
         return f"SentencePieceTokenizer({name!r}, {self.model_type}, vocab_size={self.vocab_size})"
+
+
+def _reopened(
+    kind: type[SentencePieceTokenizer],
+    model: bytes,
+    specials: dict[str, str],
+    num_threads: int,
+    path: Path | None,
+) -> SentencePieceTokenizer:
+    tokenizer = kind(model, specials=specials, num_threads=num_threads)
+    tokenizer.model_path = path
+    return tokenizer
 
 
 def _read(path: Path) -> bytes:

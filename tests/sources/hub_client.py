@@ -25,10 +25,12 @@ from shardmill.sources import (
     hubfiles,
     iter_rows,
     open_hub,
+    open_source,
     ranges,
 )
 from shardmill.testing.sources import (
     account,
+    assert_cut_is_the_source,
     assert_divides_exactly,
     assert_ledger_balances,
     assert_resumes_exactly,
@@ -95,6 +97,20 @@ def pieces(job: dict[str, Any]) -> list[dict[str, Any]]:
     return [piece.describe() for piece in source_of(job).divide(job["at_least"])]
 
 
+def cut(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [piece.describe() for piece in assert_cut_is_the_source(source_of(job), job["size"])]
+
+
+def far(job: dict[str, Any]) -> dict[str, Any]:
+    """Files of a dataset, by fsspec's client of the hub; `dataset` is the address."""
+    source = open_source(job["dataset"], limits=LIMITS)
+    pieces = assert_cut_is_the_source(source, job["size"])
+    found = assert_resumes_exactly(lambda: open_source(job["dataset"], limits=LIMITS))
+    drops = [[drop.id, drop.reason] for drop in found.drops]
+    facts = {"describe": source.describe(), "num_pieces": len(pieces), "drops": drops}
+    return {"texts": found.texts, **facts}
+
+
 def rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     return list(iter_rows(job["dataset"], **job.get("options", {})))
 
@@ -108,7 +124,10 @@ def direct(job: dict[str, Any]) -> list[str]:
     return [row["text"] for row in stream]
 
 
-JOBS = {job.__name__: job for job in (read, describe, laws, kind, divided, pieces, rows, direct)}
+JOBS = {
+    job.__name__: job
+    for job in (read, describe, laws, kind, divided, pieces, cut, far, rows, direct)
+}
 
 
 def main() -> None:

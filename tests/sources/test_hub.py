@@ -284,3 +284,43 @@ def test_the_client_talks_to_loopback_only(hub: LoopbackHub, client: Client) -> 
 
     assert len(hub.requests) > 3
     assert {request.status for request in hub.requests} <= {200, 206, 404}
+
+
+def test_files_of_a_dataset_are_read_in_place(
+    hub: LoopbackHub, client: Client, tmp_path: Path
+) -> None:
+    rows = [json.dumps({"text": text}) for text in TEXTS]
+    rows[3] = "{}"
+    (tmp_path / "files/data").mkdir(parents=True)
+    (tmp_path / "files/data/rows.jsonl").write_text("\n".join(rows))
+    write_parquet(tmp_path / "files/more", list(TEXTS))
+    commit = hub.publish("own/files", tmp_path / "files")
+    for where in ("own/files/data/*.jsonl", f"own/files@{commit}/data/rows.jsonl"):
+        found = client("far", f"hf://datasets/{where}", size=2000)
+        assert found["texts"] == [text for number, text in enumerate(TEXTS) if number != 3]
+        assert found["drops"] == [["rows.jsonl:4", "no_text"]]
+        assert found["num_pieces"] > 3
+        (file,) = found["describe"]["files"]
+        assert (file["file"], len(file["blob_id"])) == ("rows.jsonl", 40)
+    found = client("far", "hf://datasets/own/files/more", size=2000)
+    assert found["texts"] == TEXTS
+    assert found["num_pieces"] > SHARDS
+    read = [r for r in hub.requests if r.method == "GET" and "own/files/resolve" in r.path]
+    assert read
+    assert all(request.range for request in read)
+
+
+def test_a_file_of_a_dataset_survives_trouble(
+    hub: LoopbackHub, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/rows.jsonl").write_text("".join(f'{{"text": "{n}"}}\n' for n in range(99)))
+    hub.publish("own/trouble", tmp_path / "files")
+    hub.faults += [
+        Fault(path="rows.jsonl", method="GET", times=2, status=503),
+        Fault(path="rows.jsonl", method="GET", times=1, drop_after=100),
+        Fault(path="rows.jsonl", method="GET", times=1, short_by=7),
+    ]
+    found = client("far", "hf://datasets/own/trouble/rows.jsonl", size=300)
+    assert found["texts"] == [str(number) for number in range(99)]
+    assert [fault.times for fault in hub.faults] == [0, 0, 0]

@@ -123,6 +123,21 @@ def test_parquet_on_a_hub_divides_into_files_or_row_groups(client: Client) -> No
     }
 
 
+def test_parquet_on_a_hub_is_cut_into_runs_of_row_groups_and_of_small_files(
+    client: Client,
+) -> None:
+    groups = client("cut", "own/fat", kind="parquet", size=int(2.5 * FAT))
+    assert [(piece["file"][11:16], piece["row_groups"]) for piece in groups] == [
+        (f"{number:05d}", [start, start + 2]) for number in range(FILES) for start in (0, 2)
+    ]
+    single = client("cut", "own/fat", kind="parquet", size=1)
+    assert [piece["row_group"] for piece in single] == [*range(GROUPS)] * FILES
+    (whole,) = client("cut", "own/docs", kind="parquet", size=10**9)
+    assert [part["file"] for part in whole["parts"]] == [
+        f"data/train-{number:05d}-of-00005.parquet" for number in range(5)
+    ]
+
+
 def test_the_documents_are_those_that_the_client_streams(
     hub: LoopbackHub, client: Client, tmp_path: Path
 ) -> None:
@@ -204,11 +219,11 @@ def test_a_piece_asks_for_its_row_group_alone(hub: LoopbackHub, client: Client, 
 
 FAULTS = {
     "data cut in the middle": Fault(path=".parquet", drop_after=500, times=3, skip=1),
-    "data cut again and again": Fault(path=".parquet", drop_after=500, times=9, skip=2),
+    "data cut again and again": Fault(path=".parquet", drop_after=500, times=5, skip=2),
     "data short": Fault(path=".parquet", short_by=3, times=3, skip=2),
-    "503 in the data": Fault(path="train-00002", status=503, times=9, skip=1),
-    "500 at once": Fault(path=".parquet", status=500, times=9),
-    "429": Fault(path=".parquet", status=429, times=7, skip=2),
+    "503 in the data": Fault(path="train-00002", status=503, times=5, skip=1),
+    "500 at once": Fault(path=".parquet", status=500, times=5),
+    "429": Fault(path=".parquet", status=429, times=5, skip=2),
     "too slow": Fault(path="train-00001", delay=1.5, times=1),
     "size refused": Fault(path="/paths-info/", status=503, times=3),
     "size cut": Fault(path="/paths-info/", drop_after=10, times=2),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardmill.protocols import CuttableSource
 from shardmill.sources import (
     BatchLimits,
     JsonlSource,
@@ -15,7 +16,11 @@ from shardmill.sources import (
     iter_jsonl_rows,
     open_source,
 )
-from shardmill.testing.sources import assert_ledger_balances, assert_resumes_exactly
+from shardmill.testing.sources import (
+    assert_cut_is_the_source,
+    assert_ledger_balances,
+    assert_resumes_exactly,
+)
 
 ROOT = Path(os.environ.get("SHARDMILL_REAL_DATA", "."))
 pytestmark = pytest.mark.skipif(
@@ -79,3 +84,17 @@ def test_fineweb_has_2800_pages_and_resumes() -> None:
 def test_c4_has_300_pages_and_notes_313_files() -> None:
     assert len(assert_ledger_balances(JsonlSource(ROOT / "c4")).texts) == 300
     assert assert_ledger_balances(open_source(ROOT / "notes")).num_read == 313
+
+
+@pytest.mark.parametrize("num_bytes", [99_991, 2**20])
+def test_real_files_are_the_same_in_pieces(num_bytes: int) -> None:
+    limits = BatchLimits(num_bytes=2**19)
+    sources: list[CuttableSource] = [
+        JsonlSource(ROOT / "dolly", field="response", limits=limits),
+        JsonlSource(ROOT / "c4", limits=limits),
+        TextSource(ROOT / "wikitext", split="line", limits=limits),
+        TextSource(ROOT / "notes", limits=limits),
+        ParquetSource(ROOT / "fineweb", limits=limits),
+    ]
+    for source in sources:
+        assert_cut_is_the_source(source, num_bytes)

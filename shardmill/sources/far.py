@@ -1,0 +1,154 @@
+"""Files on object storage, read in place. The one importer of fsspec in this room.
+
+In: a URL, for any client of fsspec that is installed.  Out: a file's bytes, by ranges, and what the
+store says of it.
+Promise: never a whole download: ranges, planned ones a few blocks ahead, each retried and whole. A
+file is known by its size and by what the store itself calls its content; when that is another than
+it was listed with, reading is refused. Credentials and endpoints are the client's affair: they come
+from its environment, and are in nothing that is stored, told or sent.
+Not here: which files there are (`farlist`); what the bytes mean; local files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import fsspec
+
+from shardmill.errors import MissingExtraError, SourceError, missing_extra
+from shardmill.records import JSON
+from shardmill.sources.farretry import asked
+from shardmill.sources.localfiles import sha256_of_ends
+from shardmill.sources.ranges import Range, RangedFile, blocks_of
+from shardmill.sources.urls import shown
+
+FIRST_BLOCK = 256 * 2**10
+"""A reader of the first lines alone costs no more."""
+
+_EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hub")}
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
+_PACKAGES |= {"http": "aiohttp", "https": "aiohttp", "oss": "ossfs", "oci": "ocifs"}
+# The tries are ours to count (`farretry`), not those of the client below the client.
+_ONCE = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
+_OPTIONS: dict[str, dict[str, Any]] = {"s3": _ONCE, "s3a": _ONCE}
+# What stores call the content of a file, the surest first.
+_IDENTITIES = {"md5Hash": "md5", "ETag": "etag", "etag": "etag", "blob_id": "blob_id"}
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarPath:
+    """Where a file lies, and what it was when it was listed. Small to send."""
+
+    url: str = field(repr=False)  # for the client alone: it may hold a signature
+    identity: tuple[str, str] | None  # ("etag", "9b2c..."); None: this store has none
+    changed: float | None  # when it was written, as the store says; of a store without identity
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+
+def check_far(path: FarPath, num_bytes: int) -> None:
+    """Refuse a file that is gone or is another than when it was listed."""
+    found = asked(partial(_info, path.url), str(path))
+    size, known = size_of(found, str(path)), known_by(found)
+    if size != num_bytes or known != (path.identity, path.changed):
+        raise SourceError(
+            f"{path}: is not the file that was listed: {num_bytes:,} bytes then, {size:,} now"
+            f"{'' if size != num_bytes else ', but written anew'}; a file must not change while it "
+            "is read: wait for its writer, then start anew"
+        )
+
+
+def open_far(
+    path: FarPath, num_bytes: int, blocks: Sequence[Range] = (), *, is_slow_start: bool = False
+) -> RangedFile:
+    """The bytes of a file, with `blocks` of them fetched ahead."""
+    fs, name = connected(path.url)
+    return RangedFile(
+        partial(_fetch, fs, name),
+        num_bytes,
+        blocks,
+        retry=partial(asked, where=str(path)),
+        is_slow_start=is_slow_start,
+    )
+
+
+def open_far_from(path: FarPath, num_bytes: int, start: int, stop: int | None) -> RangedFile:
+    """To be read from `start` on, in order, to about `stop` (None: the end)."""
+    stop = num_bytes if stop is None else min(stop, num_bytes)
+    first = min(start + FIRST_BLOCK, stop)
+    blocks = [*blocks_of([(start, first)]), *blocks_of([(first, stop)])]
+    stream = open_far(path, num_bytes, blocks, is_slow_start=True)
+    stream.seek(start)
+    return stream
+
+
+def describe_far(path: FarPath, num_bytes: int, end_bytes: int) -> dict[str, JSON]:
+    """What identifies the content: the store's own word for it, else a hash of its two ends."""
+    check_far(path, num_bytes)
+    if path.identity is not None:
+        kind, word = path.identity
+        return {kind: word}
+    with open_far(path, num_bytes) as stream:
+        return {"sha256_of_ends": sha256_of_ends(stream, num_bytes, end_bytes)}
+
+
+def connected(url: str) -> tuple[Any, str]:
+    """The client for a URL, and what it calls the file. Asks nobody anything yet."""
+    protocol = url.partition("://")[0].lower()
+    try:
+        fs, name = fsspec.core.url_to_fs(url, **_OPTIONS.get(protocol, {}))
+    except ImportError as missing:
+        raise _missing(protocol, missing) from missing
+    except (ValueError, TypeError) as error:
+        raise SourceError(
+            f"{shown(url)}: {shown(str(error))}; wanted something like s3://bucket/folder"
+        ) from None
+    return fs, str(name)
+
+
+def known_by(info: dict[str, Any]) -> tuple[tuple[str, str] | None, float | None]:
+    """The store's own word for the content of a file; or else when the file was written."""
+    for key, kind in _IDENTITIES.items():
+        if word := info.get(key):
+            return (kind, str(word).removeprefix("W/").strip('"')), None
+    time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
+    if isinstance(time, datetime):
+        return None, time.timestamp()
+    return None, float(time) if isinstance(time, int | float) else None
+
+
+def size_of(info: dict[str, Any], where: str) -> int:
+    size = info.get("size")
+    if not isinstance(size, int):
+        raise SourceError(f"{where}: the store does not say how large it is; copy it elsewhere")
+    return size
+
+
+def _info(url: str) -> dict[str, Any]:
+    fs, name = connected(url)
+    fs.invalidate_cache()  # of listings, which may be old
+    found: dict[str, Any] = fs.info(name)
+    return found
+
+
+def _fetch(fs: Any, name: str, start: int, stop: int) -> bytes:
+    data: bytes = fs.cat_file(name, start=start, end=stop)
+    if len(data) != stop - start:
+        raise ConnectionError(
+            f"{len(data):,} bytes came, {stop - start:,} were asked for (from {start:,})"
+        )
+    return data
+
+
+def _missing(protocol: str, error: ImportError) -> MissingExtraError:
+    if protocol in _EXTRAS:
+        return missing_extra(*_EXTRAS[protocol])
+    package = _PACKAGES.get(protocol)
+    advice = f"{package} is not installed: pip install {package}" if package else str(error)
+    return MissingExtraError(f"{protocol}:// cannot be read: {advice}")
