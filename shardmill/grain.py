@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakSet
 
-from shardmill.errors import StateMismatchError, missing_extra
+from shardmill.errors import OptionError, StateMismatchError, missing_extra
 
 _absl = logging.getLogger("absl")
 _level = _absl.level
@@ -40,6 +41,9 @@ class Checkpointed(Protocol[Given]):
     def get_state(self) -> dict[str, Any]: ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
+
+    def interrupt(self) -> None:
+        """Give up what is being made, for good: called from another thread than `__next__`."""
 
     def close(self) -> None: ...
 
@@ -75,6 +79,9 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
     def set_state(self, state: dict[str, Any]) -> None:
         self._inner.set_state(state)
 
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
     def close(self) -> None:
         if not self._closed:
             super().close()
@@ -87,7 +94,8 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
 class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
     """The elements of a dataset, some of them made early in Grain's thread.
 
-    Refusing a state leaves the position where it was, behind the last element given.
+    Refusing a state leaves the position where it was, behind the last element given. Closing does
+    not wait for an element that is being made. A forked process needs an iterator of its own.
     """
 
     _closed = True  # until it is made: Grain closes whatever is freed
@@ -98,6 +106,7 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
                 dataset, prefetch_buffer_size=prefetch
             )
         self._at_the_end: dict[str, Any] | None = None
+        self._process = os.getpid()
         super().__init__(dataset.__iter__())
         _open.add(self)
 
@@ -126,9 +135,29 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
     def close(self) -> None:
         if self._closed:
             return
+        if self._process != os.getpid():
+            self._closed = True  # the threads are the parent's
+            return
         self._at_the_end = self.get_state()
+        for iterator in _checkpointed(self._parent):
+            iterator.interrupt()
         super().close()
         self._parents = ()  # Grain's closes once more when it is freed, too late if that is at exit
+
+    def _assert_not_closed(self) -> None:
+        if self._closed:
+            raise OptionError("this iterator was closed; make a new one and set its state")
+        if self._process != os.getpid():
+            raise OptionError(
+                "this iterator was made before the process forked, and its thread stayed behind; "
+                "make one in the child, and set its state there"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise OptionError(
+            "an iterator with a thread cannot be pickled; make one where it is needed and give it "
+            "the state of this one (get_state, set_state)"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -138,6 +167,14 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(str, self._parents)) or 'closed'})"
+
+
+def _checkpointed(iterator: Any) -> Iterator[CheckpointedIterator[Any]]:
+    """Those of ours that this one is made of."""
+    if isinstance(iterator, CheckpointedIterator):
+        yield iterator
+    for parent in iterator._parents:
+        yield from _checkpointed(parent)
 
 
 _open: WeakSet[PrefetchedIterator[Any]] = WeakSet()

@@ -22,7 +22,7 @@ from shardmill.records import OffsetArray
 from shardmill.sampling import Permutation
 from shardmill.streaming.layout import counts, fill, in_order
 from shardmill.streaming.records import Encoded, Mark, Rows, Tally
-from shardmill.streaming.rows import part_of, table_of
+from shardmill.streaming.rows import no_rows, part_of, table_of
 
 PACKERS = {"best-fit": best_fit_decreasing, "first-fit": first_fit_decreasing}
 
@@ -61,15 +61,33 @@ def bin_rows(
     """All rows of a stream, buffer by buffer, without the first `start.part` of the first."""
     width = whole_number(seq_len, "seq_len") + 1
     done = 0 if start is None else start.part
-    for buffer in _buffers(encoded, rules, start):
+    told = Tally()
+    reading = _Reading(encoded)
+    for buffer in _buffers(reading, rules, start):
         rows = _rows_of(buffer, rules, width, pad_id)
         if done and len(rows) <= done:
             raise _too_few(buffer.start, done, len(rows))
         if len(rows):
+            told = rows.read
             yield _without(rows, done)
         done = 0
     if done and start is not None:
         raise _too_few(start, done, 0)
+    if reading.read != told:
+        yield no_rows(width, reading.read)
+
+
+class _Reading(Iterator[Encoded]):
+    """The chunks, and what was read up to the last of them."""
+
+    def __init__(self, encoded: Iterator[Encoded]) -> None:
+        self._encoded = encoded
+        self.read = Tally()
+
+    def __next__(self) -> Encoded:
+        chunk = next(self._encoded)
+        self.read = chunk.read
+        return chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,8 @@ from threading import Event
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
-from shardmill.records import TextBatch
+from shardmill.records import JSON, TextBatch
+from shardmill.sources import stamp_of
 from shardmill.streaming.blocks import Collector, after_epoch, after_texts, after_unit
 from shardmill.streaming.dealing import Dealing, deal, divide_source
 from shardmill.streaming.journal import Journal
@@ -40,6 +41,7 @@ class DocumentStream:
         self._source, self._order = source, order
         self._stream, self._num_streams = stream, num_streams
         self._units: Sequence[Source] | None = None
+        self._stamp: JSON = None
         self._journal: Journal | None = None
 
     def __repr__(self) -> str:
@@ -55,6 +57,7 @@ class DocumentStream:
         """
         if self._units is None:
             self._units = divide_source(self._source, self._order, self._num_streams)
+            self._stamp = stamp_of(self._source)
         dealing = deal(
             len(self._units), self._order, stream=self._stream, num_streams=self._num_streams
         )
@@ -63,7 +66,21 @@ class DocumentStream:
         walk = _Walk(
             self._source.name, self._units, dealing, order=self._order, journal=self._journal
         )
-        yield from walk.blocks(start or Place(), stop or Event())
+        epoch = (start or Place()).epoch
+        for block in walk.blocks(start or Place(), stop or Event()):
+            if block.end.epoch != epoch:
+                self._check_unchanged(epoch)
+                epoch = block.end.epoch
+            yield block
+
+    def _check_unchanged(self, epoch: int) -> None:
+        """Files are compared by size as they are read; a writer that keeps it is seen here."""
+        if stamp_of(self._source) != self._stamp:
+            raise SourceError(
+                f"source {self._source.name!r}: its files were written to during epoch {epoch}, so "
+                "old and new text may be mixed in it; go on with a state from before that, and "
+                "with files that nobody changes"
+            )
 
 
 class _Walk:

@@ -85,10 +85,12 @@ def encoded_ahead(
     *,
     start: Place | None = None,
     skip: int = 0,
+    interrupt: Event | None = None,
 ) -> Generator[Encoded, None, None]:
     """`encode_blocks` over `documents.blocks(start)`, with the next block and two slices ahead.
 
     Threads start with the first `next`. Closing ends them; it waits `PATIENCE` seconds at most.
+    `interrupt`, set from any thread, ends them too, and this generator with a StoppedError.
     """
     stop = Event()
 
@@ -97,7 +99,8 @@ def encoded_ahead(
         with closing(blocks):
             yield from encode_blocks(blocks, encoder, rules, skip=skip)
 
-    with closing(read_ahead(encode(), depth=2, stop=stop, patience=PATIENCE)) as encoded:
+    ahead = read_ahead(encode(), depth=2, stop=stop, interrupt=interrupt, patience=PATIENCE)
+    with closing(ahead) as encoded:
         yield from encoded
 
 

@@ -10,12 +10,15 @@ Not here: prefetching of batches (grain), tensors (pytorch).
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 
+from shardmill.ahead import StoppedError
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError, StateMismatchError
@@ -28,18 +31,21 @@ from shardmill.streaming.state import (
     Saved,
     State,
     check_data,
+    check_seal,
     read_state,
     write_state,
 )
 from shardmill.streaming.stats import Counts, StreamStats
 from shardmill.streaming.streams import RowsInTurn, RowStream
 
+log = logging.getLogger(__name__)
+
 
 class BatchIterator(Closing, Iterator[Batch]):
     """Consumer `process_index` of `process_count`: it runs every process_count-th stream.
 
-    Nothing is opened before the first `next`. Not for several threads at once. A copy made by
-    pickling or forking goes on by itself from the same position.
+    Nothing is opened before the first `next`. Not for several threads at once, but for `interrupt`.
+    A copy made by pickling or forking goes on by itself from the same position.
     """
 
     def __init__(
@@ -67,7 +73,9 @@ class BatchIterator(Closing, Iterator[Batch]):
         self._texts = PlaceTexts()
         self._open: RowsInTurn | None = None
         self._opened_by = 0  # process id: threads do not follow into a fork
-        self._ended = self._closed = False
+        self._given_up = threading.Event()  # of what is open
+        self._busy = threading.Lock()
+        self._ended = self._closed = self._told = False
 
     @property
     def num_streams(self) -> int:
@@ -78,6 +86,19 @@ class BatchIterator(Closing, Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
+        if not self._busy.acquire(blocking=False):
+            raise OptionError(
+                "another thread is making a batch of this iterator; let one thread ask, or give "
+                "each its own with process_index and process_count"
+            )
+        try:
+            return self._next()
+        except StoppedError:
+            raise OptionError("this iterator was closed while it made a batch") from None
+        finally:
+            self._busy.release()
+
+    def _next(self) -> Batch:
         if self._closed:
             raise OptionError("this iterator was closed; make a new one and set its state")
         if self._ended:
@@ -94,6 +115,7 @@ class BatchIterator(Closing, Iterator[Batch]):
             self._end_threads()
             raise
         before = self._totals
+        self._tell_epochs(positions)
         self._positions = positions
         if batch is None:
             self._ended = True
@@ -110,6 +132,7 @@ class BatchIterator(Closing, Iterator[Batch]):
         """Go on behind the batch that `state` followed. A refused state changes nothing."""
         saved = read_state(state)
         check_data(saved.data, self._pipeline.data)
+        check_seal(saved)
         own = self._checked_streams(saved)
         self._end_threads()
         self._num_streams = saved.num_streams
@@ -121,10 +144,16 @@ class BatchIterator(Closing, Iterator[Batch]):
         """Of the last batch given and of the run so far, this process alone."""
         return StreamStats(batch=self._batch, total=self._totals)
 
+    def interrupt(self) -> None:
+        """Give up the batch that another thread waits for, and be closed: from any thread."""
+        self._closed = True
+        self._given_up.set()
+
     def close(self) -> None:
         """End all threads. The state can still be asked for."""
-        self._closed = True
-        self._end_threads()
+        self.interrupt()
+        with self._busy:
+            self._end_threads()
 
     def __repr__(self) -> str:
         shape = self._pipeline.shape
@@ -135,7 +164,13 @@ class BatchIterator(Closing, Iterator[Batch]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_texts": PlaceTexts()}
+        left_out = ("_open", "_texts", "_given_up", "_busy")
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open, self._texts = None, PlaceTexts()
+        self._given_up, self._busy = threading.Event(), threading.Lock()
 
     @property
     def _totals(self) -> Counts:
@@ -160,17 +195,29 @@ class BatchIterator(Closing, Iterator[Batch]):
     def _opened(self) -> RowsInTurn:
         if self._open is None or self._opened_by != os.getpid():
             self._opened_by = os.getpid()
+            rows = self._pipeline.rows
             self._open = RowsInTurn(
                 [
                     RowStream(
-                        stream,
-                        self._pipeline.rows(stream, self._num_streams, position.mark),
-                        position,
+                        stream, rows(stream, self._num_streams, one.mark, self._given_up), one
                     )
-                    for stream, position in self._positions.items()
+                    for stream, one in self._positions.items()
                 ]
             )
         return self._open
+
+    def _tell_epochs(self, positions: Mapping[int, Position]) -> None:
+        """A batch that runs through the data more than once is rarely meant; said once."""
+        passed = [
+            position.mark.place.epoch - self._positions[stream].mark.place.epoch
+            for stream, position in positions.items()
+        ]
+        if not self._told and max(passed) > 1:
+            self._told = True
+            log.warning(
+                "%r: one batch took the data %d times over; is it larger than the data?",
+                *(self, max(passed)),
+            )
 
     def _end_threads(self) -> None:
         opened, self._open = self._open, None

@@ -87,11 +87,18 @@ class Pipeline:
     num_streams: int | None = None  # None: one for each consumer
     remake: Callable[[], Pipeline] | None = None  # what a pickle holds in place of the parts
 
-    def rows(self, stream: int, num_streams: int, start: Mark) -> Generator[Rows, None, None]:
-        """The rows of one stream from `start` on."""
+    def rows(
+        self, stream: int, num_streams: int, start: Mark, interrupt: threading.Event | None = None
+    ) -> Generator[Rows, None, None]:
+        """The rows of one stream from `start` on; `interrupt`, set from any thread, gives up."""
         documents = DocumentStream(self.source, self.order, stream=stream, num_streams=num_streams)
         ahead = encoded_ahead(
-            documents, self.encoder, self.documents, start=start.place, skip=start.document
+            documents,
+            self.encoder,
+            self.documents,
+            start=start.place,
+            skip=start.document,
+            interrupt=interrupt,
         )
         with closing(ahead) as encoded, closing(self.packing.rows(encoded, start)) as rows:
             yield from rows

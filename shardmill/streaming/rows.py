@@ -16,7 +16,7 @@ import numpy as np
 
 from shardmill.errors import StateMismatchError
 from shardmill.records import OffsetArray, Ragged
-from shardmill.streaming.records import Encoded, Mark, Place, Tokens
+from shardmill.streaming.records import Encoded, Mark, Place, Rows, Tally, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +94,24 @@ def resumed(encoded: Encoded, start: Mark) -> Encoded:
             "source or the tokenizer is not the one that the state was taken from"
         )
     return without_ids(encoded, start.part)
+
+
+def no_rows(width: int, read: Tally) -> Rows:
+    """What was read at the end of a stream and gave no row: input without text."""
+    tokens: Tokens = np.empty((0, width), np.int32)
+    none = np.empty(0, np.int64)
+    return Rows(
+        tokens=tokens,
+        segments=tokens,
+        places=(),
+        place=none,
+        document=none,
+        part=none,
+        begun=none,
+        cut_documents=none,
+        cut_tokens=none,
+        read=read,
+    )
 
 
 def nothing_left(start: Mark) -> StateMismatchError:

@@ -18,6 +18,7 @@ from shardmill.records import OffsetArray
 from shardmill.streaming.records import Encoded, Mark, Rows, Tally, Tokens
 from shardmill.streaming.rows import (
     Documents,
+    no_rows,
     nothing_left,
     part_of,
     resumed,
@@ -34,7 +35,7 @@ def sequential_rows(
     waiting: list[Encoded] = []  # documents of the row being filled: less ids than a row
     num_ids = 0  # of all that waits
     gone = 0  # ids of the first waiting document that are in earlier rows
-    read = Tally()
+    read = told = Tally()
     for chunk in encoded:
         read = chunk.read
         if not len(chunk.ids):
@@ -50,11 +51,14 @@ def sequential_rows(
             num_ids %= width
             gone = int(rows.part[-1])
             waiting = _rest(chunk, int(rows.document[-1]), num_ids)
+            told = read
             yield rows
     if start is not None and start.part:
         raise nothing_left(start)
     if num_ids:
         yield _padded_row(table_of(waiting), width, pad_id, gone, read)
+    elif read != told:
+        yield no_rows(width, read)
 
 
 def _rest(chunk: Encoded, document: int, num_ids: int) -> list[Encoded]:

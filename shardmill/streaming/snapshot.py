@@ -8,6 +8,7 @@ run, and no file that is not of this snapshot is overwritten.
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Literal
@@ -82,7 +83,7 @@ def load_tokenizer(folder: str | Path) -> StreamTokenizer:
     model = b""
     for name, wanted in kept.files.items():
         try:
-            model = (Path(folder) / name).read_bytes()
+            model = _read_plain(Path(folder) / name)
         except OSError as error:
             raise TokenizerError(
                 f"{folder}: {name} cannot be read: {error.strerror}; restore the snapshot"
@@ -151,6 +152,13 @@ def _open(kept: _Kept, model: bytes, where: str) -> StreamTokenizer:
         add_eos=kept.add_eos,
         max_doc_tokens=kept.max_doc_tokens,
     )
+    given = (kept.bos_id, kept.eos_id, kept.pad_id, base.vocab_size - 1)
+    needed = max(number for number in given if number is not None) + 1
+    if not needed <= kept.vocab_size < 2**31:
+        raise TokenizerError(
+            f"{where}: {SNAPSHOT} says vocab_size {kept.vocab_size:,}, but its ids need "
+            f"{needed:,}; it was changed or damaged: restore the snapshot"
+        )
     opened = make_stream_tokenizer(base, ids, vocab_size=kept.vocab_size)
     if opened.fingerprint != kept.fingerprint:
         raise TokenizerError(
@@ -176,7 +184,7 @@ def _open_base(kept: _Kept, model: bytes) -> Tokenizer:
 def _read_kept(folder: Path) -> _Kept:
     place = folder / SNAPSHOT
     try:
-        kept = _Kept.model_validate_json(place.read_bytes())
+        kept = _Kept.model_validate_json(_read_plain(place))
     except OSError as error:
         raise TokenizerError(
             f"{place}: cannot be read: {error.strerror}; wanted a folder that save_tokenizer wrote"
@@ -190,7 +198,16 @@ def _read_kept(folder: Path) -> _Kept:
     wanted = [MODEL_FILES[kept.kind]] if kept.kind in MODEL_FILES else []
     if list(kept.files) != wanted:
         raise TokenizerError(f"{place}: names the files {list(kept.files)}, wanted {wanted}")
+    if len(dict(kept.specials)) < len(kept.specials):
+        raise TokenizerError(f"{place}: names a special token twice; restore the snapshot")
     return kept
+
+
+def _read_plain(path: Path) -> bytes:
+    """A plain file; anything else might never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a plain file")
+    return path.read_bytes()
 
 
 def _difference(place: Path, kept: _Kept) -> str:

@@ -4,12 +4,15 @@ In: the positions of some streams and what identifies the data; or a state.  Out
 positions.
 Promise: versioned, of one shape for a whole run, ints and texts alone, no text and no token of the
 data in it. A state of other data, another order or another version is refused, and each difference
-is named with both values. `join_states` makes one of the states of all processes.
+is named with both values; so is one that was changed since it was taken. `join_states` makes one
+of the states of all processes.
 Not here: who saves it, and where; whether a cursor makes sense (its source).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +34,7 @@ MOST_STREAMS = 2**20
 """A run has thousands of consumers at most; a state that says more is not ours."""
 State = dict[str, JSON]
 
-_KEYS = {"version", "kind", "num_streams", "streams", "totals", "data"}
+_KEYS = {"version", "kind", "num_streams", "streams", "totals", "data", "seal"}
 _NEXT = "Open the stream with the values of the state, or begin a new run without it"
 
 
@@ -42,6 +45,7 @@ class Saved:
     num_streams: int  # of the whole run
     positions: Mapping[int, Position]  # of the streams in this state
     data: Mapping[str, JSON]
+    is_sealed: bool = True  # False: its seal does not fit; see check_seal
 
     @property
     def totals(self) -> Counts:
@@ -54,7 +58,7 @@ def write_state(saved: Saved, texts: PlaceTexts) -> State:
         str(stream): position_text(one, texts.text(stream, one.mark.place))
         for stream, one in saved.positions.items()
     }
-    return {
+    state: State = {
         "version": VERSION,
         "kind": KIND,
         "num_streams": saved.num_streams,
@@ -62,10 +66,11 @@ def write_state(saved: Saved, texts: PlaceTexts) -> State:
         "totals": dict(saved.totals.items()),
         "data": dict(saved.data),
     }
+    return {**state, "seal": _seal(state)}
 
 
 def read_state(state: object) -> Saved:
-    """What `state` says, if it has the right form."""
+    """What `state` says, if it has the right form; its seal is for `check_seal`."""
     found = _checked_form(state)
     num_streams = checked_count(found["num_streams"], "num_streams")
     if not 1 <= num_streams <= MOST_STREAMS:
@@ -82,7 +87,12 @@ def read_state(state: object) -> Saved:
         _stream_number(key, num_streams): read_position(text, _stream_number(key, num_streams))
         for key, text in found["streams"].items()
     }
-    saved = Saved(num_streams=num_streams, positions=positions, data=_read_data(found["data"]))
+    saved = Saved(
+        num_streams=num_streams,
+        positions=positions,
+        data=_read_data(found["data"]),
+        is_sealed=found["seal"] == _seal({key: found[key] for key in _KEYS - {"seal"}}),
+    )
     told = _read_totals(found["totals"])
     wrong = [name for name, value in (told - saved.totals).items() if value]
     if wrong:
@@ -98,6 +108,15 @@ def check_data(data: Mapping[str, JSON], own: Mapping[str, JSON]) -> None:
     wrong = list(_differences(data, own, "the state", "this stream"))
     if wrong:
         raise StateMismatchError(f"this state is not of this stream. {'; '.join(wrong)}. {_NEXT}")
+
+
+def check_seal(saved: Saved) -> None:
+    """Refuse a state that was changed; last, when nothing more telling is wrong with it."""
+    if not saved.is_sealed:
+        raise StateMismatchError(
+            "the state's seal does not fit its values; it was changed since it was saved: pass "
+            "what get_state() gave, unchanged"
+        )
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> State:
@@ -120,6 +139,7 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> State:
         wrong = list(_differences(one.data, first.data, here, "state 0"))
         if wrong:
             raise StateMismatchError(f"these are states of different runs. {'; '.join(wrong)}")
+        check_seal(one)
         twice = sorted(positions.keys() & one.positions.keys())
         if twice:
             raise StateMismatchError(
@@ -139,6 +159,11 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> State:
         data=first.data,
     )
     return write_state(joined, PlaceTexts())
+
+
+def _seal(state: Mapping[str, Any]) -> str:
+    """sha256 over all other keys."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _checked_form(state: object) -> Mapping[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from itertools import islice
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, SourceError
-from shardmill.sources import MemorySource
+from shardmill.sources import MemorySource, open_source
 from shardmill.streaming.documents import DocumentStream
 from shardmill.streaming.order import StreamOrder
 from shardmill.streaming.records import Place, Tally
@@ -372,3 +375,24 @@ def test_a_stream_is_pickled_before_and_after_use():
     assert sorted(wanted) == ["a", "b", "c", "d", "e", "f\ufffd"]
     assert epoch_texts(stream) == wanted
     assert epoch_texts(pickle.loads(pickle.dumps(stream))) == wanted
+
+
+def test_files_rewritten_at_the_same_size_are_noticed_at_the_end_of_the_epoch(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "doc {n:03d}"}}\n' for n in range(50)))
+    stream = DocumentStream(open_source(str(path)), StreamOrder(repeat=True))
+    blocks = stream.blocks()
+    assert len(next(blocks).texts)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(SourceError, match="were written to during epoch 0"):
+        list(islice(blocks, 10))
+
+
+def test_a_file_of_many_row_groups_is_divided_into_few_parts(tmp_path):
+    table = pa.table({"text": [f"row {n}" for n in range(1000)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+    source = open_source(str(tmp_path / "a.parquet"))
+    pieces = source.divide(500)
+    assert len(pieces) == 250
+    texts = [t for piece in pieces for batch in piece.batches() for t in batch.texts.to_pylist()]
+    assert texts == table["text"].to_pylist()

@@ -342,3 +342,21 @@ def test_statistics_are_of_the_last_batch_and_of_all() -> None:
         resumed.set_state(state)
         assert resumed.stats().total == totals
         assert resumed.stats().batch == Counts()
+
+
+@pytest.mark.parametrize("packing", ["sequential", "bin"])
+@pytest.mark.parametrize("documents", [1, 2, 4096])
+def test_rows_without_text_at_the_end_are_counted_too(packing: str, documents: int) -> None:
+    data = {"backend": "local_text", "local_text": ["abc", "", "def", "", "", ""]}
+    data |= {"repeat": False, "shuffle": False, "state_update_interval": 1}
+    data |= {"packing_mode": packing, "packing_buffer_docs": documents}
+    data |= {"tokenizer": {"kind": "byte", "add_eos": False}}
+    config = {"data": data, "train": {"seq_len": 2, "batch_size": 1}}
+    with open_stream(config) as iterator:
+        assert len(list(iterator)) == 2
+        total = iterator.stats().total
+        assert (total.input_documents, total.input_empty, total.input_read) == (2, 4, 6)
+        with open_stream(config) as resumed:
+            resumed.set_state(iterator.get_state())
+            assert list(resumed) == []
+            assert resumed.stats().total == total

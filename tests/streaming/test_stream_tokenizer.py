@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,16 @@ def changed_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
+def doubled_special(path: Path) -> None:
+    specials = json.loads(path.read_text())["specials"]
+    changed_json(path, specials=[*specials, specials[0]])
+
+
+def fifo_at(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def test_a_snapshot_that_was_changed_is_refused(trained, tmp_path) -> None:
     saved = opened({"path": str(trained["byte-bpe"])})
     problems: list[tuple[str, Any]] = [
@@ -297,6 +308,10 @@ def test_a_snapshot_that_was_changed_is_refused(trained, tmp_path) -> None:
         ("its fingerprint", lambda f: changed_json(f / SNAPSHOT, add_eos=False)),
         ("not a snapshot of this version", lambda f: changed_json(f / SNAPSHOT, version=2)),
         ("not a snapshot of this version: more", lambda f: changed_json(f / SNAPSHOT, more=1)),
+        ("says vocab_size 1, but its ids need", lambda f: changed_json(f / SNAPSHOT, vocab_size=1)),
+        ("says vocab_size -1", lambda f: changed_json(f / SNAPSHOT, vocab_size=-1)),
+        ("names a special token twice", lambda f: doubled_special(f / SNAPSHOT)),
+        ("not a plain file", lambda f: fifo_at(f / SNAPSHOT)),
         ("names the files", lambda f: changed_json(f / SNAPSHOT, files={"../x": "0"})),
         ("saved with 0000", lambda f: changed_json(f / SNAPSHOT, tokenizer_fingerprint="0" * 64)),
         ("not a snapshot of this version", lambda f: (f / SNAPSHOT).write_text("")),
