@@ -36,6 +36,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(PY) benchmarks/gather.py
 	$(PY) benchmarks/sampling.py
+	$(PY) benchmarks/pack.py
 	$(PY) benchmarks/chat.py
 	$(PY) benchmarks/chat_fit.py
 	$(PY) benchmarks/build.py
@@ -55,6 +56,7 @@ PEERS := .venv-peers/bin/python
 
 bench-peers: .venv-peers/.installed
 	$(PEERS) benchmarks/read.py
+	$(PEERS) benchmarks/pack.py
 
 clean:
 	rm -rf .venv .venv-peers demo .pytest_cache .mypy_cache .ruff_cache

@@ -29,7 +29,7 @@ PACKED = ("legacy", "memmap", "parquet")
 PAIRS = (
     *((name, "store") for name in TOKENS),
     ("store", "megatron"),
-    *((one, other) for one in PACKED for other in PACKED if one != other),
+    *((one, other) for one in (*PACKED, "plan") for other in PACKED if one != other),
 )
 """What can be turned into what."""
 
@@ -164,12 +164,13 @@ def _open_bins(path: Path, name: str, said: ConvertOptions) -> _Bins:
             largest_id=sizes.largest_id,
         )
     shard = _open_shard(path, name, said)
+    read = shard.bins if name == "plan" else lambda: shard_bins(shard)
     num_sequences = largest = 0
-    for found in shard_bins(shard):
+    for found in read():
         num_sequences += len(found.seq_starts)
         largest = max(largest, int(found.input_ids.max()))
     return _Bins(
-        read=lambda: shard_bins(shard),
+        read=read,
         pack_size=shard.pack_size,
         alignment=shard.loss_mask_alignment,
         num_bins=len(shard),
@@ -183,6 +184,10 @@ def _open_shard(path: Path, name: str, said: ConvertOptions) -> Any:
         from shardmill.interop.packed.memmap import open_memmap_shard
 
         return open_memmap_shard(path, loss_mask_alignment=said.loss_mask_alignment)
+    if name == "plan":
+        from shardmill.interop.packed.planned import PlanShard
+
+        return PlanShard(path, loss_mask_alignment=said.loss_mask_alignment)
     from shardmill.interop.packed.parquet import ParquetShard
 
     return ParquetShard(

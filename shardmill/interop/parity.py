@@ -15,8 +15,11 @@ from itertools import zip_longest
 import numpy as np
 
 from shardmill.errors import DamagedStoreError
+from shardmill.interop.packed.memmap_reader import MemmapShard
 from shardmill.interop.packed.records import PackedBin, PackedShard
 from shardmill.records import JSON, IntArray, Ragged
+
+_MAPPED = 2**23  # tokens: some 40 MB of ids and masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +35,13 @@ class Parity:
 
 
 def shard_bins(shard: PackedShard) -> Iterator[PackedBin]:
-    """The bins of a shard, in order."""
-    return (shard.read_bin(number) for number in range(len(shard)))
+    """The bins of a shard, in order. A mapped one is mapped anew now and then: pages that were read
+    would stay resident, all of them in the end."""
+    every = max(_MAPPED // shard.pack_size, 1)
+    for number in range(len(shard)):
+        if number % every == 0 and isinstance(shard, MemmapShard):
+            shard.close()
+        yield shard.read_bin(number)
 
 
 def check_bins(first: Iterable[PackedBin], second: Iterable[PackedBin], where: str) -> Parity:

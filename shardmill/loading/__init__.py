@@ -11,7 +11,9 @@ from __future__ import annotations
 from shardmill.loading.batch import Batch, SourceCounters
 from shardmill.loading.chats import ChatRows
 from shardmill.loading.loader import Loader
+from shardmill.loading.packs import PackBatch, PackSource
 from shardmill.loading.plan import PlannedSample, plan_step
+from shardmill.loading.rows import RowSource
 from shardmill.loading.sources import TokenSource
 from shardmill.loading.stream import SampleStream
 
@@ -19,7 +21,10 @@ __all__ = [
     "Batch",
     "ChatRows",
     "Loader",
+    "PackBatch",
+    "PackSource",
     "PlannedSample",
+    "RowSource",
     "SampleStream",
     "SourceCounters",
     "TokenSource",

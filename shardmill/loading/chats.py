@@ -57,7 +57,7 @@ class ChatRows:
         if fit not in list(Fit):
             raise OptionError(f"fit={fit!r}: wanted one of {', '.join(Fit)}")
         self.fit = Fit(fit)
-        self.pad_id = _pad_id(store.manifest, str(store.folder), pad_id)
+        self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
         self._told = False
 
     def __len__(self) -> int:
@@ -98,7 +98,8 @@ class ChatRows:
         )
 
 
-def _pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
+def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
+    """The id asked for, or else the one that ends a turn in this store."""
     if asked is None:
         template = manifest.options.get("chat", {}).get("template", {})
         named = manifest.special_token_ids

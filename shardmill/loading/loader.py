@@ -14,13 +14,15 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.ahead import Ahead
 from shardmill.loading.batch import Batch, SourceCounters
 from shardmill.loading.buffers import Buffers
-from shardmill.loading.make import BatchMaker, known_documents
+from shardmill.loading.make import BatchMaker
 from shardmill.loading.state import make_state, read_state
 from shardmill.loading.steps import Shape, Steps
 from shardmill.loading.stream import SampleStream
@@ -70,7 +72,7 @@ class Loader(Closing):
         self.ahead = whole_number(ahead, "ahead", least=0)
         if documents:
             for source in stream.sources:
-                known_documents(source)
+                source.borders(np.empty(0, np.int64))  # an error when nobody knows
         self._samples = 0
         self._current: weakref.ref[_Batches] | None = None
         self._told = False  # of samples that fill no step

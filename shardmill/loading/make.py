@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardmill.errors import OptionError
 from shardmill.loading.ask import Asker
 from shardmill.loading.batch import Batch
 from shardmill.loading.buffers import Buffers
-from shardmill.loading.sources import TokenSource
+from shardmill.loading.rows import RowSource
 from shardmill.loading.steps import Step, Steps
-from shardmill.mapped.documents import Borders, cut_segments, find_borders, mask_labels
+from shardmill.mapped.documents import Borders, cut_segments, mask_labels
 from shardmill.records import OffsetArray
 from shardmill.sampling.order import by_value
 
@@ -72,13 +71,12 @@ class BatchMaker:
         )
 
 
-def borders_of(sources: Sequence[TokenSource], step: Step) -> Borders:
+def borders_of(sources: Sequence[RowSource], step: Step) -> Borders:
     """Where documents begin in the rows of a step, whatever sources they come from."""
     seq_len = sources[0].seq_len
     found = []
     for number, rows in by_value(step.source):
-        starts = known_documents(sources[number])
-        own = find_borders(starts, step.item[rows] * seq_len, seq_len + 1)
+        own = sources[number].borders(step.item[rows])
         if isinstance(rows, slice):
             return own
         # the third row of this source is row 7 of the batch: its borders move there
@@ -87,16 +85,3 @@ def borders_of(sources: Sequence[TokenSource], step: Step) -> Borders:
     places = np.concatenate(found)
     places.sort()
     return Borders(len(step.item), seq_len + 1, places)
-
-
-def known_documents(source: TokenSource) -> OffsetArray:
-    """Where its documents start, or an error that names the other way."""
-    starts = source.document_starts()
-    if starts is None:
-        raise OptionError(
-            f"documents=True, but nobody knows where the documents of source {source.name!r} "
-            f"begin: {source.path} is a folder of tokens, not a store. Build a store, or let an "
-            f"end-of-document id tell: "
-            f"shardmill.pytorch.MemoryMappedDataset(pack_sequences=True, eos_token_id=...)"
-        )
-    return starts

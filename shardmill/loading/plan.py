@@ -12,27 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsIndex
 
-import numpy as np
-
 from shardmill.arguments import whole_number
-from shardmill.loading.sources import TokenSource
+from shardmill.loading.rows import Documents, RowSource
 from shardmill.loading.steps import Shape, Steps
 from shardmill.loading.stream import SampleStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSample:
-    """One row, by numbers alone. Token positions are those of the split."""
+    """One row, by numbers alone. Token positions are those of the split.
+
+    A row of a pack plan has its pieces for documents, in their order; its start and stop are those
+    of its first and its last piece, and its tokens need not lie between.
+    """
 
     sample: int  # global number
     source: str  # its name
     path: Path  # the store's folder, or the folder of tokens
     split: str | None  # None: the folder is no store
     epoch: int  # which pass over the source, from 0
-    window: int  # which window of the source
+    window: int  # which window of the source, or which row of its plan
     start: int  # its first token
     stop: int  # behind its last: start + seq_len + 1
-    documents: tuple[tuple[int, int, int], ...] | None
+    documents: Documents | None
     # (number in the split, start, stop) of each document with tokens in this window, cut to the
     # window; None when nobody knows where documents begin
 
@@ -62,9 +64,8 @@ def plan_step(
     ]
 
 
-def _planned(source: TokenSource, sample: int, epoch: int, item: int) -> PlannedSample:
-    start = item * source.seq_len
-    stop = start + source.seq_len + 1
+def _planned(source: RowSource, sample: int, epoch: int, item: int) -> PlannedSample:
+    place = source.place(item)
     return PlannedSample(
         sample=sample,
         source=source.name,
@@ -72,21 +73,7 @@ def _planned(source: TokenSource, sample: int, epoch: int, item: int) -> Planned
         split=source.split,
         epoch=epoch,
         window=item,
-        start=start,
-        stop=stop,
-        documents=_documents(source, start, stop),
+        start=place.start,
+        stop=place.stop,
+        documents=place.documents,
     )
-
-
-def _documents(
-    source: TokenSource, start: int, stop: int
-) -> tuple[tuple[int, int, int], ...] | None:
-    """Documents without tokens are not told: none of their tokens is in the window."""
-    starts = source.document_starts()
-    if starts is None:
-        return None
-    first = int(starts.searchsorted(start, side="right")) - 1
-    last = int(starts.searchsorted(stop, side="left"))
-    edges = np.append(starts[first:last], stop).clip(start, stop).tolist()
-    spans = zip(range(first, last), edges[:-1], edges[1:], strict=True)
-    return tuple(span for span in spans if span[1] < span[2])

@@ -5,7 +5,7 @@ Out: inputs and labels in int64 rows that the caller owns.
 Promise: window `i` begins at token `i * seq_len`; inputs are its first `seq_len` tokens, labels the
 same one further, so every transition is trained once an epoch. Opening reads no more than a few
 kilobytes of tokens. It pickles by path, forks and spawns; threads may share it.
-Not here: which windows and when (stream), what belongs to which document (make).
+Not here: which windows and when (stream), packed rows of conversations (packs).
 
 The files of a folder without a manifest are read as one run of tokens, sorted by name: a window may
 begin in one file and end in the next.
@@ -14,15 +14,16 @@ begin in one file and end in the next.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
+from shardmill.loading.rows import Documents, Place, check_rows, checked_name
 from shardmill.mapped import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
-from shardmill.mapped.documents import checked_starts
+from shardmill.mapped.documents import Borders, checked_starts, find_borders
 from shardmill.mapped.foreign import folder_fingerprint
 from shardmill.mapped.space import as_positions, first_outside
 from shardmill.mapped.splits import find_split
@@ -35,8 +36,31 @@ EVERY_FILE = "*.npy"
 _BLOCK_BYTES = 256 * 1024  # narrow ids on their way to int64: they stay in a core's own cache
 
 
+class TokenStore(Protocol):
+    """A store that opens its own tokens: one that is elsewhere (`shardmill.remote.open_remote`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def is_chat(self) -> bool: ...
+
+    splits: tuple[str, ...]
+    dtype: str
+    fingerprint: str
+
+    def open_tokens(self, split: str) -> TokenSpace: ...
+
+    def document_starts(self, split: str) -> OffsetArray: ...
+
+
 class TokenSource:
     """Every whole window of a split or a folder: a read-only sequence without a state.
+
+    `path` is a folder, or a remote store that is open.
 
     `split` None: the only split of the store, or the one that `path` itself names. `name` is part
     of the order: the same data under another name comes in another order. Without one it is the
@@ -45,7 +69,7 @@ class TokenSource:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | TokenStore,
         *,
         seq_len: int,
         split: str | None = "train",
@@ -53,23 +77,27 @@ class TokenSource:
         file_pattern: str = EVERY_FILE,
         dtype: npt.DTypeLike | None = None,
     ) -> None:
-        self._of = find_split(path, split)  # the store and the split
+        self._of = _split_of(path, split)  # the store and the split
         self.split: str | None = None  # None: a folder that is no store
         self._documents: OffsetArray | None = None  # mapped at first use, in every process anew
         if self._of is not None:
             store, found = self._of
             _check_store(store, file_pattern, dtype)
-            space = open_tokens(store, found)
+            space = (
+                open_tokens(store, found) if isinstance(store, Store) else store.open_tokens(found)
+            )
             self.path, self.split = store.folder, found
             self.fingerprint = f"{store.fingerprint}/{found}"
         else:
+            assert isinstance(path, str | Path), "anything else is a store"
             folder = open_token_folder(path, file_pattern, dtype=dtype)
             space = TokenSpace(folder.files)
             self.path = folder.folder
             self.fingerprint = folder_fingerprint(folder, space)
         self._windows = Windows(space, seq_len=seq_len)
         self.seq_len = self._windows.seq_len
-        self.name = _checked_name(self.path.name if name is None else name)
+        own = self.path.name if isinstance(path, str | Path) else path.name
+        self.name = checked_name(own if name is None else name)
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
         self._block = max(1, _BLOCK_BYTES // self.window_bytes)  # windows at a time
@@ -89,11 +117,7 @@ class TokenSource:
         row = first_outside(numbers, len(self) - 1)
         if row is not None:
             raise IndexError(f"window {numbers[row]:,} of {len(self):,}")
-        for array in (input_ids, labels):
-            if array.dtype != np.int64 or array.shape[1:] != (self.seq_len,):
-                raise OptionError(
-                    f"rows of {array.dtype} {array.shape}; wanted int64 (n, {self.seq_len:,})"
-                )
+        check_rows(self.seq_len, input_ids, labels)
         self.fill_unchecked(numbers, input_ids, labels, rows)
 
     def fill_unchecked(
@@ -118,6 +142,25 @@ class TokenSource:
             self._documents = checked_starts(store.document_starts(split), self.num_tokens)
         return self._documents
 
+    def borders(self, items: OffsetArray) -> Borders:
+        """Where documents begin in these windows; for a folder, where nobody knows, an error."""
+        starts = self.document_starts()
+        if starts is None:
+            raise OptionError(
+                f"documents=True, but nobody knows where the documents of source {self.name!r} "
+                f"begin: {self.path} is a folder of tokens, not a store. Build a store, or let an "
+                f"end-of-document id tell: "
+                f"shardmill.pytorch.MemoryMappedDataset(pack_sequences=True, eos_token_id=...)"
+            )
+        return find_borders(starts, items * self.seq_len, self.seq_len + 1)
+
+    def place(self, item: int) -> Place:
+        """Documents without tokens are not told: none of their tokens is in the window."""
+        start = item * self.seq_len
+        stop = start + self.seq_len + 1
+        starts = self.document_starts()
+        return Place(start, stop, None if starts is None else _cut_out(starts, start, stop))
+
     def prefetch(self, items: npt.ArrayLike) -> None:
         """Ask the kernel to read these windows ahead: a system call each; returns at once."""
         self._windows.prefetch(items)
@@ -138,17 +181,32 @@ class TokenSource:
         )
 
 
-def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise OptionError(f"name={name!r}: wanted a name for this source, such as 'wiki'")
-    return name
+def _cut_out(starts: OffsetArray, start: int, stop: int) -> Documents:
+    """The documents with tokens in start..stop, cut to it."""
+    first = int(starts.searchsorted(start, side="right")) - 1
+    last = int(starts.searchsorted(stop, side="left"))
+    edges = np.append(starts[first:last], stop).clip(start, stop).tolist()
+    spans = zip(range(first, last), edges[:-1], edges[1:], strict=True)
+    return tuple(span for span in spans if span[1] < span[2])
 
 
-def _check_store(store: Store, file_pattern: str, dtype: npt.DTypeLike | None) -> None:
+def _split_of(
+    path: str | Path | TokenStore, split: str | None
+) -> tuple[Store | TokenStore, str] | None:
+    if isinstance(path, str | Path):
+        return find_split(path, split)
+    named = path.splits[0] if split is None and len(path.splits) == 1 else split
+    if named not in path.splits:
+        raise OptionError(f"{path!r}: its splits are {list(path.splits)}; none is {split!r}")
+    return path, named
+
+
+def _check_store(store: Store | TokenStore, file_pattern: str, dtype: npt.DTypeLike | None) -> None:
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "
-            f"with shardmill.ChatRows, which keeps to its loss mask"
+            f"with shardmill.ChatRows, or packed with shardmill.loading.PackSource: both keep to "
+            f"its loss mask"
         )
     if file_pattern != EVERY_FILE:
         raise OptionError(

@@ -22,7 +22,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
-from shardmill.loading.sources import TokenSource
+from shardmill.loading.rows import RowSource
 from shardmill.records import OffsetArray
 from shardmill.sampling import (
     BlockShuffle,
@@ -62,7 +62,7 @@ class SampleStream:
 
     def __init__(
         self,
-        sources: Sequence[TokenSource],
+        sources: Sequence[RowSource],
         *,
         weights: Sequence[float] | None = None,
         seed: int = 0,
@@ -152,7 +152,7 @@ def _process_lock() -> tuple[int, threading.Lock]:
     return os.getpid(), threading.Lock()
 
 
-def _orders(sources: Sequence[TokenSource], shuffle: Shuffle) -> OrderFactory:
+def _orders(sources: Sequence[RowSource], shuffle: Shuffle) -> OrderFactory:
     if shuffle not in SHUFFLES:
         raise OptionError(f"shuffle={shuffle!r}: wanted one of {', '.join(map(repr, SHUFFLES))}")
     if shuffle == "none":
@@ -162,16 +162,17 @@ def _orders(sources: Sequence[TokenSource], shuffle: Shuffle) -> OrderFactory:
     return _BlockOrders({one.name: items_per_block(one.window_bytes) for one in sources})
 
 
-def _checked_sources(sources: Sequence[TokenSource]) -> tuple[TokenSource, ...]:
-    if isinstance(sources, TokenSource):
+def _checked_sources(sources: Sequence[RowSource]) -> tuple[RowSource, ...]:
+    if isinstance(sources, RowSource):
         raise OptionError(f"sources={sources!r}: wanted a list, also of one: [source]")
     found = tuple(sources)
     if not found:
-        raise OptionError("sources is empty; wanted at least one TokenSource")
+        raise OptionError("sources is empty; wanted at least one TokenSource or PackSource")
     for one in found:
-        if not isinstance(one, TokenSource):
+        if not isinstance(one, RowSource):
             raise OptionError(
-                f"sources hold a {type(one).__name__}: {one!r:.80}; wanted TokenSource"
+                f"sources hold a {type(one).__name__}: {one!r:.80}; wanted TokenSource or "
+                "PackSource"
             )
         if one.seq_len != found[0].seq_len:
             raise OptionError(
@@ -200,12 +201,12 @@ def _check_lists(weights: Any, phases: Any) -> None:
             raise OptionError(f"phases: from sample {start!r} on {chosen!r:.80}: wanted weights")
 
 
-def _by_size(sources: Sequence[TokenSource]) -> list[int]:
+def _by_size(sources: Sequence[RowSource]) -> list[int]:
     for one in sources:
         if not len(one):
             log.warning("%s, which is less than one window: it never comes", _too_short(one))
     return [len(one) for one in sources]
 
 
-def _too_short(source: TokenSource) -> str:
+def _too_short(source: RowSource) -> str:
     return f"{source.name!r} has {source.num_tokens:,} tokens of {source.seq_len + 1:,} wanted"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from shardmill.mapped.chats import ChatSpace
 from shardmill.mapped.documents import DocumentBatch, DocumentWindows, Segments
 from shardmill.mapped.foreign import TokenFolder, open_token_folder
+from shardmill.mapped.packs import PackedRows, PackSpace, RowPieces, open_pack
 from shardmill.mapped.space import TokenSpace, open_tokens
 from shardmill.mapped.windows import Windows
 
@@ -19,10 +20,14 @@ __all__ = [
     "ChatSpace",
     "DocumentBatch",
     "DocumentWindows",
+    "PackSpace",
+    "PackedRows",
+    "RowPieces",
     "Segments",
     "TokenFolder",
     "TokenSpace",
     "Windows",
+    "open_pack",
     "open_token_folder",
     "open_tokens",
 ]

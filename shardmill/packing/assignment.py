@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import OptionError
 from shardmill.records import IntArray, OffsetArray
@@ -58,16 +59,18 @@ class BinAssignment:
     def from_rows(cls, row_of: IntArray) -> BinAssignment:
         """(n,) the row of each item, numbered from 0 without gaps."""
         num_rows = int(row_of.max()) + 1 if len(row_of) else 0
-        counts = np.bincount(row_of, minlength=num_rows)
-        bits = max(len(row_of) - 1, 1).bit_length()
-        keys = row_of.astype(np.int64)  # sorted as row << bits | item: no argsort, one array
-        keys <<= bits
-        keys |= np.arange(len(row_of))
-        keys.sort()
-        keys &= (1 << bits) - 1
         offsets = np.zeros(num_rows + 1, dtype=np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        return cls(offsets, keys.astype(index_dtype(len(keys)), copy=False))
+        np.cumsum(np.bincount(row_of, minlength=num_rows), out=offsets[1:])
+        # sorted by 16 bits at a time, the low ones first: such keys are sorted by radix
+        indices = _order(row_of.astype(np.uint16))
+        for shift in range(16, (num_rows - 1).bit_length(), 16):
+            indices = indices[_order((row_of >> shift).astype(np.uint16)[indices])]
+        return cls(offsets, indices)
+
+
+def _order(keys: npt.NDArray[np.uint16]) -> IntArray:
+    """What sorts them, equals in the order they are in."""
+    return np.argsort(keys, kind="stable").astype(index_dtype(len(keys)), copy=False)
 
 
 def index_dtype(count: int) -> type[np.int32 | np.int64]:

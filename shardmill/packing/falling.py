@@ -32,7 +32,8 @@ def falling(sizes: IntArray) -> Falling:
         return Falling(np.empty(0, np.int64), [], [])
     largest = int(sizes.max())
     # 16-bit keys are sorted by radix: several times quicker
-    keys = (largest - sizes).astype(np.uint16 if largest < 2**16 else np.int64)
+    keys: IntArray = sizes.astype(np.uint16 if largest < 2**16 else np.int64)
+    np.subtract(largest, keys, out=keys)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))

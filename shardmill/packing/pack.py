@@ -24,9 +24,9 @@ from shardmill.packing.first_fit import first_fit, first_fit_falling
 from shardmill.packing.pieces import Long, checked_lengths, cut_long
 from shardmill.packing.plan import PackPlan, aligned, metrics_of
 from shardmill.packing.shuffled import shuffled
-from shardmill.records import OffsetArray
+from shardmill.records import IntArray
 
-Place = Callable[[OffsetArray, int, int | None], RowNumbers]
+Place = Callable[[IntArray, int, int | None], RowNumbers]
 """Sizes, capacity, max_per_row -> the row of each item."""
 
 
@@ -51,7 +51,7 @@ def first_fit_decreasing(
     long: Long = "error",
 ) -> PackPlan:
     """Longest first, each into the first row that takes it; ties: the lower number."""
-    return _plan(lengths, capacity, _decreasing(_first_fit_groups), max_per_row, align_to, long)
+    return _plan(lengths, capacity, _decreasing(first_fit_falling), max_per_row, align_to, long)
 
 
 def first_fit_shuffle(
@@ -67,7 +67,7 @@ def first_fit_shuffle(
     short examples, at the price of a little more padding."""
     seed = whole_number(seed, "seed", least=0)
 
-    def place(sizes: OffsetArray, room: int, limit: int | None) -> RowNumbers:
+    def place(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
         order = shuffled(len(sizes), seed)
         rows = np.empty(len(sizes), dtype=np.int32)
         rows[order] = first_fit(sizes[order], room, limit)
@@ -106,14 +106,18 @@ def _plan(
         )
     pieces = cut_long(found, room, long)
     sizes = aligned(pieces.lengths, step)
-    rows = BinAssignment.from_rows(place(sizes, room, limit))
-    bound = max(-(-int(sizes.sum()) // room), -(-len(pieces) // limit) if limit else 0)
+    bound = max(
+        -(-int(sizes.sum(dtype=np.int64)) // room), -(-len(pieces) // limit) if limit else 0
+    )
+    row_of = place(sizes, room, limit)
+    del sizes  # what follows needs the most memory
+    rows = BinAssignment.from_rows(row_of)
     metrics = metrics_of(found, pieces, rows, room, bound)
     return PackPlan(rows=rows, pieces=pieces, align_to=step, metrics=metrics)
 
 
 def _decreasing(place: Callable[[Falling, int, int | None], RowNumbers]) -> Place:
-    def of_sizes(sizes: OffsetArray, room: int, limit: int | None) -> RowNumbers:
+    def of_sizes(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
         groups = falling(sizes)
         rows = np.empty(len(sizes), dtype=np.int32)
         rows[groups.order] = place(groups, room, limit)
@@ -122,15 +126,9 @@ def _decreasing(place: Callable[[Falling, int, int | None], RowNumbers]) -> Plac
     return of_sizes
 
 
-def _first_fit_groups(groups: Falling, room: int, limit: int | None) -> RowNumbers:
-    if len(groups.order) < 16 * len(groups.sizes):  # small groups: one by one is quicker
-        return first_fit(np.repeat(groups.sizes, groups.counts), room, limit)
-    return first_fit_falling(groups, room, limit)
-
-
-def _next_fit(sizes: OffsetArray, room: int, limit: int | None) -> RowNumbers:
+def _next_fit(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
     """Every item knows which item opens the row after it; only rows are walked one by one."""
-    ends = np.cumsum(sizes)
+    ends = np.cumsum(sizes, dtype=np.int64)
     behind = np.searchsorted(ends, ends - sizes + room, side="right")
     if limit is not None:
         behind = np.minimum(behind, np.arange(limit, len(sizes) + limit))

@@ -69,32 +69,37 @@ def cut_long(lengths: OffsetArray, capacity: int, rule: Long) -> Pieces:
         )
     if rule == "split" and len(long):
         return _split(lengths, capacity, long)
+    example = _numbers(lengths, without=long if rule == "drop" else None)
+    kept = lengths if len(example) == len(lengths) else lengths[example]
+    most = min(capacity, int(kept.max(initial=0)))
+    cut = np.minimum(kept, most) if len(long) else kept
+    stop: IntArray = cut.astype(index_dtype(most + 1))
+    return Pieces(example=example, start=np.zeros_like(stop), stop=stop, long=long)
+
+
+def _numbers(lengths: OffsetArray, *, without: OffsetArray | None) -> IntArray:
+    """Of the examples that have tokens."""
+    number = index_dtype(len(lengths))
     kept = lengths > 0
-    if rule == "drop":
-        kept[long] = False
-    example = np.flatnonzero(kept)
-    stop = np.minimum(lengths[example], capacity)
-    return _narrow(example, np.zeros_like(stop), stop, long)
+    if without is not None:
+        kept[without] = False
+    if kept.all():
+        return np.arange(len(lengths), dtype=number)
+    return np.flatnonzero(kept).astype(number, copy=False)
 
 
 def _split(lengths: OffsetArray, capacity: int, long: OffsetArray) -> Pieces:
-    counts = -(-lengths // capacity)
-    example = np.repeat(np.arange(len(lengths)), counts)
-    first = np.cumsum(counts) - counts  # the number of each example's first piece
-    start = (np.arange(len(example)) - first[example]) * capacity
-    stop = np.minimum(start + capacity, lengths[example])
-    return _narrow(example, start, stop, long)
-
-
-def _narrow(
-    example: OffsetArray, start: OffsetArray, stop: OffsetArray, long: OffsetArray
-) -> Pieces:
-    """Numbers as narrow as they can be: a plan of many examples is mostly these."""
-    number = index_dtype(int(example[-1]) + 1 if len(example) else 0)
-    position = index_dtype(int(stop.max(initial=0)) + 1)
-    return Pieces(
-        example=example.astype(number, copy=False),
-        start=start.astype(position, copy=False),
-        stop=stop.astype(position, copy=False),
-        long=long,
-    )
+    counts = (lengths > 0).astype(np.int64)  # pieces of each example
+    counts[long] = -(-lengths[long] // capacity)
+    narrow = index_dtype(int(lengths.max()) + 1)  # a plan is mostly such numbers
+    numbers: IntArray = np.arange(len(lengths), dtype=index_dtype(len(lengths)))
+    example = np.repeat(numbers, counts)
+    stop = np.repeat(lengths.astype(narrow, copy=False), counts)
+    start = np.zeros_like(stop)
+    # only pieces of long examples start or stop elsewhere: which ones they are, and where
+    several = counts[long]
+    nth = np.arange(several.sum()) - np.repeat(np.cumsum(several) - several, several)
+    piece = np.repeat(np.cumsum(counts)[long] - several, several) + nth
+    start[piece] = nth * capacity
+    stop[piece] = start[piece] + np.minimum(stop[piece] - start[piece], capacity)
+    return Pieces(example=example, start=start, stop=stop, long=long)

@@ -61,15 +61,15 @@ class PackPlan:
     def positions(self) -> IntArray:
         """(num_items,) where in its row each piece starts, in the order of `rows.indices`."""
         sizes = aligned(self.pieces.lengths[self.rows.indices], self.align_to)
-        before = np.cumsum(sizes) - sizes
+        before = np.cumsum(sizes, dtype=np.int64) - sizes
         firsts = self.rows.offsets[:-1]
         return before - np.repeat(before[firsts], np.diff(self.rows.offsets))
 
 
-def aligned(lengths: IntArray, align_to: int) -> OffsetArray:
-    """Lengths rounded up, int64."""
+def aligned(lengths: IntArray, align_to: int) -> IntArray:
+    """Lengths rounded up, wide enough for that."""
     if align_to == 1:
-        return lengths.astype(np.int64, copy=False)
+        return lengths
     return -(-lengths.astype(np.int64, copy=False) // align_to) * align_to
 
 
@@ -77,7 +77,9 @@ def metrics_of(
     lengths: OffsetArray, pieces: Pieces, rows: BinAssignment, capacity: int, lower_bound: int
 ) -> PackMetrics:
     """The account of a plan. What became of long examples is read off the pieces."""
-    kept = np.bincount(pieces.example, minlength=len(lengths))[pieces.long]  # pieces of long ones
+    long = pieces.long.astype(pieces.example.dtype)  # searched for as it is: no wider copy
+    left, right = (np.searchsorted(pieces.example, long, side) for side in ("left", "right"))
+    kept = right - left  # pieces of each long one
     truncated, dropped = pieces.long[kept == 1], pieces.long[kept == 0]
     return PackMetrics(
         capacity=capacity,

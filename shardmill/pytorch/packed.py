@@ -208,7 +208,8 @@ class GPTSFTPackedMultiShardDataset(PackedDataset):
 
 def create_sft_dataset(path: str | Path, tokenizer: Any = None, **kwargs: Any) -> PackedDataset:
     """The dataset of whatever packed data is at `path`: a memmap shard, a folder of such shards,
-    Parquet, or a legacy `.npy` file, which only the restricted reader touches."""
+    Parquet, the `.plan` of a chat store, whose rows are made as they are asked for, or a legacy
+    `.npy` file, which only the restricted reader touches."""
     path = Path(path)
     shards = [] if (path / MANIFEST).exists() else sorted(path.glob(f"*/{MANIFEST}"))
     folders = [found.parent for found in shards if not found.parent.name.startswith(".")]

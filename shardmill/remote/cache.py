@@ -49,6 +49,10 @@ class Lease:
         file.set_time(time.time_ns())  # the kernel's own clock for files has steps of some ms
         file.inherit()
 
+    def descriptor(self) -> int:
+        """The file, open; the caller closes it, and the file stays until then too."""
+        return self._file.duplicate()
+
     def close(self) -> None:
         """Let go; may be called again."""
         self._file.close()

@@ -48,6 +48,11 @@ class LockedFile:
         with _guard:
             _private.discard(self._fileno())
 
+    def duplicate(self) -> int:
+        """Another descriptor of this opening, for the caller to close. A shared lock lasts until
+        both are closed."""
+        return os.dup(self._fileno())
+
     def is_at(self, path: Path) -> bool:
         """Whether the open file has this name now."""
         try:

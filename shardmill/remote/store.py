@@ -3,7 +3,7 @@
 In: the URL of a finished store, a cache folder.  Out: its shards, one by one, as local files.
 Promise: a path that is given out holds the bytes of the manifest, checked by sha256 when they
 came, and stays until it is released; many processes may share the cache.
-Not here: reading tokens (the mapped room, from `token_files`); a whole copy (receive.py).
+Not here: reading tokens (mapped, through `open_tokens`); a whole copy (receive.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.mapped import TokenSpace
 from shardmill.records import OffsetArray, TokenFile
 from shardmill.remote.cache import FileCache, Lease
 from shardmill.remote.fetch import check_size, fetch
@@ -24,7 +25,9 @@ from shardmill.remote.parallel import in_parallel
 from shardmill.remote.place import Place, open_place
 from shardmill.remote.receive import remote_contents
 from shardmill.remote.records import Contents
+from shardmill.remote.tokens import remote_tokens
 from shardmill.shards import SplitEntry
+from shardmill.shards.entries import ShardEntry
 from shardmill.shards.layout import DTYPES
 from shardmill.shards.manifest import decode_manifest
 from shardmill.shards.maps import map_index
@@ -69,8 +72,26 @@ class RemoteStore(Closing):
         self._opened: tuple[int, Place] | None = None  # in which process, and what
         self._ensure(self._index_files())
 
+    @property
+    def name(self) -> str:
+        """The last part of its URL."""
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie while they are here."""
+        return self._cache.folder / self._contents.manifest_sha256[:32]
+
+    @property
+    def is_chat(self) -> bool:
+        return any(split.chat is not None for split in self.manifest.splits.values())
+
     def num_shards(self, split: str) -> int:
-        return len(self._split(split).shards)
+        return len(self.shards(split))
+
+    def shards(self, split: str) -> Sequence[ShardEntry]:
+        """What the manifest says of them."""
+        return self._split(split).shards
 
     def local_shard(self, split: str, shard: int) -> Path:
         """The file of one shard, here and held until `release` or `close`."""
@@ -88,6 +109,18 @@ class RemoteStore(Closing):
             TokenFile(path=path, num_tokens=entries[shard].tokens, dtype=self.dtype)
             for path, shard in zip(paths, shards, strict=True)
         ]
+
+    def open_tokens(self, split: str) -> TokenSpace:
+        """All tokens of a split; shards are fetched as their windows are read."""
+        return remote_tokens(self, split, self._cache.max_bytes)
+
+    def open_shard(self, split: str, shard: int) -> int:
+        """An open file of one shard, which stays in the cache while it is open or mapped."""
+        lease = self._lease(self._shard_name(split, shard))
+        try:
+            return lease.descriptor()
+        finally:
+            lease.close()
 
     def document_starts(self, split: str) -> OffsetArray:
         """(documents,) int64, read-only: where documents start in the whole split."""
@@ -118,18 +151,22 @@ class RemoteStore(Closing):
             held = self._leases.get(name)
         if held is not None:
             return held.path
+        lease = self._lease(name)
+        with self._lock:
+            held = self._leases.setdefault(name, lease)
+        if held is not lease:
+            lease.close()  # another thread was quicker
+        return held.path
+
+    def _lease(self, name: str) -> Lease:
+        """A new hold of a file, which is fetched if it is not here."""
         fact, place = self._facts[name], self._place()
         size = check_size(place, fact, fact.size)
 
         def bring(part: Path) -> None:
             fetch(place, fact, size, part, lambda _: None)
 
-        lease = self._cache.hold(f"{self._contents.manifest_sha256[:32]}/{name}", size, bring)
-        with self._lock:
-            held = self._leases.setdefault(name, lease)
-        if held is not lease:
-            lease.close()  # another thread was quicker
-        return held.path
+        return self._cache.hold(f"{self._contents.manifest_sha256[:32]}/{name}", size, bring)
 
     def _place(self) -> Place:
         """A client of this process: none survives a fork."""

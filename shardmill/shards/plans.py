@@ -69,7 +69,7 @@ class StoredPlan:
     path: Path
     facts: PlanFacts
     arrays: PlanArrays
-    fingerprint: str  # sha256 of the file: equal ones, equal rows
+    fingerprint: str  # its sha256, the one at the end of the file: equal ones, equal rows
 
 
 def plan_path(folder: Path, split: str, name: str) -> Path:

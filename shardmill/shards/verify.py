@@ -1,9 +1,11 @@
-"""Check every byte of a store against its manifest.
+"""Check every byte of a store against its manifest, and its pack plans against the store.
 
 In: a folder.  Out: a report with every problem found, not only the first.
 Promise: a changed, missing, truncated, swollen, renamed or added token file, index or list is
-reported; memory stays at a few MiB whatever the size; damage is a report, never an exception.
-Not here: repair. A damaged store is copied or built again.
+reported, and so is a plan that is damaged or of other tokens; memory stays at a few MiB whatever
+the size, and for each plan in turn at some 50 bytes an example; damage is a report, never an
+exception.
+Not here: repair. A damaged store is copied or built again, a plan is packed again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.errors import ManifestError
+import numpy as np
+
+from shardmill.errors import ManifestError, StoreError
 from shardmill.records import OffsetArray
 from shardmill.shards.chat_contents import check_mask, check_roles, check_turns
 from shardmill.shards.contents import check_dropped, check_index, check_shard
@@ -20,8 +24,10 @@ from shardmill.shards.entries import ChatEntry, Manifest, SplitEntry
 from shardmill.shards.layout import DTYPES
 from shardmill.shards.manifest import read_manifest
 from shardmill.shards.maps import map_index
+from shardmill.shards.plan_contents import content_problems
+from shardmill.shards.plans import PACKS, SUFFIX, plans_of
 from shardmill.shards.scan import Listing, damage, foreign, list_files, wanted_sizes
-from shardmill.shards.store import not_built
+from shardmill.shards.store import Store, not_built
 
 OnProgress = Callable[[int, int], None]
 
@@ -58,9 +64,12 @@ def verify_store(folder: str | Path, *, on_progress: OnProgress | None = None) -
     broken = list(damage(folder, wanted, found))
     sound = wanted.keys() - {problem.partition(":")[0] for problem in broken}
     check = _Check(folder, manifest, sound, _meter(found, sound, on_progress))
-    problems = [*broken, *foreign(wanted, found), *check.problems()]
+    problems = [*broken, *foreign(wanted, found), *check.problems(), *check.plan_problems()]
     return VerifyReport(
-        problems=problems, files=1 + len(sound), tokens=check.tokens, documents=check.documents
+        problems=problems,
+        files=1 + len(sound) + check.plans,
+        tokens=check.tokens,
+        documents=check.documents,
     )
 
 
@@ -73,17 +82,33 @@ class _Check:
         self.folder, self.manifest, self.sound, self.tick = folder, manifest, sound, tick
         self.tokens = 0
         self.documents = 0
+        self.plans = 0
+        self._starts: dict[str, OffsetArray] = {}  # of splits whose index can be trusted
 
     def problems(self) -> Iterator[str]:
-        for split in self.manifest.splits.values():
-            yield from self._split(split)
+        for name, split in self.manifest.splits.items():
+            yield from self._split(name, split)
         listed = self.manifest.dropped
         if listed and listed.file in self.sound:
             wanted = self.manifest.ledger.documents.dropped
             path = self.folder / listed.file
             yield from _named(listed.file, check_dropped(path, listed, wanted, self.tick))
 
-    def _split(self, split: SplitEntry) -> Iterator[str]:
+    def plan_problems(self) -> Iterator[str]:
+        """After `problems`: examples are those of an index that was found sound."""
+        for name, plan in plans_of(Store(self.folder, self.manifest, {})):
+            file = f"{PACKS}/{name}{SUFFIX}"
+            if isinstance(plan, StoreError):
+                yield f"{file}: {str(plan).removeprefix(f'{self.folder / file}: ')}"
+                continue
+            self.plans += 1
+            split = plan.facts.split
+            if split in self._starts:
+                tokens = self.manifest.splits[split].tokens
+                lengths = np.diff(self._starts[split], append=tokens)
+                yield from _named(file, content_problems(plan, lengths))
+
+    def _split(self, name: str, split: SplitEntry) -> Iterator[str]:
         dtype, vocabulary = DTYPES[self.manifest.token_dtype], self.manifest.vocab_size
         starts = None
         if split.index.file in self.sound:
@@ -91,7 +116,8 @@ class _Check:
             problems = list(_named(split.index.file, check_index(path, split, self.tick)))
             yield from problems
             self.documents += split.documents
-            starts = None if problems else map_index(path, split.documents)
+            if not problems:
+                starts = self._starts[name] = map_index(path, split.documents)
         if split.chat:
             yield from self._chat(split, split.chat, starts)
         for shard in split.shards:

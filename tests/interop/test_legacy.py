@@ -20,7 +20,7 @@ from shardmill.interop.packed.legacy import (
     iter_legacy_bins,
     read_record,
 )
-from shardmill.interop.packed.memmap import open_memmap_shard
+from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
 from tests.interop.test_unpickle import BIN, packed_bins, read, save
 
 LABEL = {"loss_mask_alignment": "label"}
@@ -142,10 +142,29 @@ def test_a_bin_that_breaks_the_invariant_is_refused_by_number(tmp_path, change, 
         list(iter_legacy_bins(tmp_path / "a.npy"))
 
 
+def test_a_file_that_is_not_the_one_of_its_record_is_not_converted(tmp_path):
+    write(tmp_path / "a.npy", [BIN], pack_size=8)
+    raw = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(raw.replace(b"M\x2c\x01", b"M\x2d\x01"))  # 300 is 301 now
+    assert read(tmp_path / "a.npy")[0]["input_ids"] == [1, 301, 70000]
+    with pytest.raises(DamagedStoreError, match="its sha256 is not the one in its record"):
+        convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
 def peak_kilobytes(code: str) -> int:
-    """Peak resident memory of a fresh process that runs `code`."""
-    last = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    head = "from shardmill.interop.packed.legacy import *\nimport numpy as np\n"
+    """The most memory that was resident in a fresh process that runs `code`.
+
+    Not ru_maxrss: the kernel begins that with the peak of the process that started this one.
+    """
+    head = (
+        "import numpy as np\n"
+        "from pathlib import Path\n"
+        "from shardmill.interop.packed.legacy import *\n"
+        "from shardmill.interop.packed.memmap import *\n"
+        "from shardmill.interop.parity import shard_bins\n"
+    )
+    last = "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
     done = subprocess.run(
         [sys.executable, "-c", head + code + "\n" + last],
         capture_output=True,
@@ -177,6 +196,22 @@ def test_reading_and_converting_take_no_memory_that_grows_with_the_file(tmp_path
     options = (
         f"{str(path)!r}, {str(tmp_path / 'm')!r}, pack_size=65536, loss_mask_alignment='label'"
     )
-    idle = peak_kilobytes("from shardmill.interop.packed import memmap")
+    idle = peak_kilobytes("")
     assert peak_kilobytes(f"for one in iter_legacy_bins({str(path)!r}): pass") - idle < 80_000
     assert peak_kilobytes(f"convert_legacy_to_memmap({options})") - idle < 100_000
+
+
+@pytest.mark.slow
+def test_reading_and_verifying_a_mapped_shard_keep_few_of_its_pages(tmp_path):
+    """160 MB of bins; what is read of a map stays resident as long as the map."""
+    ids, mask = np.arange(4096), np.ones(4096, np.uint8)
+    with MemmapShardWriter(tmp_path / "m", 8000, 4096, 8000) as writer:
+        for number in range(8000):
+            writer.write_bin(number, ids, mask, [0])
+        writer.finalize()
+    idle, path = peak_kilobytes(""), str(tmp_path / "m")
+    read_all = (
+        f"print(sum(int(one.input_ids[-1]) for one in shard_bins(open_memmap_shard({path!r}))))"
+    )
+    assert peak_kilobytes(read_all) - idle < 70_000
+    assert peak_kilobytes(f"assert verify_memmap_shard({path!r}) == []") - idle < 70_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -164,8 +165,8 @@ def written(tmp_path) -> tuple[Path, pa.Table, dict]:
     return path, pq.read_table(path), said
 
 
-def read_all(path: Path) -> list[dict[str, list[int]]]:
-    with ParquetShard(path) as shard:
+def read_all(path: Path, **options) -> list[dict[str, list[int]]]:
+    with ParquetShard(path, **options) as shard:
         return [plain(shard, number) for number in range(len(shard))]
 
 
@@ -232,6 +233,12 @@ def test_a_damaged_file_gives_an_error_of_ours_or_the_right_bins(tmp_path_factor
     path.write_bytes(raw)
     try:
         found = read_all(path)
+    except OptionError:  # it does not say its pack size
+        # one bit of the footer can hide all metadata: it looks like the file of somebody else, who
+        # is asked for the pack size, and whose pages have checksums
+        with suppress(StoreError):
+            assert read_all(path, pack_size=1000) == bins
     except StoreError:
         return
-    assert found == bins
+    else:
+        assert found == bins

@@ -169,6 +169,9 @@ GOOD = b"\x80\x04\x8c\x15numpy.core.multiarray\x8c\x0c_reconstruct\x93"
         b"\x80\x04u.",
         b"\x80\x04K\x01a.",
         b"\x80\x04\x87.",
+        b"\x80\x04(\x94.",  # MEMOIZE of a MARK
+        b"\x80\x03]q\x00]q\x00.",  # BINPUT, twice the same
+        b"\x80\x03]q\x01.",  # BINPUT, not in order
     ],
 )
 def test_a_crafted_pickle_is_refused_at_once(tmp_path, data):
@@ -266,6 +269,20 @@ def test_np_save_itself_is_read(tmp_path, kind):
     bins = [BIN, long] * 700
     np.save(tmp_path / "a.npy", as_arrays(bins, kind) if kind != "scalars" else bins[:20])
     assert read(tmp_path / "a.npy") == (bins if kind != "scalars" else bins[:20])
+
+
+@pytest.mark.parametrize(("dtype", "flags"), [(np.dtype("<i4"), 0), (np.dtype(object), 63)])
+def test_a_dtype_with_flags_of_another_one_is_refused(tmp_path, dtype, flags):
+    """numpy believes them, and treats numbers as pointers."""
+    assert dtype.__reduce__()[2][-1] == flags
+    bins = [{key: np.array(value, "<i4") for key, value in BIN.items()}]
+    path = save(tmp_path / "a.npy", bins)
+    raw, end = path.read_bytes(), b"J\xff\xff\xff\xffK" + bytes([flags])
+    assert raw.count(end) == 1
+    for wrong in (1, 2, 4, 62, 127):
+        path.write_bytes(raw.replace(end, end[:-1] + bytes([wrong])))
+        with pytest.raises(StoreError, match="refused: a state for dtype"):
+            read(path)
 
 
 def test_numpy_1_module_paths_are_known(tmp_path):

@@ -1,4 +1,4 @@
-"""Assignments in CSR form, and the runs under first fit."""
+"""Assignments in CSR form, and the order of a shuffle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
 from shardmill.packing import BinAssignment
-from shardmill.packing.runs import SortedRuns
 from shardmill.packing.shuffled import shuffled
 
 
@@ -50,18 +49,24 @@ def test_no_bins_are_an_assignment_of_nothing() -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(adds=st.lists(st.tuples(st.sets(st.integers(0, 500)), st.integers(0, 500)), max_size=20))
-def test_runs_give_back_what_a_set_would(adds) -> None:
-    runs, model = SortedRuns(), set()
-    for keys, through in adds:
-        fresh = sorted(keys - model)
-        runs.add(np.array(fresh, dtype=np.int64))
-        model.update(fresh)
-        assert runs.smallest(7).tolist() == sorted(model)[:7]
-        taken = sorted(key for key in model if key <= through)
-        assert runs.take_through(through).tolist() == taken
-        model.difference_update(taken)
-    assert runs.smallest(1000).tolist() == sorted(model)
+@given(choices=st.lists(st.integers(0, 40), max_size=200))
+def test_rows_of_items_become_items_of_rows(choices) -> None:
+    numbers = {row: number for number, row in enumerate(sorted(set(choices)))}  # without gaps
+    row_of = [numbers[row] for row in choices]
+    bins = BinAssignment.from_rows(np.array(row_of, dtype=np.int32))
+    assert [bins.bin_indices(row).tolist() for row in range(len(bins))] == [
+        [item for item, row in enumerate(row_of) if row == wanted] for wanted in range(len(numbers))
+    ]
+
+
+@pytest.mark.parametrize("num_rows", [2**16, 2**16 + 1, 150_000])
+def test_more_rows_than_sixteen_bits_count_are_kept_apart(num_rows) -> None:
+    order = np.random.default_rng(0).permutation(2 * num_rows)
+    bins = BinAssignment.from_rows((order % num_rows).astype(np.int32))
+    assert bins.offsets.tolist() == list(range(0, 2 * num_rows + 1, 2))
+    place = np.argsort(order)
+    wanted = np.sort(np.stack((place[:num_rows], place[num_rows:]), axis=1), axis=1)
+    np.testing.assert_array_equal(bins.indices, wanted.reshape(-1))
 
 
 @given(num_items=st.integers(0, 300), seed=st.integers(0, 2**70))

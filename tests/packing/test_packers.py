@@ -182,6 +182,27 @@ def test_a_hundred_thousand_lengths_keep_the_laws(packer, limit) -> None:
         assert plan.metrics.num_rows <= 1.001 * plan.metrics.lower_bound
 
 
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_hundred_thousand_sizes_that_are_all_different_equal_one_by_one(limit) -> None:
+    lengths = np.random.default_rng(6).permutation(100_000) + 1
+    groups = falling(lengths)
+    one_by_one = first_fit(lengths[groups.order], 150_000, limit)
+    assert first_fit_falling(groups, 150_000, limit).tolist() == one_by_one.tolist()
+    plan = best_fit_decreasing(lengths, 150_000, max_per_row=limit)
+    assert_is_partition(plan, lengths.tolist())
+    assert_rows_hold_their_pieces(plan, max_per_row=limit)
+
+
+def test_pieces_of_examples_longer_than_32_bits_count() -> None:
+    plan = best_fit_decreasing([5, 2**33 + 3, 0, 2**32], 2**32, long="split")
+    assert plan.pieces.example.tolist() == [0, 1, 1, 1, 3]
+    assert plan.pieces.start.tolist() == [0, 0, 2**32, 2**33, 0]
+    assert plan.pieces.stop.tolist() == [5, 2**32, 2**33, 2**33 + 3, 2**32]
+    cut = best_fit_decreasing([5, 2**33], 8, long="truncate")
+    assert cut.pieces.stop.tolist() == [5, 8]
+    assert cut.metrics.truncated_tokens == 2**33 - 8
+
+
 def test_a_plan_says_which_piece_goes_where() -> None:
     plan = best_fit_decreasing([3, 25, 0, 7, 10], 10, long="split")
     assert plan.pieces.example.tolist() == [0, 1, 1, 1, 3, 4]

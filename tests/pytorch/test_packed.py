@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from shardmill.build import build_plan
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.interop.packed import MemmapShardWriter, pack_from_spool
 from shardmill.pytorch import (
@@ -26,7 +27,10 @@ from shardmill.pytorch import (
     collate_packed,
     create_sft_dataset,
 )
+from shardmill.shards import PlanOptions
+from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.packed import packed_bins, write_spool
+from tests.packs import FIVE
 
 BINS = [
     ([1, 2, 3, 4, 5], [1, 0, 1, 1, 0], [0, 2]),
@@ -273,6 +277,112 @@ def test_the_batch_is_megatrons(bins, more) -> None:
     assert torch.equal(batch["cu_seqlens"].argmin(dim=1, keepdim=True), batch["cu_seqlens_argmin"])
 
 
+def check_row(row: dict[str, list[int]], item, *, pad: int, keep_last: bool) -> None:
+    """What Megatron relies on, of one row: found with `cu_seqlens` alone, as its kernels do."""
+    ids, mask, bounds = item
+    length = len(row["tokens"])
+    edges = row["cu_seqlens"][: row["cu_seqlens_argmin"][0]]
+    assert set(row["cu_seqlens"][len(edges) :]) == {-1}
+    assert edges[0] == 0
+    assert edges == sorted(edges)
+    assert edges[-1] == length, "kernels expect no place behind the last sequence"
+    found = [
+        {name: row[name][start:stop] for name in ("tokens", "labels", "loss_mask", "position_ids")}
+        for start, stop in pairwise(edges)
+    ]
+    for part, (start, stop) in zip(found, pairwise(bounds), strict=False):
+        after = [*ids[start + 1 : stop], pad]  # the next token of the same sequence, or none
+        size = stop - start if keep_last else stop - start - 1
+        assert part["tokens"] == ids[start : start + size]
+        assert part["labels"] == after[:size]
+        assert part["position_ids"] == list(range(size))
+        assert part["loss_mask"] == [*mask[start : stop - 1], 0][:size]
+    for part in found[len(bounds) - 1 :]:
+        assert len(found) == len(bounds), "padding is one sequence, the last"
+        assert set(part["tokens"]) == set(part["labels"]) == {pad}
+        assert set(part["loss_mask"]) == set(part["position_ids"]) == {0}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    bins=packed_bins(pack_size=12, max_bins=5).filter(len),
+    keep_last=st.booleans(),
+    step=st.integers(1, 5),
+    all_trained=st.booleans(),
+)
+def test_every_label_lies_in_its_sequence_and_cu_seqlens_cover_the_row(
+    bins, keep_last, step, all_trained
+) -> None:
+    """`all_trained`: a mask that would train the last place of a sequence has no such effect."""
+    items = [
+        (ids, [1] * len(ids) if all_trained else mask, [*starts, len(ids)])
+        for ids, mask, starts in bins
+    ]
+    batch = collate_packed(
+        [{"input_ids": i, "loss_mask": m, "seq_boundaries": b} for i, m, b in items],
+        multiple_of=step,
+        pad_id=2**15 + 1,
+        keep_last=keep_last,
+    )
+    assert batch["tokens"].shape[1] % step == 0
+    for number, item in enumerate(items):
+        row = {name: values[number].tolist() for name, values in batch.items()}
+        check_row(row, item, pad=2**15 + 1, keep_last=keep_last)
+    if all_trained:
+        wanted = sum(len(ids) - len(starts) for ids, _, starts in bins)
+        assert int(batch["loss_mask"].sum()) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # theirs
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_megatrons_rotary_embedding_sees_our_positions(tmp_path, ranks: int) -> None:
+    """Its kernels know positions from `cu_seqlens`: they must be those of `position_ids`, on every
+    rank of context parallelism, which needs sequences that are multiples of twice the ranks."""
+    pytest.importorskip("megatron.core.models.common.embeddings.rope_utils", reason="megatron-core")
+    from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_thd
+
+    rng = np.random.default_rng(0)
+    sequences = [([*range(1, n)], [1] * (n - 1)) for n in rng.integers(2, 30, 40).tolist()]
+    align = 2 * ranks if ranks > 1 else 1
+    spool = write_spool(tmp_path / "spool", sequences)
+    pack_from_spool(spool, tmp_path, shard_id="a", pack_size=64, align_to=align)
+    dataset = create_sft_dataset(tmp_path / "a")
+    batch = collate_packed(
+        [dataset[n] for n in range(len(dataset))], multiple_of=align, keep_last=ranks > 1
+    )
+    length = batch["tokens"].shape[1]
+    angles = torch.arange(length + 1.0)[:, None, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+    for number in range(len(dataset)):
+        row = {name: values[number] for name, values in batch.items()}
+        edges = row["cu_seqlens"][: int(row["cu_seqlens_argmin"])]
+        for rank in range(ranks):
+            mine = places_of(edges.tolist(), rank, ranks)
+            group = SimpleNamespace(size=lambda: ranks, rank=lambda rank=rank: rank)
+            values = torch.randn(len(mine), 1, 4)
+            found = _apply_rotary_pos_emb_thd(values, edges, angles, cp_group=group)
+            angle = angles[row["position_ids"][mine]][:, 0]
+            turned = torch.cat((-values[..., 2:], values[..., :2]), -1)
+            wanted = values * angle.cos() + turned * angle.sin()
+            used = mine < int(row["token_count"])  # positions of padding are 0, and nobody's
+            assert used.sum() > 0
+            assert torch.allclose(found[used], wanted[used], atol=1e-6)
+
+
+def places_of(edges: list[int], rank: int, ranks: int) -> torch.Tensor:
+    """Where the tokens of one rank lie: of every sequence the piece `rank` and its mirror."""
+    found = []
+    for start, stop in pairwise(edges):
+        if ranks == 1:
+            found += range(start, stop)
+            continue
+        piece, rest = divmod(stop - start, 2 * ranks)
+        assert rest == 0, "a sequence that cannot be divided between the ranks"
+        for part in (rank, 2 * ranks - 1 - rank):
+            found += range(start + part * piece, start + (part + 1) * piece)
+    return torch.tensor(found)
+
+
 def test_a_batch_by_hand() -> None:
     items = [
         {"input_ids": ids, "loss_mask": mask, "seq_boundaries": [*starts, len(ids)]}
@@ -348,3 +458,41 @@ def test_a_packed_batch_trains_the_labels_of_the_unpacked_examples(data) -> None
             (ids[at - 1], ids[at]) for ids, mask in pairs for at in range(1, len(ids)) if mask[at]
         ]
         assert sorted(found) == sorted(expected)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    build_small_chat_store(tmp_path / "s", {"train": FIVE})
+    return build_plan(tmp_path / "s", options=PlanOptions(seq_len=6, long="split")).path
+
+
+def test_the_plan_of_a_store_is_a_dataset(plan: Path) -> None:
+    dataset = create_sft_dataset(plan)
+    assert (type(dataset), len(dataset), dataset.pack_size) == (PackedDataset, 3, 7)
+    assert as_lists(dataset[1]) == ([1, 10, 11, 12, 13, 1, 10], [0, 0, 1, 1, 0, 1, 0], [0, 5, 7])
+    assert as_lists(dataset[-2]) == ([1, 10, 11, 12, 13, 1, 10], [0] * 7, [0, 5, 7])
+    batch = collate_packed([dataset[number] for number in range(3)], multiple_of=1)
+    weighs = batch["loss_mask"].bool()
+    assert batch["labels"][weighs].tolist() == [19, 20, 21, 12, 13, 10, 11, 12]
+
+
+def test_workers_read_a_plan_each_through_its_own_maps(plan: Path) -> None:
+    dataset = create_sft_dataset(plan, max_num_samples=7, seed=3)
+    wanted = [as_lists(dataset[number]) for number in range(7)]
+    loader = DataLoader(
+        *(dataset, 1), num_workers=2, collate_fn=as_first, multiprocessing_context="spawn"
+    )
+    assert [as_lists(item) for item in loader] == wanted
+
+
+def as_first(batch):
+    return batch[0]
+
+
+def test_a_plan_made_again_under_a_dataset_is_refused(plan: Path) -> None:
+    data = pickle.dumps(create_sft_dataset(plan))
+    assert as_lists(pickle.loads(data)[2])[0] == [1, 10, 11, 12]
+    store = plan.parent.parent
+    build_plan(store, options=PlanOptions(seq_len=12), name="6-split", overwrite=True)
+    with pytest.raises(DamagedStoreError, match="a shard was written again"):
+        pickle.loads(data)[0]

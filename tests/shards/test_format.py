@@ -8,15 +8,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardmill.shards
+from shardmill.build import build_plan
 from shardmill.records import Drop, Ragged
-from shardmill.shards import open_store
+from shardmill.shards import LeftOut, PlanFacts, PlanMetrics, PlanOptions, open_store
+from shardmill.shards.plan_entries import NAMES, REASONS
+from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
+from shardmill.testing.packing import rows_of_plan
 from shardmill.testing.stores import build_small_store, documents, shard_sizes
+from tests.packs import FIVE, plan_options
 
 TEXT = Path(shardmill.shards.__file__).with_name("FORMAT.md").read_text()
 
@@ -100,3 +106,50 @@ def test_the_index_header_is_the_one_in_the_table(tmp_path: Path) -> None:
     shape = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }"
     assert data[10:128] == shape + b" " * (117 - len(shape)) + b"\n"
     assert data[128:] == np.array([0, 1], "<i8").tobytes()
+
+
+@settings(deadline=None, max_examples=30)
+@given(examples=chat_examples(max_examples=12), options=plan_options())
+def test_the_reader_in_the_text_reads_every_plan(examples, options, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("plan") / "store"
+    build_small_chat_store(folder, {"train": examples})
+    plan = build_plan(folder, options=options)
+    header, rows = reader()["read_plan"](plan.path)
+    assert header["plan"] == msgspec.to_builtins(plan.facts)
+    lengths = examples.ids.lengths.tolist()
+    whole = [
+        [(number, start, lengths[number] if stop is None else stop) for number, start, stop in row]
+        for row in rows
+    ]
+    assert whole == [[tuple(piece) for piece in row] for row in rows_of_plan(plan, lengths)]
+
+
+def test_the_plan_in_the_text_is_the_one_that_is_written(tmp_path: Path) -> None:
+    build_small_chat_store(tmp_path / "s", {"train": FIVE})
+    plan = build_plan(tmp_path / "s", options=PlanOptions(seq_len=6, long="split"))
+    data = plan.path.read_bytes()
+    (told,) = re.findall(r"```json\n(.*?)```", TEXT, flags=re.DOTALL)
+    line = json.dumps(json.loads(told), separators=(",", ":")).encode()
+    assert data[:960] == line.ljust(959) + b"\n"
+    (dump,) = re.findall(r"```text\n(   960 .*?)```", TEXT, flags=re.DOTALL)
+    body = b""
+    for row in dump.splitlines()[:-1]:
+        at, numbers = re.match(r" +(\d+)  ((?:[0-9a-f]{2} )+)", row).groups()  # type: ignore[union-attr]
+        assert int(at) == 960 + len(body)
+        body += bytes.fromhex(numbers).ljust(64, b"\0")
+    assert data[960:-32] == body
+    assert (len(data), data[-32:]) == (1376, hashlib.sha256(data[:1344]).digest())
+
+
+def test_the_reader_in_the_text_refuses_a_damaged_plan(tmp_path: Path) -> None:
+    build_small_chat_store(tmp_path / "s", {"train": FIVE})
+    path = build_plan(tmp_path / "s", options=PlanOptions(seq_len=20)).path
+    path.write_bytes(path.read_bytes().replace(b'"train"', b'"tram1"'))
+    with pytest.raises(ValueError, match="is damaged"):
+        reader()["read_plan"](path)
+
+
+def test_the_text_names_every_array_and_key_of_a_plan() -> None:
+    kinds = (PlanFacts, PlanOptions, PlanMetrics, LeftOut)
+    keys = {*NAMES, *REASONS, *(field for kind in kinds for field in kind.__struct_fields__)}
+    assert {key for key in keys if f'"{key}"' not in TEXT} == set()

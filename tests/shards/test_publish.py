@@ -61,6 +61,19 @@ def test_a_finished_store_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert names(tmp_path) == ["store"]
 
 
+def test_plans_go_with_the_store_they_were_made_of(tmp_path: Path) -> None:
+    publish_folder(staged(tmp_path, [1, 2, 3]), tmp_path / "store", overwrite=False)
+    (tmp_path / "store" / "packs").mkdir()
+    (tmp_path / "store" / "packs" / "a-8192-split.plan").write_bytes(b"a plan")
+    publish_folder(staged(tmp_path, [4]), tmp_path / "store", overwrite=True)
+    assert tokens(tmp_path / "store") == [4]
+    assert names(tmp_path / "store") == ["a", "a_idx.npy", "meta.json"]
+    (tmp_path / "store" / "packs").mkdir()
+    (tmp_path / "store" / "packs" / "notes.txt").write_text("mine")
+    with pytest.raises(StoreExistsError, match=r"packs/notes.txt: no build of ours"):
+        publish_folder(staged(tmp_path, [5]), tmp_path / "store", overwrite=True)
+
+
 def test_without_an_atomic_exchange_two_renames_do(tmp_path: Path, monkeypatch) -> None:
     # this kernel can exchange, so its absence has to be played
     monkeypatch.setattr(publish_module, "exchange", lambda first, second: False)

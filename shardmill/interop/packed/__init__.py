@@ -20,7 +20,7 @@ from shardmill.interop.packed.memmap import (
 )
 from shardmill.interop.packed.open import open_packed
 from shardmill.interop.packed.pack import pack_from_spool
-from shardmill.interop.packed.planned import PlannedShard
+from shardmill.interop.packed.planned import PlannedShard, PlanShard
 from shardmill.interop.packed.records import (
     PackedBin,
     PackedShard,
@@ -47,6 +47,7 @@ __all__ = [
     "PackedShardWriter",
     "ParquetShard",
     "ParquetShardWriter",
+    "PlanShard",
     "PlannedShard",
     "SequenceSpoolReader",
     "SequenceSpoolWriter",

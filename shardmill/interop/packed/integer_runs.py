@@ -20,7 +20,7 @@ INT1, INT2, INT4, TRUE, FALSE = 0x4B, 0x4D, 0x4A, 0x88, 0x89  # K M J, and the b
 APPENDS, MARK = 0x65, 0x28
 
 _ROUNDS = 4  # jumps are doubled so often: 16 opcodes at a time
-_SIZE = np.zeros(256, np.int32)
+_SIZE = np.zeros(256, np.uint8)
 _SIZE[[INT1, INT2, INT4, TRUE, FALSE, APPENDS]] = 2, 3, 5, 1, 1, 2
 _MASK = np.zeros(256, np.int32)
 _MASK[[INT1, INT2, INT4]] = 0xFF, 0xFFFF, -1
@@ -38,17 +38,26 @@ def begins_run(opcode: int) -> bool:
 def decode_run(data: bytes | memoryview) -> tuple[npt.NDArray[np.int32], int]:
     """The numbers at the beginning of `data`, and how many bytes they take."""
     window = np.frombuffer(bytes(data) + _PAD, np.uint8)
-    places, stop = _opcodes(window, len(data))
-    opcodes = window[places]
+    stop = _pairs(window[: len(data) // 2 * 2])
+    if 2 * stop > len(data) and not begins_run(int(window[stop])):
+        places = np.arange(0, stop, 2)
+    else:
+        places, stop = _opcodes(window, len(data))
+    opcodes = window.take(places)
     numbers = opcodes != APPENDS
-    places, opcodes = places[numbers], opcodes[numbers]
+    if not numbers.all():
+        places, opcodes = places[numbers], opcodes[numbers]
     words: npt.NDArray[Any] = np.ndarray((len(data),), "<i4", window, offset=1, strides=(1,))
-    values = (words[places] & _MASK[opcodes]) + (opcodes == TRUE)
+    values = (words[places] & _MASK.take(opcodes)) + (opcodes == TRUE)
     return values.astype(np.int32, copy=False), stop
 
 
 def encode_run(values: npt.NDArray[np.integer[Any]]) -> bytes:
     """The shortest opcodes of these numbers, each in the range of int32."""
+    if len(values) and values.min() >= 0 and values.max() < 2**8:  # a loss mask
+        pairs = np.full((len(values), 2), INT1, np.uint8)
+        pairs[:, 1] = values
+        return pairs.tobytes()
     wide = values.astype("<i4")
     small = (wide >= 0) & (wide < 2**16)
     sizes = np.where(small, np.where(wide < 2**8, 2, 3), 5)
@@ -64,34 +73,40 @@ def encode_run(values: npt.NDArray[np.integer[Any]]) -> bytes:
     return out.tobytes()
 
 
+def _pairs(data: Bytes) -> int:
+    """How many bytes are `K.` or `e(` from the beginning on: of a loss mask, all of them."""
+    opcodes = data[::2]
+    if (opcodes[:8] != INT1).any():
+        return 0
+    pairs = opcodes == INT1
+    pairs |= (opcodes == APPENDS) & (data[1::2] == MARK)
+    return len(data) if pairs.all() else 2 * int(pairs.argmin())
+
+
 def _opcodes(window: Bytes, length: int) -> tuple[npt.NDArray[np.int64], int]:
     """Where the opcodes of the run begin, in order, and where it ends.
 
     Where one opcode begins depends on all before it. So: from every byte, where would the next
-    opcode be (`after`), and where the sixteenth (`far`)? A walk in sixteens needs few steps, and
-    the opcodes between are found for all steps at once.
+    opcode be (`after`), and where the sixteenth? A walk in sixteens needs few steps, and the
+    opcodes between are found for all steps at once.
     """
     data = window[:length]
-    sizes = _SIZE[data]
-    ends = data == APPENDS
-    ends &= window[1 : length + 1] == MARK
-    sizes[(data == APPENDS) & ~ends] = 0
-    here = np.arange(length, dtype=np.int32)
-    sizes[here + sizes > length] = 0  # cut off
-    after = np.empty(length + 1, np.intp)
-    np.add(here, sizes, out=after[:length])
-    after[length] = length
-    far = after
-    for _ in range(_ROUNDS):
-        far = far[far]
-    walk, steps, place = far.data, [], 0
+    sizes = _SIZE.take(data)
+    ends = np.flatnonzero(data == APPENDS)
+    sizes[ends[window[ends + 1] != MARK]] = 0
+    after = np.arange(length + 1)
+    after[:length] += sizes
+    for place in range(max(length - 4, 0), length):
+        if after[place] > length:
+            after[place] = place  # cut off
+    levels = [after]  # where the next opcode is, the second, the fourth, the eighth
+    for _ in range(_ROUNDS - 1):
+        levels.append(levels[-1].take(levels[-1]))
+    walk, steps, place = levels[-1].take(levels[-1]).data, [], 0
     while walk[place] != place:
         steps.append(place)
         place = walk[place]
-    rows = np.empty((2**_ROUNDS, len(steps)), np.int64)
-    found: npt.NDArray[np.int64] = np.array(steps, np.int64)
-    for row in rows:
-        row[:] = found
-        found = after[found]
-    places = rows.T.ravel()
+    places: npt.NDArray[np.int64] = np.array(steps, np.int64)
+    for level in reversed(levels):
+        places = np.stack((places, level.take(places)), axis=1).ravel()
     return places[places < place], place

@@ -2,7 +2,8 @@
 
 In: a legacy `.npy`.  Out: a finished memmap_padded_v1 folder and its manifest.
 Promise: two passes (sizes, then bins) in the memory of one bin; the pack size is given or recorded,
-never guessed; afterwards both files are read again and compared token for token.
+never guessed; a file with a record is held against its sha256 first; afterwards both files are read
+again and compared token for token.
 Not here: other formats (convert.py).
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.interop.packed.arrays import file_sha256
 from shardmill.interop.packed.legacy_reader import iter_legacy_bins, read_record
 from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
 from shardmill.interop.packed.records import Alignment, checked_alignment
@@ -67,7 +69,7 @@ def convert_legacy_to_memmap(
 
 
 def measure_legacy(path: Path) -> LegacySizes:
-    """Read every bin once."""
+    """Read every bin once; what is not the file that a record beside it knows is refused."""
     num_bins = num_tokens = num_sequences = longest = longest_bin = largest = 0
     for number, found in enumerate(iter_legacy_bins(path)):
         num_bins += 1
@@ -76,6 +78,9 @@ def measure_legacy(path: Path) -> LegacySizes:
         largest = max(largest, int(found.input_ids.max()))
         if len(found) > longest:
             longest, longest_bin = len(found), number
+    record = read_record(path)
+    if record is not None and file_sha256(path) != record.sha256:
+        raise DamagedStoreError(f"{path}: its sha256 is not the one in its record; copy both again")
     return LegacySizes(
         num_bins=num_bins,
         num_tokens=num_tokens,

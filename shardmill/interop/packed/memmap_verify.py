@@ -15,9 +15,15 @@ import numpy as np
 
 from shardmill.errors import DamagedStoreError, ManifestError
 from shardmill.interop.packed.arrays import file_sha256
-from shardmill.interop.packed.layout import MOST_INDEX, ShardManifest, check_array, read_manifest
+from shardmill.interop.packed.layout import (
+    MOST_INDEX,
+    ArrayFile,
+    ShardManifest,
+    check_array,
+    read_manifest,
+)
 from shardmill.interop.packed.records import LossMask, PackedBlock, block_problem
-from shardmill.records import IntArray, Ragged
+from shardmill.records import IntArray, OffsetArray, Ragged
 
 _BLOCK = 2**20  # tokens looked at together
 
@@ -44,27 +50,32 @@ def verify_memmap_shard(folder: str | Path) -> list[str]:
 
 
 def _bin_problems(folder: Path, manifest: ShardManifest) -> list[str]:
-    arrays = {
-        name: check_array(folder, name, dtype, shape).map()
+    files = {
+        name: check_array(folder, name, dtype, shape)
         for name, (dtype, shape) in manifest.arrays.items()
     }
-    offsets, starts = arrays["seq_offsets"], arrays["seq_starts"]
-    if offsets[0] != 0 or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] > len(starts):
-        return [f"{folder / 'seq_offsets.npy'}: wanted to rise from 0 to {len(starts):,}"]
+    offsets, num_starts = files["seq_offsets"].map(), files["seq_starts"].shape[0]
+    if offsets[0] != 0 or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] > num_starts:
+        return [f"{folder / 'seq_offsets.npy'}: wanted to rise from 0 to {num_starts:,}"]
     step = max(_BLOCK // manifest.pack_size, 1)
     for first in range(0, manifest.num_bins, step):
-        bins = slice(first, first + step)
         places = offsets[first : first + step + 1].astype(np.int64)
-        block = PackedBlock(
-            input_ids=arrays["input_ids"][bins],
-            loss_mask=arrays["loss_mask"][bins],
-            lengths=arrays["packed_len"][bins].astype(np.int64),
-            seq_starts=Ragged(starts[places[0] : places[-1]], places - places[0]),
-        )
+        block = _block(files, slice(first, first + step), places)
         problem = block_problem(block, manifest.pack_size) or _row_problem(block)
         if problem is not None:
             return [f"{folder}, bins {first:,} to {first + len(block) - 1:,}: {problem}"]
     return []
+
+
+def _block(files: dict[str, ArrayFile], bins: slice, places: OffsetArray) -> PackedBlock:
+    """Some bins, mapped for themselves: pages that were read before are not resident any more."""
+    arrays = {name: file.map() for name, file in files.items()}
+    return PackedBlock(
+        input_ids=arrays["input_ids"][bins],
+        loss_mask=arrays["loss_mask"][bins],
+        lengths=arrays["packed_len"][bins].astype(np.int64),
+        seq_starts=Ragged(arrays["seq_starts"][places[0] : places[-1]], places - places[0]),
+    )
 
 
 def _row_problem(block: PackedBlock) -> str | None:

@@ -1,8 +1,9 @@
 """Any packed shard, recognised by what lies at its place.
 
 In: a path.  Out: a `PackedShard`.
-Promise: a memmap folder, Parquet and a legacy `.npy` are told apart by name and manifest, never
-by trying; anything else is refused; nothing is unpickled but by the restricted reader.
+Promise: a memmap folder, Parquet, a legacy `.npy` and the plan of a chat store are told apart by
+name and manifest, never by trying; anything else is refused; nothing is unpickled but by the
+restricted reader.
 Not here: datasets (pytorch).
 """
 
@@ -14,14 +15,17 @@ from pathlib import Path
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
 from shardmill.interop.packed.memmap_reader import MemmapShard
 from shardmill.interop.packed.memory import MemoryShard
+from shardmill.interop.packed.planned import PlanShard
 from shardmill.interop.packed.records import PackedShard
 from shardmill.interop.packed.staging import MANIFEST
+from shardmill.shards import list_plans
+from shardmill.shards.plans import PACKS, SUFFIX
 
 logger = logging.getLogger(__name__)
 
 
 def packed_format(path: str | Path) -> str:
-    """ "memmap", "parquet" or "legacy": what `open_packed` takes this for."""
+    """ "memmap", "parquet", "legacy" or "plan": what `open_packed` takes this for."""
     path = Path(path)
     if not path.exists():
         raise StoreNotFoundError(f"{path}: nothing is here")
@@ -34,9 +38,13 @@ def packed_format(path: str | Path) -> str:
         return "parquet"
     elif path.suffix == ".npy":
         return "legacy"
+    elif path.suffix == SUFFIX:
+        return "plan"
+    plans = [str(path / PACKS / f"{name}{SUFFIX}") for name in list_plans(path)]
     raise StoreError(
         f"{path}: no packed shard: wanted a folder with {MANIFEST} or *.parquet, a .parquet file, "
-        "or a legacy .npy file"
+        f"a {SUFFIX} file of a chat store, or a legacy .npy file"
+        + (f"; this store has {', '.join(plans)}" if plans else "")
     )
 
 
@@ -48,6 +56,8 @@ def open_packed(path: str | Path, *, loss_mask_alignment: str | None = None) -> 
     path, found = Path(path).absolute(), packed_format(path)
     if found == "memmap":
         return MemmapShard(path, loss_mask_alignment=loss_mask_alignment)
+    if found == "plan":
+        return PlanShard(path, loss_mask_alignment=loss_mask_alignment)
     if found == "parquet":
         from shardmill.interop.packed.parquet import ParquetShard
 

@@ -19,6 +19,7 @@ from shardmill.interop.packed.integer_runs import FALSE, INT1, INT2, INT4, TRUE,
 from shardmill.interop.packed.pickle_values import Array, Bin, DType, Global, Numbers
 
 _BUFFER = 2**20
+_WINDOW, _LONGEST = 2**12, 2**16  # bytes of numbers decoded together: frames end them too
 _MOST_KEPT = 2**16  # names and shared things of a whole file
 _MOST_SHARED = 2**26  # bytes of them
 _MOST_RECENT = 2**25  # bytes of bins that may be referred to again
@@ -34,7 +35,8 @@ class PickleBytes:
         self._file, self._size = file, size
         self._first = file.tell()
         self._buffer, self._at, self._before = b"", 0, 0
-        self._window = 4096  # bytes that the last list of numbers took, about
+        self._runs = deque((_WINDOW,) * 3, maxlen=3)  # bytes of the last three lists of numbers
+        self._run = 0  # bytes of this one so far
 
     @property
     def place(self) -> int:
@@ -77,16 +79,21 @@ class PickleBytes:
             return opcode == TRUE
         return int.from_bytes(self.take(_WIDTH[opcode]), "little", signed=opcode == INT4)
 
-    def numbers(self) -> npt.NDArray[np.int32]:
-        """The run of numbers here, or the first part of it: at least one."""
-        self._fill(min(self._window, self.left))
-        window = memoryview(self._buffer)[self._at : self._at + self._window]
-        values, taken = decode_run(window)
+    def numbers(self, *, is_new: bool) -> npt.NDArray[np.int32]:
+        """The run of numbers here, or the first part of it; `is_new` when a list begins with it."""
+        if is_new:
+            self._runs.append(self._run)
+            self._run = 0
+        # A bin has three lists, so this one will be as long as the third before it. A longer window
+        # costs what it is longer, and a shorter one another turn.
+        wanted = max(self._runs[0] - self._run, self._run, 16)
+        wanted = min(wanted + wanted // 8 + 8, _LONGEST)
+        self._fill(min(wanted, self.left))
+        values, taken = decode_run(memoryview(self._buffer)[self._at : self._at + wanted])
         if not taken:
             raise self._truncated("it ends inside of a number")
         self._at += taken
-        ended = taken < len(window) - 8
-        self._window = min(max(4096, taken + taken // 8) if ended else 2 * self._window, _BUFFER)
+        self._run += taken
         return values
 
     def _fill(self, count: int) -> None:
@@ -125,6 +132,8 @@ class Memo:
         self._recent_bytes = self._shared_bytes = 0
 
     def put(self, index: int, value: object) -> None:
+        if index != self.num_put:  # every pickler counts
+            raise self._refused(f"it keeps object {index:,} where {self.num_put:,} comes next")
         self.num_put += 1
         if isinstance(value, str | Global | DType) or (isinstance(value, bytes) and len(value) < 2):
             self._keep(index, value)

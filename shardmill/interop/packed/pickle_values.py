@@ -44,6 +44,7 @@ _GLOBALS = {
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 _OBJECT = ("O8", "O4", "O")
 _ORDERS = ("<", ">", "|", "=")
+_OBJECT_FLAGS = 63  # of dtype("O"), in every numpy; those of whole numbers are 0
 
 
 def global_named(module: object, name: object) -> Global | None:
@@ -64,6 +65,10 @@ class Numbers:
     @property
     def nbytes(self) -> int:
         return sum(chunk.nbytes for chunk in self._chunks)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._count == 0
 
     def add(self, chunk: IntArray) -> str | None:
         """Numbers at the end; a sentence when that cannot be."""
@@ -104,12 +109,13 @@ class DType:
         return self.name in _OBJECT
 
     def build(self, state: tuple[Any, ...]) -> bool:
-        """Take the byte order. No subarrays, fields, metadata or second time."""
-        plain = len(state) == 8 and state[0] == 3 and state[2:7] == (None, None, None, -1, -1)
+        """Take the byte order. No subarrays, fields, metadata, other flags or second time."""
+        flags = _OBJECT_FLAGS if self.is_object else 0
+        plain = len(state) == 8 and state[0] == 3 and state[2:] == (None, None, None, -1, -1, flags)
         if not plain or self._order is not None or state[1] not in _ORDERS:
             return False
         self._order = state[1]
-        return isinstance(state[7], int)
+        return True
 
     def numbers(self, raw: object, count: int) -> IntArray | None:
         """`count` numbers in these bytes; None when they are not just that."""

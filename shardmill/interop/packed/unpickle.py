@@ -86,7 +86,7 @@ class _Machine:
             self._stack.append(self._data.number())
             return
         # they belong to the list already: nothing but APPENDS can follow in this format
-        problem = target.add(self._data.numbers())
+        problem = target.add(self._data.numbers(is_new=target.is_empty))
         if problem:
             raise self._refused(problem)
 
@@ -253,8 +253,9 @@ class _Machine:
             raise self._refused(f"an array of {_shown(state[:4])}")
 
     def _finish_outer(self, target: Array, state: tuple[Any, ...]) -> None:
-        version, shape, dtype, _, outer = state
-        if version != 1 or not isinstance(dtype, DType) or not dtype.is_object:
+        version, shape, dtype, fortran, outer = state
+        plain = version == 1 and fortran in (False, True)
+        if not plain or not isinstance(dtype, DType) or not dtype.is_object:
             raise self._refused(f"an outer array of {_shown(state[:4])}")
         if shape != (outer.count,):
             raise self._damaged(f"{outer.count:,} bins in an array of shape {shape!r:.60}")
@@ -318,8 +319,8 @@ class _Machine:
         return self._stack.pop()
 
     def _top(self) -> Any:
-        if not self._stack:
-            raise self._damaged("it keeps the top of an empty stack")
+        if not self._stack or isinstance(self._stack[-1], Sign):
+            raise self._damaged("it keeps something that is not there")
         return self._stack[-1]
 
     def _refused(self, what: str) -> StoreError:
