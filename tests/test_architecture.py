@@ -30,9 +30,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grain": GROUND,
     "mapped": GROUND | {"shards"},
     "loading": GROUND | {"shards", "mapped", "sampling", "chat", "packing"},
-    "build": GROUND | {"sources", "tokenizer", "chat", "shards"},
+    "engines": GROUND,
+    "build": GROUND | {"sources", "tokenizer", "chat", "shards", "packing", "engines"},
     "interop": GROUND | {"shards", "mapped", "packing"},
-    "remote": GROUND | {"shards", "interop"},
+    "remote": GROUND | {"shards", "mapped", "interop"},
     "packed_sft": {"packing", "interop", "remote"},
     "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
     "testing": GROUND

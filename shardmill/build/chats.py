@@ -9,21 +9,23 @@ Not here: shapes of records (sources), ids and mask (chat), rows (loading).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from shardmill.build.commit import ExamplePlaces
 from shardmill.build.engine import EngineDesk
+from shardmill.build.portion import Account, Portion
 from shardmill.build.render import Bind, ChatFeeder, SplitRule
 from shardmill.build.run import Job, run_build
 from shardmill.build.spec import BuildReport, BuildSpec, Progress, describe_difference
 from shardmill.build.tokenise import token_rules
+from shardmill.build.units import FeedGrains, Unit
 from shardmill.chat.contract import ChatTemplate, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import OptionError
 from shardmill.protocols import ConversationSource, Tokenizer
-from shardmill.records import JSON
+from shardmill.records import JSON, Cursor
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
 log = logging.getLogger(__name__)
@@ -58,20 +60,19 @@ def build_chats(
     proof = certificate or prove_mask(template, tokenizer, policy)
     _check_proof(proof, template, policy)
     facts = _chat_facts(template, policy, val_fraction)
-    tell = on_progress or (lambda _: None)
 
-    def open_feeders(_segments: Path, desk: EngineDesk) -> Sequence[ChatFeeder]:
-        return [
-            ChatFeeder(
-                source,
-                bind or (lambda _encoder: template),
-                policy,
-                desk=desk,
-                rules=rules,
-                split_rule=rule,
-                on_progress=tell,
-            )
-        ]
+    def portions(
+        _unit: Unit, cursor: Cursor | None, given: int, desk: EngineDesk
+    ) -> Generator[tuple[Portion, Account], None, None]:
+        feeder = ChatFeeder(
+            source,
+            bind or (lambda _encoder: template),
+            policy,
+            desk=desk,
+            rules=rules,
+            split_rule=rule,
+        )
+        return feeder.portions(cursor, given)
 
     stored = replace(spec, append_eot=False, split_rule=spec.split_rule or rule.words())
     job = Job(
@@ -91,8 +92,11 @@ def build_chats(
         chat=True,
         options={"chat": facts},
         produced_by={"mask_proof": proof.to_json()},
-        open_feeders=open_feeders,
+        limits=[None],
+        cut=lambda: [FeedGrains(source=source, grains=(source,), sizes=(0,))],
+        make_portions=portions,
         open_places=lambda out: ExamplePlaces(source.name, rule.splits, out),
+        on_progress=on_progress,
     )
     done = run_build(
         job,

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from shardmill.build.fill import Filler, take
-from shardmill.build.portion import Portion
-from shardmill.build.segments import Receipt
+from shardmill.build.portion import Account, Portion
 from shardmill.build.spec import Feed
+from shardmill.records import Drop
 from shardmill.shards import ChatLedger, DocumentLedger, Ledger, StoreWriter, TokenLedger
 
-Place: TypeAlias = Callable[[int, Portion], Mapping[str, int]]
-"""(feed, portion) -> what of it was kept: it is in the store when the call returns."""
+
+class Place(Protocol):
+    """Where portions go."""
+
+    def __call__(self, feed: int, portion: Portion) -> Mapping[str, int]:
+        """What of it was kept: it is in the store when the call returns."""
+
+    def full(self, feed: int) -> bool:
+        """Whether nothing more of a feed would be kept."""
 
 
 class DocumentPlaces:
@@ -35,6 +42,9 @@ class DocumentPlaces:
                 kept.update(documents=len(part), tokens=len(part.values))
         return kept
 
+    def full(self, feed: int) -> bool:
+        return self._fillers[feed].full
+
 
 class ExamplePlaces:
     """Conversations go to the split that is written with them, whole."""
@@ -42,7 +52,7 @@ class ExamplePlaces:
     def __init__(self, name: str, splits: Sequence[str], out: StoreWriter) -> None:
         self._name, self._splits, self._out = name, splits, out
 
-    def __call__(self, _feed: int, portion: Portion) -> Mapping[str, int]:
+    def __call__(self, feed: int, portion: Portion) -> Mapping[str, int]:  # noqa: ARG002 - one feed
         if portion.chat is None:
             assert not len(portion.documents), "a conversation comes with its mask and turns"
             return {}
@@ -58,63 +68,89 @@ class ExamplePlaces:
             "trained_tokens": int(np.count_nonzero(examples.mask)),
         }
 
+    def full(self, feed: int) -> bool:  # noqa: ARG002 - nothing is limited
+        return False
+
+
+class Books:
+    """The sums of a build: what was read and made, and what of it was kept."""
+
+    def __init__(self) -> None:
+        self._made: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._kept: Counter[str] = Counter()
+
+    def add(
+        self, portion: Portion, account: Account, drops: Sequence[Drop], kept: Mapping[str, int]
+    ) -> None:
+        documents = portion.documents
+        self._made.update(
+            read=account.num_read, documents=len(documents), tokens=len(documents.values)
+        )
+        self._counts.update(account.counts)
+        self._dropped.update(drop.reason for drop in drops)
+        self._kept.update(kept)
+
+    def ledger(self, *, separators: bool = False, chat: bool = False) -> Ledger:
+        """Every row read and every token made, each in one bucket."""
+        made, kept, counts = self._made, self._kept, self._counts
+        num_separators = made["documents"] if separators else 0
+        books = ChatLedger(turns=kept["turns"], trained_tokens=kept["trained_tokens"])
+        return Ledger(
+            documents=DocumentLedger(
+                read=made["read"],
+                kept=kept["documents"],
+                empty=counts["empty"],
+                over_budget=made["documents"] - kept["documents"],
+                dropped=dict(sorted(self._dropped.items())),
+            ),
+            tokens=TokenLedger(
+                encoded=made["tokens"] - num_separators,
+                separators=num_separators,
+                kept=kept["tokens"],
+                over_budget=made["tokens"] - kept["tokens"],
+            ),
+            repaired={"invalid_utf8": counts["invalid_utf8"]} if counts["invalid_utf8"] else {},
+            chat=books if chat else None,
+        )
+
 
 class Committer:
-    """Writes portions to the store as they come.
+    """Writes portions to the store as they come, in the order of the plan.
 
     The store is staged beside the journal and made anew by a resume, so a document may be here
     before its segment is sealed.
     """
 
-    def __init__(self, num_feeds: int, out: StoreWriter, place: Place) -> None:
-        self._num_feeds, self._out, self._place = num_feeds, out, place
-        self._kept: Counter[str] = Counter()
-        self._receipts: list[Receipt] = []
+    def __init__(self, names: Sequence[str], out: StoreWriter, place: Place) -> None:
+        """`names` are those of the sources, one for each feed."""
+        self._names, self._out, self._place = names, out, place
+        self._given = [0] * len(names)  # texts of each feed so far
+        self._rows = [0] * len(names)  # of the file that each feed stands in
+        self.books = Books()
 
-    def add(self, feed: int, portion: Portion) -> None:
+    def add(self, feed: int, portion: Portion, account: Account) -> None:
         """The next portion of a feed."""
-        self._kept.update(self._place(feed, portion))
-        self._out.record_drops(portion.drops)
+        if account.begins:
+            self._rows[feed] = 0
+        numbered = [drop.numbered(self._rows[feed]) for drop in portion.drops]
+        drops = [*numbered, *self._void_drops(feed, portion)]
+        self._rows[feed] += account.num_rows
+        self._given[feed] += account.num_given
+        self.books.add(portion, account, drops, self._place(feed, portion))
+        self._out.record_drops(drops)
 
-    def seal(self, receipt: Receipt) -> None:
-        """What was added since the last receipt is this segment."""
-        assert receipt.number == len(self._receipts), "segments come in order"
-        self._receipts.append(receipt)
+    def given(self, feed: int) -> int:
+        """How many texts or conversations of a feed were added."""
+        return self._given[feed]
 
-    def ledger(self, *, separators: bool = False, chat: bool = False) -> Ledger:
-        """The books, when every segment was added: each feed has its last, and none is missing."""
-        ended = [receipt.feed for receipt in self._receipts if receipt.last]
-        assert ended == list(range(self._num_feeds)), "every feed ended once, in order"
-        return balance(self._receipts, self._kept, separators=separators, chat=chat)
+    def full(self, feed: int) -> bool:
+        return self._place.full(feed)
 
-
-def balance(
-    receipts: Sequence[Receipt], kept: Counter[str], *, separators: bool = False, chat: bool = False
-) -> Ledger:
-    """Every row read and every token made, each in one bucket."""
-    counts: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    for receipt in receipts:
-        counts.update(receipt.counts)
-        dropped.update(receipt.dropped)
-    documents = sum(receipt.num_documents for receipt in receipts)
-    tokens = sum(receipt.num_tokens for receipt in receipts)
-    num_separators = documents if separators else 0
-    books = ChatLedger(turns=kept["turns"], trained_tokens=kept["trained_tokens"])
-    return Ledger(
-        documents=DocumentLedger(
-            read=sum(receipt.num_read for receipt in receipts),
-            kept=kept["documents"],
-            empty=counts["empty"],
-            over_budget=documents - kept["documents"],
-            dropped=dict(sorted(dropped.items())),
-        ),
-        tokens=TokenLedger(
-            encoded=tokens - num_separators,
-            separators=num_separators,
-            kept=kept["tokens"],
-            over_budget=tokens - kept["tokens"],
-        ),
-        repaired={"invalid_utf8": counts["invalid_utf8"]} if counts["invalid_utf8"] else {},
-        chat=books if chat else None,
-    )
+    def _void_drops(self, feed: int, portion: Portion) -> list[Drop]:
+        name, first = self._names[feed], self._given[feed]
+        return [
+            Drop(id=f"{name}: document {first + place}", reason="no_tokens")
+            for place in portion.void
+        ]

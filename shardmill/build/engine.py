@@ -7,13 +7,13 @@ and the reference does it again; the manifest says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from shardmill.build.workplace import Workplace
 from shardmill.errors import BuildError, EngineMismatchError, TokenizerError
-from shardmill.protocols import Tokenizer
+from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import JSON
 from shardmill.tokenizer import ChosenEncoder, EngineCheck, EngineChoice, choose_encoder
+from shardmill.tokenizer.texts import as_list
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class EngineDesk:
         self._engine, self._check, self._size_hint = engine, check, size_hint
         self._chosen: ChosenEncoder | None = None
 
-    def encoder(self, first: Sequence[str]) -> ChosenEncoder:
+    def encoder(self, first: Texts) -> ChosenEncoder:
         """The encoder of this build; `first` are the first texts of the first call."""
         if self._chosen is None:
             dropped = self._work.read_note("dropped_engine")
@@ -43,13 +43,18 @@ class EngineDesk:
                     self._tokenizer,
                     engine="reference" if dropped else self._engine,
                     check=self._check,
-                    corpus=first,
+                    corpus=as_list(first),
                     size_hint=self._size_hint,
                 )
             except EngineMismatchError as failed:  # no engine yet, so nothing to fall back from
                 raise TokenizerError(str(failed)) from failed
             self._remember(self._chosen.produced_by)
         return self._chosen
+
+    def settle(self) -> None:
+        """Choose now, when nothing had to be encoded."""
+        if self._work.read_note("produced_by") is None:
+            self.encoder([])
 
     def drop(self, mismatch: EngineMismatchError) -> None:
         """The fast engine was caught out: from here on, also after a resume, the reference."""

@@ -9,16 +9,15 @@ input's; memory holds a few bytes for each example, never its tokens.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.build.commit import balance
+from shardmill.build.commit import Books
 from shardmill.build.portion import Account, Portion
-from shardmill.build.segments import Receipt, SegmentWriter, load_segment
+from shardmill.build.segments import Receipt, SegmentWriter, UnitKey, load_segment
 from shardmill.build.spec import BuildReport, BuildSpec, ExampleBatch, store_facts
 from shardmill.build.tokenise import TokenRules, token_rules
 from shardmill.build.workplace import open_workplace
@@ -53,19 +52,22 @@ def build_examples(
         splits, owner = _owners(assign, sum(receipt.num_read for receipt in receipts))
         staged = work.staging()
         with StoreWriter(staged, splits=splits, dtype=rules.dtype, shard_bytes=None) as out:
-            kept: Counter[str] = Counter()
+            books = Books()
             for receipt, number in zip(receipts, numbers, strict=True):
-                portion = load_segment(work.segments, receipt, rules.dtype)
-                examples = portion.documents
-                for index, split in enumerate(splits):
-                    out.append(split, examples.keep(owner[number] == index))
-                out.record_drops(portion.drops)
-                kept.update(documents=len(examples), tokens=len(examples.values))
+                first = 0
+                for portion, account in load_segment(work.segments, receipt, rules.dtype):
+                    examples, stop = portion.documents, first + len(portion.documents)
+                    for index, split in enumerate(splits):
+                        out.append(split, examples.keep(owner[number[first:stop]] == index))
+                    out.record_drops(portion.drops)
+                    kept = {"documents": len(examples), "tokens": len(examples.values)}
+                    books.add(portion, account, portion.drops, kept)
+                    first = stop
             facts = store_facts(
                 spec,
                 tokenizer,
                 sources=[],
-                ledger=balance(receipts, kept),
+                ledger=books.ledger(),
                 produced_by=produced_by or {},
                 options={},
                 unit="example",
@@ -83,7 +85,8 @@ def _spool(
     receipts: list[Receipt] = []
     numbers: list[OffsetArray] = []
     read = 0
-    segment, mine = SegmentWriter(folder, number=0, feed=0), [np.empty(0, np.int64)]
+    key = UnitKey(feed=0, start=0, stop=1, plan="", inputs="")
+    segment, mine = SegmentWriter(folder, key, after=None), [np.empty(0, np.int64)]
     try:
         for batch in batches:
             examples = rules.fit(batch.ids, source=source, first=read)
@@ -94,7 +97,7 @@ def _spool(
             if segment.due:
                 receipts.append(segment.seal({}, last=False))
                 numbers.append(np.concatenate(mine))
-                segment = SegmentWriter(folder, number=len(receipts), feed=0)
+                segment = SegmentWriter(folder, key, after=receipts[-1])
                 mine = [np.empty(0, np.int64)]
         receipts.append(segment.seal({}, last=True))
         numbers.append(np.concatenate(mine))

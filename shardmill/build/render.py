@@ -1,6 +1,6 @@
 """Conversations of a source to examples in the dtype of the store, each with its split.
 
-In: a source, a template, a policy, what the journal has already.  Out: portions for the journal.
+In: a source, a template, a policy, where to go on.  Out: portions for the journal.
 Promise: a portion for each batch of the source, in order; every conversation is in it, whole, or
 among its drops; a conversation's split depends on the seed and its group (or else its place among
 all conversations of the source) and on nothing else, so a group never parts.
@@ -10,7 +10,7 @@ Not here: what a template does (chat), where bytes go (segments.py, commit.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -20,13 +20,11 @@ import numpy.typing as npt
 
 from shardmill.ahead import read_ahead
 from shardmill.build.portion import Account, ChatPart, Portion
-from shardmill.build.segments import Receipt
-from shardmill.build.spec import Progress
-from shardmill.build.tokenise import EncoderDesk, OnProgress, TokenRules
+from shardmill.build.tokenise import EncoderDesk, TokenRules
 from shardmill.chat.contract import ChatTemplate, Rendered, TrainPolicy
 from shardmill.errors import BuildError, SourceError, TokenRangeError
 from shardmill.protocols import ConversationSource, Encoder
-from shardmill.records import ChatExamples, Conversation, ConversationBatch
+from shardmill.records import ChatExamples, Conversation, ConversationBatch, Cursor
 
 MAX_EXAMPLE_TOKENS = 2**31 - 1
 """One conversation; more is a mistake in the input, and rows count in 32 bits elsewhere."""
@@ -84,19 +82,17 @@ class ChatFeeder:
         desk: EncoderDesk,
         rules: TokenRules,
         split_rule: SplitRule,
-        on_progress: OnProgress,
     ) -> None:
         self._source, self._bind, self._policy = source, bind, policy
         self._desk, self._rules, self._split_rule = desk, rules, split_rule
-        self._on_progress = on_progress
-        self._given = self._tokens = 0
+        self._given = 0
 
-    def portions(self, done: Sequence[Receipt]) -> Generator[tuple[Portion, Account], None, None]:
-        """What follows the segments that are `done`."""
-        start = done[-1].cursor if done else None
-        self._given = sum(receipt.counts.get("conversations", 0) for receipt in done)
-        self._tokens = sum(receipt.num_tokens for receipt in done)
-        with closing(read_ahead(self._source.batches(start))) as batches:
+    def portions(
+        self, cursor: Cursor | None, given: int
+    ) -> Generator[tuple[Portion, Account], None, None]:
+        """What follows `cursor`, before which lie `given` conversations."""
+        self._given = given
+        with closing(read_ahead(self._source.batches(cursor))) as batches:
             first = next(batches, None)
             template = self._bind(self._desk.encoder(_contents(first)))
             rest = chain([first], batches) if first is not None else iter(())
@@ -129,11 +125,11 @@ class ChatFeeder:
         splits = self._split_rule.assign(batch.conversations, first=self._given)
         part = ChatPart(examples=examples, splits=splits[result.kept])
         self._given += len(batch.conversations)
-        self._tokens += len(examples.ids.values)
-        self._tell()
         account = Account(
             num_read=batch.num_read,
-            counts={"conversations": len(batch.conversations), **batch.counts},
+            num_given=len(batch.conversations),
+            num_bytes=4 * len(examples.ids.values),  # nobody counts bytes of records
+            counts=batch.counts,
             cursor=batch.cursor,
         )
         drops = (*batch.drops, *result.drops)
@@ -152,16 +148,6 @@ class ChatFeeder:
             mask=examples.mask,
             turn_starts=examples.turn_starts,
             turn_roles=examples.turn_roles,
-        )
-
-    def _tell(self) -> None:
-        size = self._source.size_hint()
-        # nobody counts bytes of records; about four a token, and never quite done
-        share = min(0.99, 4 * self._tokens / size) if size else None
-        self._on_progress(
-            Progress(
-                source=self._source.name, documents=self._given, tokens=self._tokens, share=share
-            )
         )
 
 

@@ -1,35 +1,45 @@
 """Run a build: workplace, journal, staged store, publication. The same for texts and chats.
 
 In: a job.  Out: a finished store at its target.
-Promise: same job and same input, same bytes, killed and resumed or not; the store appears whole or
-not at all; a fast engine that is caught out is replaced and its work done again.
-Not here: what differs between kinds of builds (store.py, chats.py).
+Promise: same job and same input, same bytes, with any number of workers, killed and resumed or not;
+the store appears whole or not at all; a fast engine that is caught out is replaced and its work
+done again.
+Not here: what differs between kinds of builds (store.py, chats.py), how units get there (stage.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardmill.build import grains
 from shardmill.build.commit import Committer, Place
 from shardmill.build.engine import EngineDesk
-from shardmill.build.journal import Feeder, fill_journal
-from shardmill.build.segments import load_segment, read_receipts
+from shardmill.build.estimate import check_space, estimate_feed, is_surely_enough
+from shardmill.build.hands import Hands, Manner
+from shardmill.build.journal import WorkPlan, plan_work
+from shardmill.build.meter import Goal, Meter, OnProgress
+from shardmill.build.portion import Account, Portion
 from shardmill.build.spec import BuildReport, BuildSpec, plan_sha256, store_facts
+from shardmill.build.stage import Stage, in_groups
+from shardmill.build.task import TextTask
 from shardmill.build.tokenise import TokenRules
+from shardmill.build.units import FeedGrains, Unit
 from shardmill.build.workplace import (
     Workplace,
     has_unfinished_build,
     open_workplace,
     remove_workplace,
 )
-from shardmill.errors import EngineMismatchError, StoreExistsError
+from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
 from shardmill.protocols import ConversationSource, Source, Tokenizer
-from shardmill.records import JSON
+from shardmill.records import JSON, Cursor
 from shardmill.shards import (
     Manifest,
+    StoreFacts,
     StoreWriter,
     check_shape,
     check_target,
@@ -40,10 +50,15 @@ from shardmill.shards import (
 from shardmill.sources import stamp_of
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
+UnitPortions = Callable[
+    [Unit, "Cursor | None", int, EngineDesk], Generator[tuple[Portion, Account], None, None]
+]
+"""(unit, where to go on, texts of the feed before that, engines) -> its portions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One build, and the two functions in which texts and chats differ."""
+    """One build, and the functions in which texts and chats differ."""
 
     target: Path
     sources: Sequence[Source | ConversationSource]
@@ -55,12 +70,22 @@ class Job:
     chat: bool = False
     options: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
     produced_by: Mapping[str, JSON] = field(default_factory=dict)
-    open_feeders: Callable[[Path, EngineDesk], Sequence[Feeder]]  # journal's folder, engines
+    limits: Sequence[int | None]  # most tokens of each feed; None: all
+    cut: Callable[[], Sequence[FeedGrains]]
+    make_portions: UnitPortions
+    make_task: Callable[[Unit, Path], TextTask] | None = None  # None: all in this process
     open_places: Callable[[StoreWriter], Place]
+    on_progress: OnProgress | None = None
 
 
 def run_build(
-    job: Job, *, engine: EngineChoice, engine_check: EngineCheck, resume: bool, overwrite: bool
+    job: Job,
+    *,
+    engine: EngineChoice,
+    engine_check: EngineCheck,
+    resume: bool,
+    overwrite: bool,
+    manner: Manner | None = None,
 ) -> BuildReport:
     """`resume` and `overwrite` as in `build_store`."""
     started = time.monotonic()
@@ -71,17 +96,22 @@ def run_build(
         remove_workplace(target, job.plan)
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
     check_target(target, overwrite=overwrite)
-    stamps = [stamp_of(source) for source in job.sources]
+    stamps = _stamps(job)
     with open_workplace(target, job.plan, stamps=stamps, resume=resume) as work:
         desk = EngineDesk(
             work, job.tokenizer, engine=engine, check=engine_check, size_hint=_size_hint(job)
         )
-        try:
-            staged = _stage(job, work, desk)
-        except EngineMismatchError as mismatch:
-            desk.drop(mismatch)
-            work.discard_segments()
-            staged = _stage(job, work, desk)
+        manner = manner or Manner()
+        with Hands(job.tokenizer, engine_check, manner, keep_open=work.lock) as hands:
+            site = _Site(job, work, desk, hands, feeds=job.cut(), stamps=stamps)
+            site.check_space()
+            try:
+                staged = site.stage()
+            except EngineMismatchError as mismatch:
+                desk.drop(mismatch)
+                work.discard_segments()
+                staged = site.stage()
+        _check_unchanged(job, stamps)
         publish_folder(staged, target, overwrite=overwrite)
         resumed = work.resumed
     return BuildReport(
@@ -89,37 +119,149 @@ def run_build(
         manifest=read_manifest(target),
         seconds=time.monotonic() - started,
         resumed=resumed,
+        cost=hands.cost(),
     )
 
 
-def _stage(job: Job, work: Workplace, desk: EngineDesk) -> Path:
-    """A finished store in the workplace: from the segments that are there, then from new ones."""
-    staged, rules = work.staging(), job.rules
-    done = read_receipts(work.segments, rules.dtype)
-    with StoreWriter(
-        staged,
-        splits=job.splits,
-        dtype=rules.dtype,
-        shard_bytes=job.spec.shard_bytes,
-        chat=job.chat,
-    ) as out:
-        feeders = job.open_feeders(work.segments, desk)
-        committer = Committer(len(feeders), out, job.open_places(out))
-        for receipt in done:
-            committer.add(receipt.feed, load_segment(work.segments, receipt, rules.dtype))
-            committer.seal(receipt)
-        fill_journal(feeders, work.segments, done, committer)
-        facts = store_facts(
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """All that a build has at hand once its workplace is open."""
+
+    job: Job
+    work: Workplace
+    desk: EngineDesk
+    hands: Hands
+    feeds: Sequence[FeedGrains]
+    stamps: list[JSON]
+
+    def check_space(self) -> None:
+        """Refuse what the disk cannot hold, before the first segment."""
+        job, folder = self.job, self.work.folder
+        if job.make_task is None or is_surely_enough(folder, self.feeds):
+            return
+        estimates = [
+            estimate_feed(feed, job.tokenizer, job.rules, num_units=0, most=most)
+            for feed, most in zip(self.feeds, job.limits, strict=True)
+        ]
+        there = sum(path.stat().st_size for path in self.work.segments.rglob("*"))
+        check_space(folder, self.feeds, estimates, there=there)
+
+    def stage(self) -> Path:
+        """A finished store in the workplace: from the segments that are there, then new ones."""
+        job, work = self.job, self.work
+        staged = work.staging()
+        plan = plan_work(
+            work.segments,
+            self.feeds,
+            plan=_journal_plan(work, self.stamps),
+            unit_bytes=self.hands.manner.size_of_units(),
+        )
+        with StoreWriter(
+            staged,
+            splits=job.splits,
+            dtype=job.rules.dtype,
+            shard_bytes=job.spec.shard_bytes,
+            chat=job.chat,
+        ) as out:
+            names = [source.name for source in job.sources]
+            committer = Committer(names, out, job.open_places(out))
+            self._fill(plan, committer)
+            _check_dropped(staged, out.finish(self._facts(committer)))
+        return staged
+
+    def _fill(self, plan: WorkPlan, committer: Committer) -> None:
+        job, meter = self.job, _meter(self.job, plan)
+        stage = Stage(
+            self.work.segments,
+            committer,
+            meter,
+            dtype=job.rules.dtype,
+            make_portions=self._portions,
+        )
+        alone = [
+            limit is not None or not feed.can_travel
+            for limit, feed in zip(job.limits, self.feeds, strict=True)
+        ]
+        for units in in_groups(plan.units, alone):
+            tasks = _tasks(job, self.work, plan, units)
+            with self.hands.crew(tasks, self.desk, plan, meter) as crew:
+                stage.fill(units, plan.begun, crew)
+        self.desk.settle()
+
+    def _portions(
+        self, unit: Unit, cursor: Cursor | None, given: int
+    ) -> Generator[tuple[Portion, Account], None, None]:
+        return self.job.make_portions(unit, cursor, given, self.desk)
+
+    def _facts(self, committer: Committer) -> StoreFacts:
+        job = self.job
+        separators = job.rules.end_id is not None
+        return store_facts(
             job.spec,
             job.tokenizer,
             sources=[source.describe() for source in job.sources],
-            ledger=committer.ledger(separators=rules.end_id is not None, chat=job.chat),
-            produced_by={**desk.produced_by(), **job.produced_by},
+            ledger=committer.books.ledger(separators=separators, chat=job.chat),
+            produced_by={**self.desk.produced_by(), **job.produced_by},
             options={"plan_sha256": plan_sha256(job.plan), **job.options},
             unit="example" if job.chat else "document",
         )
-        out.finish(facts)
-    return staged
+
+
+def _tasks(job: Job, work: Workplace, plan: WorkPlan, units: Sequence[Unit]) -> list[TextTask]:
+    """The units that other processes can do, and that are not done."""
+    if job.make_task is None:
+        return []
+    return [
+        job.make_task(unit, work.segments / unit.key.folder)
+        for unit in units
+        if unit.can_travel and not plan.is_done(unit) and job.limits[unit.key.feed] != 0
+    ]
+
+
+def _meter(job: Job, plan: WorkPlan) -> Meter:
+    """A meter that stands where the journal ends."""
+    goals = [
+        Goal(source=source.name, num_bytes=source.size_hint(), most=most)
+        for source, most in zip(job.sources, job.limits, strict=True)
+    ]
+    meter = Meter(goals, job.on_progress)
+    for receipts in plan.begun.values():
+        for receipt in receipts:
+            meter.count_receipt(receipt)
+    return meter
+
+
+def _stamps(job: Job) -> list[JSON]:
+    return [stamp_of(source) for source in job.sources]
+
+
+def _check_unchanged(job: Job, stamps: list[JSON]) -> None:
+    """The last look at the input before the store appears."""
+    for source, before, now in zip(job.sources, stamps, _stamps(job), strict=True):
+        if before != now:
+            raise SourceError(
+                f"source {source.name!r} changed while the store was built from it: wait for its "
+                "writer, then start again with --overwrite"
+            )
+
+
+def _check_dropped(staged: Path, manifest: Manifest) -> None:
+    """The one file of a store whose size its manifest does not tell to whoever opens it."""
+    if manifest.dropped is None:
+        return
+    path = staged / manifest.dropped.file
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != manifest.dropped.sha256:
+        raise BuildError(
+            f"{path}: the disk keeps something else than was written; nothing was published: look "
+            "at the disk, and go on with --resume"
+        )
+
+
+def _journal_plan(work: Workplace, stamps: list[JSON]) -> str:
+    """What every receipt of this build must have been made for."""
+    return plan_sha256({"plan": work.plan, "stamps": stamps, "grain_bytes": grains.GRAIN_BYTES})
 
 
 def _size_hint(job: Job) -> int | None:

@@ -1,10 +1,13 @@
 """The journal: tokenised documents in segments, each done when its receipt is there.
 
-A segment is `NNNNNN.tokens` (raw, the store's dtype), `NNNNNN.lengths` (raw int64),
-`NNNNNN.drops` (JSON lines), for conversations `.mask`, `.turns`, `.roles` and `.splits`, and
-`NNNNNN.json`, the receipt, written last and atomically with the sha256 of all the others, the
-source's cursor behind it, and a seal of its own. Segment borders are a matter of speed and never
-show in the store.
+A unit of work has a folder. A segment in it is `NNNNNN.tokens` (raw, the store's dtype),
+`NNNNNN.lengths` (raw int64), `NNNNNN.batches` (JSON lines: the accounts and drops of each batch),
+for conversations `.mask`, `.turns`, `.roles` and `.splits`, and `NNNNNN.json`, the receipt, written
+last and atomically with the sha256 of all the others, the source's cursor behind it, what it
+belongs to, and a seal of its own. Segment borders are a matter of speed and never show in a store.
+
+Promise: a receipt counts only for the plan and the input it was made from, behind the very receipts
+it was made behind.
 """
 
 from __future__ import annotations
@@ -12,43 +15,99 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shardmill.atomic import HashedFile, atomic_write, sync_folder
-from shardmill.build.portion import PARTS, Account, Portion, parts_of, portion_of
+from shardmill.atomic import HashedFile, atomic_write, cannot_write, sync_folder
+from shardmill.build.portion import PARTS, Account, Portion, parts_of, portions_of
 from shardmill.errors import BuildError
-from shardmill.records import Cursor, OffsetArray
+from shardmill.records import Cursor
 
 SEGMENT_TOKENS = 8 * 2**20
 SEGMENT_SECONDS = 10.0
 """A segment is sealed at either, so a kill costs seconds even with a slow tokenizer."""
 
 
+class DamagedSegmentError(BuildError):
+    """A segment that is not what its receipt says; never leaves this room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitKey:
+    """What the segments of a unit belong to."""
+
+    feed: int
+    start: int  # grains of the feed, half-open
+    stop: int
+    plan: str  # sha256 of everything that determines the bytes
+    inputs: str  # sha256 over names and times of the unit's files
+
+    @property
+    def folder(self) -> str:
+        return f"{self.feed:03d}-{self.start:08d}"
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One finished segment: what is in it and where its source goes on."""
 
-    number: int
     feed: int
+    start: int
+    stop: int
+    plan: str
+    inputs: str
+    number: int  # in its unit
+    previous: str  # the seal of the receipt before it; "" for the first of a unit
     num_read: int
+    num_given: int
     num_documents: int
     num_tokens: int
+    num_bytes: int
     counts: dict[str, int]  # of the source: "empty", "invalid_utf8"
     dropped: dict[str, int]  # reason to number of rows
     cursor: dict[str, Any]  # a Cursor
-    last: bool  # the feed ended with this segment
+    last: bool  # nothing of the unit follows
     sha256: dict[str, str]  # part to digest
+
+    @property
+    def key(self) -> UnitKey:
+        return UnitKey(
+            feed=self.feed, start=self.start, stop=self.stop, plan=self.plan, inputs=self.inputs
+        )
+
+    @property
+    def seal(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSize:
+    """When a segment is sealed."""
+
+    num_tokens: int
+    seconds: float
+
+    @classmethod
+    def usual(cls) -> SegmentSize:
+        return cls(num_tokens=SEGMENT_TOKENS, seconds=SEGMENT_SECONDS)
 
 
 class SegmentWriter:
     """One open segment. `seal` makes it count; without it the files are overwritten later."""
 
-    def __init__(self, folder: Path, *, number: int, feed: int) -> None:
+    def __init__(
+        self, folder: Path, key: UnitKey, *, after: Receipt | None, size: SegmentSize | None = None
+    ) -> None:
+        """`after` is the receipt before this one, None at the start of a unit."""
         self.num_documents = self.num_tokens = self.num_read = 0
-        self._folder, self._number, self._feed = folder, number, feed
+        self._num_given = self._num_bytes = 0
+        self._folder, self._key, self._size = folder, key, size or SegmentSize.usual()
+        self._number = 0 if after is None else after.number + 1
+        self._previous = "" if after is None else after.seal
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._files = {part: self._begin(part) for part in PARTS}
@@ -56,7 +115,7 @@ class SegmentWriter:
 
     def add(self, portion: Portion, account: Account) -> None:
         """The next portion; parts that it has and the others had not begin here."""
-        for part, data in parts_of(portion, tokens=self.num_tokens):
+        for part, data in parts_of(portion, account, tokens=self.num_tokens):
             if part not in self._files:
                 self._files[part] = self._begin(part)
             self._files[part].write(data)
@@ -64,31 +123,39 @@ class SegmentWriter:
         self.num_tokens += len(portion.documents.values)
         self.num_documents += len(portion.documents)
         self.num_read += account.num_read
+        self._num_given += account.num_given
+        self._num_bytes += account.num_bytes
         self._counts.update(account.counts)
 
     @property
     def due(self) -> bool:
-        old = time.monotonic() - self._since > SEGMENT_SECONDS
-        return self.num_tokens >= SEGMENT_TOKENS or (old and self.num_read > 0)
+        old = time.monotonic() - self._since > self._size.seconds
+        return self.num_tokens >= self._size.num_tokens or (old and self.num_read > 0)
 
     def seal(self, cursor: Cursor, *, last: bool) -> Receipt:
         sha256 = {part: file.finish() for part, file in self._files.items()}
-        sync_folder(self._folder)
         receipt = Receipt(
+            **asdict(self._key),
             number=self._number,
-            feed=self._feed,
+            previous=self._previous,
             num_read=self.num_read,
+            num_given=self._num_given,
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,
+            num_bytes=self._num_bytes,
             counts=dict(self._counts),
             dropped=dict(self._dropped),
             cursor=cursor,
             last=last,
             sha256=sha256,
         )
-        data = msgspec.json.encode(receipt)
-        with atomic_write(_path(self._folder, self._number, "json")) as file:
-            file.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+        path = _path(self._folder, self._number, "json")
+        try:
+            sync_folder(self._folder)
+            with atomic_write(path) as file:
+                file.write(receipt.seal.encode() + b"\n" + msgspec.json.encode(receipt))
+        except OSError as error:
+            raise cannot_write(path, error) from error
         return receipt
 
     def abandon(self) -> None:
@@ -98,11 +165,16 @@ class SegmentWriter:
 
     def _begin(self, part: str) -> HashedFile:
         """What an unsealed segment of an earlier run left here is overwritten."""
-        return HashedFile(_path(self._folder, self._number, part), replace=True)
+        path = _path(self._folder, self._number, part)
+        try:
+            return HashedFile(path, replace=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
 
-def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
-    """The receipts in order, up to the first that is missing or does not match its files.
+def read_receipts(folder: Path, key: UnitKey | None = None) -> list[Receipt]:
+    """The receipts of a unit in order, up to the first that is missing, damaged, behind another
+    than it was made behind, or not of the unit `key` (None: the unit of the first).
 
     What follows that one is removed, so that no leftover is ever taken for work done.
     """
@@ -110,43 +182,50 @@ def read_receipts(folder: Path, dtype: str) -> list[Receipt]:
     while (path := _path(folder, len(receipts), "json")).exists():
         try:
             receipt = _read_receipt(path)
-            load_segment(folder, receipt, dtype)
-        except (BuildError, msgspec.MsgspecError, FileNotFoundError):
+        except (DamagedSegmentError, msgspec.MsgspecError, UnicodeDecodeError):
+            break
+        before = receipts[-1].seal if receipts else ""
+        key = key or receipt.key
+        if (receipt.key, receipt.previous, receipt.number) != (key, before, len(receipts)):
             break
         receipts.append(receipt)
+        if receipt.last:
+            break
+    keep_receipts(folder, receipts)
+    return receipts
+
+
+def keep_receipts(folder: Path, receipts: list[Receipt]) -> None:
+    """Remove every file of a unit that is not of these segments."""
     known = {
-        _path(folder, receipt.number, part)
+        _path(folder, receipt.number, part).name
         for receipt in receipts
         for part in (*receipt.sha256, "json")
     }
     for path in folder.iterdir():
-        if path not in known:
+        if path.name not in known:
             path.unlink()
-    return receipts
 
 
 def _read_receipt(path: Path) -> Receipt:
     sha256, _, data = path.read_bytes().partition(b"\n")
     if hashlib.sha256(data).hexdigest().encode() != sha256:
-        raise BuildError(f"{path}: changed after it was written")
+        raise DamagedSegmentError(f"{path}: changed after it was written")
     return msgspec.json.decode(data, type=Receipt)
 
 
-def load_lengths(folder: Path, receipt: Receipt) -> OffsetArray:
-    return np.fromfile(_path(folder, receipt.number, "lengths"), "<i8")
-
-
-def load_segment(folder: Path, receipt: Receipt, dtype: str) -> Portion:
-    """A segment from disk, checked against the receipt's hashes."""
-    parts = receipt.sha256
-    data = {part: np.fromfile(_path(folder, receipt.number, part), np.uint8) for part in parts}
-    for part, array in data.items():
-        if hashlib.sha256(array.data).hexdigest() != receipt.sha256[part]:
-            raise BuildError(
-                f"{folder}: segment {receipt.number:06d} ({part}) changed after it was written; "
-                "--resume tokenises it and what follows again"
-            )
-    return portion_of(data, dtype)
+def load_segment(folder: Path, receipt: Receipt, dtype: str) -> Iterator[tuple[Portion, Account]]:
+    """A segment from disk, checked against the receipt's hashes before the first portion."""
+    data: dict[str, Any] = {}
+    for part, sha256 in receipt.sha256.items():
+        path = _path(folder, receipt.number, part)
+        try:
+            data[part] = np.fromfile(path, np.uint8)
+        except OSError as error:
+            raise DamagedSegmentError(f"{path}: cannot be read: {error.strerror}") from error
+        if hashlib.sha256(data[part].data).hexdigest() != sha256:
+            raise DamagedSegmentError(f"{path}: changed after it was written")
+    return portions_of(data, dtype)
 
 
 def _path(folder: Path, number: int, part: str) -> Path:

@@ -70,6 +70,16 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildCost:
+    """What a build used of its machine."""
+
+    num_workers: int  # processes that encoded at one time; 1: this one alone
+    num_cores: int  # that this process may use
+    cpu_seconds: float  # of this process and all workers
+    peak_bytes: int  # resident memory of the largest process, since it began
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
     """A finished build. Times are here and never in the store."""
 
@@ -77,6 +87,14 @@ class BuildReport:
     manifest: Manifest
     seconds: float
     resumed: bool  # True when work of an earlier run was used
+    cost: BuildCost | None = None  # None: nobody measured, or nothing was left to do
+
+    @property
+    def utilisation(self) -> float | None:
+        """The share of all cores' time that the build used."""
+        if self.cost is None or not self.seconds:
+            return None
+        return self.cost.cpu_seconds / (self.seconds * self.cost.num_cores)
 
 
 def choose_dtype(dtype: str | None, vocab_size: int | None) -> str:

@@ -8,15 +8,29 @@ Not here: reading formats (sources), ids (tokenizer), bytes of the store (shards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import cast
 
 from shardmill.build.commit import DocumentPlaces
 from shardmill.build.engine import EngineDesk
+from shardmill.build.hands import Manner
+from shardmill.build.portion import Account, Portion
 from shardmill.build.run import Job, run_build
-from shardmill.build.spec import BuildReport, BuildSpec, Feed, Progress, check_feeds, plan_json
-from shardmill.build.tokenise import TextFeeder, token_rules
-from shardmill.protocols import Tokenizer
+from shardmill.build.segments import SegmentSize
+from shardmill.build.spec import (
+    BuildReport,
+    BuildSpec,
+    Feed,
+    Progress,
+    check_feeds,
+    plan_json,
+)
+from shardmill.build.task import TextTask
+from shardmill.build.tokenise import TokenRules, token_rules, unit_portions
+from shardmill.build.units import Unit, cut_feed
+from shardmill.protocols import Source, Tokenizer
+from shardmill.records import Cursor
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
 
@@ -30,21 +44,34 @@ def build_store(
     engine_check: EngineCheck = "sample",
     resume: bool = False,
     overwrite: bool = False,
+    workers: int | None = None,
+    unit_bytes: int | None = None,
+    memory: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
     """Tokenise the feeds into a store at `folder`.
 
     `resume` goes on where an equal build stopped (and returns at once when it had finished);
     without it a build starts from the beginning. `overwrite` replaces a finished store, in the
-    moment the new one is whole.
+    moment the new one is whole. `workers` processes share the work in units of about `unit_bytes`
+    of input (None: a process for each core, when there are units enough), and use `memory` bytes
+    together (None: what is free); none of these changes a byte of the store.
     """
     splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
-    tell = on_progress or (lambda _: None)
+    manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
+    most_document = manner.memory_plan().most_document
+    limits = [most_tokens(feed) for feed in feeds]
 
-    def open_feeders(segments: Path, desk: EngineDesk) -> list[TextFeeder]:
-        return [
-            TextFeeder(feed, segments, desk=desk, rules=rules, on_progress=tell) for feed in feeds
-        ]
+    def make_task(unit: Unit, place: Path) -> TextTask:
+        most, size = limits[unit.key.feed], SegmentSize.usual()
+        return TextTask(
+            unit=unit,
+            folder=place,
+            rules=rules,
+            most=most,
+            most_document=most_document,
+            size=size,
+        )
 
     job = Job(
         target=Path(folder).resolve(),
@@ -54,9 +81,45 @@ def build_store(
         tokenizer=tokenizer,
         spec=spec,
         plan=plan_json(feeds, spec, tokenizer, rules.dtype),
-        open_feeders=open_feeders,
+        limits=limits,
+        cut=lambda: [cut_feed(feed.source) for feed in feeds],
+        make_portions=_portions_by(rules, most_document),
+        make_task=make_task,
         open_places=lambda out: DocumentPlaces(feeds, out),
+        on_progress=on_progress,
     )
     return run_build(
-        job, engine=engine, engine_check=engine_check, resume=resume, overwrite=overwrite
+        job,
+        engine=engine,
+        engine_check=engine_check,
+        resume=resume,
+        overwrite=overwrite,
+        manner=manner,
     )
+
+
+def most_tokens(feed: Feed) -> int | None:
+    """Tokens that fill all splits of a feed; None when it never gets full."""
+    limits = [limit for _, limit in feed.fill]
+    return None if None in limits else sum(limit for limit in limits if limit is not None)
+
+
+def _portions_by(
+    rules: TokenRules, most_document: int
+) -> Callable[
+    [Unit, Cursor | None, int, EngineDesk], Generator[tuple[Portion, Account], None, None]
+]:
+    def portions(
+        unit: Unit, cursor: Cursor | None, given: int, desk: EngineDesk
+    ) -> Generator[tuple[Portion, Account], None, None]:
+        return unit_portions(
+            cast(Sequence[Source], unit.grains),
+            source=unit.source,
+            cursor=cursor,
+            given=given,
+            desk=desk,
+            rules=rules,
+            most_document=most_document,
+        )
+
+    return portions

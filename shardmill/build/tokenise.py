@@ -1,38 +1,37 @@
 """Texts of a source to documents in the dtype of the store.
 
-In: a feed, the encoder, what the journal has already.  Out: portions for the journal.
-Promise: a portion for each batch of the source, in order; a feed stops being read when its splits
-are full; an id that does not fit is refused by name.
+In: grains of a source, the encoder, where to go on.  Out: portions for the journal.
+Promise: a portion for each batch of the source, in order; an id that does not fit is refused by
+name.
+Not here: when a feed has enough (commit.py, task.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from shardmill.ahead import read_ahead
-from shardmill.build.fill import Filler, append_to_each
+from shardmill.build.fill import append_to_each
+from shardmill.build.grains import GrainBatch, read_grains
+from shardmill.build.memory import check_documents
 from shardmill.build.portion import Account, Portion
-from shardmill.build.segments import Receipt, load_lengths
-from shardmill.build.spec import BuildSpec, Feed, Progress, choose_dtype, end_id
-from shardmill.protocols import Tokenizer
-from shardmill.records import Drop, OffsetArray, Ragged, TextBatch
+from shardmill.build.spec import BuildSpec, choose_dtype, end_id
+from shardmill.protocols import Source, Texts, Tokenizer
+from shardmill.records import Cursor, OffsetArray, Ragged
 from shardmill.shards import check_tokens, fit_tokens
 from shardmill.tokenizer import ChosenEncoder, vocab_size_of
-
-OnProgress = Callable[[Progress], None]
 
 
 class EncoderDesk(Protocol):
     """Gives the encoder, once the first texts to encode are known."""
 
-    def encoder(self, first: Sequence[str]) -> ChosenEncoder: ...
+    def encoder(self, first: Texts) -> ChosenEncoder: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +46,17 @@ class TokenRules:
         """The same ids in the store's dtype; `first` is the number of documents before these."""
         return fit_tokens(ids, self.dtype, vocab_size=self.vocab_size, where=source, first=first)
 
-    def apply(self, ids: Ragged, *, source: str, first: int) -> tuple[Ragged, list[Drop]]:
-        """The documents as they are stored, and those that gave no token at all."""
+    def apply(self, ids: Ragged, *, source: str, first: int) -> tuple[Ragged, tuple[int, ...]]:
+        """The documents as they are stored, and the places of those that gave no token at all."""
         void = np.flatnonzero(ids.lengths == 0)
-        drops = [Drop(id=f"{source}: document {first + i}", reason="no_tokens") for i in void]
+        places = tuple(void.tolist())
         if self.end_id is None:
             documents = self.fit(ids, source=source, first=first)
-            return _without(documents, void), drops
+            return _without(documents, void), places
         # One pass for both: the cast is part of the copy that makes room for the end.
         check_tokens(ids, self.dtype, vocab_size=self.vocab_size, where=source, first=first)
         stored = np.dtype(self.dtype).newbyteorder("<")
-        return append_to_each(_without(ids, void), self.end_id, stored), drops
+        return append_to_each(_without(ids, void), self.end_id, stored), places
 
 
 def _without(documents: Ragged, void: OffsetArray) -> Ragged:
@@ -76,90 +75,59 @@ def token_rules(spec: BuildSpec, tokenizer: Tokenizer) -> TokenRules:
     )
 
 
-class TextFeeder:
-    """One feed of documents on its way into the journal. Reading, encoding and what the caller
-    does with portions go on at the same time, each in a thread of its own."""
+def unit_portions(
+    grains: Sequence[Source],
+    *,
+    source: str,
+    cursor: Cursor | None,
+    given: int,
+    desk: EncoderDesk,
+    rules: TokenRules,
+    most_document: int,
+) -> Generator[tuple[Portion, Account], None, None]:
+    """The documents of some grains, from `cursor` on; `given` texts of the source lie before them.
+    None may be larger than `most_document` bytes.
 
-    def __init__(
-        self,
-        feed: Feed,
-        folder: Path,
-        *,
-        desk: EncoderDesk,
-        rules: TokenRules,
-        on_progress: OnProgress,
-    ) -> None:
-        self._feed, self._folder, self._desk = feed, folder, desk
-        self._rules, self._on_progress = rules, on_progress
+    Reading, encoding and what the caller does with portions go on at the same time, each in a
+    thread of its own.
+    """
+    with closing(read_ahead(read_grains(grains, cursor))) as batches:
+        first = next(batches, None)
+        encoder = desk.encoder(first.batch.texts if first is not None else [])
+        rest = chain([first], batches) if first is not None else iter(())
+        checked = _checked(rest, most_document)
+        with closing(read_ahead(_encoded(checked, encoder))) as encoded:
+            for found, ids in encoded:
+                encoder.watch(found.batch.texts, ids)
+                documents, void = rules.apply(ids, source=source, first=given)
+                given += len(ids)
+                drops = found.batch.drops
+                yield Portion(documents=documents, drops=drops, void=void), _account(found)
 
-    def portions(self, done: Sequence[Receipt]) -> Generator[tuple[Portion, Account], None, None]:
-        """What follows the segments that are `done`; not read further when the splits are full."""
-        start = done[-1].cursor if done else None
-        with closing(read_ahead(self._feed.source.batches(start))) as batches:
-            first = next(batches, None)
-            encoder = self._desk.encoder(first.texts.to_pylist() if first is not None else [])
-            rest = chain([first], batches) if first is not None else iter(())
-            stream = _Stream(self._feed, self._rules, encoder, self._on_progress)
-            for receipt in done:
-                stream.skip(receipt, load_lengths(self._folder, receipt))
-            with closing(read_ahead(_encoded(rest, encoder))) as encoded:
-                yield from stream.portions(encoded)
+
+def _account(found: GrainBatch) -> Account:
+    batch = found.batch
+    return Account(
+        num_read=batch.num_read,
+        num_given=len(batch.texts),
+        num_bytes=batch.texts.nbytes,
+        counts=batch.counts,
+        num_rows=batch.num_rows,
+        begins=found.begins,
+        cursor=batch.cursor,
+    )
+
+
+def _checked(batches: Iterator[GrainBatch], most_document: int) -> Iterator[GrainBatch]:
+    for found in batches:
+        check_documents(found.batch.texts, most_document, where=found.grain)
+        yield found
 
 
 def _encoded(
-    batches: Iterator[TextBatch], encoder: ChosenEncoder
-) -> Iterator[tuple[TextBatch, Ragged]]:
-    for batch in batches:
-        ids = encoder.encode_unwatched(batch.texts)
-        assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
-        yield batch, ids
-
-
-class _Stream:
-    """One feed on its way from ids to documents."""
-
-    def __init__(
-        self, feed: Feed, rules: TokenRules, encoder: ChosenEncoder, on_progress: OnProgress
-    ) -> None:
-        self._source, self._filler = feed.source.name, Filler(feed.fill)
-        self._rules, self._encoder, self._on_progress = rules, encoder, on_progress
-        self._given = self._tokens = self._bytes = 0  # documents, tokens and bytes so far
-        limits = [limit for _, limit in feed.fill]
-        self._most = None if None in limits else sum(limit for limit in limits if limit)
-        self._size = feed.source.size_hint()
-
-    def skip(self, receipt: Receipt, lengths: OffsetArray) -> None:
-        """Documents that are in the journal already."""
-        self._filler.advance(lengths)
-        self._given += receipt.num_documents + receipt.dropped.get("no_tokens", 0)
-        self._tokens += receipt.num_tokens
-        self._bytes += 4 * receipt.num_tokens  # nobody counted; about four bytes a token
-
-    def portions(
-        self, encoded: Iterator[tuple[TextBatch, Ragged]]
-    ) -> Iterator[tuple[Portion, Account]]:
-        """Until the feed ends or its splits are full."""
-        while not self._filler.full and (item := next(encoded, None)) is not None:
-            batch, ids = item
-            self._encoder.watch(batch.texts, ids)
-            documents, void = self._rules.apply(ids, source=self._source, first=self._given)
-            self._filler.advance(documents.lengths)
-            self._given += len(ids)
-            self._tokens += len(documents.values)
-            self._bytes += batch.texts.nbytes
-            self._tell()
-            account = Account(num_read=batch.num_read, counts=batch.counts, cursor=batch.cursor)
-            yield Portion(documents=documents, drops=(*batch.drops, *void)), account
-
-    def _tell(self) -> None:
-        parts = [self._tokens / self._most] if self._most else []
-        if self._size and self._bytes < self._size:
-            parts.append(self._bytes / self._size)
-        self._on_progress(
-            Progress(
-                source=self._source,
-                documents=self._given,
-                tokens=self._tokens,
-                share=min(1.0, max(parts)) if parts else None,
-            )
-        )
+    batches: Iterator[GrainBatch], encoder: ChosenEncoder
+) -> Iterator[tuple[GrainBatch, Ragged]]:
+    for found in batches:
+        ids = encoder.encode_unwatched(found.batch.texts)
+        assert len(ids) == len(found.batch.texts), "an encoder gives one sequence for each text"
+        yield found, ids

@@ -1,7 +1,8 @@
 """The folder beside a store in which it is built: lock, plan, scratch.
 
 `<parent>/.<name>.building/` holds everything unfinished, so the store's own folder is either
-absent or whole. The lock is the kernel's (flock): a dead process does not hold it.
+absent or whole. The lock is the kernel's (flock): a dead process does not hold it. Workers hold it
+with their builder, so nobody else begins while one of them still writes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from shardmill.records import JSON
 
 log = logging.getLogger(__name__)
 
+_DYING_SECONDS = 0.5
 _NOTES = ("plan", "produced_by", "dropped_engine")
 _NAMES = {"lock", "segments", "store", *(f"{note}.json" for note in _NOTES)}
 
@@ -35,6 +38,7 @@ class Workplace:
     folder: Path
     plan: dict[str, JSON]
     resumed: bool
+    lock: int  # the open lock: it is held while any process has it
 
     @property
     def segments(self) -> Path:
@@ -85,7 +89,7 @@ def open_workplace(
     folder = workplace_of(store)
     _refuse_strangers(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock", store):
+    with _locked(folder / "lock", store) as lock:
         found = folder / "plan.json"
         resumed = resume and found.exists()
         asked: dict[str, JSON] = {"plan": plan, "stamps": stamps}
@@ -93,14 +97,14 @@ def open_workplace(
             _check_plan(store, _read_json(found), asked)
         else:
             _clear(folder, announce=found.exists())
-        work = Workplace(folder, plan, resumed=resumed)
+        work = Workplace(folder, plan, resumed=resumed, lock=lock)
         work.segments.mkdir(exist_ok=True)
         if not resumed:
             work.write_note("plan", asked)
         try:
             yield work
         except BaseException:
-            if not any(work.segments.glob("*.json")):
+            if not any(work.segments.glob("*/*.json")):
                 shutil.rmtree(folder)
             raise
         shutil.rmtree(folder)
@@ -180,32 +184,41 @@ def _is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _take(handle)
     finally:
         os.close(handle)
-    return False
 
 
 @contextmanager
-def _locked(path: Path, store: Path) -> Iterator[None]:
+def _locked(path: Path, store: Path) -> Iterator[int]:
     """Hold `path` exclusively. Retries when its last holder removed it in between."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(handle):
             os.close(handle)
             raise BuildLockedError(
                 f"{store}: another process builds this store now (it holds {path}); "
                 "wait for it or build elsewhere"
-            ) from None
+            )
         if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
             break
         os.close(handle)
     try:
-        yield
+        yield handle
     finally:
         os.close(handle)
+
+
+def _take(handle: int) -> bool:
+    """Whether the lock could be had. Workers hold it too, and die a moment after their builder."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_DYING_SECONDS / 50)
+        else:
+            return True

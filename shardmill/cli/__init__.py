@@ -19,6 +19,7 @@ from shardmill.cli.build_chats import chats
 from shardmill.cli.check import check
 from shardmill.cli.convert import convert
 from shardmill.cli.info import info
+from shardmill.cli.pack import pack
 from shardmill.cli.pull import pull
 from shardmill.cli.push import push
 from shardmill.cli.show import show
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 app.command()(build)
 app.command("build chats")(chats)
+app.command()(pack)
 app.command()(show)
 app.command()(verify)
 app.command()(check)

@@ -8,9 +8,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store
+from shardmill.build import BuildReport, BuildSpec, Feed, build_store, plan_store
 from shardmill.cli.progress import build_progress
-from shardmill.cli.reports import check_place, run_facts
+from shardmill.cli.reports import (
+    check_place,
+    cost_words,
+    print_plan,
+    run_facts,
+    told_how_to_resume,
+)
 from shardmill.cli.sizes import parse_bytes
 from shardmill.errors import OptionError
 from shardmill.sources import open_source
@@ -54,6 +60,18 @@ def build(
     engine_check: Annotated[
         Literal["sample", "full"], typer.Option(help="How much a fast engine is compared.")
     ] = "sample",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes. Default: one for each core; 1: no other.")
+    ] = None,
+    unit_bytes: Annotated[
+        str | None, typer.Option(help="Input that a worker gets at a time. Default: 64MiB.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What all processes together may use, e.g. 4GiB.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it takes; build nothing.")
+    ] = False,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished build.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a store, or start again.")] = False,
     report: Annotated[
@@ -68,7 +86,7 @@ def build(
 
     Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --val-tokens 1000000
     """
-    check_place(out, report, goes_on=resume or overwrite)
+    check_place(out, report, goes_on=resume or overwrite or dry_run)
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
@@ -76,25 +94,37 @@ def build(
     fill: tuple[tuple[str, int | None], ...] = (("train", max_tokens),)
     if val_tokens:
         fill = (("val", val_tokens), *fill)
-    with build_progress() as on_progress:
+    feeds = [Feed(source=source, fill=fill)]
+    opened = open_tokenizer(tokenizer, specials={"eot": eot} if eot else None)
+    spec = BuildSpec(
+        dataset_name=name or source.name,
+        split_rule=f"the first {val_tokens:,} tokens to val, then train"
+        if val_tokens
+        else "all to train",
+        shard_bytes=parse_bytes(shard_bytes),
+        dtype=dtype,
+        append_eot=append_eot,
+    )
+    manner = {
+        "workers": workers,
+        "unit_bytes": parse_bytes(unit_bytes) if unit_bytes else None,
+        "memory": parse_bytes(memory) if memory else None,
+    }
+    if dry_run:
+        print_plan(plan_store(feeds, out, tokenizer=opened, spec=spec, **manner), as_json=as_json)
+        return
+    with build_progress() as on_progress, told_how_to_resume(out):
         done = build_store(
-            [Feed(source=source, fill=fill)],
+            feeds,
             out,
-            tokenizer=open_tokenizer(tokenizer, specials={"eot": eot} if eot else None),
-            spec=BuildSpec(
-                dataset_name=name or source.name,
-                split_rule=f"the first {val_tokens:,} tokens to val, then train"
-                if val_tokens
-                else "all to train",
-                shard_bytes=parse_bytes(shard_bytes),
-                dtype=dtype,
-                append_eot=append_eot,
-            ),
+            tokenizer=opened,
+            spec=spec,
             engine=engine,
             engine_check=engine_check,
             resume=resume,
             overwrite=overwrite,
             on_progress=on_progress,
+            **manner,
         )
     if report is not None:
         report.write_text(json.dumps(_report(done), indent=2) + "\n")
@@ -112,7 +142,7 @@ def receipt(out: Path, done: BuildReport) -> str:
     return (
         f"{out}: {ledger.documents.kept:,} documents, {ledger.tokens.kept:,} tokens, "
         f"{shards:,} shards; left out: {left_out:,} documents, over budget: "
-        f"{ledger.tokens.over_budget:,} tokens; {done.seconds:.1f} s"
+        f"{ledger.tokens.over_budget:,} tokens; {done.seconds:.1f} s{cost_words(done)}"
     )
 
 

@@ -13,16 +13,19 @@ from shardmill.interop.convert import ConvertOptions
 from shardmill.interop.convert import convert as convert_format
 from shardmill.interop.foreign import Separator
 
+_TOKENS = Literal["store", "megatron", "llmc", "datatrove", "dolma"]
+_PACKED = Literal["legacy", "memmap", "parquet"]
+
 
 def convert(
     source: Annotated[Path, typer.Argument(help="A file, a folder, or the prefix of .bin/.idx.")],
     target: Annotated[Path, typer.Argument(help="Where the result goes; nothing may be there.")],
     from_format: Annotated[
-        Literal["store", "megatron", "llmc", "datatrove", "dolma", "legacy", "memmap", "parquet"],
+        Literal[_TOKENS, _PACKED, "plan"],
         typer.Option("--from", help="What SOURCE is."),
     ],
     to_format: Annotated[
-        Literal["store", "megatron", "legacy", "memmap", "parquet"],
+        Literal["store", "megatron", _PACKED],
         typer.Option("--to", help="What TARGET shall be."),
     ],
     split: Annotated[str, typer.Option(help="Of the store.")] = "train",
@@ -50,7 +53,7 @@ def convert(
     """Convert between formats; afterwards both sides are read and compared.
 
     Tokens: megatron, llmc, datatrove, dolma to store; store to megatron. Packed shards: legacy,
-    memmap and parquet to one another.
+    memmap and parquet to one another, and the plan of a chat store to any of them.
 
     Example: shardmill convert shard_000000.npy shard_000000 --from legacy --to memmap
     --pack-size 4096

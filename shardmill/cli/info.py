@@ -13,14 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardmill.shards import Ledger, Store, open_store
+from shardmill.cli.pack import listed_facts, listed_line
+from shardmill.shards import Ledger, Store, open_store, plans_of
 
 
 def info(
     folder: Annotated[Path, typer.Argument(help="The store to describe.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
-    """Show the splits, the tokenizer and the ledger of a store.
+    """Show the splits, the tokenizer, the ledger and the pack plans of a store.
 
     Names and sizes of all files are checked; `shardmill verify` checks their contents.
     """
@@ -40,6 +41,7 @@ def _facts(store: Store) -> dict[str, Any]:
         entry["shards"] = len(entry["shards"])
         facts[f"{name}_tokens"] = entry["tokens"]
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
+    facts["plans"] = [listed_facts(name, plan) for name, plan in plans_of(store)]
     return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
 
 
@@ -81,6 +83,7 @@ def _rest(store: Store) -> Table:
         **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
         "fingerprint": store.fingerprint[:16],
+        **{f"plan {name}": listed_line(plan) for name, plan in plans_of(store)},
     }
     table = Table(show_header=False, box=None)
     for label, value in rows.items():

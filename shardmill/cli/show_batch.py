@@ -16,7 +16,7 @@ import numpy as np
 from shardmill.cli.show_text import Decode, Heading, Span, spans, visible
 from shardmill.errors import OptionError
 from shardmill.loading import PlannedSample, SampleStream, plan_step
-from shardmill.mapped.documents import find_borders, mask_labels
+from shardmill.mapped.documents import mask_labels
 from shardmill.records import IGNORE_INDEX, JSON, BoolArray, IntArray, OffsetArray
 
 
@@ -68,13 +68,12 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
     source.fill([plan.window], input_ids, labels)
     last = int(labels[0, -1])
     if moment.documents:
-        starts = source.document_starts()
-        if starts is None:
+        if plan.documents is None:
             raise OptionError(
                 f"--documents: nobody knows where the documents of {source.path} begin, since it "
                 f"is no store; look at it with --no-documents"
             )
-        mask_labels(labels, find_borders(starts, np.array([plan.start]), source.seq_len + 1))
+        mask_labels(labels, source.borders(np.array([plan.window])))
     return Row(plan, input_ids[0], labels[0], last)
 
 

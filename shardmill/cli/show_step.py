@@ -23,7 +23,7 @@ from shardmill.cli.show_batch import Moment, batch_facts, read_row, row_pieces
 from shardmill.cli.show_print import print_pieces
 from shardmill.cli.show_text import Decode, Heading, Span
 from shardmill.errors import MissingExtraError, OptionError, StateMismatchError, TokenizerError
-from shardmill.loading import PlannedSample, SampleStream, TokenSource
+from shardmill.loading import PlannedSample, RowSource, SampleStream
 from shardmill.loading.config import (
     DataConfig,
     DatasetConfig,
@@ -170,7 +170,7 @@ def _place(folder: Path | None, stream: SampleStream) -> Path | None:
     return found
 
 
-def _places(of: TokenSource | PlannedSample) -> list[Path]:
+def _places(of: RowSource | PlannedSample) -> list[Path]:
     return [of.path] if of.split is None else [of.path, of.path / of.split]
 
 

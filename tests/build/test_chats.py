@@ -233,13 +233,15 @@ def test_a_build_that_stopped_goes_on_to_the_same_bytes(tmp_path, small_segments
     assert not (tmp_path / ".cut.building").exists()
 
 
-@pytest.mark.parametrize("part", ["tokens", "lengths", "mask", "turns", "roles", "splits", "drops"])
+@pytest.mark.parametrize(
+    "part", ["tokens", "lengths", "mask", "turns", "roles", "splits", "batches"]
+)
 def test_a_damaged_part_of_a_segment_is_made_again(tmp_path, small_segments, part):
     rows = [chat("no answer", id="z"), *CHATS]
     build(Chats(rows), tmp_path / "whole", certificate=PROOF)
     with pytest.raises(Interrupted):
         build(Chats(rows, stop=40), tmp_path / "cut", certificate=PROOF)
-    path = tmp_path / f".cut.building/segments/000000.{part}"
+    path = tmp_path / f".cut.building/segments/000-00000000/000000.{part}"
     data = path.read_bytes()
     path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     build(Chats(rows), tmp_path / "cut", resume=True, certificate=PROOF)

@@ -82,7 +82,7 @@ def test_killed_at_random_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> 
             build.send_signal(signal.SIGKILL)
             build.wait()
             kills += 1
-            midway += any((tmp_path / ".killed.building").glob("segments/*.json"))
+            midway += any((tmp_path / ".killed.building").glob("segments/*/*.json"))
             if not (tmp_path / "killed").exists():
                 with pytest.raises(StoreNotFoundError):
                     open_store(tmp_path / "killed")

@@ -66,7 +66,7 @@ def test_an_edit_that_the_ends_do_not_show_still_stops_a_resume(corpus):
 
 def test_a_receipt_with_another_cursor_does_not_count(corpus):
     work = stop(corpus)
-    receipt = sorted((work / "segments").glob("*.json"))[-1]  # the one a resume goes on from
+    receipt = sorted((work / "segments").glob("*/*.json"))[-1]  # the one a resume goes on from
     changed = re.sub(rb'"bytes":\d+,"lines":\d+', b'"bytes":0,"lines":0', receipt.read_bytes())
     assert changed != receipt.read_bytes()
     receipt.write_bytes(changed)

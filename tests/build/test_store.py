@@ -23,8 +23,8 @@ from shardmill.build import (
     build_store,
     engine,
     has_unfinished_build,
-    journal,
     segments,
+    task,
 )
 from shardmill.errors import (
     BuildError,
@@ -179,7 +179,7 @@ def test_a_damaged_segment_is_made_again(tmp_path, small_segments):
     whole = run("whole", None)
     with pytest.raises(Interrupted):
         run("cut", 100)
-    journal = sorted((tmp_path / ".cut.building/segments").glob("*.tokens"))
+    journal = sorted((tmp_path / ".cut.building/segments").glob("*/*.tokens"))
     assert len(journal) > 4
     data = bytearray(journal[2].read_bytes())
     data[5] ^= 1
@@ -210,17 +210,17 @@ def test_segments_behind_a_damaged_one_never_come_back(tmp_path, monkeypatch):
     whole = run("whole", None, 100)
     with pytest.raises(Interrupted):
         run("cut", 100, 100)
-    damaged = tmp_path / ".cut.building/segments/000001.lengths"
+    damaged = tmp_path / ".cut.building/segments/000-00000000/000001.lengths"
     damaged.write_bytes(bytes(damaged.stat().st_size))
 
     class DiesBeforeTheThird(segments.SegmentWriter):
-        def __init__(self, folder: Path, *, number: int, feed: int) -> None:
-            if number == 2:
+        def __init__(self, folder: Path, key, *, after, size) -> None:
+            if after is not None and after.number == 1:
                 raise Interrupted
-            super().__init__(folder, number=number, feed=feed)
+            super().__init__(folder, key, after=after, size=size)
 
     with monkeypatch.context() as patch:  # the second segment is now longer than it was
-        patch.setattr(journal, "SegmentWriter", DiesBeforeTheThird)
+        patch.setattr(task, "SegmentWriter", DiesBeforeTheThird)
         with pytest.raises(Interrupted):
             run("cut", None, 250, resume=True)
     assert run("cut", None, 100, resume=True) == whole

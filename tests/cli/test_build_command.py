@@ -99,3 +99,53 @@ def test_sizes_are_read_as_people_write_them(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(OptionError, match="size"):
         parse_bytes(text)
+
+
+def test_a_dry_run_tells_the_plan_and_builds_nothing(call):
+    code, out, _ = call("build", pages("one", "two"), "--out", "s", "--dry-run", *BYTE)
+    assert code == 0
+    assert "pages.jsonl: 0.0 MB of input in 1 units, about " in out
+    assert "largest document" in out
+    code, out, _ = call(
+        *("build", "pages.jsonl", "--out", "s", "--dry-run", "--json", "--workers", "1", *BYTE)
+    )
+    assert code == 0
+    plan = json.loads(out)
+    assert plan["workers"] == 1
+    assert plan["feeds"][0]["num_units"] == 1
+    assert not Path("s").exists()
+
+
+def test_the_receipt_tells_what_the_machine_did(call):
+    code, out, _ = call("build", pages("one"), "--out", "s", "--json", "--workers", "1", *BYTE)
+    assert code == 0
+    receipt = json.loads(out)
+    assert receipt["workers"] == 1
+    assert receipt["cpu_seconds"] > 0
+    assert receipt["peak_bytes"] > 2**20
+    assert " cores, at most " in call("build", pages("one"), "--out", "t", *BYTE)[1]
+
+
+def test_sizes_and_workers_that_make_no_sense_are_refused(call):
+    for wrong in (("--workers", "0"), ("--unit-bytes", "some"), ("--memory", "1KB")):
+        code, _, err = call("build", pages("x"), "--out", "s", *wrong, *BYTE)
+        assert code == 2
+        assert "wanted" in err or "take about" in err
+
+
+def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
+    seal = segments.SegmentWriter.seal
+
+    def stops(self, cursor, *, last):
+        if last:
+            raise KeyboardInterrupt
+        return seal(self, cursor, last=last)
+
+    Path("pages.jsonl").write_text('{"text": "good"}\n' * 20_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.SegmentWriter, "seal", stops)
+        code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
+    assert code == 130
+    assert "s: stopped; what is done is kept: go on with --resume" in err
+    assert call("build", "pages.jsonl", "--out", "s", "--resume", *BYTE)[0] == 0

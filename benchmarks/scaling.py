@@ -1,0 +1,163 @@
+"""Does a build take time in proportion to its input, and half of it with two workers?
+
+    python benchmarks/scaling.py [--data FOLDER] [--megabytes 64] [--repeats 3] [--json]
+
+Builds 1x, 2x, 4x and 8x of one corpus with one worker and with two, each in a fresh process, in
+rounds: a ratio compares two builds of the same round, and a row is the median of the rounds. Asked
+for: 8x the input in 8x the time (within 15 %); two workers at least 1.7 times as quick as one with
+a reference engine and 1.3 times with the fastest; peak memory of the largest process that does not
+grow from 4x to 8x. The clock leaves out the proof of the engine, which takes the same seconds for a
+megabyte and for a terabyte; the start of workers counts. Exit code 1 when anything is missed.
+
+Two workers need two cores that nobody else uses: on a busy machine these numbers say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from texts import some_documents
+
+from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.build import engine as engine_module
+from shardmill.sources import open_source
+from shardmill.tokenizer import (
+    ChosenEncoder,
+    TrainSpec,
+    choose_encoder,
+    open_tokenizer,
+    train_tokenizer,
+)
+
+TIMES = (1, 2, 4, 8)
+CASES = {  # engine -> (part of the corpus that is 1x, wanted of two workers)
+    "reference": (0.25, 1.7),
+    "fast": (1.0, 1.3),
+}
+LINEAR = 0.15
+FLAT = 1.25
+UNIT_BYTES = 8 * 2**20  # a grain: small inputs have work for two workers as well
+
+
+def write_corpora(folder: Path, data: Path | None, megabytes: int) -> None:
+    """<engine>-<times>.jsonl, and a model of 16,000 ids."""
+    texts = some_documents(data, megabytes)
+    for engine, (part, _) in CASES.items():
+        lines = [json.dumps({"text": text}) + "\n" for text in texts[:: round(1 / part)]]
+        for times in TIMES:
+            with (folder / f"{engine}-{times}.jsonl").open("w") as file:
+                for _ in range(times):
+                    file.writelines(lines)
+    spec = TrainSpec(model_type="byte-bpe")
+    train_tokenizer(folder / "bpe", texts=texts[::20], spec=spec)
+
+
+def worker(corpus: str, model: str, engine: str, workers: str) -> None:
+    """One build; prints its seconds without the proof of the engine, and the peak of a process."""
+    proof = 0.0
+
+    def timed_choice(*arguments: object, **options: object) -> ChosenEncoder:
+        nonlocal proof
+        begin = time.perf_counter()
+        chosen = choose_encoder(*arguments, **options)  # type: ignore[arg-type]
+        proof = time.perf_counter() - begin
+        return chosen
+
+    engine_module.choose_encoder = timed_choice
+    tokenizer = open_tokenizer(model)
+    with tempfile.TemporaryDirectory(dir=Path(corpus).parent) as out:
+        done = build_store(
+            [Feed(source=open_source(corpus), fill=(("train", None),))],
+            Path(out) / "store",
+            tokenizer=tokenizer,
+            spec=BuildSpec(append_eot=True),
+            engine=engine,  # type: ignore[arg-type]
+            workers=int(workers),
+            unit_bytes=UNIT_BYTES,
+        )
+    assert done.cost is not None
+    if done.cost.num_workers != int(workers):  # one unit is built without workers
+        sys.exit(f"{corpus}: too little input for {workers} workers: raise --megabytes")
+    print(json.dumps([done.seconds - proof, done.cost.peak_bytes]))
+
+
+def measure(folder: Path, engine: str, times: int, workers: int) -> tuple[float, int]:
+    arguments = (folder / f"{engine}-{times}.jsonl", folder / "bpe/tokenizer.json", engine, workers)
+    command = [sys.executable, __file__, "--worker", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr.splitlines()[-1])
+    seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    return float(seconds), int(peak)
+
+
+def rows_of(folder: Path, engine: str, repeats: int) -> list[dict[str, object]]:
+    """One row for each number of workers."""
+    rounds = [
+        {
+            (times, workers): measure(folder, engine, times, workers)
+            for times in TIMES
+            for workers in (1, 2)
+        }
+        for _ in range(repeats)
+    ]
+    wanted = CASES[engine][1]
+    rows: list[dict[str, object]] = []
+    for workers in (1, 2):
+        growth = statistics.median(one[8, workers][0] / one[1, workers][0] / 8 for one in rounds)
+        memory = statistics.median(one[8, workers][1] / one[4, workers][1] for one in rounds)
+        gain = statistics.median(one[8, 1][0] / one[8, workers][0] for one in rounds)
+        rows.append(
+            {
+                "engine": engine,
+                "workers": workers,
+                "seconds_1x": round(statistics.median(one[1, workers][0] for one in rounds), 2),
+                "seconds_8x": round(statistics.median(one[8, workers][0] for one in rounds), 2),
+                "time_per_byte_8x_to_1x": round(growth, 3),
+                "gain": round(gain, 2),
+                "wanted_gain": wanted if workers == 2 else 1.0,
+                "peak_mib": round(max(one[8, workers][1] for one in rounds) / 2**20, 1),
+                "peak_8x_to_4x": round(memory, 3),
+                "ok": growth <= 1 + LINEAR and memory <= FLAT and (workers == 1 or gain >= wanted),
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=os.environ.get("SHARDMILL_REAL_DATA"))
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(*args.worker)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="shardmill-scaling-") as name:
+        write_corpora(Path(name), args.data and Path(args.data), args.megabytes)
+        rows = [row for engine in CASES for row in rows_of(Path(name), engine, args.repeats)]
+    if args.json:
+        print(json.dumps(rows))
+    else:
+        for row in rows:
+            print(
+                f"{row['engine']:10} {row['workers']} workers  1x {row['seconds_1x']:7} s  8x "
+                f"{row['seconds_8x']:7} s  time per byte x{row['time_per_byte_8x_to_1x']}  gain "
+                f"{row['gain']} (wanted {row['wanted_gain']})  peak {row['peak_mib']} MiB, "
+                f"x{row['peak_8x_to_4x']}  {'ok' if row['ok'] else 'MISSED'}"
+            )
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

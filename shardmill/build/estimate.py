@@ -1,0 +1,120 @@
+"""What a build will take, told before it starts: tokens, disk, memory.
+
+In: the grains of each feed, a tokenizer.  Out: an `Estimate`.
+Promise: one grain of each source is read and some kilobytes of it are encoded, whatever the size of
+the rest; what nobody can know stays None, and is never guessed into a refusal.
+Not here: deciding how many processes there are (hands.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from shardmill.build.grains import read_grains
+from shardmill.build.tokenise import TokenRules
+from shardmill.build.units import FeedGrains
+from shardmill.errors import BuildError
+from shardmill.protocols import Source, Tokenizer
+
+SAMPLE_BYTES = 2**16
+_SURELY = 40
+"""Bytes on disk that a byte of input never takes: a token of four bytes and its length, twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedEstimate:
+    """One feed."""
+
+    source: str
+    num_bytes: int | None  # of input; None when nobody knows
+    num_units: int
+    num_tokens: int | None  # that will be made, about; None when nobody knows
+    disk_bytes: int | None  # at the peak: segments and store together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Density:
+    """What a byte of input becomes."""
+
+    tokens: float
+    documents: float
+
+
+def estimate_feed(
+    feed: FeedGrains,
+    tokenizer: Tokenizer,
+    rules: TokenRules,
+    *,
+    num_units: int,
+    most: int | None,
+) -> FeedEstimate:
+    """`most` tokens fill the feed's splits; None: there is no limit."""
+    size = feed.source.size_hint()
+    tokens: int | None = None
+    disk: int | None = None
+    if size is not None and feed.can_travel:
+        density = density_of(feed, tokenizer)
+        tokens, documents = int(size * density.tokens), int(size * density.documents)
+        tokens += documents if rules.end_id is not None else 0
+        if most is not None and tokens > most:
+            tokens, documents = most, documents * most // tokens
+        itemsize = np.dtype(rules.dtype).itemsize
+        disk = 2 * (tokens * itemsize + documents * 8)
+    elif most is not None:
+        tokens = most
+    return FeedEstimate(
+        source=feed.source.name,
+        num_bytes=size,
+        num_units=num_units,
+        num_tokens=tokens,
+        disk_bytes=disk,
+    )
+
+
+def density_of(feed: FeedGrains, tokenizer: Tokenizer) -> Density:
+    """Measured on the first grain."""
+    texts = documents = encoded = tokens = 0
+    with closing(read_grains(cast(Sequence[Source], feed.grains[:1]), None)) as batches:
+        for found in batches:
+            array = found.batch.texts
+            texts += array.nbytes
+            documents += len(array)
+            if not encoded and len(array):
+                some = array[: max(1, SAMPLE_BYTES * len(array) // max(array.nbytes, 1))]
+                encoded = some.nbytes
+                tokens = len(tokenizer.encode_batch(some).values)
+    size = max(feed.grains[0].size_hint() or feed.sizes[0], 1)
+    return Density(tokens=texts / size * tokens / max(encoded, 1), documents=documents / size)
+
+
+def check_space(
+    folder: Path, feeds: Sequence[FeedGrains], estimates: Sequence[FeedEstimate], *, there: int
+) -> None:
+    """Refuse to start what the disk cannot hold; `there` bytes are in the journal already."""
+    needed = sum(estimate.disk_bytes or 0 for estimate in estimates) - there
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        read = sum(estimate.num_bytes or 0 for estimate in estimates)
+        raise BuildError(
+            f"{folder}: {mb(free)} are free, but this build takes about {mb(needed)} there until "
+            f"it is done, half of it for the store ({mb(read)} of input, {len(feeds)} source"
+            f"{'s' if len(feeds) > 1 else ''}): make room, build on another disk, or limit the "
+            "tokens"
+        )
+
+
+def is_surely_enough(folder: Path, feeds: Sequence[FeedGrains]) -> bool:
+    """Whether no estimate is needed: the disk holds the worst that this input can become."""
+    size = sum(feed.source.size_hint() or 0 for feed in feeds)
+    return shutil.disk_usage(folder).free > _SURELY * size
+
+
+def mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

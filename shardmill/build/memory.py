@@ -1,0 +1,92 @@
+"""How much memory a build takes, and what fits into what there is.
+
+In: how the work is to be done.  Out: how many processes fit, and how large a document may be.
+Promise: memory is bounded by the number of processes and the largest document, never by the input;
+a document that does not fit is refused by name and size before it is encoded, which is where it
+would grow most.
+Not here: measuring what was used (engines).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmill.errors import BuildError, OptionError, SourceError
+from shardmill.sources.clean import byte_lengths
+
+MIB = 2**20
+PROCESS_BYTES = 512 * MIB
+"""Of one process: libraries, a tokenizer, the batches that are read, encoded and written ahead."""
+DOCUMENT_BYTES = 16
+"""For each byte of the largest document: as read, as text, as ids, as written."""
+_UNKNOWN = 8 * 2**30
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Who may use how much."""
+
+    workers: int
+    total_bytes: int  # that the build takes when no document is large
+    limit_bytes: int  # that one process may take
+    most_document: int  # bytes of text
+
+
+def plan_memory(workers: int, memory: int | None, *, asked: bool) -> MemoryPlan:
+    """As many of `workers` as fit into `memory` (None: what is free now); 1 is this process alone.
+
+    Asked for by name, workers that do not fit are refused instead.
+    """
+    total = memory if memory is not None else free_memory()
+    if memory is not None:
+        fits = max(memory // PROCESS_BYTES - 1, 1)
+        if memory < PROCESS_BYTES or (asked and workers > fits):
+            raise OptionError(
+                f"memory={memory:,}: {workers} worker{'s' if workers > 1 else ''} take about "
+                f"{_needed(workers):,} bytes: allow that much, or use fewer workers"
+            )
+        workers = min(workers, fits)
+    num_processes = workers + 1 if workers > 1 else 1
+    share = max(total // num_processes, PROCESS_BYTES + MIB)
+    return MemoryPlan(
+        workers=workers,
+        total_bytes=_needed(workers),
+        limit_bytes=share,
+        most_document=(share - PROCESS_BYTES) // DOCUMENT_BYTES,
+    )
+
+
+def check_documents(texts: object, most: int, *, where: str) -> None:
+    """Refuse a batch with a document over `most` bytes."""
+    lengths = byte_lengths(texts)
+    longest = int(lengths.max(initial=0))
+    if longest > most:
+        raise SourceError(
+            f"{where}: a document of {longest:,} bytes; with the memory that this build has, "
+            f"{most:,} can be encoded: cut it into several, allow more memory (--memory), or use "
+            "fewer workers"
+        )
+
+
+def no_memory(where: str) -> BuildError:
+    """The one wording for memory that ran out."""
+    return BuildError(
+        f"{where}: the memory of this build is not enough for it; what is done is kept: allow more "
+        "(--memory), use fewer workers, or cut what is large in the input, and go on with --resume"
+    )
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping, as far as the system tells."""
+    if _MEMINFO.exists():
+        found = re.search(r"MemAvailable:\s+(\d+) kB", _MEMINFO.read_text())
+        if found is not None:
+            return int(found[1]) * 1024
+    return _UNKNOWN
+
+
+def _needed(workers: int) -> int:
+    return PROCESS_BYTES * (workers + 1 if workers > 1 else 1)

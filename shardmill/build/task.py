@@ -1,0 +1,122 @@
+"""One unit of a build as a piece of work that any process can do.
+
+In: a unit, the encoder.  Out: sealed segments in the unit's folder, and their receipts.
+Promise: a unit that was begun goes on behind its last sealed segment; nothing that it needs is
+outside it, the encoder and the files it reads; it may be done again at any time, by one at a time.
+Not here: who runs it (engines), what becomes of its segments (stage.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from shardmill.build.portion import Account, Portion
+from shardmill.build.segments import Receipt, SegmentSize, SegmentWriter, read_receipts
+from shardmill.build.tokenise import EncoderDesk, TokenRules, unit_portions
+from shardmill.build.units import Unit, inputs_of
+from shardmill.errors import SourceError
+from shardmill.protocols import Source
+from shardmill.records import Cursor
+
+Portions = Iterator[tuple[Portion, Account]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTask:
+    """A unit of texts, small when pickled."""
+
+    unit: Unit
+    folder: Path  # of the unit, in the journal
+    rules: TokenRules
+    most: int | None  # tokens of which no more can ever be needed; None: all are
+    most_document: int  # bytes of text that one document may have
+    size: SegmentSize
+
+    @property
+    def name(self) -> str:
+        return self.unit.name
+
+    def run(self, tools: EncoderDesk, emit: Callable[[Any], None]) -> None:
+        """Emit every receipt of the unit, those of an earlier attempt first."""
+        self.folder.mkdir(exist_ok=True)
+        done = read_receipts(self.folder, self.unit.key)
+        for receipt in done:
+            emit(receipt)
+        tokens = sum(receipt.num_tokens for receipt in done)
+
+        def enough(portion: Portion, _account: Account) -> bool:
+            nonlocal tokens
+            tokens += len(portion.documents.values)
+            return self.most is not None and tokens >= self.most
+
+        with closing(self._portions(tools, done)) as portions:
+            journal = UnitJournal(self.unit, self.folder, done, self.size)
+            journal.write(portions, add=enough, sealed=emit)
+
+    def _portions(
+        self, tools: EncoderDesk, done: Sequence[Receipt]
+    ) -> Generator[tuple[Portion, Account], None, None]:
+        return unit_portions(
+            cast(Sequence[Source], self.unit.grains),
+            source=self.unit.source,
+            cursor=done[-1].cursor if done else None,
+            given=sum(receipt.num_given for receipt in done),
+            desk=tools,
+            rules=self.rules,
+            most_document=self.most_document,
+        )
+
+
+class UnitJournal:
+    """The segments of one unit, behind those that are done."""
+
+    def __init__(
+        self, unit: Unit, folder: Path, done: Sequence[Receipt], size: SegmentSize | None = None
+    ) -> None:
+        self._unit, self._folder, self._size = unit, folder, size
+        self._after = done[-1] if done else None
+
+    def write(
+        self,
+        portions: Portions,
+        *,
+        add: Callable[[Portion, Account], bool],
+        sealed: Callable[[Receipt], None],
+    ) -> None:
+        """Write portions to segments; the last segment is marked, and may be empty.
+
+        `add` is given each portion, and says whether that was enough.
+        """
+        after = self._after
+        if after is not None and after.last:
+            return
+        cursor: Cursor = {} if after is None else after.cursor
+        segment = self._open(after)
+        try:
+            for portion, account in portions:
+                segment.add(portion, account)
+                cursor = account.cursor
+                if add(portion, account):
+                    break
+                if segment.due:
+                    after = self._seal(segment, cursor, last=False)
+                    sealed(after)
+                    segment = self._open(after)
+            sealed(self._seal(segment, cursor, last=True))
+        finally:
+            segment.abandon()
+
+    def _open(self, after: Receipt | None) -> SegmentWriter:
+        return SegmentWriter(self._folder, self._unit.key, after=after, size=self._size)
+
+    def _seal(self, segment: SegmentWriter, cursor: Cursor, *, last: bool) -> Receipt:
+        if inputs_of(self._unit.grains) != self._unit.key.inputs:
+            raise SourceError(
+                f"{self._unit.name}: changed while it was read; a file must not change while a "
+                "store is built from it: wait for its writer, then start again with --overwrite"
+            )
+        return segment.seal(cursor, last=last)

@@ -1,0 +1,152 @@
+"""Laws about what a build takes: told before, bounded, refused by name instead of died of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardmill.build import BuildSpec, Feed, build_store, grains, plan_store
+from shardmill.build.memory import MIB, PROCESS_BYTES, plan_memory
+from shardmill.errors import BuildError, OptionError, SourceError
+from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource
+from shardmill.tokenizer import ByteTokenizer
+from tests.build.corpora import write_corpus
+
+SPEC = BuildSpec(dtype="uint16")
+
+
+def feed_of(path: Path, limit: int | None = None) -> Feed:
+    source = JsonlSource(path, limits=BatchLimits(num_documents=10))
+    return Feed(source=source, fill=(("train", limit),))
+
+
+def write_texts(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_build_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path, tiny_disk):
+    path = write_texts(tmp_path / "a.jsonl", ["word " * 100] * 400)
+    with pytest.raises(BuildError, match=r"0\.2 MB are free.*takes about 0\.8 MB"):
+        build_store([feed_of(path)], tiny_disk / "s", tokenizer=ByteTokenizer(), spec=SPEC)
+    assert not list(tiny_disk.iterdir())
+    limited = feed_of(path, limit=20_000)
+    build_store([limited], tiny_disk / "s", tokenizer=ByteTokenizer(), spec=SPEC)
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_plan_tells_units_tokens_and_disk_and_builds_nothing(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(grains, "GRAIN_BYTES", 2_000)
+    path = write_texts(tmp_path / "a.jsonl", ["word " * 10] * 200)
+    plan = plan_store(
+        [feed_of(path, limit)],
+        tmp_path / "deep/s",
+        tokenizer=ByteTokenizer(),
+        spec=SPEC,
+        workers=3,
+        unit_bytes=4_000,
+    )
+    (feed,) = plan.feeds
+    assert feed.num_bytes == path.stat().st_size
+    assert feed.num_units == 4
+    assert feed.num_tokens is not None
+    assert feed.disk_bytes is not None
+    assert 0.8 < feed.num_tokens / (limit or 10_000) < 1.25
+    assert feed.disk_bytes >= 4 * feed.num_tokens
+    assert plan.disk_bytes == feed.disk_bytes
+    assert (plan.workers, plan.memory_bytes) == (3, 4 * PROCESS_BYTES)
+    assert [one.name for one in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_what_nobody_knows_is_not_guessed(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    feeds = [
+        Feed(source=MemorySource(iter(["once"])), fill=(("train", None),)),
+        Feed(source=ParquetSource(tmp_path / "corpus/tables"), fill=(("train", None),)),
+    ]
+    plan = plan_store(feeds, tmp_path / "s", tokenizer=ByteTokenizer(), spec=SPEC)
+    assert [feed.num_tokens is None for feed in plan.feeds] == [True, False]
+    assert plan.disk_bytes is None
+    build_store(feeds, tmp_path / "s", tokenizer=ByteTokenizer(), spec=SPEC)  # it was not read
+
+
+def test_no_more_workers_than_memory_allows(tmp_path):
+    assert plan_memory(8, 4 * PROCESS_BYTES, asked=False).workers == 3
+    assert plan_memory(8, PROCESS_BYTES, asked=False).workers == 1
+    with pytest.raises(OptionError, match="8 workers take about"):
+        plan_memory(8, 4 * PROCESS_BYTES, asked=True)
+    path = write_texts(tmp_path / "a.jsonl", ["x"])
+    with pytest.raises(OptionError, match="memory=1,000"):
+        build_store(
+            [feed_of(path)], tmp_path / "s", tokenizer=ByteTokenizer(), spec=SPEC, memory=1000
+        )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_document_that_memory_does_not_hold_is_refused_by_file_and_size(
+    tmp_path, monkeypatch, workers
+):
+    monkeypatch.setattr(grains, "GRAIN_BYTES", 2_000)
+    path = write_texts(tmp_path / "a.jsonl", ["small " * 50, "large " * 300_000, *["x" * 999] * 9])
+    share = PROCESS_BYTES + 16 * MIB  # a document of one MiB fits
+    with pytest.raises(SourceError, match=r"a\.jsonl.*a document of 1,800,000 bytes.*1,048,576"):
+        build_store(
+            [feed_of(path)],
+            tmp_path / "s",
+            tokenizer=ByteTokenizer(),
+            spec=SPEC,
+            workers=workers,
+            unit_bytes=2_000,
+            memory=share if workers == 1 else 3 * share,
+        )
+
+
+HUGE = """
+import sys
+from pathlib import Path
+from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.build.memory import PROCESS_BYTES
+from shardmill.sources import JsonlSource
+from shardmill.tokenizer import ByteTokenizer
+path = Path(sys.argv[1])
+build_store(
+    [Feed(source=JsonlSource(path), fill=(("train", None),))],
+    path.parent / "s",
+    tokenizer=ByteTokenizer(),
+    spec=BuildSpec(),
+    workers=2,
+    memory=PROCESS_BYTES * 3,
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_line_larger_than_the_memory_of_a_worker_is_one_clear_error(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "')
+        for _ in range(300):
+            file.write(b"a" * MIB)
+        file.write(b'"}\n{"text": "b"}\n')
+    command = [sys.executable, "-c", HUGE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    words = done.stderr.splitlines()[-1]
+    assert words.startswith("shardmill.errors.BuildError: a.jsonl/a.jsonl:bytes 0-")
+    assert "the memory of this build is not enough" in words or "workers died of it" in words
