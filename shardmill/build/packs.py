@@ -9,7 +9,6 @@ Not here: choosing rows (packing), the file (shards), rows of tokens (mapped).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,7 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.build.pieces import Pieces, count_labels, cut_examples, is_trained, trained_before
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.packing import (
-    PackPlan,
-    best_fit_decreasing,
-    concatenate,
-    first_fit_decreasing,
-    first_fit_shuffle,
-)
+from shardmill.packing import PACKERS, PackPlan
 from shardmill.records import BoolArray, OffsetArray
 from shardmill.shards import (
     LeftOut,
@@ -43,13 +36,6 @@ from shardmill.shards import (
     write_plan,
 )
 from shardmill.shards.plan_entries import Algorithm, LongRule, option_problems
-
-PACKERS: Mapping[str, Callable[..., PackPlan]] = {
-    "best-fit": best_fit_decreasing,
-    "first-fit": first_fit_decreasing,
-    "first-fit-shuffle": first_fit_shuffle,
-    "concatenate": concatenate,
-}
 
 
 def build_plan(

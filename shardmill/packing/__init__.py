@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from shardmill.packing.assignment import BinAssignment
 from shardmill.packing.pack import (
+    PACKERS,
     best_fit_decreasing,
     concatenate,
     first_fit_decreasing,
@@ -19,6 +20,7 @@ from shardmill.packing.pieces import Long, Pieces
 from shardmill.packing.plan import PackMetrics, PackPlan
 
 __all__ = [
+    "PACKERS",
     "BinAssignment",
     "Long",
     "PackMetrics",

@@ -9,7 +9,7 @@ Not here: tokens, padding, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import SupportsIndex
 
 import numpy as np
@@ -86,6 +86,15 @@ def concatenate(
 ) -> PackPlan:
     """In the order given; a row ends where the next one does not fit."""
     return _plan(lengths, capacity, _next_fit, max_per_row, align_to, long)
+
+
+PACKERS: Mapping[str, Callable[..., PackPlan]] = {
+    "best-fit": best_fit_decreasing,
+    "first-fit": first_fit_decreasing,
+    "first-fit-shuffle": first_fit_shuffle,  # the one that needs a seed
+    "concatenate": concatenate,
+}
+"""By the names that commands and files know them by."""
 
 
 def _plan(

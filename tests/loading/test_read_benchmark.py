@@ -15,15 +15,22 @@ pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "read.py"
 TINY = ["--tokens", "400000", "--rounds", "2", "--calls", "3"]
-PEERS = ["datatrove", "datasets", "litdata", "streaming", "megatron", "olmo_core"]
+PEERS = [
+    *("datatrove", "datasets", "litdata"),
+    *("mosaicml-streaming", "megatron-core", "ai2-olmo-core"),
+]
 
 
 def run_alone(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """The benchmark, with the packages of all peers looking as if they were not installed."""
     code = f"""
-import importlib.util, runpy, sys
-real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name in {PEERS!r} else real(name, *rest)
+import importlib.metadata, runpy, sys
+real = importlib.metadata.version
+def version(name):
+    if name in {PEERS!r}:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(name)
+importlib.metadata.version = version
 sys.argv = {[str(SCRIPT), *options]!r}
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -116,6 +123,9 @@ def test_a_peer_that_fails_is_told_and_the_others_go_on(tmp_path):
     broken = tmp_path / "packages" / "datatrove"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('needs a moon base')\n")
+    installed = broken.parent / "datatrove-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: datatrove\nVersion: 1.0\n")
     place = tmp_path / "place"
     place.mkdir()
     options = [*TINY, "--only", "random", "--peers", "datatrove", "--json"]

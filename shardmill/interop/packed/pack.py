@@ -25,25 +25,12 @@ from shardmill.interop.packed.materialize import Spool, plan_blocks
 from shardmill.interop.packed.memmap_writer import MemmapShardWriter
 from shardmill.interop.packed.records import PackedShardWriter, checked_alignment
 from shardmill.interop.packed.spool import SequenceSpoolReader
-from shardmill.packing import (
-    Long,
-    PackPlan,
-    best_fit_decreasing,
-    concatenate,
-    first_fit_decreasing,
-    first_fit_shuffle,
-)
+from shardmill.packing import PACKERS, Long, PackPlan
 from shardmill.records import JSON
 
 logger = logging.getLogger(__name__)
 
 Packer = Callable[..., PackPlan]
-ALGORITHMS: dict[str, Packer] = {
-    "best-fit": best_fit_decreasing,
-    "first-fit": first_fit_decreasing,
-    "first-fit-shuffle": first_fit_shuffle,
-    "concatenate": concatenate,
-}
 STORAGES = ("memmap_v1", "legacy_npy_pickle", "parquet")
 
 
@@ -136,14 +123,14 @@ class _Target:
 
 
 def _packer(algorithm: str, seed: int | None) -> Packer:
-    if algorithm not in ALGORITHMS:
-        raise OptionError(f"algorithm={algorithm!r}: wanted one of {', '.join(ALGORITHMS)}")
+    if algorithm not in PACKERS:
+        raise OptionError(f"algorithm={algorithm!r}: wanted one of {', '.join(PACKERS)}")
     if (algorithm == "first-fit-shuffle") != (seed is not None):
         needs = "needs a seed" if seed is None else "takes no seed: it shuffles nothing"
         raise OptionError(f"algorithm={algorithm!r} {needs}")
     if seed is None:
-        return ALGORITHMS[algorithm]
-    return partial(ALGORITHMS[algorithm], seed=seed)
+        return PACKERS[algorithm]
+    return partial(PACKERS[algorithm], seed=seed)
 
 
 def _write(reader: Spool, plan: PackPlan, target: _Target) -> dict[str, JSON]:
