@@ -26,6 +26,9 @@ from shardmill.packing.plan import PackPlan, aligned, metrics_of
 from shardmill.packing.shuffled import shuffled
 from shardmill.records import IntArray
 
+MOST_TOKENS = 2**62
+"""Beyond this sums would no longer fit 64 bits."""
+
 Place = Callable[[IntArray, int, int | None], RowNumbers]
 """Sizes, capacity, max_per_row -> the row of each item."""
 
@@ -112,6 +115,11 @@ def _plan(
         raise OptionError(
             f"capacity={room:,} is no multiple of align_to={step:,}: the last piece of a row could "
             f"not be rounded up; take {room // step * step or step:,}"
+        )
+    if float(found.sum(dtype=np.float64)) + room >= MOST_TOKENS:
+        raise OptionError(
+            f"capacity={room:,} and {len(found):,} examples: more than {MOST_TOKENS:,} tokens in "
+            "all, which no data has; check the lengths"
         )
     pieces = cut_long(found, room, long)
     sizes = aligned(pieces.lengths, step)

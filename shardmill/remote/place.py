@@ -142,6 +142,8 @@ def part_bytes(size: int) -> int:
 
 def open_place(url: str, options: Mapping[str, Any] | None = None) -> Place:
     """The folder at `url`; `options` go to the file system. Asks nobody anything yet."""
+    if not url.strip():
+        raise OptionError("the URL is empty; wanted s3://bucket/path, say: is a variable not set?")
     protocol = url.partition("://")[0] if "://" in url else "file"
     defaults = _S3_DEFAULTS if protocol in _EXTRAS else {}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError, TokenRangeError
+from shardmill.errors import (
+    DamagedStoreError,
+    OptionError,
+    StoreError,
+    StoreExistsError,
+    TokenRangeError,
+)
 from shardmill.interop.packed import (
     ChatStoreSpool,
     PackedBin,
@@ -279,8 +286,8 @@ def test_a_chat_store_is_packed_without_a_spool(tmp_path) -> None:
         ({"algorithm": "first-fit-shuffle"}, "'first-fit-shuffle' needs a seed"),
         ({"seed": 1}, "'best-fit' takes no seed"),
         ({"packed_storage": "zip"}, "packed_storage='zip'"),
-        ({"shard_id": "../a"}, "wanted a plain name"),
-        ({"shard_id": ""}, "wanted a plain name"),
+        ({"shard_id": "../a"}, "wanted 1 to 200 letters"),
+        ({"shard_id": ""}, "wanted 1 to 200 letters"),
         ({"loss_mask_alignment": "x"}, "loss_mask_alignment='x'"),
         ({"dtype": "float32"}, "dtype=float32"),
         ({"pack_size": 0}, "capacity=0"),
@@ -359,3 +366,20 @@ def test_boundaries_cover_the_bin(tmp_path) -> None:
         for start, stop in pairwise(open_packed(tmp_path / "a").read_bin(0).seq_boundaries)
     ]
     assert sorted(lengths) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("shard_id", ["", "../x", "a/b", ".x", "a\0b", "a\nb", "x" * 300, 5])
+@pytest.mark.parametrize("storage", ["memmap_v1", "parquet", "legacy_npy_pickle"])
+def test_only_a_plain_name_is_a_shard_id(tmp_path, shard_id, storage) -> None:
+    spool = write_spool(tmp_path / "spool", SIX)
+    with pytest.raises(OptionError, match="shard_id"):
+        pack_from_spool(spool, tmp_path, shard_id=shard_id, pack_size=6, packed_storage=storage)
+
+
+@pytest.mark.parametrize("name", ["p.parquet", "p.npy", "folder/manifest.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path, name) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(StoreError, match="not a plain file"):
+        open_packed(path if path.parent == tmp_path else path.parent)

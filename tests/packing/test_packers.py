@@ -269,3 +269,10 @@ def test_what_makes_no_sense_is_refused(lengths, options, message) -> None:
 def test_a_shuffle_needs_its_seed() -> None:
     with pytest.raises(TypeError, match="seed"):
         first_fit_shuffle([1, 2], 10)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("lengths", "capacity"), [([2**62] * 3, 2**62), ([1], 2**63)])
+@pytest.mark.parametrize("pack", [best_fit_decreasing, first_fit_decreasing, concatenate])
+def test_sums_that_no_number_holds_are_refused(pack, lengths, capacity) -> None:
+    with pytest.raises(OptionError, match="which no data has"):
+        pack(lengths, capacity)

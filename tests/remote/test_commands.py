@@ -6,8 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from shardmill.errors import OptionError
+from shardmill.remote import push
 from shardmill.testing.s3 import LoopbackS3
 from tests.remote.conftest import Spot, files_of
 
@@ -58,3 +63,9 @@ def test_no_credentials_is_one_line(make_store, s3: LoopbackS3, s3_spot: Spot, t
     env |= {"HOME": str(tmp_path), "AWS_CONFIG_FILE": os.devnull}
     env["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     refused(shardmill("push", str(make_store()), s3_spot.url, env=env), "credentials")
+
+
+def test_an_empty_url_is_refused(make_store: Callable[..., Path], tmp_path: Path) -> None:
+    for url in ("", " "):
+        with pytest.raises(OptionError, match="the URL is empty"):
+            push(make_store(f"store{len(url)}"), url)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError, ManifestError, OptionError
 from shardmill.interop.packed.records import Alignment
-from shardmill.interop.packed.seals import SEAL, is_sealed, read_json
+from shardmill.interop.packed.seals import SEAL, check_plain, is_sealed, read_json
 from shardmill.interop.packed.staging import MANIFEST
 from shardmill.records import JSON
 
@@ -137,6 +137,7 @@ def read_manifest(folder: Path) -> tuple[ShardManifest, str]:
 def check_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> ArrayFile:
     """The file of one array, if header and size are as the manifest says."""
     path = folder / f"{name}.npy"
+    check_plain(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

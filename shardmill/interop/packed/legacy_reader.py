@@ -22,6 +22,7 @@ from shardmill.errors import DamagedStoreError, ManifestError, StoreError, Store
 from shardmill.interop.packed.pickle_bytes import PickleBytes
 from shardmill.interop.packed.pickle_values import Bin
 from shardmill.interop.packed.records import PackedBin, bin_problem
+from shardmill.interop.packed.seals import check_plain
 from shardmill.interop.packed.unpickle import read_bins
 
 FORMAT = "legacy_npy_pickle"
@@ -47,6 +48,7 @@ class LegacyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def iter_legacy_bins(path: str | Path) -> Iterator[PackedBin]:
     """The bins of a legacy shard, in order. Nothing in the file is run, whatever it holds."""
     path = Path(path)
+    check_plain(path)
     try:
         with path.open("rb") as file:
             yield from _bins(file, path)
@@ -59,6 +61,7 @@ def iter_legacy_bins(path: str | Path) -> Iterator[PackedBin]:
 def num_legacy_bins(path: str | Path) -> int:
     """How many bins the header promises; the bins themselves are not looked at."""
     path = Path(path)
+    check_plain(path)
     try:
         with path.open("rb") as file:
             return _header(file, path)[1]

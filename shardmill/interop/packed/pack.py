@@ -9,6 +9,7 @@ Not here: the algorithms (packing), the formats (memmap, parquet, legacy).
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from shardmill.interop.packed.materialize import Spool, plan_blocks
 from shardmill.interop.packed.memmap_writer import MemmapShardWriter
 from shardmill.interop.packed.records import PackedShardWriter, checked_alignment
 from shardmill.interop.packed.spool import SequenceSpoolReader
+from shardmill.interop.packed.staging import cannot_write
 from shardmill.packing import PACKERS, Long, PackPlan
 from shardmill.records import JSON
 
 logger = logging.getLogger(__name__)
 
 Packer = Callable[..., PackPlan]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}", re.ASCII)
 STORAGES = ("memmap_v1", "legacy_npy_pickle", "parquet")
 
 
@@ -93,9 +96,11 @@ class _Target:
         checked_alignment(self.alignment)
         if self.storage not in STORAGES:
             raise OptionError(f"packed_storage={self.storage!r}: wanted one of {STORAGES}")
-        name = self.shard_id
-        if not name or Path(name).name != name or name.startswith("."):
-            raise OptionError(f"shard_id={self.shard_id!r}: wanted a plain name for a file")
+        if not isinstance(self.shard_id, str) or not _NAME.fullmatch(self.shard_id):
+            raise OptionError(
+                f"shard_id={self.shard_id!r:.120}: wanted 1 to 200 letters, digits, '_', '.' or "
+                "'-', beginning with a letter or digit"
+            )
 
     @property
     def path(self) -> Path:
@@ -108,7 +113,10 @@ class _Target:
             return MemmapShardWriter(
                 self.path, *sizes, self.dtype, loss_mask_alignment=self.alignment
             )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path.parent, error) from error
         if self.storage == "parquet":
             from shardmill.interop.packed.parquet import ParquetShardWriter
 

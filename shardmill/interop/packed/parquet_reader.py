@@ -29,6 +29,7 @@ from shardmill.interop.packed.parquet_seals import (
     read_metadata,
 )
 from shardmill.interop.packed.records import Alignment, PackedBin, check_bin, checked_alignment
+from shardmill.interop.packed.seals import check_plain
 from shardmill.records import Ragged
 
 _KEPT = 4  # row groups
@@ -144,6 +145,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _open_file(path: Path) -> Any:
+    check_plain(path)
     return pq.ParquetFile(str(path), page_checksum_verification=True)
 
 
@@ -201,7 +203,11 @@ def _agreed(said: list[int | None], given: int | None, path: Path) -> int:
     if len(sizes) > 1:
         raise OptionError(f"{path}: pack_size is said to be {sorted(sizes)}; wanted one of them")
     if given is None and None in said:
-        raise OptionError(f"{path}: does not say its pack_size; pass pack_size")
+        raise OptionError(
+            f"{path}: does not say its pack_size: pass it to ParquetShard, or turn the file "
+            "into a shard that says it, with `shardmill convert --from parquet --to memmap "
+            "--pack-size N`"
+        )
     return sizes.pop()
 
 

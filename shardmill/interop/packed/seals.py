@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from shardmill.atomic import atomic_write
-from shardmill.errors import ManifestError, StoreNotFoundError
+from shardmill.errors import DamagedStoreError, ManifestError, StoreNotFoundError
 from shardmill.interop.packed.staging import MANIFEST
 from shardmill.records import JSON
 
@@ -35,6 +35,12 @@ def is_sealed(fields: dict[str, JSON]) -> bool:
     return fields.get(SEAL) == sealed(fields)[SEAL]
 
 
+def check_plain(path: Path) -> None:
+    """Refuse what is there and is no plain file: reading a pipe might never end."""
+    if path.exists() and not path.is_file():
+        raise DamagedStoreError(f"{path}: not a plain file; copy the data again")
+
+
 def write_manifest(folder: Path, manifest: dict[str, JSON]) -> None:
     with atomic_write(folder / MANIFEST) as file:
         file.write(json.dumps(manifest, indent=2).encode() + b"\n")
@@ -43,6 +49,7 @@ def write_manifest(folder: Path, manifest: dict[str, JSON]) -> None:
 def read_json(folder: Path, what: str) -> tuple[dict[str, JSON], bytes]:
     """The keys of the manifest at `folder`, and its bytes. `what` should be there, for messages."""
     path = folder / MANIFEST
+    check_plain(path)
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_MANIFEST else b"(too large)"
     except (FileNotFoundError, NotADirectoryError) as error:

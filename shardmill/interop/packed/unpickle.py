@@ -8,7 +8,8 @@ largest bin and of what the file shares between bins (at most 64 MiB), whatever 
 Not here: the header of the file, what a bin must look like (legacy.py).
 
 The format: one object array whose elements are dicts of three lists of numbers, of three numpy
-arrays, or of a mixture, as np.save writes them with pickle protocol 3, 4 or 5.
+arrays, or of a mixture, as np.save writes them with pickle protocol 3 or 4; 5 is
+read for lists, where it is the same.
 """
 
 from __future__ import annotations
