@@ -118,11 +118,21 @@ def test_a_state_can_be_set_on_a_running_iterator_and_its_threads_end() -> None:
     assert_no_more_threads()
 
 
+@pytest.fixture(autouse=True)
+def _threads_before() -> None:
+    """Those of other tests, which share the process: a server, iterators that nobody closed."""
+    global before
+    before = set(threading.enumerate())
+
+
+before: set[threading.Thread] = set()
+
+
 def assert_no_more_threads() -> None:
     limit = time.monotonic() + 5
-    while threading.active_count() > 1 and time.monotonic() < limit:
+    while set(threading.enumerate()) - before and time.monotonic() < limit:
         time.sleep(0.01)
-    assert [one.name for one in threading.enumerate() if one is not threading.main_thread()] == []
+    assert [one.name for one in set(threading.enumerate()) - before] == []
 
 
 def test_nothing_is_opened_before_the_first_batch() -> None:
