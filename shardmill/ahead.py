@@ -79,7 +79,8 @@ def read_ahead(
     finally:
         stop.set()
         room.release()  # it may be waiting for that
-        thread.join(patience)
+        if thread is not threading.current_thread():  # the collector may close us in any thread
+            thread.join(patience)
 
 
 def current_stop() -> threading.Event | None:
