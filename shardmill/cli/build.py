@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from shardmill.build import BuildReport, BuildSpec, Feed, build_store, plan_store
+from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
 from shardmill.cli.reports import (
     check_place,
@@ -30,7 +31,7 @@ def build(
             help="Folders, files or globs of .txt .md .jsonl .parquet, or hub:owner/name."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Where the store goes.")],
+    out: Annotated[str, typer.Option(help="Where the store goes: a folder, or s3://bucket/path.")],
     tokenizer: Annotated[
         str, typer.Option(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
     ],
@@ -74,6 +75,10 @@ def build(
     ] = False,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished build.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a store, or start again.")] = False,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(help="Where a store for a URL is built before it is sent. Default: cache."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write time, machine and counts to this JSON file.")
     ] = None,
@@ -86,7 +91,8 @@ def build(
 
     Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --val-tokens 1000000
     """
-    check_place(out, report, goes_on=resume or overwrite or dry_run)
+    place = open_output(out, scratch)
+    check_place(place.folder, report, goes_on=resume or overwrite or dry_run)
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
@@ -111,30 +117,36 @@ def build(
         "memory": parse_bytes(memory) if memory else None,
     }
     if dry_run:
-        print_plan(plan_store(feeds, out, tokenizer=opened, spec=spec, **manner), as_json=as_json)
+        print_plan(
+            plan_store(feeds, place.folder, tokenizer=opened, spec=spec, **manner), as_json=as_json
+        )
         return
-    with build_progress() as on_progress, told_how_to_resume(out):
+    with (
+        place.opened(resume=resume, overwrite=overwrite) as folder,
+        build_progress() as on_progress,
+        told_how_to_resume(folder),
+    ):
         done = build_store(
             feeds,
-            out,
+            folder,
             tokenizer=opened,
             spec=spec,
             engine=engine,
             engine_check=engine_check,
             resume=resume,
-            overwrite=overwrite,
+            overwrite=place.replaces(resume=resume, overwrite=overwrite),
             on_progress=on_progress,
             **manner,
         )
     if report is not None:
-        report.write_text(json.dumps(_report(done), indent=2) + "\n")
+        report.write_text(json.dumps({**_report(done), **place.facts}, indent=2) + "\n")
     if as_json:
-        print(json.dumps(_report(done)))
+        print(json.dumps({**_report(done), **place.facts}))
     else:
-        print(receipt(out, done))
+        print(receipt(place.shown, done))
 
 
-def receipt(out: Path, done: BuildReport) -> str:
+def receipt(out: str, done: BuildReport) -> str:
     """One line that says what was built and what was left out."""
     ledger = done.manifest.ledger
     left_out = ledger.documents.empty + sum(ledger.documents.dropped.values())

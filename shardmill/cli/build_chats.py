@@ -19,6 +19,7 @@ from shardmill.chat import (
     known_template,
     load_template_spec,
 )
+from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
 from shardmill.cli.reports import check_place, run_facts
 from shardmill.cli.sizes import parse_bytes
@@ -43,7 +44,7 @@ def chats(
         list[str],
         typer.Argument(help="Folders, files or globs of .jsonl .json .parquet, or hub:owner/name."),
     ],
-    out: Annotated[Path, typer.Option(help="Where the store goes.")],
+    out: Annotated[str, typer.Option(help="Where the store goes: a folder, or s3://bucket/path.")],
     tokenizer: Annotated[
         str, typer.Option(help="'byte:4', a .model file, a tokenizer.json, a folder or a hub id.")
     ],
@@ -82,6 +83,10 @@ def chats(
     ] = "auto",
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished build.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a store, or start again.")] = False,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(help="Where a store for a URL is built before it is sent. Default: cache."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write time, machine and counts to this JSON file.")
     ] = None,
@@ -94,13 +99,17 @@ def chats(
 
     Example: shardmill build chats chats.jsonl --out store --tokenizer spm.model --template chatml
     """
-    check_place(out, report, goes_on=resume or overwrite)
+    place = open_output(out, scratch)
+    check_place(place.folder, report, goes_on=resume or overwrite)
     source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad)
     opened = open_template(template, tokenizer, special)
-    with build_progress() as on_progress:
+    with (
+        place.opened(resume=resume, overwrite=overwrite) as folder,
+        build_progress() as on_progress,
+    ):
         done = build_chats(
             source,
-            out,
+            folder,
             template=opened.template,
             tokenizer=opened.tokenizer,
             bind=opened.bind,
@@ -111,13 +120,13 @@ def chats(
             val_fraction=val_fraction,
             engine=engine,
             resume=resume,
-            overwrite=overwrite,
+            overwrite=place.replaces(resume=resume, overwrite=overwrite),
             on_progress=on_progress,
         )
-    facts = _facts(done)
+    facts = {**_facts(done), **place.facts}
     if report is not None:
         report.write_text(json.dumps(facts, indent=2) + "\n")
-    print(json.dumps(facts) if as_json else receipt(out, done))
+    print(json.dumps(facts) if as_json else receipt(place.shown, done))
 
 
 def open_template(template: str, tokenizer: str, special: list[str] | None) -> Opened:
@@ -151,7 +160,7 @@ def _jinja(template: str, tokenizer: str) -> ChatTemplate:
     return open_jinja_template(load_transformers(folder), chat_template=source)
 
 
-def receipt(out: Path, done: BuildReport) -> str:
+def receipt(out: str, done: BuildReport) -> str:
     """One line that says what was built and what was left out."""
     ledger = done.manifest.ledger
     assert ledger.chat is not None

@@ -152,7 +152,7 @@ def open_place(url: str, options: Mapping[str, Any] | None = None) -> Place:
         if protocol in _EXTRAS:
             raise missing_extra("s3fs", _EXTRAS[protocol]) from missing
         raise OptionError(f"{shown(url)}: {missing}") from missing
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise OptionError(f"{shown(url)}: {error}; wanted s3://bucket/path, say") from error
     return place_of(fs, root, shown(url))
 

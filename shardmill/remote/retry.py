@@ -52,6 +52,11 @@ def attempt(what: str, action: Callable[[], T]) -> T:
                     "connection, then do the same again: what has arrived is kept"
                 ) from error
             logger.debug("%s: try %d failed: %s", what, number, error)
+        except (NotImplementedError, ValueError) as error:  # an archive, a web server
+            raise StoreError(
+                f"{what}: this kind of place cannot do that: {_words(error)}; take one that can be "
+                "read, written and listed"
+            ) from error
         time.sleep(pause(number))
     raise AssertionError("unreachable")
 

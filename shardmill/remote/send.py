@@ -129,6 +129,11 @@ def _obstacle(
     return f"{taken[0]} is there, of no push of ours" if taken else None
 
 
+def is_push_of(place: Place, folder: Path, found: Listing) -> bool:
+    """Whether the unfinished push at `place` is of this finished folder."""
+    return _small(place, MARK, found) == _mark(local_contents(folder))
+
+
 class _Sender:
     """One file at a time, from any thread."""
 

@@ -1,0 +1,292 @@
+"""Stores built to a URL: the bytes of a local build, whatever dies or fails on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.build import BuildReport, BuildSpec, build_store
+from shardmill.errors import (
+    BuildLockedError,
+    OptionError,
+    StoreError,
+    StoreExistsError,
+    UnfinishedBuildError,
+)
+from shardmill.remote import build_to, pull, push, retry
+from shardmill.remote.outgoing import PROBE, scratch_store
+from shardmill.testing.s3 import Fault, LoopbackS3
+from shardmill.tokenizer import ByteTokenizer
+from tests.build.corpora import feeds_of, write_corpus
+from tests.build.parts import Slow
+from tests.build.test_workers_killed import wait_for
+from tests.remote.conftest import Spot, files_of, remote_files
+
+SPEC = BuildSpec(shard_bytes=20_000)
+
+KILLED = """
+import json, sys
+from pathlib import Path
+from shardmill.build import BuildSpec, build_store, segments
+from shardmill.remote import build_to
+from tests.build.corpora import feeds_of
+from tests.build.parts import Slow
+segments.SEGMENT_TOKENS = 3_000
+corpus, scratch, url = sys.argv[1:4]
+with build_to(url, scratch=scratch, resume=True) as out:
+    build_store(feeds_of(Path(corpus)), out.folder, tokenizer=Slow(), workers=1, resume=True,
+                spec=BuildSpec(shard_bytes=20_000))
+print(json.dumps(out.receipt.to_json()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "corpus", num_files=3)
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def build(corpus: Path, tmp_path: Path) -> Callable[..., BuildReport]:
+    """Build the corpus to a spot, scratch beside it; `spec` makes it another store."""
+
+    def run(spot: Spot, *, spec: BuildSpec = SPEC, **how: Any) -> BuildReport:
+        scratch = tmp_path / "scratch"
+        with build_to(spot.url, scratch=scratch, storage_options=spot.options, **how) as out:
+            folder, resume = out.folder, how.get("resume", False)
+            overwrite = how.get("overwrite", False) and not resume
+            flags = {"resume": resume, "overwrite": overwrite}
+            return build_store(
+                feeds_of(corpus), folder, tokenizer=ByteTokenizer(), spec=spec, workers=1, **flags
+            )
+
+    return run
+
+
+@pytest.fixture
+def wanted(corpus: Path, tmp_path: Path) -> dict[str, bytes]:
+    """The files of a local build."""
+    build_store(
+        feeds_of(corpus), tmp_path / "local", tokenizer=ByteTokenizer(), spec=SPEC, workers=1
+    )
+    return files_of(tmp_path / "local")
+
+
+def left(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "scratch").iterdir())
+
+
+def test_the_store_there_has_the_bytes_of_a_local_build(
+    spot: Spot, build, wanted, tmp_path: Path
+) -> None:
+    done = build(spot)
+    assert remote_files(spot) == wanted
+    assert len(wanted) > 10
+    assert left(tmp_path) == []
+    again = build(spot, resume=True)
+    assert again.manifest == done.manifest
+    assert again.cost is None, "it was built again"
+    assert left(tmp_path) == []
+
+
+def test_a_finished_store_is_refused_before_the_build_unless_it_may_go(
+    spot: Spot, build, wanted, tmp_path: Path
+) -> None:
+    build(spot, spec=BuildSpec(shard_bytes=50_000))
+    before = remote_files(spot)
+    with pytest.raises(StoreExistsError, match="nothing was built"):
+        build(spot)
+    with pytest.raises(StoreExistsError, match="other input or options"):
+        build(spot, resume=True)
+    assert remote_files(spot) == before
+    assert left(tmp_path) == []
+    build(spot, overwrite=True)
+    assert remote_files(spot) == wanted
+
+
+def test_what_is_no_store_is_refused_before_the_build(spot: Spot, build, wanted) -> None:
+    place = spot.open()
+    place.write("train/notes.txt", b"mine")
+    for resume in (False, True):
+        with pytest.raises(StoreExistsError, match=r"train/notes\.txt"):
+            build(spot, resume=resume)
+    build(spot, overwrite=True)
+    assert remote_files(spot) == {**wanted, "train/notes.txt": b"mine"}
+
+
+def test_a_place_that_cannot_be_written_to_is_found_before_the_build(
+    s3: LoopbackS3, build, s3_spot: Spot, tmp_path: Path
+) -> None:
+    def refused(spot: Spot, words: str) -> None:
+        with (
+            pytest.raises(StoreError, match=words),
+            build_to(spot.url, scratch=tmp_path / "scratch", storage_options=spot.options),
+        ):
+            pytest.fail("the block began")
+        assert left(tmp_path) == []
+
+    refused(Spot("s3://no-such-bucket/x", s3.options()), "bucket")
+    s3.faults.append(Fault(path=PROBE, method="PUT", times=1000, status=503))
+    refused(s3_spot, f"{PROBE}: gave up")
+
+
+def test_a_place_that_only_reads_is_refused(build, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "old.tar", "w") as archive:
+        archive.add(__file__, "test.py")
+    with pytest.raises(StoreError, match="this kind of place cannot do that"):
+        build(Spot(f"tar://store::file://{tmp_path}/old.tar", {}))
+    with pytest.raises(OptionError, match="Is a directory"):
+        build(Spot(f"tar://store::file://{tmp_path}", {}))
+
+
+@pytest.mark.parametrize("flaw", [{"status": 503}, {"drop_after": 0}])
+def test_a_failing_server_gets_it_whole(s3, s3_spot: Spot, build, wanted, flaw) -> None:
+    s3.faults += [
+        Fault(path=PROBE, method="PUT", times=2, **flaw),
+        Fault(path="shard_0000", method="PUT", times=2, **flaw),
+        Fault(path="meta.json", method="PUT", times=1, **flaw),
+    ]
+    build(s3_spot)
+    assert [fault.times for fault in s3.faults] == [0, 0, 0]
+    assert remote_files(s3_spot) == wanted
+
+
+def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
+    s3: LoopbackS3, s3_spot: Spot, build, wanted, tmp_path: Path
+) -> None:
+    s3.faults.append(Fault(path="shard_00002", method="PUT", times=1000, status=503))
+    with pytest.raises(StoreError, match=r"gave up.*The store is built and lies in .*--resume"):
+        build(s3_spot)
+    folder = scratch_store(s3_spot.url, tmp_path / "scratch")
+    assert files_of(folder) == wanted
+    assert "meta.json" not in remote_files(s3_spot)
+    s3.faults.clear()
+    with pytest.raises(StoreExistsError, match="an unfinished push is there"):
+        build(s3_spot)
+    s3.requests.clear()
+    assert build(s3_spot, resume=True).cost is None, "it was built again"
+    assert s3.sent("PUT", "shard_00002") > 0
+    assert s3.sent("PUT", "shard_00000") == 0, "what was there was sent again"
+    assert remote_files(s3_spot) == wanted
+    assert left(tmp_path) == []
+
+
+def test_a_replacement_that_was_not_sent_goes_on(s3, s3_spot: Spot, build, wanted, tmp_path):
+    build(s3_spot, spec=BuildSpec(shard_bytes=50_000))
+    s3.faults.append(Fault(path="meta.json", method="DELETE", times=1000, status=403))
+    s3.faults.append(Fault(path="?delete", method="POST", times=1000, status=403))
+    with pytest.raises(StoreError, match="--resume --overwrite"):
+        build(s3_spot, overwrite=True)
+    s3.faults.clear()
+    with pytest.raises(StoreExistsError, match="other input or options"):
+        build(s3_spot, resume=True)
+    assert build(s3_spot, resume=True, overwrite=True).cost is None, "it was built again"
+    assert remote_files(s3_spot) == wanted
+    assert left(tmp_path) == []
+
+
+def test_a_store_that_was_not_sent_is_not_built_over_unasked(
+    spot: Spot, build, wanted, tmp_path: Path
+) -> None:
+    folder = scratch_store(spot.url, tmp_path / "scratch")
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "local").rename(folder)
+    with pytest.raises(UnfinishedBuildError, match=r"--resume.*--overwrite"):
+        build(spot)
+    assert build(spot, resume=True).cost is None
+    assert remote_files(spot) == wanted
+
+
+def test_the_unfinished_push_of_another_is_found_before_the_build(
+    s3: LoopbackS3, s3_spot: Spot, build, wanted, make_store, tmp_path: Path
+) -> None:
+    s3.faults.append(Fault(path="shard_", method="PUT", times=1000, status=403))
+    with pytest.raises(StoreError):
+        push(make_store("other"), s3_spot.url, storage_options=s3_spot.options)
+    s3.faults.clear()
+    for resume in (False, True):
+        with pytest.raises(StoreExistsError, match="an unfinished push is there"):
+            build(s3_spot, resume=resume)
+    build(s3_spot, overwrite=True)
+    pull(s3_spot.url, tmp_path / "copy", storage_options=s3_spot.options)
+    assert files_of(tmp_path / "copy") == wanted
+
+
+def test_two_builds_to_one_place_exclude_each_other(spot: Spot, build, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    with (
+        pytest.raises(BuildLockedError, match="another process"),
+        build_to(spot.url, scratch=scratch, storage_options=spot.options),
+    ):
+        build(spot, resume=True)
+    build(Spot(f"{spot.url}-beside", spot.options))
+
+
+def test_the_scratch_folder_tells_urls_apart_and_no_password(tmp_path: Path) -> None:
+    urls = [f"s3://bucket/{name}" for name in ("a/b", "a-b", "a_b", "x/" + "y" * 300)]
+    folders = {scratch_store(url, tmp_path) for url in urls}
+    assert len(folders) == 4
+    assert scratch_store("s3://bucket/a/b/", tmp_path) in folders
+    assert scratch_store("s3://me:secret@bucket/a/b", tmp_path) in folders
+    assert all(len(folder.parent.name) < 60 for folder in folders)
+
+
+class Run:
+    """The same build in a process of its own."""
+
+    def __init__(self, s3: LoopbackS3, corpus: Path, scratch: Path, spot: Spot) -> None:
+        self.arguments = [str(corpus), str(scratch), spot.url]
+        self.folder, self.s3 = scratch_store(spot.url, scratch), s3
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KILLED, *self.arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, text=True, env=self.s3.environment(), **pipes)
+
+    def kill_when(self, condition: Callable[[], bool]) -> None:
+        process = self.start()
+        wait_for(lambda: condition() or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+
+    def segments(self) -> int:
+        return len(list(self.folder.parent.glob(".store.building/segments/*/*.json")))
+
+
+@pytest.mark.slow
+def test_killed_in_the_build_and_in_the_push_it_goes_on_to_the_same_bytes(
+    s3: LoopbackS3, s3_spot: Spot, corpus: Path, tmp_path: Path
+) -> None:
+    build_store(feeds_of(corpus), tmp_path / "local", tokenizer=Slow(), spec=SPEC, workers=1)
+    wanted = files_of(tmp_path / "local")
+    run = Run(s3, corpus, tmp_path / "scratch", s3_spot)
+    for count in (2, 5):
+        run.kill_when(lambda least=count: run.segments() >= least)
+        assert remote_files(s3_spot) == {}
+    s3.faults.append(Fault(path="shard_", method="PUT", times=1000, delay=0.2))
+    for count in (2, 4):
+        s3.requests.clear()
+        run.kill_when(lambda least=count: s3.sent("PUT", "shard_") >= least)
+        assert "meta.json" not in remote_files(s3_spot)
+        assert files_of(run.folder) == wanted
+    s3.faults.clear()
+    process = run.start()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert '"kept_files": 0' not in out
+    assert remote_files(s3_spot) == wanted
+    assert left(tmp_path) == []
