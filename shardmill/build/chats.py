@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shardmill.build.commit import ExamplePlaces
 from shardmill.build.engine import EngineDesk
+from shardmill.build.memory import plan_memory
 from shardmill.build.portion import Account, Portion
 from shardmill.build.render import Bind, ChatFeeder, SplitRule
 from shardmill.build.run import Job, run_build
@@ -26,6 +27,7 @@ from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import OptionError
 from shardmill.protocols import ConversationSource, Tokenizer
 from shardmill.records import JSON, Cursor
+from shardmill.sources import limited
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ def build_chats(
     used. `resume` and `overwrite` as in `build_store`.
     """
     policy = policy or TrainPolicy()
+    source = limited(source, plan_memory(1, None, asked=False).most_document)
     rule = _split_rule(spec, val_fraction)
     rules = token_rules(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)

@@ -14,7 +14,7 @@ from pathlib import Path
 from shardmill.build.estimate import FeedEstimate, estimate_feed
 from shardmill.build.hands import Manner
 from shardmill.build.spec import BuildSpec, Feed, check_feeds
-from shardmill.build.store import most_tokens
+from shardmill.build.store import limited_feeds, most_tokens
 from shardmill.build.tokenise import token_rules
 from shardmill.build.units import cut_feed, unit_ranges
 from shardmill.protocols import Tokenizer
@@ -53,7 +53,7 @@ def plan_store(
     manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
     fits = manner.memory_plan()
     estimates = []
-    for feed in feeds:
+    for feed in limited_feeds(feeds, fits.most_document):
         grains = cut_feed(feed.source)
         ranges = list(unit_ranges(grains.sizes, manner.size_of_units(), {}))
         most = most_tokens(feed)

@@ -2,8 +2,8 @@
 
 In: how the work is to be done.  Out: how many processes fit, and how large a document may be.
 Promise: memory is bounded by the number of processes and the largest document, never by the input;
-a document that does not fit is refused by name and size before it is encoded, which is where it
-would grow most.
+a document that does not fit is refused by name and size: by its reader before it is whole, where
+that can tell, else before it is encoded, which is where it would grow most.
 Not here: measuring what was used (engines).
 """
 
@@ -13,7 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.errors import BuildError, OptionError, SourceError
+from shardmill.errors import BuildError, OptionError
+from shardmill.sources.batching import too_large
 from shardmill.sources.clean import byte_lengths
 
 MIB = 2**20
@@ -64,11 +65,7 @@ def check_documents(texts: object, most: int, *, where: str) -> None:
     lengths = byte_lengths(texts)
     longest = int(lengths.max(initial=0))
     if longest > most:
-        raise SourceError(
-            f"{where}: a document of {longest:,} bytes; with the memory that this build has, "
-            f"{most:,} can be encoded: cut it into several, allow more memory (--memory), or use "
-            "fewer workers"
-        )
+        raise too_large(where, f"a document of {longest:,} bytes", most)
 
 
 def no_memory(where: str) -> BuildError:

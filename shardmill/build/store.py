@@ -9,6 +9,7 @@ Not here: reading formats (sources), ids (tokenizer), bytes of the store (shards
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -31,6 +32,7 @@ from shardmill.build.tokenise import TokenRules, token_rules, unit_portions
 from shardmill.build.units import Unit, cut_feed
 from shardmill.protocols import Source, Tokenizer
 from shardmill.records import Cursor
+from shardmill.sources import limited
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
 
@@ -60,6 +62,7 @@ def build_store(
     splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
     manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
     most_document = manner.memory_plan().most_document
+    feeds = limited_feeds(feeds, most_document)
     limits = [most_tokens(feed) for feed in feeds]
 
     def make_task(unit: Unit, place: Path) -> TextTask:
@@ -96,6 +99,11 @@ def build_store(
         overwrite=overwrite,
         manner=manner,
     )
+
+
+def limited_feeds(feeds: Sequence[Feed], most_document: int) -> list[Feed]:
+    """The same feeds, whose sources do not read what would not fit."""
+    return [replace(feed, source=limited(feed.source, most_document)) for feed in feeds]
 
 
 def most_tokens(feed: Feed) -> int | None:

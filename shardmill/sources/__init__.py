@@ -13,6 +13,7 @@ from shardmill.sources.concat import ConcatSource
 from shardmill.sources.hubparquet import HubParquetSource, open_hub
 from shardmill.sources.hubsource import HubOptions, HubSource, iter_rows
 from shardmill.sources.jsonl import JsonlSource
+from shardmill.sources.limited import limited
 from shardmill.sources.memory import MemorySource
 from shardmill.sources.memorychats import MemoryChats
 from shardmill.sources.open import open_source
@@ -39,6 +40,7 @@ __all__ = [
     "TextSource",
     "iter_jsonl_rows",
     "iter_rows",
+    "limited",
     "open_chats",
     "open_hub",
     "open_source",

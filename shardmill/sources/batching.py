@@ -2,19 +2,20 @@
 
 In: byte lengths of texts, or batches in order.  Out: half-open cuts, or batches in order.
 Promise: no batch holds more than the limits, except one document that alone is larger; order,
-counts and drops are kept; the cursor of a joined batch is that of its last part.
+counts and drops are kept; the cursor of a joined batch is that of its last part. With `most_bytes`
+no document may be larger than that, and readers refuse it before they hold it.
 Not here: reading or cleaning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from shardmill.errors import OptionError
+from shardmill.errors import OptionError, SourceError
 from shardmill.records import IntArray, TextBatch
 from shardmill.sources.clean import byte_lengths
 
@@ -25,13 +26,34 @@ class BatchLimits:
 
     num_bytes: int = 4 * 2**20  # of text
     num_documents: int = 8192  # of input rows, dropped and empty ones too
+    most_bytes: int | None = None  # of one document, which is refused when it is larger; None: any
 
     def __post_init__(self) -> None:
-        if self.num_bytes < 1 or self.num_documents < 1:
-            raise OptionError(f"{self}: both limits must be at least 1")
+        most = 1 if self.most_bytes is None else self.most_bytes
+        if min(self.num_bytes, self.num_documents, most) < 1:
+            raise OptionError(f"{self}: every limit must be at least 1")
+
+    def refusing(self, most_bytes: int) -> BatchLimits:
+        """The same batches, and no document over `most_bytes`."""
+        return replace(self, most_bytes=most_bytes)
+
+    def most_input(self, expansion: int = 1) -> int | None:
+        """Bytes of input that a document may take when each of its own takes `expansion` at most;
+        as many as a batch has, at least, since so many are held anyway."""
+        if self.most_bytes is None:
+            return None
+        return max(self.most_bytes * expansion, self.num_bytes)
 
 
 DEFAULT_LIMITS = BatchLimits()
+
+
+def too_large(where: str, found: str, most: int) -> SourceError:
+    """The one wording for what does not fit into memory."""
+    return SourceError(
+        f"{where}: {found}; with the memory that there is, {most:,} can be read: cut it into "
+        "several, allow more memory (--memory), or use fewer workers"
+    )
 
 
 def cut(lengths: IntArray, limits: BatchLimits) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import asdict
 
 from shardmill.errors import OptionError, SourceError
@@ -25,6 +26,7 @@ from shardmill.sources.files import fingerprint_files, stamp_of_file
 from shardmill.sources.inputs import FileInput, Placed, RecordInput
 from shardmill.sources.inputs_arrow import HubRecords
 from shardmill.sources.jsonl import OnBad
+from shardmill.sources.limited import limited
 from shardmill.sources.record import Misfit, Record, keys_of
 from shardmill.sources.rows_of_trees import PlacedRow, trees_lie_together, units_of_trees
 from shardmill.sources.shape_trees import Rules, TreeRow, read_row
@@ -100,6 +102,12 @@ class ChatSource:
     def size_hint(self) -> int | None:
         files = [entry.file for entry in self._inputs if isinstance(entry, FileInput)]
         return sum(file.num_bytes for file in files) if len(files) == len(self._inputs) else None
+
+    def limited(self, num_bytes: int) -> ChatSource:
+        """The same source, which refuses lines that hold more than `num_bytes` of text."""
+        source = copy(self)
+        source._inputs = tuple(limited(entry, num_bytes) for entry in self._inputs)
+        return source
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
         start = Spot(0, None) if cursor is None else self._spot_of(cursor)

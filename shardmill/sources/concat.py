@@ -16,6 +16,7 @@ from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.cursors import counts_of, fields_of
 from shardmill.sources.cutting import check_num_bytes, runs
 from shardmill.sources.filesource import check_at_least
+from shardmill.sources.limited import limited
 from shardmill.sources.stamp import stamp_of
 
 
@@ -46,6 +47,10 @@ class ConcatSource:
         sizes = [part.size_hint() for part in self._parts]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
+
+    def limited(self, num_bytes: int) -> ConcatSource:
+        """The same of parts that refuse a document over `num_bytes`."""
+        return ConcatSource([limited(part, num_bytes) for part in self._parts], name=self._name)
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         first, inner = self._locate(cursor)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self
@@ -53,6 +54,9 @@ class FileReader(Protocol):
 
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         """Batches from `position` on (None: the start); their cursors are positions."""
+
+    def with_limits(self, limits: BatchLimits) -> FileReader:
+        """The same reader with other limits."""
 
     def settled(self) -> FileReader:
         """The same reader with every choice made that takes a look at the files: small to send,
@@ -126,6 +130,13 @@ class FileSource:
 
     def size_hint(self) -> int | None:
         return sum(self._sizes(self._reader))
+
+    def limited(self, num_bytes: int) -> Self:
+        """The same source, which refuses a document over `num_bytes` before it is read whole."""
+        source = copy(self)
+        source._limits = self._limits.refusing(num_bytes)
+        source._reader = self._reader.with_limits(source._limits)
+        return source
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         first, position = self._locate(cursor)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from shardmill.errors import OptionError, SourceError
@@ -118,6 +119,13 @@ class HubParquetSource:
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         return coalesce(self._read(cursor), self._limits)
+
+    def limited(self, num_bytes: int) -> HubParquetSource:
+        """The same source, which refuses a document over `num_bytes`."""
+        source = copy(self)
+        source._limits = self._limits.refusing(num_bytes)
+        source._files = None
+        return source
 
     def divide(self, at_least: int) -> Sequence[HubPiece]:
         """One source per file; when there are fewer than `at_least`, one per row group, which reads

@@ -76,6 +76,10 @@ class HubPiece:
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         return coalesce(self.read(cursor), self.limits)
 
+    def limited(self, num_bytes: int) -> HubPiece:
+        """The same piece, which refuses a document over `num_bytes`."""
+        return replace(self, limits=self.limits.refusing(num_bytes))
+
     def divide(self, at_least: int) -> Sequence[HubPiece]:
         check_at_least(at_least)
         return (self,) if at_least == 1 else self.row_groups()

@@ -2,7 +2,8 @@
 
 In: a JSON lines file (plain, `.gz`, `.zst`) or a `.json` file that is one list.  Out: `Placed`s.
 Promise: records in order; from a mark, exactly those behind it. What is no record comes as its
-`Misfit`, so that whoever reads can drop it by name. A JSON list is read whole, so it is bounded;
+`Misfit`, so that whoever reads can drop it by name. A JSON list is read whole, so it is bounded,
+and so can lines be;
 a `.json` file that begins with an object is JSON lines, which is announced.
 Not here: Parquet and hubs (see `inputs_arrow`); what a record means.
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from copy import copy
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -22,6 +25,7 @@ from shardmill.sources.batching import DEFAULT_LIMITS
 from shardmill.sources.clean import BOM_BYTES
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import InputFile, check_unchanged, open_file
+from shardmill.sources.jsonline import ESCAPED
 from shardmill.sources.lines import line_blocks
 from shardmill.sources.record import Misfit, Record, decode_record, kind_of
 
@@ -65,12 +69,20 @@ class RecordInput(Protocol):
 class FileInput:
     """What inputs that are files have in common."""
 
+    limits = DEFAULT_LIMITS
+
     def __init__(self, file: InputFile) -> None:
         self.file = file
 
     @property
     def name(self) -> str:
         return self.file.name
+
+    def limited(self, num_bytes: int) -> Self:
+        """The same input, which refuses a line over what `num_bytes` of text can take."""
+        entry = copy(self)
+        entry.limits = self.limits.refusing(num_bytes)
+        return entry
 
     def where(self, place: str) -> str:
         return str(self.file.place).removesuffix(self.file.name) + place
@@ -83,7 +95,8 @@ class JsonlRecords(FileInput):
         start, first_line = mark or (0, 0)
         name = self.file.name
         check_unchanged(self.file)
-        blocks = line_blocks(self.file, start=start, first_line=first_line, limits=DEFAULT_LIMITS)
+        limits = replace(self.limits, most_bytes=self.limits.most_input(ESCAPED))
+        blocks = line_blocks(self.file, start=start, first_line=first_line, limits=limits)
         for block in blocks:
             base = block.end - len(block.data)
             ends = zip(block.lines(), block.stops.tolist(), strict=True)

@@ -25,6 +25,7 @@ from shardmill.sources.fields import choose_field
 from shardmill.sources.files import InputFile, Where, list_files
 from shardmill.sources.filesource import FileSource
 from shardmill.sources.jsonline import (
+    ESCAPED,
     BadJsonError,
     BadRow,
     Rows,
@@ -39,7 +40,7 @@ from shardmill.sources.naming import name_of
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
-_LOOK = BatchLimits(num_bytes=2**16)  # the first row is enough to know the fields
+_LOOK_BYTES = 2**16  # the first row is enough to know the fields
 
 OnBad: TypeAlias = Literal["error", "skip"]
 
@@ -67,6 +68,7 @@ class _JsonlReader(LinesOfFiles):
     """Lines of files, whole or in ranges."""
 
     kind = "jsonl"
+    _expansion = ESCAPED
 
     def __init__(
         self, files: tuple[InputFile, ...], field: str | None, on_bad: OnBad, limits: BatchLimits
@@ -106,7 +108,8 @@ class _JsonlReader(LinesOfFiles):
         return self._field
 
     def _field_in(self, file: InputFile) -> str | None:
-        for block in line_blocks(file, start=0, first_line=0, limits=_LOOK):
+        limits = replace(self._line_limits(), num_bytes=_LOOK_BYTES)
+        for block in line_blocks(file, start=0, first_line=0, limits=limits):
             for number, line in filled_lines(block):
                 try:
                     row = read_object(line)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
@@ -22,10 +22,15 @@ from shardmill.records import JSON, Cursor
 from shardmill.sources.batching import BatchLimits
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import InputFile
-from shardmill.sources.lines import LineBlock, is_compressed, line_blocks, read_chunks
+from shardmill.sources.lines import (
+    LineBlock,
+    count_lines,
+    is_compressed,
+    line_blocks,
+    read_chunks,
+)
 
 _LOOK_BYTES = 2**16
-_COUNT_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class LinesOfFiles:
 
     _limits: BatchLimits
     _range: LineRange | None = None
+    _expansion = 1  # bytes of a line for each byte of its text, at most
 
     @property
     def part(self) -> str:
@@ -53,6 +59,11 @@ class LinesOfFiles:
 
     def size_hint(self, file: InputFile) -> int:
         return file.num_bytes if self._range is None else self._range.stop - self._range.start
+
+    def with_limits(self, limits: BatchLimits) -> Self:
+        reader = copy(self)
+        reader._limits = limits
+        return reader
 
     def settled(self) -> Self:
         return self
@@ -78,14 +89,18 @@ class LinesOfFiles:
         """For `options`: which documents a range gives."""
         return {} if self._range is None else {"bytes": [self._range.start, self._range.stop]}
 
+    def _line_limits(self) -> BatchLimits:
+        """Those of lines: `most_bytes` is of a line."""
+        return replace(self._limits, most_bytes=self._limits.most_input(self._expansion))
+
     def _blocks(self, file: InputFile, position: JSON) -> Iterator[LineBlock]:
-        owned = self._range
+        owned, limits = self._range, self._line_limits()
         if owned is not None:
-            return range_blocks(file, owned, position, self._limits)
+            return range_blocks(file, owned, position, limits)
         start, line = 0, 0
         if position is not None:
             start, line = counts_of(position, ("bytes", "lines"), file.name)
-        return line_blocks(file, start=start, first_line=line, limits=self._limits)
+        return line_blocks(file, start=start, first_line=line, limits=limits)
 
     def _position(self, block: LineBlock) -> Cursor:
         """Behind a block."""
@@ -142,12 +157,4 @@ def line_start(file: InputFile, owned: LineRange) -> int | None:
 
 def lines_before(file: InputFile, owned: LineRange) -> int:
     """Lines of the file before the first of a range that owns one."""
-    left = line_start(file, owned) or 0
-    num_lines = 0
-    with closing(read_chunks(file, 0, _COUNT_BYTES)) as chunks:
-        for chunk in chunks:
-            num_lines += chunk.count(b"\n", 0, left)
-            left -= len(chunk)
-            if left <= 0:
-                break
-    return num_lines
+    return count_lines(file, line_start(file, owned) or 0)

@@ -3,8 +3,9 @@
 In: a file and how much of it was read before.  Out: blocks that end at a line's end.
 Promise: the blocks joined are exactly the rest of the (decompressed) file, or of its lines that
 begin before `stop`; only the very last may lack its newline; a line longer than a block arrives
-whole; a compressed file that breaks off or is damaged is an error, never a short file. Memory:
-about two blocks, or the longest line.
+whole, or is refused when it is longer than the limits allow, before it is read to its end; a
+compressed file that breaks off or is damaged is an error, never a short file. Memory: about two
+blocks, or the longest line, whatever a file unpacks to.
 Not here: what a line means; which lines are wanted (`lineranges`).
 """
 
@@ -21,7 +22,7 @@ import zstandard
 
 from shardmill.errors import SourceError
 from shardmill.records import OffsetArray
-from shardmill.sources.batching import BatchLimits, cut
+from shardmill.sources.batching import BatchLimits, cut, too_large
 from shardmill.sources.clean import BOM_BYTES
 from shardmill.sources.files import InputFile, open_file
 
@@ -29,6 +30,8 @@ _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _LOOK = 2**16  # bytes that show whether lines are long
 _COMPRESSED_CHUNK = 256 * 2**10
+_ZSTD_PIECE = 2**10  # unpacked at a time: four bytes can become 128 KiB, so to 32 MiB at most
+_COUNT_BYTES = 2**20
 _COMPRESSED = (".gz", ".zst")
 
 
@@ -53,16 +56,61 @@ def line_blocks(
     file: InputFile, *, start: int, first_line: int, limits: BatchLimits, stop: int | None = None
 ) -> Iterator[LineBlock]:
     """Blocks within the limits, from byte `start` on, which must be the start of a line; of a plain
-    file also up to the last line that begins before byte `stop`, which lies behind `start`."""
+    file also up to the last line that begins before byte `stop`, which lies behind `start`. A line
+    may have `limits.most_bytes`, its end included."""
     # A little under the limit, so that a block with its last line usually is one batch.
     cell = limits.num_bytes - limits.num_bytes // 16
     with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
         wanted = chunks if stop is None else _to_line_end(chunks, start, stop)
+        if limits.most_bytes is not None:
+            wanted = _bounded(wanted, start, limits.most_bytes, file)
         for data in _whole_lines(wanted, start, cell):
             for block in _cut_block(data, start, first_line, limits):
+                _check_lines(block, limits.most_bytes, file)
                 start = block.end
                 first_line += len(block.stops)
                 yield block
+
+
+def _bounded(chunks: Iterator[bytes], start: int, most: int, file: InputFile) -> Iterator[bytes]:
+    """The chunks, until a line that has no end yet is too long."""
+    begin = start  # of the line that is open
+    for chunk in chunks:
+        newline = chunk.rfind(b"\n")
+        begin = start + newline + 1 if newline >= 0 else begin
+        start += len(chunk)
+        if start - begin > most:
+            raise _too_long(file, begin, f"{start - begin:,} bytes and no end of the line", most)
+        yield chunk
+
+
+def _check_lines(block: LineBlock, most: int | None, file: InputFile) -> None:
+    """The lines that are whole, to the byte."""
+    if most is None or len(block.data) <= most:
+        return
+    edges = np.concatenate(([0], block.stops))
+    lengths = np.diff(edges)
+    longest = int(lengths.argmax())
+    if lengths[longest] > most:
+        begin = block.end - len(block.data) + int(edges[longest])
+        raise _too_long(file, begin, f"a line of {lengths[longest]:,} bytes", most)
+
+
+def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
+    number = count_lines(file, begin) + 1
+    return too_large(f"{file.place}, line {number:,} (byte {begin:,})", found, most)
+
+
+def count_lines(file: InputFile, stop: int) -> int:
+    """Lines that end before byte `stop` of the (decompressed) file. Reads them all."""
+    num_lines = 0
+    with closing(read_chunks(file, 0, _COUNT_BYTES)) as chunks:
+        for chunk in chunks:
+            if stop <= 0:
+                break
+            num_lines += chunk.count(b"\n", 0, stop)
+            stop -= len(chunk)
+    return num_lines
 
 
 def _cut_block(
@@ -191,12 +239,16 @@ def _zstd_chunks(file: InputFile) -> Iterator[bytes]:
     takes it for the end."""
     with open_file(file) as stream:
         frame = None
-        while data := stream.read(_COMPRESSED_CHUNK):
-            while data:
+        while data := memoryview(stream.read(_COMPRESSED_CHUNK) or b""):
+            start = 0
+            while piece := data[start : start + _ZSTD_PIECE]:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(data)
-                data = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
+                if found := frame.decompress(piece):
+                    yield found
+                start += len(piece)
+                if frame.eof:
+                    start -= len(frame.unused_data)
+                    frame = None
     if frame is not None:
         raise EOFError("the last zstd frame is not complete")
 

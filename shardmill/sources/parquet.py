@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,6 +84,12 @@ class _ParquetReader:
     def cut(self, file: InputFile, num_bytes: int) -> Sequence[FileReader]:
         return self.settled().cut(file, num_bytes)
 
+    def with_limits(self, limits: BatchLimits) -> _ParquetReader:
+        reader = copy(self)
+        reader._limits = limits
+        reader._settled = self._settled and replace(self._settled, limits=limits)
+        return reader
+
     def settled(self) -> _ColumnReader:
         if self._settled is None:
             with open_parquet(self._first) as parquet:
@@ -129,9 +136,13 @@ class _ColumnReader:
             where=str(file.place),
             limits=self.limits,
             groups=self.groups,
+            path=file.place if isinstance(file.place, Path) else None,
         )
         with open_parquet(file, column, position) as parquet:
             yield from read_column(parquet, column, position)
+
+    def with_limits(self, limits: BatchLimits) -> _ColumnReader:
+        return replace(self, limits=limits)
 
     def settled(self) -> _ColumnReader:
         return self

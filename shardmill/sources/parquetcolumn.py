@@ -3,9 +3,10 @@
 In: a `ParquetFile` and a range of its row groups.  Out: documents of one column, and a drop
 "no_text" for each null.
 Promise: row groups in order, in pieces of about one batch, so that memory does not grow with the
-file; only the column is read. String, binary and dictionary columns of all widths are one to us.
-A drop's id is "part.parquet:row 40", counted from 0 through the file, also when only some row
-groups are read.
+file, only with its largest page, and one beyond the limits is refused before it is read (when the
+file is on this machine); only the column is read. String, binary and dictionary columns of all
+widths are one to us. A drop's id is "part.parquet:row 40", counted from 0 through the file, also
+when only some row groups are read.
 Not here: opening files; nested columns.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +24,17 @@ import pyarrow.parquet as pq
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Drop, TextBatch
-from shardmill.sources.batching import BatchLimits, cut
+from shardmill.sources.batching import BatchLimits, cut, too_large
 from shardmill.sources.clean import byte_lengths, clean
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.cutting import runs
+from shardmill.sources.localfiles import unreadable
+from shardmill.sources.parquetpages import page_sizes
 
 MOST_PARTS = 256
 """Of one file, when it is divided as finely as possible."""
+_PAGE = 4
+"""A page, which Arrow holds whole, may be so many times as large as a document."""
 
 
 class Groups(NamedTuple):
@@ -64,6 +70,7 @@ class Column:
     where: str  # the file as a person finds it, for errors
     limits: BatchLimits
     groups: Groups | None = None  # these row groups alone; None: all
+    path: Path | None = None  # of a file on this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,40 @@ def read_column(parquet: pq.ParquetFile, column: Column, position: JSON) -> Iter
     groups, skip = groups_from(edges, column, position)
     field = checked_field(parquet.schema_arrow, column.field, column.where)
     for number in groups:
+        _check_group(parquet.metadata, number, column)
         for start, texts in _pieces(parquet, field, number, column.limits):
             done = min(max(skip - start, 0), len(texts))
             place = _Place(column.file, number, edges[number], start + done)
             yield from _batches(texts.slice(done), place, column.limits)
         skip = 0
+
+
+def _check_group(metadata: pq.FileMetaData, number: int, column: Column) -> None:
+    """Refuse a row group with a document that is surely too large, or a page that is."""
+    limits, num_rows = column.limits, metadata.row_group(number).num_rows
+    most, most_page = limits.most_bytes, limits.most_input(_PAGE)
+    if most is None or most_page is None:
+        return
+    where = f"{column.where}, row group {number}"
+    size = column_bytes(metadata, number, column.field)
+    if size > most * num_rows:
+        found = f"{size:,} bytes in {num_rows:,} document{'s' if num_rows > 1 else ''}"
+        raise too_large(where, found, most)
+    if size > most_page and column.path is not None:
+        page = _largest_page(column.path, column_chunks(metadata, number, column.field))
+        if page > most_page:
+            raise too_large(where, f"a page of {page:,} bytes, which is read whole", most_page)
+
+
+def _largest_page(path: Path, chunks: list[pq.ColumnChunkMetaData]) -> int:
+    try:
+        with path.open("rb") as stream:
+            return max(
+                (size for chunk in chunks for size in page_sizes(stream, *chunk_range(chunk))),
+                default=0,
+            )
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def groups_from(edges: list[int], column: Column, position: JSON) -> tuple[range, int]:
@@ -138,6 +174,14 @@ def column_chunks(
     row_group = metadata.row_group(group)
     chunks = map(row_group.column, range(row_group.num_columns))
     return [chunk for chunk in chunks if chunk.path_in_schema == field]
+
+
+def chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Where a column chunk lies in its file, its dictionary included."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        start = min(start, chunk.dictionary_page_offset)
+    return start, start + chunk.total_compressed_size
 
 
 def checked_field(schema: pa.Schema, field: str, where: str) -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardmill.errors import SourceError
-from shardmill.sources.parquetcolumn import column_chunks
+from shardmill.sources.parquetcolumn import chunk_range, column_chunks
 from shardmill.sources.ranges import Range, RangedFile
 
 Key = TypeVar("Key", bound=Hashable)
@@ -75,10 +75,8 @@ def column_ranges(footer: Footer, field: str, groups: Iterable[int]) -> Iterator
     """Where a column lies in these row groups."""
     for group in groups:
         for chunk in column_chunks(footer.metadata, group, field):
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                start = min(start, chunk.dictionary_page_offset)
-            yield start, min(start + chunk.total_compressed_size, footer.num_bytes)
+            start, stop = chunk_range(chunk)
+            yield start, min(stop, footer.num_bytes)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Plain text files as documents.
 
 In: `.txt` and `.md` files (or any file named outright).  Out: one document per file, or per line.
-Promise: a whole file is one document, whatever its size. With `split="line"` every line that is not
-empty is a document: only LF and CR LF end a line, blank lines are not read as documents, and
-neither its end nor the file's BOM belongs to a line. UTF-8 is assumed; see `clean`.
+Promise: a whole file is one document, whatever its size, up to the limits. With `split="line"`
+every line that is not empty is a document: only LF and CR LF end a line, blank lines are not read
+as documents, and neither its end nor the file's BOM belongs to a line. UTF-8 is assumed; see
+`clean`.
 Not here: markup. Markdown is read as it stands.
 """
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, TextBatch
-from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
+from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits, too_large
 from shardmill.sources.clean import clean
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import InputFile, Where, list_files, open_file
@@ -47,7 +48,7 @@ class TextSource(FileSource):
         if split not in (None, "line"):
             raise OptionError(f"split={split!r}: wanted None (a file is a document) or 'line'")
         files = list_files(where, suffixes=TEXT_SUFFIXES)
-        reader = _LineReader(limits) if split == "line" else _WholeReader()
+        reader = _LineReader(limits) if split == "line" else _WholeReader(limits)
         super().__init__(files, reader, name=name or name_of(where), limits=limits)
 
 
@@ -55,6 +56,12 @@ class _WholeReader(WholeFiles):
     """A file is a document; its position is the number of documents read: 0 or 1."""
 
     kind = "text"
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+
+    def with_limits(self, limits: BatchLimits) -> _WholeReader:
+        return _WholeReader(limits)
 
     def options(self) -> dict[str, JSON]:
         return {"split": None}
@@ -65,6 +72,10 @@ class _WholeReader(WholeFiles):
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         if position is not None and counts_of(position, ("documents",), file.name)[0]:
             return
+        most = self._limits.most_bytes
+        if most is not None and file.num_bytes > most:
+            found = f"a document of {file.num_bytes:,} bytes (a text file is one document)"
+            raise too_large(str(file.place), found, most)
         with open_file(file) as stream:
             data = bytes(stream.read())
         if len(data) != file.num_bytes:

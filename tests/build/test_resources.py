@@ -131,22 +131,22 @@ build_store(
     tokenizer=ByteTokenizer(),
     spec=BuildSpec(),
     workers=2,
-    memory=PROCESS_BYTES * 3,
+    memory=PROCESS_BYTES * 3 + 3 * 2**27,
 )
 """
 
 
-@pytest.mark.slow
-def test_a_line_larger_than_the_memory_of_a_worker_is_one_clear_error(tmp_path):
+@pytest.mark.parametrize("first", [b"", b'{"text": "b"}\n'])
+def test_a_line_larger_than_the_memory_of_a_worker_is_one_clear_error(tmp_path, first):
+    """Met by the first process, which looks at the first row, or by a worker."""
     path = tmp_path / "a.jsonl"
-    with path.open("wb") as file:
-        file.write(b'{"text": "')
-        for _ in range(300):
-            file.write(b"a" * MIB)
-        file.write(b'"}\n{"text": "b"}\n')
+    path.write_bytes(first)
+    with path.open("r+b") as file:
+        file.truncate(3 * 2**30)
     command = [sys.executable, "-c", HUGE, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     words = done.stderr.splitlines()[-1]
-    assert words.startswith("shardmill.errors.BuildError: a.jsonl/a.jsonl:bytes 0-")
-    assert "the memory of this build is not enough" in words or "workers died of it" in words
+    number, begin = (2, len(first)) if first else (1, 0)
+    assert words.startswith(f"shardmill.errors.SourceError: {path}, line {number} (byte {begin}): ")
+    assert "bytes and no end of the line; with the memory that there is" in words

@@ -1,0 +1,216 @@
+"""Laws about documents that memory does not hold: refused by place and size, unread."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import Source
+from shardmill.sources import (
+    BatchLimits,
+    ConcatSource,
+    JsonlSource,
+    MemorySource,
+    ParquetSource,
+    TextSource,
+    limited,
+    open_chats,
+)
+
+MIB = 2**20
+TINY = BatchLimits(num_bytes=64, num_documents=5)
+PACKED = {
+    "a.txt": bytes,
+    "a.txt.gz": gzip.compress,
+    "a.txt.zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def texts_of(source: Source) -> list[str]:
+    return [text for batch in source.batches() for text in batch.texts.to_pylist()]
+
+
+def outcome(source: Source) -> list[str] | str:
+    """The texts, or the words of the refusal."""
+    try:
+        return texts_of(source)
+    except SourceError as error:
+        return str(error)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    lengths=st.lists(st.integers(0, 300), max_size=12),
+    most=st.integers(1, 300),
+    name=st.sampled_from(sorted(PACKED)),
+    ends=st.booleans(),
+)
+def test_a_line_is_given_or_refused_by_its_length_alone(
+    tmp_path_factory, lengths, most, name, ends
+):
+    path = tmp_path_factory.mktemp("lines") / name
+    lines = ["x" * length for length in lengths]
+    path.write_bytes(PACKED[name]("\n".join([*lines, ""] if ends else lines).encode()))
+    source = TextSource(path, split="line", limits=TINY)
+    found = outcome(source.limited(most))
+    allowed = max(most, TINY.num_bytes)
+    stored = [len(line) + 1 for line in lines]
+    if lines and not ends:
+        stored[-1] -= 1
+    large = [number for number, length in enumerate(stored) if length > allowed]
+    if not large:
+        assert found == [line for line in lines if line] == texts_of(source)
+        return
+    places = [f"{name}, line {number + 1} (byte {sum(stored[:number]):,}): " for number in large]
+    assert any(place in found for place in places)
+    assert f"{allowed} can be read: cut it into several, allow more memory (--memory)" in found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=10),
+    most=st.integers(1, 40),
+    piece=st.integers(20, 400),
+)
+def test_pieces_of_a_file_keep_to_the_bound_of_their_source(tmp_path_factory, lengths, most, piece):
+    path = tmp_path_factory.mktemp("pieces") / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in lengths))
+    source = JsonlSource(path, field="text", limits=TINY).limited(most)
+    large = [
+        n
+        for n, line in enumerate(path.read_bytes().splitlines(keepends=True))
+        if len(line) > max(6 * most, TINY.num_bytes)
+    ]
+    words = [str(found) for found in map(outcome, source.cut(piece)) if isinstance(found, str)]
+    assert bool(words) == bool(large)
+    if large:
+        assert f"a.jsonl, line {large[0] + 1} (byte " in words[0]
+    assert source.describe() == JsonlSource(path, limits=TINY).describe()
+
+
+BOUNDED = """
+import resource, sys
+from shardmill.errors import SourceError
+from shardmill.sources import JsonlSource, TextSource, open_chats
+resource.setrlimit(resource.RLIMIT_DATA, (600 * 2**20, 600 * 2**20))
+path = sys.argv[1]
+sources = {
+    "jsonl": lambda: JsonlSource(path, field="text"),
+    "unnamed field": lambda: JsonlSource(path),
+    "lines": lambda: TextSource(path, split="line"),
+    "chats": lambda: open_chats(path),
+}
+for name, make in sources.items():
+    try:
+        source = make().limited(16 * 2**20)
+        source.describe()
+        for batch in source.batches():
+            pass
+        print(name, "read")
+    except SourceError as error:
+        print(name, error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["sparse", "gz", "zst"])
+def test_a_line_of_three_gigabytes_is_refused_in_the_memory_of_a_small_one(tmp_path, kind):
+    """The limit of the process would end a reader that took the line whole."""
+    path = tmp_path / f"a.jsonl{'' if kind == 'sparse' else '.' + kind}"
+    block = b"x" * (64 * MIB)
+    if kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(3 * 2**30)
+    elif kind == "gz":
+        path.write_bytes(gzip.compress(block, 1) * 48)
+    else:
+        path.write_bytes(zstandard.ZstdCompressor().compress(block) * 48)
+        assert path.stat().st_size < 2**20
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    assert [line.split(f" {path}")[0] for line in words] == [
+        *("jsonl", "unnamed field", "lines", "chats")
+    ]
+    for line in words:
+        assert f"{path}, line 1 (byte 0): " in line
+        assert "bytes and no end of the line; with the memory that there is" in line
+
+
+def test_a_text_file_beyond_the_bound_is_refused_by_its_size(tmp_path):
+    (tmp_path / "small.txt").write_text("small")
+    with (tmp_path / "vast.txt").open("wb") as file:
+        file.truncate(3 * 2**40)
+    source = TextSource(tmp_path).limited(1000)
+    with pytest.raises(SourceError, match=r"vast\.txt: a document of 3,298,534,883,328 bytes"):
+        texts_of(source)
+
+
+def test_a_row_group_beyond_the_bound_is_refused_by_its_footer(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x" * 5000, "y" * 6000]}), path, use_dictionary=False)
+    assert texts_of(ParquetSource(path).limited(6000)) == ["x" * 5000, "y" * 6000]
+    with pytest.raises(SourceError, match=r"a\.parquet, row group 0: 11,\d+ bytes in 2 documents"):
+        texts_of(ParquetSource(path).limited(5000))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_page_beyond_the_bound_is_refused_before_it_is_read(tmp_path, version, compression):
+    """One large cell among many small ones: on average they are small."""
+    path = tmp_path / "a.parquet"
+    texts = [*(["small " * 10] * 5000), "large" * 100_000, *(["small " * 10] * 5000)]
+    pq.write_table(
+        pa.table({"text": texts}),
+        path,
+        use_dictionary=False,
+        compression=compression,
+        data_page_version=version,
+        data_page_size=10_000,
+    )
+    with pytest.raises(SourceError, match=r"row group 0: a page of 5\d\d,\d+ bytes, which is read"):
+        texts_of(ParquetSource(path, limits=TINY).limited(100_000))
+    assert len(texts_of(ParquetSource(path).limited(150_000))) == len(texts)
+    small = [text for text in texts if text.startswith("small")]
+    pq.write_table(pa.table({"text": small}), path, use_dictionary=False, data_page_size=10_000)
+    assert texts_of(ParquetSource(path, limits=TINY).limited(20_000)) == small
+
+
+def test_a_bound_reaches_every_part_and_changes_no_identity(tmp_path):
+    (tmp_path / "a.txt").write_text("a" * 50)
+    pq.write_table(pa.table({"text": ["b" * 50]}), tmp_path / "b.parquet")
+    parts = [TextSource(tmp_path / "a.txt"), ParquetSource(tmp_path / "b.parquet")]
+    for order in (parts, parts[::-1]):
+        source = ConcatSource(order)
+        bounded = limited(source, 20)
+        assert (bounded.name, bounded.describe()) == (source.name, source.describe())
+        with pytest.raises(SourceError, match="20 can be read"):
+            texts_of(bounded)
+    memory = MemorySource(["c" * 50])
+    assert limited(memory, 20) is memory
+    with pytest.raises(OptionError, match="every limit must be at least 1"):
+        limited(parts[0], 0)
+
+
+def test_a_conversation_beyond_the_bound_is_refused(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chat = {"messages": [{"role": "user", "content": "x" * 5 * MIB}]}
+    path.write_text("\n".join(json.dumps({"messages": []}) for _ in range(3)) + "\n")
+    with Path(path).open("a") as file:
+        file.write(json.dumps(chat) + "\n")
+    source = open_chats(path, shape="messages")
+    assert sum(batch.num_read for batch in source.batches()) == 4
+    with pytest.raises(SourceError, match=r"chats\.jsonl, line 4 \(byte 51\): "):
+        list(limited(source, 1000).batches())
