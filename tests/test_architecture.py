@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "build": GROUND | {"sources", "tokenizer", "chat", "shards", "packing", "engines"},
     "interop": GROUND | {"shards", "mapped", "packing"},
     "remote": GROUND | {"shards", "mapped", "interop"},
+    "compare": GROUND | {"shards", "mapped"},
     "packed_sft": {"packing", "interop", "remote"},
     "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
     "testing": GROUND
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"packing", "streaming", "interop", "remote"},
     "cli": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"packing", "streaming", "interop", "remote"},
+    | {"packing", "streaming", "interop", "remote", "compare"},
     "__init__": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"},
     "pytorch": GROUND

@@ -1,8 +1,8 @@
 """The command line: one file per command, put together here.
 
 Promise: data on stdout, progress and messages on stderr; exit 0 when done, 1 when a check found
-damage, 2 for a mistake in the call or its input, 130 after Ctrl-C. No traceback for a user's
-mistake; `--debug` before the command shows it.
+damage or a comparison a difference, 2 for a mistake in the call or its input, 130 after Ctrl-C. No
+traceback for a user's mistake; `--debug` before the command shows it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shardmill.cli.build import build
 from shardmill.cli.build_chats import chats
 from shardmill.cli.check import check
 from shardmill.cli.convert import convert
+from shardmill.cli.diff import diff
 from shardmill.cli.info import info
 from shardmill.cli.pack import pack
 from shardmill.cli.pull import pull
@@ -52,6 +53,7 @@ app.command()(show)
 app.command()(verify)
 app.command()(check)
 app.command()(info)
+app.command()(diff)
 app.command()(push)
 app.command()(pull)
 app.command()(convert)

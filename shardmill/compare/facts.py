@@ -1,0 +1,143 @@
+"""What two manifests say differently.
+
+In: two manifests.  Out: sentences by section, "before -> now".
+Promise: pure; every fact of a manifest is in one section, but for totals and file names.
+Not here: documents (documents.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from shardmill.shards import FileEntry, Manifest, ShardEntry, SplitEntry
+
+_TOKENIZER = ("tokenizer_fingerprint", "tokenizer_sha256", "vocab_size", "special_token_ids")
+_ELSEWHERE = {"sources", "splits", "ledger", "dropped", "format", "version", "built", *_TOKENIZER}
+_SHOWN = 20  # sentences of a section
+
+
+def differing_facts(a: Manifest, b: Manifest) -> dict[str, tuple[str, ...]]:
+    """Section -> sentences. A section with nothing to say is not there."""
+    before, now = (msgspec.to_builtins(manifest) for manifest in (a, b))
+    chats = [one["options"].pop("chat", None) for one in (before, now)]
+    sections = {
+        "tokenizer": changes(_part(before, _TOKENIZER), _part(now, _TOKENIZER)),
+        "template": changes(*chats),
+        "options": changes(_without(before, _ELSEWHERE), _without(now, _ELSEWHERE)),
+        "sources": _source_changes(before["sources"], now["sources"]),
+        "splits": _split_changes(a.splits, b.splits),
+        "ledger": changes(before["ledger"], now["ledger"]),
+    }
+    found = {name: list(lines) for name, lines in sections.items()}
+    return {name: _shown(lines) for name, lines in found.items() if lines}
+
+
+def changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Each leaf in which two JSON values differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*before, *now]):
+            yield from changes(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for at, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from changes(old, new, f"{path}[{at}]")
+    elif before != now:
+        yield f"{path + ': ' if path else ''}{_short(before)} -> {_short(now)}"
+
+
+def _source_changes(before: list[Any], now: list[Any]) -> Iterator[str]:
+    """How files are read, then which they are."""
+    yield from changes([_bare(one) for one in before], [_bare(one) for one in now])
+    old, new = (dict(_files(sources)) for sources in (before, now))
+    for word, names in (("removed", old.keys() - new.keys()), ("added", new.keys() - old.keys())):
+        if names:
+            some = ", ".join(sorted(names)[:5])
+            yield f"{word} {len(names):,} files: {some}{', ...' if len(names) > 5 else ''}"
+    for name in old:
+        if name in new and _changed(old[name], new[name]):
+            yield f"changed {name}: {old[name]['bytes']:,} -> {new[name]['bytes']:,} bytes"
+    left, right = [n for n in old if n in new], [n for n in new if n in old]
+    for first, second in zip(left, right, strict=True):
+        if first != second:
+            yield f"other order of files, first: {first} -> {second}"
+            break
+
+
+def _files(sources: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(name, entry) of all files, in order; files of one name in several sources are numbered."""
+    seen: dict[str, int] = {}
+    for source in sources:
+        for part in _leaves(source):
+            for entry in part.get("files") or ():
+                name = entry["file"]
+                seen[name] = seen.get(name, 0) + 1
+                yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), entry
+
+
+def _leaves(source: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if source.get("kind") == "concat":
+        for part in source["parts"]:
+            yield from _leaves(part)
+    else:
+        yield source
+
+
+def _bare(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A source without its files."""
+    bare = _without(source, {"files"})
+    if source.get("kind") == "concat":
+        bare["parts"] = [_bare(part) for part in source["parts"]]
+    return bare
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the content differs, as far as both tell the same of it."""
+    return any(old[key] != new[key] for key in old.keys() & new.keys() if key != "file")
+
+
+def _split_changes(
+    before: Mapping[str, SplitEntry], now: Mapping[str, SplitEntry]
+) -> Iterator[str]:
+    for name in dict.fromkeys([*before, *now]):
+        old, new = (_counts(splits.get(name)) for splits in (before, now))
+        found = list(changes(old, new, name))
+        if not found and _hashes(before[name]) != _hashes(now[name]):
+            files = list(changes(_hashes(before[name]), _hashes(now[name])))
+            found = [f"{name}: other bytes in {len(files):,} files"]
+        yield from found
+
+
+def _counts(split: SplitEntry | None) -> dict[str, int] | None:
+    if split is None:
+        return None
+    counts = {"documents": split.documents, "tokens": split.tokens, "shards": len(split.shards)}
+    if split.chat is not None:
+        counts |= {"turns": split.chat.num_turns, "trained tokens": split.chat.trained_tokens}
+    return counts
+
+
+def _hashes(split: SplitEntry) -> dict[str, str]:
+    files: list[FileEntry | ShardEntry] = [split.index, *split.shards]
+    if split.chat is not None:
+        files += [split.chat.mask, split.chat.turns, split.chat.roles]
+    return {entry.file: entry.sha256 for entry in files}
+
+
+def _part(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: facts[name] for name in names}
+
+
+def _without(facts: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name not in names}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _shown(lines: list[str]) -> tuple[str, ...]:
+    more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+    return (*lines[:_SHOWN], *more)
