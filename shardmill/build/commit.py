@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +15,8 @@ from shardmill.build.portion import Account, Portion
 from shardmill.build.spec import Feed
 from shardmill.records import Drop
 from shardmill.shards import ChatLedger, DocumentLedger, Ledger, StoreWriter, TokenLedger
+
+NO_TOKENS = "no_tokens"
 
 
 class Place(Protocol):
@@ -28,9 +32,15 @@ class Place(Protocol):
 class DocumentPlaces:
     """Documents go to the splits that their feeds fill."""
 
-    def __init__(self, feeds: Sequence[Feed], out: StoreWriter) -> None:
+    def __init__(
+        self,
+        feeds: Sequence[Feed],
+        out: StoreWriter,
+        filled: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`filled` tells the tokens that splits hold already, when there is one feed."""
         self._names = [feed.source.name for feed in feeds]
-        self._fillers = [Filler(feed.fill) for feed in feeds]
+        self._fillers = [Filler(feed.fill, filled) for feed in feeds]
         self._out = out
 
     def __call__(self, feed: int, portion: Portion) -> Mapping[str, int]:
@@ -75,11 +85,25 @@ class ExamplePlaces:
 class Books:
     """The sums of a build: what was read and made, and what of it was kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Ledger | None = None) -> None:
+        """`before` is a ledger of documents to go on from."""
         self._made: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
+        if before is not None:
+            documents, tokens = before.documents, before.tokens
+            made = documents.kept + documents.over_budget
+            self._made.update(
+                read=documents.read, documents=made, tokens=tokens.encoded + tokens.separators
+            )
+            self._counts.update(before.repaired, empty=documents.empty)
+            self._dropped.update(documents.dropped)
+            self._kept.update(documents=documents.kept, tokens=tokens.kept)
+
+    def take_back(self, reason: str, num_rows: int) -> None:
+        """Dropped rows that will be counted again."""
+        self._dropped -= Counter({reason: num_rows})
 
     def add(
         self, portion: Portion, account: Account, drops: Sequence[Drop], kept: Mapping[str, int]
@@ -116,6 +140,16 @@ class Books:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the one feed of a store stood when it was finished."""
+
+    ledger: Ledger
+    num_given: int  # texts
+    held: tuple[int, ...]  # texts without a token that belong into the next portion's list of such,
+    # counted back from its first: -1 is the last one before
+
+
 class Committer:
     """Writes portions to the store as they come, in the order of the plan.
 
@@ -123,12 +157,23 @@ class Committer:
     before its segment is sealed.
     """
 
-    def __init__(self, names: Sequence[str], out: StoreWriter, place: Place) -> None:
-        """`names` are those of the sources, one for each feed."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        out: StoreWriter,
+        place: Place,
+        standing: Standing | None = None,
+    ) -> None:
+        """`names` are those of the sources, one for each feed. `standing`: `out` has taken over a
+        store, and its one feed goes on."""
         self._names, self._out, self._place = names, out, place
         self._given = [0] * len(names)  # texts of each feed so far
         self._rows = [0] * len(names)  # of the file that each feed stands in
-        self.books = Books()
+        self._held: tuple[int, ...] = ()
+        self.books = Books(standing.ledger if standing else None)
+        if standing is not None:
+            self._given, self._held = [standing.num_given], standing.held
+            self.books.take_back(NO_TOKENS, len(standing.held))
 
     def add(self, feed: int, portion: Portion, account: Account) -> None:
         """The next portion of a feed."""
@@ -150,7 +195,10 @@ class Committer:
 
     def _void_drops(self, feed: int, portion: Portion) -> list[Drop]:
         name, first = self._names[feed], self._given[feed]
-        return [
-            Drop(id=f"{name}: document {first + place}", reason="no_tokens")
-            for place in portion.void
-        ]
+        places, self._held = (*self._held, *portion.void), ()
+        return [void_drop(name, first + place) for place in places]
+
+
+def void_drop(source: str, number: int) -> Drop:
+    """For a text without a token, by its number among those that a source gave."""
+    return Drop(id=f"{source}: document {number}", reason=NO_TOKENS)

@@ -8,9 +8,10 @@ Not here: tokens. These functions see lengths only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,16 @@ class Placement:
 class Filler:
     """Fills splits one after the other, each up to its limit. The one owner of the budget rule."""
 
-    def __init__(self, fill: tuple[tuple[str, int | None], ...]) -> None:
-        self._open = [(split, limit) for split, limit in fill if limit != 0]
-        self._tokens = 0  # in the split being filled
+    def __init__(
+        self,
+        fill: tuple[tuple[str, int | None], ...],
+        filled: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`filled` tells the tokens that splits hold already."""
+        self._open = [
+            (split, limit) for split, limit in fill if limit is None or filled.get(split, 0) < limit
+        ]
+        self._tokens = filled.get(self._open[0][0], 0) if self._open else 0
 
     @property
     def full(self) -> bool:

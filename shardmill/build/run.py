@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardmill.build import grains
+from shardmill.build.append import GoingOn
 from shardmill.build.commit import Committer, Place
 from shardmill.build.engine import EngineDesk
 from shardmill.build.estimate import check_space, estimate_feed, is_surely_enough
@@ -76,6 +77,14 @@ class Job:
     make_task: Callable[[Unit, Path], TextTask] | None = None  # None: all in this process
     open_places: Callable[[StoreWriter], Place]
     on_progress: OnProgress | None = None
+    going_on: GoingOn | None = None  # the store at the target is kept, and this written behind it
+
+    @property
+    def work_plan(self) -> dict[str, JSON]:
+        """What a resume must find unchanged: the plan, and what it goes on from."""
+        if self.going_on is None:
+            return self.plan
+        return {**self.plan, "continues": self.going_on.old.sha256}
 
 
 def run_build(
@@ -91,15 +100,23 @@ def run_build(
     started = time.monotonic()
     target = job.target
     check_shape(job.splits, job.rules.dtype, job.spec.shard_bytes)
-    if resume and is_finished(target) and not overwrite:
+    going_on = job.going_on
+    if resume and is_finished(target) and not overwrite and going_on is None:
         manifest = _same_store(target, job.plan)
         remove_workplace(target, job.plan)
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
+    overwrite = overwrite or going_on is not None
     check_target(target, overwrite=overwrite)
     stamps = _stamps(job)
-    with open_workplace(target, job.plan, stamps=stamps, resume=resume) as work:
+    with open_workplace(target, job.work_plan, stamps=stamps, resume=resume) as work:
+        _check_base(job)
         desk = EngineDesk(
-            work, job.tokenizer, engine=engine, check=engine_check, size_hint=_size_hint(job)
+            work,
+            job.tokenizer,
+            engine=engine,
+            check=engine_check,
+            size_hint=_size_hint(job),
+            goes_on=None if going_on is None else going_on.old.manifest.produced_by,
         )
         manner = manner or Manner()
         with Hands(job.tokenizer, engine_check, manner, keep_open=work.lock) as hands:
@@ -112,6 +129,7 @@ def run_build(
                 work.discard_segments()
                 staged = site.stage()
         _check_unchanged(job, stamps)
+        _check_base(job)
         publish_folder(staged, target, overwrite=overwrite)
         resumed = work.resumed
     return BuildReport(
@@ -164,13 +182,17 @@ class _Site:
             chat=job.chat,
         ) as out:
             names = [source.name for source in job.sources]
-            committer = Committer(names, out, job.open_places(out))
+            standing = None
+            if job.going_on is not None:
+                standing = job.going_on.standing
+                out.take_over(job.going_on.old, hold_drops=len(standing.held))
+            committer = Committer(names, out, job.open_places(out), standing)
             self._fill(plan, committer)
             _check_dropped(staged, out.finish(self._facts(committer)))
         return staged
 
     def _fill(self, plan: WorkPlan, committer: Committer) -> None:
-        job, meter = self.job, _meter(self.job, plan)
+        job, meter = self.job, _meter(self.job, self.feeds, plan)
         stage = Stage(
             self.work.segments,
             committer,
@@ -218,11 +240,11 @@ def _tasks(job: Job, work: Workplace, plan: WorkPlan, units: Sequence[Unit]) -> 
     ]
 
 
-def _meter(job: Job, plan: WorkPlan) -> Meter:
+def _meter(job: Job, feeds: Sequence[FeedGrains], plan: WorkPlan) -> Meter:
     """A meter that stands where the journal ends."""
     goals = [
-        Goal(source=source.name, num_bytes=source.size_hint(), most=most)
-        for source, most in zip(job.sources, job.limits, strict=True)
+        Goal(source=feed.source.name, num_bytes=feed.source.size_hint(), most=most)
+        for feed, most in zip(feeds, job.limits, strict=True)
     ]
     meter = Meter(goals, job.on_progress)
     for receipts in plan.begun.values():
@@ -233,6 +255,14 @@ def _meter(job: Job, plan: WorkPlan) -> Meter:
 
 def _stamps(job: Job) -> list[JSON]:
     return [stamp_of(source) for source in job.sources]
+
+
+def _check_base(job: Job) -> None:
+    """Nobody replaced the store that this build goes on from."""
+    if job.going_on is not None and not job.going_on.old.is_still_there():
+        raise BuildError(
+            f"{job.target}: another store than when this build began stands here; start again"
+        )
 
 
 def _check_unchanged(job: Job, stamps: list[JSON]) -> None:

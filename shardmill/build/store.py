@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from shardmill.build.append import find_more, nothing_new, old_store
 from shardmill.build.commit import DocumentPlaces
 from shardmill.build.engine import EngineDesk
 from shardmill.build.hands import Manner
@@ -50,6 +51,7 @@ def build_store(
     unit_bytes: int | None = None,
     memory: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    append: bool = False,
 ) -> BuildReport:
     """Tokenise the feeds into a store at `folder`.
 
@@ -58,10 +60,24 @@ def build_store(
     moment the new one is whole. `workers` processes share the work in units of about `unit_bytes`
     of input (None: a process for each core, when there are units enough), and use `memory` bytes
     together (None: what is free); none of these changes a byte of the store.
+
+    `append` goes on with a finished store of the same options: the one feed names its old files,
+    unchanged, and new ones, which are written behind the old tokens. The store is that of a build
+    of all files in this order; without new files it stays as it is. `overwrite` then means only
+    that the work of an append that was stopped is discarded.
     """
     splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
     manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
     most_document = manner.memory_plan().most_document
+    target, going_on = Path(folder).resolve(), None
+    if append and (old := old_store(target)) is not None:
+        more = find_more(old, feeds, spec=spec, tokenizer=tokenizer, dtype=rules.dtype)
+        feeds, plan, going_on = [more.feed], more.plan, more.going_on
+        if going_on is None:
+            return nothing_new(old, plan)
+        going_on.check_engine(engine)
+    else:
+        plan = plan_json(feeds, spec, tokenizer, rules.dtype)
     feeds = limited_feeds(feeds, most_document)
     limits = [most_tokens(feed) for feed in feeds]
 
@@ -77,19 +93,20 @@ def build_store(
         )
 
     job = Job(
-        target=Path(folder).resolve(),
+        target=target,
         sources=[feed.source for feed in feeds],
         splits=splits,
         rules=rules,
         tokenizer=tokenizer,
         spec=spec,
-        plan=plan_json(feeds, spec, tokenizer, rules.dtype),
+        plan=plan,
         limits=limits,
-        cut=lambda: [cut_feed(feed.source) for feed in feeds],
+        cut=lambda: [going_on.feed] if going_on else [cut_feed(feed.source) for feed in feeds],
         make_portions=_portions_by(rules, most_document),
         make_task=make_task,
-        open_places=lambda out: DocumentPlaces(feeds, out),
+        open_places=lambda out: DocumentPlaces(feeds, out, going_on.filled if going_on else {}),
         on_progress=on_progress,
+        going_on=going_on,
     )
     return run_build(
         job,

@@ -79,6 +79,9 @@ def build(
         Path | None,
         typer.Option(help="Where a store for a URL is built before it is sent. Default: cache."),
     ] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Keep the store, and add the files that are new.")
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write time, machine and counts to this JSON file.")
     ] = None,
@@ -93,6 +96,8 @@ def build(
     """
     place = open_output(out, scratch)
     check_place(place.folder, report, goes_on=resume or overwrite or dry_run)
+    if append and dry_run:
+        raise OptionError("--dry-run tells the plan of a whole build: leave out --append")
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
@@ -136,6 +141,7 @@ def build(
             resume=resume,
             overwrite=place.replaces(resume=resume, overwrite=overwrite),
             on_progress=on_progress,
+            append=append,
             **manner,
         )
     if report is not None:

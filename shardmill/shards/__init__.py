@@ -6,6 +6,7 @@ is, or a clear refusal to open it.
 
 from __future__ import annotations
 
+from shardmill.shards.continued import OldStore, open_old
 from shardmill.shards.entries import (
     ChatEntry,
     ChatLedger,
@@ -54,6 +55,7 @@ __all__ = [
     "Ledger",
     "LeftOut",
     "Manifest",
+    "OldStore",
     "PlanArrays",
     "PlanFacts",
     "PlanMetrics",
@@ -75,6 +77,7 @@ __all__ = [
     "fit_tokens",
     "is_finished",
     "list_plans",
+    "open_old",
     "open_store",
     "plan_path",
     "plans_of",

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from shardmill.atomic import HashedFile, cannot_write
 from shardmill.records import IntArray, OffsetArray
+from shardmill.shards.continued import checked_chunks, share_file
 from shardmill.shards.entries import ChatEntry, FileEntry, ShardEntry, SplitEntry
 from shardmill.shards.layout import (
     INDEX_HEADER_BYTES,
@@ -37,6 +39,16 @@ class IndexSink:
         self.entries = 0
         self._file = HashedFile(folder / self.name)
         self._file.write(bytes(INDEX_HEADER_BYTES))
+
+    def copied(self, old: Path, entry: FileEntry) -> Iterator[OffsetArray]:
+        """Begin with the starts of a finished index; each part of them is given when it is here."""
+        head, rest = INDEX_HEADER_BYTES, b""
+        for chunk in checked_chunks(old / entry.file, entry.sha256):
+            data, head = rest + bytes(chunk[head:]), max(0, head - len(chunk))
+            whole = len(data) // 8 * 8
+            starts, rest = np.frombuffer(data[:whole], "<i8"), data[whole:]
+            self.append(starts)
+            yield starts
 
     def append(self, starts: OffsetArray) -> None:
         self._file.write(np.ascontiguousarray(starts, dtype="<i8").view(np.uint8).data)
@@ -79,6 +91,27 @@ class SplitSink:
             self._shard = HashedFile(folder / single_name(split))
         else:
             (folder / split).mkdir(exist_ok=True)
+
+    def take_over(self, old: Path, entry: SplitEntry) -> bool:
+        """Begin with the shards and documents of a finished split in the folder `old`: full shards
+        are linked, what goes on is copied. False when a full one had to be copied too."""
+        assert not self.documents, "a split begins only once"
+        linked = True
+        for shard in entry.shards:
+            new = self._folder / self._name(len(self._hashes))
+            if shard.tokens == self._cut:
+                linked &= share_file(old / shard.file, new, shard.sha256)
+                self._hashes.append(shard.sha256)
+                continue
+            if self._shard is None:
+                self._shard = HashedFile(new)
+            for chunk in checked_chunks(old / shard.file, shard.sha256):
+                self._shard.write(chunk)
+        for starts in self._index.copied(old, entry.index):
+            self._spans.count(starts)
+        self._spans.take_over(entry.shards)
+        self.tokens, self.documents = entry.tokens, entry.documents
+        return linked
 
     def append(self, values: IntArray, offsets: OffsetArray) -> None:
         """Documents behind those already here. Their ids fit the dtype: the caller checked."""
@@ -155,8 +188,18 @@ class ShardSpans:
         self._last: list[int] = []  # of full shards
         self._last_filled: int | None = None  # the newest document that has a token
 
+    def take_over(self, shards: Sequence[ShardEntry]) -> None:
+        """Begin behind these shards; their starts have been counted."""
+        filled = [shard for shard in shards if shard.tokens]
+        self._first = [_known(shard.first_document) for shard in filled]
+        lasts = [_known(shard.last_document) for shard in filled]
+        self._last = lasts[: sum(shard.tokens == self._cut for shard in filled)]
+        self._last_filled = lasts[-1] if lasts else None
+
     def count(self, starts: OffsetArray) -> None:
         """Note documents that start at these tokens, in order."""
+        if not len(starts):
+            return
         shards = starts // self._cut
         base = int(shards[0])
         for number, count in enumerate(np.bincount(shards - base).tolist(), start=base):
@@ -186,3 +229,8 @@ class ShardSpans:
             return sum(started), None, None
         last = self._last[number] if number < len(self._last) else self._last_filled
         return sum(started), self._first[number], last
+
+
+def _known(document: int | None) -> int:
+    assert document is not None, "a shard with tokens has documents"
+    return document

@@ -10,12 +10,15 @@ Not here: where documents come from; moving the folder into place (publish.py).
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
+import numpy as np
 
 from shardmill.atomic import HashedFile, sync_folder
 from shardmill.errors import (
@@ -26,11 +29,22 @@ from shardmill.errors import (
 )
 from shardmill.records import ChatExamples, Drop, Ragged
 from shardmill.shards.chat_sinks import ChatSink, check_examples
+from shardmill.shards.continued import OldStore, checked_chunks
 from shardmill.shards.entries import FileEntry, Manifest, StoreFacts
 from shardmill.shards.fit import check_tokens
-from shardmill.shards.layout import DROPPED, ITEMSIZE, META, STORED, check_shape, looks_like_data
+from shardmill.shards.layout import (
+    DROPPED,
+    DTYPES,
+    ITEMSIZE,
+    META,
+    STORED,
+    check_shape,
+    looks_like_data,
+)
 from shardmill.shards.manifest import make_manifest, write_manifest
 from shardmill.shards.sinks import SplitSink
+
+log = logging.getLogger(__name__)
 
 
 class StoreWriter:
@@ -60,6 +74,32 @@ class StoreWriter:
         cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
         self._splits = {name: SplitSink(self.folder, name, dtype, cut) for name in splits}
         self._chats = {name: ChatSink(self.folder, name) for name in splits} if chat else {}
+
+    def take_over(self, old: OldStore, *, hold_drops: int = 0) -> None:
+        """Begin with all that a finished store of the same shape holds, but for its last
+        `hold_drops` dropped rows, which the caller records again."""
+        self._check_open()
+        shape = (self.splits, self.dtype, self.shard_bytes, bool(self._chats))
+        found = old.manifest
+        chat = any(split.chat is not None for split in found.splits.values())
+        theirs = (tuple(sorted(found.splits)), DTYPES[found.token_dtype], found.shard_bytes, chat)
+        if shape != theirs or chat:
+            raise OptionError(
+                f"{old.folder}: a store of (splits, dtype, shard_bytes, chat) {theirs} cannot be "
+                f"continued as {shape}; build it anew"
+            )
+        self._state = "failed"  # until every byte is here
+        linked = [
+            sink.take_over(old.folder, found.splits[name]) for name, sink in self._splits.items()
+        ]
+        if not all(linked):
+            log.warning("%s: this disk cannot link files, so its shards are copied", self.folder)
+        self._drops.take_over(old, hold_drops)
+        self._state = "open"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(sorted(self._splits))
 
     def append(self, split: str, documents: Ragged, *, where: str = "") -> None:
         """Add documents to a split. `where` names their origin in an error."""
@@ -169,6 +209,25 @@ class _DropSink:
             self._file.write(msgspec.json.encode(row) + b"\n")
             self._reasons[row["reason"]] += 1
 
+    def take_over(self, old: OldStore, hold: int) -> None:
+        """Begin with the dropped rows of a store, without the last `hold`."""
+        assert self._file is None, "rows are taken over before others come"
+        entry = old.manifest.dropped
+        if entry is None:
+            return
+        left = entry.entries - hold  # lines still to be copied
+        for chunk in checked_chunks(old.folder / entry.file, entry.sha256):
+            if left and self._file is None:
+                self._file = HashedFile(self._path)
+            if self._file is not None:
+                kept = _first_lines(bytes(chunk), left)
+                left -= kept.count(b"\n")
+                self._file.write(kept)
+        self._reasons.update(old.manifest.ledger.documents.dropped)
+        if hold:
+            held = islice(old.drops(), entry.entries - hold, None)
+            self._reasons -= Counter(drop.reason for drop in held)
+
     def check(self, facts: StoreFacts) -> None:
         claimed = {k: v for k, v in facts.ledger.documents.dropped.items() if v}
         if claimed != dict(self._reasons):
@@ -186,6 +245,14 @@ class _DropSink:
     def abort(self) -> None:
         if self._file is not None:
             self._file.abort()
+
+
+def _first_lines(data: bytes, lines: int) -> bytes:
+    """Up to the end of so many lines, or all when there are fewer."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    if len(ends) < lines:
+        return data
+    return data[: int(ends[lines - 1]) + 1] if lines else b""
 
 
 def _clean(text: str) -> str:

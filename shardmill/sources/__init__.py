@@ -7,6 +7,7 @@ row read is a document or conversation, an empty one, or a drop with an id and a
 Not here: tokens, splits; whether a conversation makes sense.
 """
 
+from shardmill.sources.appended import Appended, append_files, files_of, only_files
 from shardmill.sources.batching import BatchLimits
 from shardmill.sources.chats import ChatSource
 from shardmill.sources.concat import ConcatSource
@@ -25,6 +26,7 @@ from shardmill.sources.stamp import stamp_of
 from shardmill.sources.text import TextSource
 
 __all__ = [
+    "Appended",
     "BatchLimits",
     "CHAT_REASONS",
     "ChatSource",
@@ -38,9 +40,12 @@ __all__ = [
     "ParquetSource",
     "SHAPES",
     "TextSource",
+    "append_files",
+    "files_of",
     "iter_jsonl_rows",
     "iter_rows",
     "limited",
+    "only_files",
     "open_chats",
     "open_hub",
     "open_source",

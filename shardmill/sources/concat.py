@@ -36,6 +36,10 @@ class ConcatSource:
     def name(self) -> str:
         return self._name
 
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        return self._parts
+
     def describe(self) -> dict[str, JSON]:
         parts: list[JSON] = [part.describe() for part in self._parts]
         return {"kind": "concat", "name": self._name, "parts": parts}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,6 +151,14 @@ def fingerprint_files(files: Iterable[InputFile]) -> list[JSON]:
         {"file": file.name, "bytes": file.num_bytes, **_content_of(file, whole=whole)}
         for file in files
     ]
+
+
+def has_content(file: InputFile, recorded: Mapping[str, JSON]) -> bool:
+    """Whether a file is what `fingerprint_files` once recorded of it, its name aside."""
+    if file.num_bytes != recorded["bytes"]:
+        return False
+    now = _content_of(file, whole="sha256" in recorded)
+    return now == {key: recorded[key] for key in recorded if key not in ("file", "bytes")}
 
 
 def check_unchanged(file: InputFile) -> None:

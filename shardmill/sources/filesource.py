@@ -113,6 +113,15 @@ class FileSource:
     def files(self) -> tuple[InputFile, ...]:
         return self._files
 
+    @property
+    def manner(self) -> dict[str, JSON]:
+        """How the files are read: their kind, and every option that changes the documents."""
+        return {"kind": self._reader.kind, **self._reader.options()}
+
+    def of_files(self, files: tuple[InputFile, ...]) -> FileSource:
+        """The same source of some of its files, in this order."""
+        return FileSource(files, self._reader.settled(), name=self._name, limits=self._limits)
+
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) to fingerprint them; then remembers."""
         if self._description is None:

@@ -1,0 +1,145 @@
+"""More files behind those that were read before.
+
+In: a source of files as it is now, and the description of it as it was.  Out: the same files, those
+of before first and in their old order, then the others in theirs.
+Promise: every file of before is there, is read in the same manner and has the content that was
+recorded (of large ones the two ends, see `fingerprint_files`); else an error names it.
+Not here: sources that are no files; what is built of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import Source
+from shardmill.records import JSON
+from shardmill.sources.concat import ConcatSource
+from shardmill.sources.files import InputFile, has_content
+from shardmill.sources.filesource import FileSource
+
+_Found = tuple[int, InputFile]  # the number of a leaf, and a file of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """A source of files that were read before, and of others behind them."""
+
+    source: Source  # all of them
+    fresh: Source | None  # the others alone; None when there is none
+    old: frozenset[object]  # where the files of before lie
+    num_new: int  # files
+
+
+def append_files(source: Source, before: Mapping[str, Any]) -> Appended:
+    """`source`, ordered so that it begins with the files that `before` describes."""
+    leaves = list(_leaves(source))
+    found: list[_Found] = [(at, file) for at, leaf in enumerate(leaves) for file in leaf.files]
+    if len({file.place for _, file in found}) < len(found):
+        raise SourceError(f"source {source.name!r} reads a file twice; name each file once")
+    waiting: dict[str, list[_Found]] = {}
+    for one in found:
+        waiting.setdefault(one[1].name, []).append(one)
+    old = [
+        _take(waiting.get(entry["file"], []), leaves, entry, manner)
+        for manner, entries in _recorded(before)
+        for entry in entries
+    ]
+    places = frozenset(file.place for _, file in old)
+    new = [(at, file) for at, file in found if file.place not in places]
+    return Appended(
+        source=source if [*old, *new] == found else _joined(source, leaves, [*old, *new]),
+        fresh=_joined(source, leaves, new) if new else None,
+        old=places,
+        num_new=len(new),
+    )
+
+
+def files_of(source: Source) -> list[InputFile]:
+    """The files of a source that is made of files, in order."""
+    return [file for leaf in _leaves(source) for file in leaf.files]
+
+
+def only_files(source: Source, places: Collection[object]) -> Source | None:
+    """A source of files without those that lie elsewhere; None when no file is left."""
+    if isinstance(source, ConcatSource):
+        parts = [only_files(part, places) for part in source.parts]
+        left = [part for part in parts if part is not None]
+        return ConcatSource(left, name=source.name) if left else None
+    (leaf,) = _leaves(source)
+    files = tuple(file for file in leaf.files if file.place in places)
+    if len(files) == len(leaf.files):
+        return leaf
+    return leaf.of_files(files) if files else None
+
+
+def _leaves(source: Source) -> Iterator[FileSource]:
+    if isinstance(source, FileSource):
+        yield source
+    elif isinstance(source, ConcatSource):
+        for part in source.parts:
+            yield from _leaves(part)
+    else:
+        raise OptionError(
+            f"source {source.name!r} is no list of files, and only files can be added to a store: "
+            "build it anew with --overwrite"
+        )
+
+
+def _recorded(before: Mapping[str, Any]) -> Iterator[tuple[dict[str, JSON], list[dict[str, Any]]]]:
+    """(how they were read, files) of each list of files in a description."""
+    if before.get("kind") == "concat":
+        for part in before["parts"]:
+            yield from _recorded(part)
+    elif isinstance(before.get("files"), list):
+        yield {k: v for k, v in before.items() if k not in ("name", "files")}, before["files"]
+    else:
+        raise OptionError(
+            f"the store was built from {before.get('name')!r} ({before.get('kind')}), which is no "
+            "list of files, and only files can be added to files: build it anew with --overwrite"
+        )
+
+
+def _take(
+    candidates: list[_Found],
+    leaves: Sequence[FileSource],
+    entry: Mapping[str, Any],
+    manner: Mapping[str, JSON],
+) -> _Found:
+    """The file that was recorded as `entry`; it is no candidate any more."""
+    name = entry["file"]
+    if not candidates:
+        raise SourceError(
+            f"{name}: the store was built from this file, but it is not among the inputs now; name "
+            "all old files beside the new ones, or build the store anew with --overwrite"
+        )
+    alike = [one for one in candidates if leaves[one[0]].manner == manner]
+    if not alike:
+        at, file = candidates[0]
+        raise SourceError(
+            f"{file.place}: was read as {dict(manner)}, now it would be {leaves[at].manner}; "
+            "repeat the options of the first build, or build the store anew with --overwrite"
+        )
+    for one in alike:
+        if has_content(one[1], entry):
+            candidates.remove(one)
+            return one
+    raise SourceError(
+        f"{alike[0][1].place}: changed since the store was built from it (now "
+        f"{alike[0][1].num_bytes:,} bytes, {entry['bytes']:,} then); put the old file back, or "
+        "build the store anew with --overwrite"
+    )
+
+
+def _joined(source: Source, leaves: Sequence[FileSource], order: Sequence[_Found]) -> Source:
+    """The files in this order; neighbours of one leaf are one part."""
+    parts: list[Source] = [
+        leaves[at].of_files(tuple(file for _, file in group))
+        for at, group in groupby(order, key=lambda one: one[0])
+    ]
+    if len(parts) == 1 and isinstance(source, FileSource):
+        return parts[0]
+    return ConcatSource(parts, name=source.name)
