@@ -69,6 +69,7 @@ def build_store(
     splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
     manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
     most_document = manner.memory_plan().most_document
+    feeds = limited_feeds(feeds, most_document)
     target, going_on = Path(folder).resolve(), None
     if append and (old := old_store(target)) is not None:
         more = find_more(old, feeds, spec=spec, tokenizer=tokenizer, dtype=rules.dtype)
@@ -78,7 +79,6 @@ def build_store(
         going_on.check_engine(engine)
     else:
         plan = plan_json(feeds, spec, tokenizer, rules.dtype)
-    feeds = limited_feeds(feeds, most_document)
     limits = [most_tokens(feed) for feed in feeds]
 
     def make_task(unit: Unit, place: Path) -> TextTask:

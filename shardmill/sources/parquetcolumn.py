@@ -106,7 +106,7 @@ def _check_group(metadata: pq.FileMetaData, number: int, column: Column) -> None
         return
     where = f"{column.where}, row group {number}"
     size = column_bytes(metadata, number, column.field)
-    if size > most * num_rows:
+    if num_rows and size > most * num_rows:  # an empty group has a few bytes, and no document
         found = f"{size:,} bytes in {num_rows:,} document{'s' if num_rows > 1 else ''}"
         raise too_large(where, found, most)
     if size > most_page and column.path is not None:

@@ -214,3 +214,11 @@ def test_a_conversation_beyond_the_bound_is_refused(tmp_path):
     assert sum(batch.num_read for batch in source.batches()) == 4
     with pytest.raises(SourceError, match=r"chats\.jsonl, line 4 \(byte 51\): "):
         list(limited(source, 1000).batches())
+
+
+def test_an_empty_row_group_is_within_any_bound(tmp_path):
+    path = tmp_path / "empty.parquet"
+    with pq.ParquetWriter(path, pa.schema([("text", pa.string())])) as writer:
+        writer.write_table(pa.table({"text": pa.array([], pa.string())}))
+        writer.write_table(pa.table({"text": ["a"]}))
+    assert texts_of(limited(ParquetSource(path), 1000)) == ["a"]
