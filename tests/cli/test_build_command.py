@@ -149,3 +149,30 @@ def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
     assert code == 130
     assert "s: stopped; what is done is kept: go on with --resume" in err
     assert call("build", "pages.jsonl", "--out", "s", "--resume", *BYTE)[0] == 0
+
+
+def test_append_adds_new_files_and_says_when_there_are_none(call):
+    Path("data").mkdir()
+    for name in ("b", "a"):
+        Path(f"data/{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+        done = call("build", "data/*.jsonl", "--out", "s", "--append", *BYTE)
+        assert done[0] == 0
+    assert done[1].startswith("s: 2 documents, 4 tokens, 1 shards")
+    texts = [bytes(i - 1 for i in ids if i) for ids in read_documents(Path("s"), "train")]
+    assert texts == [b"b", b"a"]
+    code, out, err = call("build", "data/*.jsonl", "--out", "s", "--append", *BYTE)
+    assert (code, out[:14]) == (0, "s: 2 documents")
+    code, out, err = call(
+        "build", "data/*.jsonl", "--out", "s", "--append", "--dtype", "uint32", *BYTE
+    )
+    assert (code, out) == (2, "")
+    assert "dtype: 'uint16' -> 'uint32'" in err
+
+
+def test_several_inputs_may_become_more(call):
+    for name in "ab":
+        Path(f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    assert call("build", "a.jsonl", "--out", "s", *BYTE)[0] == 0
+    assert call("build", "a.jsonl", "b.jsonl", "--out", "s", "--append", *BYTE)[0] == 0
+    assert call("build", "a.jsonl", "b.jsonl", "--out", "whole", *BYTE)[0] == 0
+    assert call("diff", "s", "whole")[:2] == (0, "s, whole: identical, 2 documents\n")
