@@ -1,6 +1,6 @@
 """Does a build take time in proportion to its input, and half of it with two workers?
 
-    python benchmarks/scaling.py [--data FOLDER] [--megabytes 64] [--repeats 3] [--only fast] [--json]
+    python benchmarks/scaling.py [--data FOLDER] [--megabytes 64] [--only fast] [--json]
 
 Builds 1x, 2x, 4x and 8x of one corpus with one worker and with two, each in a fresh process, in
 rounds: a ratio compares two builds of the same round, and a row is the median of the rounds. Asked

@@ -145,6 +145,17 @@ class Task(Protocol):
         """
 
 
+@runtime_checkable
+class PortableTask(Task, Protocol):
+    """A task that a process can do which sees none of the disks of this one."""
+
+    def elsewhere(self) -> Task:
+        """The same task as it stands now, for such a process: its notes carry what is done."""
+
+    def keep(self, parcel: Any) -> Any:
+        """Take what such a note carries, for good; gives the note that `run` would have emitted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
     """What an engine says of one task: a note, its end, or its failure."""

@@ -23,6 +23,7 @@ from shardmill.build.spec import (
     BuildReport,
     BuildSpec,
     Feed,
+    choose_dtype,
     describe_difference,
     plan_json,
     plan_sha256,
@@ -35,7 +36,7 @@ from shardmill.records import JSON, Drop
 from shardmill.shards import OldStore, is_finished, list_plans, open_old
 from shardmill.shards.layout import DTYPES
 from shardmill.sources import append_files
-from shardmill.tokenizer import EngineChoice
+from shardmill.tokenizer import EngineChoice, vocab_size_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def old_store(target: Path) -> OldStore | None:
 
 
 def find_more(
-    old: OldStore, feeds: Sequence[Feed], *, spec: BuildSpec, tokenizer: Tokenizer, dtype: str
+    old: OldStore, feeds: Sequence[Feed], *, spec: BuildSpec, tokenizer: Tokenizer
 ) -> More:
     """The feed in the order old, then new; refused when it is not that of the old store."""
     if len(feeds) != 1:
@@ -96,6 +97,7 @@ def find_more(
     (feed,), manifest = feeds, old.manifest
     files = append_files(feed.source, manifest.sources[0])
     ordered = replace(feed, source=files.source)
+    dtype = choose_dtype(spec.dtype, vocab_size_of(tokenizer))
     plan = plan_json([ordered], spec, tokenizer, dtype)
     _check_plan(old, plan, spec, feed.source.name)
     if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.build.estimate import FeedEstimate, estimate_feed
-from shardmill.build.hands import Manner
+from shardmill.build.hands import open_manner
 from shardmill.build.spec import BuildSpec, Feed, check_feeds
 from shardmill.build.store import limited_feeds, most_tokens
 from shardmill.build.tokenise import token_rules
@@ -46,16 +46,23 @@ def plan_store(
     workers: int | None = None,
     unit_bytes: int | None = None,
     memory: int | None = None,
+    ray_address: str | None = None,
 ) -> BuildPlan:
-    """What `build_store` would do with these arguments."""
+    """What `build_store` would do with these arguments; an address: on that Ray."""
     check_feeds(feeds)
     rules = token_rules(spec, tokenizer)
-    manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
-    fits = manner.memory_plan()
+    with open_manner(
+        workers=workers,
+        unit_bytes=unit_bytes,
+        memory=memory,
+        run_on="local" if ray_address is None else "ray",
+        ray_address=ray_address,
+    ) as manner:
+        fits, unit_bytes = manner.memory_plan(), manner.size_of_units()
     estimates = []
     for feed in limited_feeds(feeds, fits.most_document):
         grains = cut_feed(feed.source)
-        ranges = list(unit_ranges(grains.sizes, manner.size_of_units(), {}))
+        ranges = list(unit_ranges(grains.sizes, unit_bytes, {}))
         most = most_tokens(feed)
         estimates.append(estimate_feed(grains, tokenizer, rules, num_units=len(ranges), most=most))
     return BuildPlan(

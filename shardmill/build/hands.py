@@ -10,11 +10,11 @@ Not here: processes (engines), what a crew does (crew.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pickle import PicklingError
-from typing import cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from shardmill.build.crew import Crew
 from shardmill.build.engine import EngineDesk
@@ -25,7 +25,7 @@ from shardmill.build.meter import Meter
 from shardmill.build.segments import Receipt
 from shardmill.build.spec import BuildCost
 from shardmill.build.task import TextTask
-from shardmill.build.tools import WorkerTools, num_cores, worker_environ
+from shardmill.build.tools import WorkerTools, environ_of_threads, num_cores, worker_environ
 from shardmill.build.units import ALONE_BYTES, UNIT_BYTES
 from shardmill.closing import Closing
 from shardmill.engines import LocalEngine, pack, usage_of_this_process
@@ -33,7 +33,12 @@ from shardmill.errors import OptionError
 from shardmill.protocols import Engine, Source, Tokenizer
 from shardmill.tokenizer import EngineCheck
 
+if TYPE_CHECKING:
+    from shardmill.engines.ray_cluster import RayCluster
+
 log = logging.getLogger(__name__)
+
+RunOn: TypeAlias = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class Manner:
     workers: int | None = None  # processes; None: as many as there are cores; 1: no other process
     unit_bytes: int | None = None  # of input, what a worker gets at a time; None: as it fits
     memory: int | None = None  # bytes that all processes together may use; None: what is free
+    cluster: RayCluster | None = None  # where workers run; None: processes of this machine
 
     def __post_init__(self) -> None:
         for name in ("workers", "unit_bytes", "memory"):
@@ -52,14 +58,57 @@ class Manner:
 
     @property
     def most_workers(self) -> int:
-        return self.workers or num_cores()
+        return self.workers or self.num_cores
+
+    @property
+    def num_cores(self) -> int:
+        """Of this machine, or of all that Ray has."""
+        return self.cluster.num_cpus if self.cluster and self.cluster.is_elsewhere else num_cores()
 
     def memory_plan(self) -> MemoryPlan:
-        return plan_memory(self.most_workers, self.memory, asked=self.workers is not None)
+        memory = self.memory
+        if memory is None and self.cluster is not None:
+            # What is free here says nothing of the other machines.
+            share = self.cluster.memory_per_cpu
+            memory = share * (self.most_workers + 1) if share else None
+        return plan_memory(self.most_workers, memory, asked=self.workers is not None)
 
     def size_of_units(self) -> int:
         """Alone, a process needs no small units; what it began stays one when others join."""
-        return self.unit_bytes or (UNIT_BYTES if self.most_workers > 1 else ALONE_BYTES)
+        alone = self.most_workers == 1 and self.cluster is None
+        return self.unit_bytes or (ALONE_BYTES if alone else UNIT_BYTES)
+
+
+@contextmanager
+def open_manner(
+    *,
+    workers: int | None = None,
+    unit_bytes: int | None = None,
+    memory: int | None = None,
+    run_on: RunOn = "local",
+    ray_address: str | None = None,
+) -> Iterator[Manner]:
+    """How the work is done, with Ray at hand when it is done there."""
+    manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
+    if run_on not in ("local", "ray"):
+        raise OptionError(f"run_on={run_on!r}: wanted 'local' or 'ray'")
+    if run_on == "local" and ray_address is not None:
+        raise OptionError(f"ray_address={ray_address!r}: only with run_on='ray'")
+    with _open_cluster(workers, ray_address) if run_on == "ray" else nullcontext() as cluster:
+        yield replace(manner, cluster=cluster)
+
+
+def _open_cluster(workers: int | None, address: str | None) -> RayCluster:
+    from shardmill.engines.ray_cluster import RayCluster
+
+    cluster = RayCluster(address, workers=workers or num_cores())
+    if workers is None and not cluster.num_cpus:
+        with cluster:
+            raise OptionError(
+                f"Ray has {cluster.describe()} now: start a node, or say how many workers it will "
+                "have room for (--workers)"
+            )
+    return cluster
 
 
 class Hands(Closing):
@@ -73,12 +122,13 @@ class Hands(Closing):
         self._tokenizer, self._check, self._keep_open = tokenizer, check, keep_open
         self._engine: Engine | None = None
         self._before = usage_of_this_process().cpu_seconds
+        self._num_cores = manner.num_cores
 
     def crew(
         self, tasks: Sequence[TextTask], desk: EngineDesk, plan: WorkPlan, meter: Meter
     ) -> Crew:
         """A crew for some tasks; one without tasks when this process does them itself."""
-        if self._num_workers(len(tasks)) < 2:
+        if self._num_workers(len(tasks)) < (2 if self.manner.cluster is None else 1):
             return Crew()
         tools = self._tools(tasks[0], desk)
         if not self._can_travel(tools, tasks):
@@ -93,9 +143,11 @@ class Hands(Closing):
         return Crew(tasks, engine=self._open(), tools=tools, on_receipt=count)
 
     def _num_workers(self, num_tasks: int) -> int:
-        """Unasked, a worker is started for two units or more: starting one takes a second."""
+        """Unasked, a worker is started for two units or more: starting one takes a second. Ray is
+        asked for as such, also for one unit."""
         fits = self.manner.memory_plan().workers
-        return min(fits, num_tasks if self.manner.workers is not None else num_tasks // 2)
+        asked = self.manner.workers is not None or self.manner.cluster is not None
+        return min(fits, num_tasks if asked else num_tasks // 2)
 
     def cost(self) -> BuildCost:
         """So far, with workers that have ended."""
@@ -105,7 +157,7 @@ class Hands(Closing):
             usage, workers = self._engine.usage(), self._engine.slots
             cpu, peak = cpu + usage.cpu_seconds, max(peak, usage.peak_bytes)
         return BuildCost(
-            num_workers=workers, num_cores=num_cores(), cpu_seconds=cpu, peak_bytes=peak
+            num_workers=workers, num_cores=self._num_cores, cpu_seconds=cpu, peak_bytes=peak
         )
 
     def close(self) -> None:
@@ -127,10 +179,12 @@ class Hands(Closing):
             for what in (tools, *firsts.values()):
                 pack(what)
         except PicklingError as error:
-            if self.manner.workers is not None:
+            if self.manner.workers is not None or self.manner.cluster is not None:
+                far = self.manner.cluster is not None
+                asked = "run_on='ray'" if far else f"workers={self.manner.workers}"
                 raise OptionError(
-                    f"workers={self.manner.workers}: {error}; build with workers=1, or define it "
-                    "in a module that a worker can import"
+                    f"{asked}: {error}; build {'on this machine ' if far else ''}with workers=1, "
+                    "or define it in a module that a worker can import"
                 ) from error
             log.info("one process builds this store: %s", error)
             return False
@@ -139,10 +193,21 @@ class Hands(Closing):
     def _open(self) -> Engine:
         if self._engine is None:
             plan = self.manner.memory_plan()
-            self._engine = LocalEngine(
-                plan.workers,
-                environ=worker_environ(plan.workers),
-                keep_open=(self._keep_open,),
-                memory=plan.limit_bytes if self.manner.memory is not None else None,
-            )
+            memory = plan.limit_bytes if self.manner.memory is not None else None
+            if self.manner.cluster is not None:
+                self._engine = _ray_engine(self.manner.cluster, plan.workers, memory)
+            else:
+                self._engine = LocalEngine(
+                    plan.workers,
+                    environ=worker_environ(plan.workers),
+                    keep_open=(self._keep_open,),
+                    memory=memory,
+                )
         return self._engine
+
+
+def _ray_engine(cluster: RayCluster, workers: int, memory: int | None) -> Engine:
+    """Ray gives a worker one CPU, so its libraries get one thread."""
+    from shardmill.engines.ray_engine import RayEngine
+
+    return RayEngine(cluster, workers, environ=environ_of_threads(1), memory=memory)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -96,21 +97,33 @@ class SegmentSize:
         return cls(num_tokens=SEGMENT_TOKENS, seconds=SEGMENT_SECONDS)
 
 
-class SegmentWriter:
-    """One open segment. `seal` makes it count; without it the files are overwritten later."""
+class PartFile(Protocol):
+    """One part of an open segment, written front to back."""
+
+    def write(self, data: bytes | memoryview) -> None: ...
+
+    def finish(self) -> str:
+        """Nothing follows; gives the sha256 of all of it."""
+
+    def abort(self) -> None:
+        """Let go of it. Never raises."""
+
+
+class Segment:
+    """One open segment, wherever its parts go. `seal` makes it count."""
 
     def __init__(
-        self, folder: Path, key: UnitKey, *, after: Receipt | None, size: SegmentSize | None = None
+        self, key: UnitKey, *, after: Receipt | None, size: SegmentSize | None = None
     ) -> None:
         """`after` is the receipt before this one, None at the start of a unit."""
         self.num_documents = self.num_tokens = self.num_read = 0
         self._num_given = self._num_bytes = 0
-        self._folder, self._key, self._size = folder, key, size or SegmentSize.usual()
+        self._key, self._size = key, size or SegmentSize.usual()
         self._number = 0 if after is None else after.number + 1
         self._previous = "" if after is None else after.seal
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._files = {part: self._begin(part) for part in PARTS}
+        self._files: dict[str, PartFile] = {part: self._begin(part) for part in PARTS}
         self._since = time.monotonic()
 
     def add(self, portion: Portion, account: Account) -> None:
@@ -149,13 +162,7 @@ class SegmentWriter:
             last=last,
             sha256=sha256,
         )
-        path = _path(self._folder, self._number, "json")
-        try:
-            sync_folder(self._folder)
-            with atomic_write(path) as file:
-                file.write(receipt.seal.encode() + b"\n" + msgspec.json.encode(receipt))
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        self._keep(receipt)
         return receipt
 
     def abandon(self) -> None:
@@ -163,13 +170,48 @@ class SegmentWriter:
         for file in self._files.values():
             file.abort()
 
+    @abstractmethod
+    def _begin(self, part: str) -> PartFile: ...
+
+    @abstractmethod
+    def _keep(self, receipt: Receipt) -> None:
+        """All parts are finished: make them count."""
+
+
+class SegmentWriter(Segment):
+    """A segment in a unit's folder. Unsealed, its files are overwritten later."""
+
+    def __init__(
+        self, folder: Path, key: UnitKey, *, after: Receipt | None, size: SegmentSize | None = None
+    ) -> None:
+        self._folder = folder
+        super().__init__(key, after=after, size=size)
+
     def _begin(self, part: str) -> HashedFile:
-        """What an unsealed segment of an earlier run left here is overwritten."""
-        path = _path(self._folder, self._number, part)
-        try:
-            return HashedFile(path, replace=True)
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        return open_part(self._folder, self._number, part)
+
+    def _keep(self, receipt: Receipt) -> None:
+        write_receipt(self._folder, receipt)
+
+
+def open_part(folder: Path, number: int, part: str) -> HashedFile:
+    """A new part of a segment; what an unsealed one of an earlier run left here is overwritten."""
+    path = _path(folder, number, part)
+    try:
+        return HashedFile(path, replace=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def write_receipt(folder: Path, receipt: Receipt) -> None:
+    """Make a segment count whose parts are finished in this folder."""
+    path = _path(folder, receipt.number, "json")
+    try:
+        sync_folder(folder)
+        with atomic_write(path) as file:
+            file.write(receipt.seal.encode() + b"\n" + msgspec.json.encode(receipt))
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def read_receipts(folder: Path, key: UnitKey | None = None) -> list[Receipt]:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from shardmill.build.append import find_more, nothing_new, old_store
+from shardmill.build.append import GoingOn, find_more, nothing_new, old_store
 from shardmill.build.commit import DocumentPlaces
 from shardmill.build.engine import EngineDesk
-from shardmill.build.hands import Manner
+from shardmill.build.hands import Manner, RunOn, open_manner
 from shardmill.build.portion import Account, Portion
 from shardmill.build.run import Job, run_build
 from shardmill.build.segments import SegmentSize
@@ -50,6 +50,8 @@ def build_store(
     workers: int | None = None,
     unit_bytes: int | None = None,
     memory: int | None = None,
+    run_on: RunOn = "local",
+    ray_address: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     append: bool = False,
 ) -> BuildReport:
@@ -59,26 +61,52 @@ def build_store(
     without it a build starts from the beginning. `overwrite` replaces a finished store, in the
     moment the new one is whole. `workers` processes share the work in units of about `unit_bytes`
     of input (None: a process for each core, when there are units enough), and use `memory` bytes
-    together (None: what is free); none of these changes a byte of the store.
+    together (None: what is free). With `run_on="ray"` they are workers on the Ray at `ray_address`
+    (None: one is started here), as many as it has CPUs. None of these changes a byte of the store.
 
     `append` goes on with a finished store of the same options: the one feed names its old files,
     unchanged, and new ones, which are written behind the old tokens. The store is that of a build
     of all files in this order; without new files it stays as it is. `overwrite` then means only
     that the work of an append that was stopped is discarded.
     """
-    splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
-    manner = Manner(workers=workers, unit_bytes=unit_bytes, memory=memory)
-    most_document = manner.memory_plan().most_document
-    feeds = limited_feeds(feeds, most_document)
     target, going_on = Path(folder).resolve(), None
-    if append and (old := old_store(target)) is not None:
-        more = find_more(old, feeds, spec=spec, tokenizer=tokenizer, dtype=rules.dtype)
-        feeds, plan, going_on = [more.feed], more.plan, more.going_on
-        if going_on is None:
-            return nothing_new(old, plan)
-        going_on.check_engine(engine)
-    else:
-        plan = plan_json(feeds, spec, tokenizer, rules.dtype)
+    check_feeds(feeds)
+    with open_manner(
+        workers=workers,
+        unit_bytes=unit_bytes,
+        memory=memory,
+        run_on=run_on,
+        ray_address=ray_address,
+    ) as manner:
+        feeds = limited_feeds(feeds, manner.memory_plan().most_document)
+        if append and (old := old_store(target)) is not None:
+            more = find_more(old, feeds, spec=spec, tokenizer=tokenizer)
+            if more.going_on is None:
+                return nothing_new(old, more.plan)
+            more.going_on.check_engine(engine)
+            feeds, going_on = [more.feed], more.going_on
+        job = _job(feeds, target, tokenizer, spec, manner, on_progress)
+        return run_build(
+            job if going_on is None else _behind(job, feeds, going_on),
+            engine=engine,
+            engine_check=engine_check,
+            resume=resume,
+            overwrite=overwrite,
+            manner=manner,
+        )
+
+
+def _job(
+    feeds: Sequence[Feed],
+    target: Path,
+    tokenizer: Tokenizer,
+    spec: BuildSpec,
+    manner: Manner,
+    on_progress: Callable[[Progress], None] | None,
+) -> Job:
+    """A build of all that the feeds give."""
+    splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
+    most_document = manner.memory_plan().most_document
     limits = [most_tokens(feed) for feed in feeds]
 
     def make_task(unit: Unit, place: Path) -> TextTask:
@@ -92,29 +120,30 @@ def build_store(
             size=size,
         )
 
-    job = Job(
+    return Job(
         target=target,
         sources=[feed.source for feed in feeds],
         splits=splits,
         rules=rules,
         tokenizer=tokenizer,
         spec=spec,
-        plan=plan,
+        plan=plan_json(feeds, spec, tokenizer, rules.dtype),
         limits=limits,
-        cut=lambda: [going_on.feed] if going_on else [cut_feed(feed.source) for feed in feeds],
+        cut=lambda: [cut_feed(feed.source) for feed in feeds],
         make_portions=_portions_by(rules, most_document),
         make_task=make_task,
-        open_places=lambda out: DocumentPlaces(feeds, out, going_on.filled if going_on else {}),
+        open_places=lambda out: DocumentPlaces(feeds, out),
         on_progress=on_progress,
-        going_on=going_on,
     )
-    return run_build(
+
+
+def _behind(job: Job, feeds: Sequence[Feed], going_on: GoingOn) -> Job:
+    """The same build, of which a part stands already."""
+    return replace(
         job,
-        engine=engine,
-        engine_check=engine_check,
-        resume=resume,
-        overwrite=overwrite,
-        manner=manner,
+        cut=lambda: [going_on.feed],
+        open_places=lambda out: DocumentPlaces(feeds, out, going_on.filled),
+        going_on=going_on,
     )
 
 

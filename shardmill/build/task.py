@@ -1,6 +1,7 @@
 """One unit of a build as a piece of work that any process can do.
 
-In: a unit, the encoder.  Out: sealed segments in the unit's folder, and their receipts.
+In: a unit, the encoder.  Out: sealed segments in the unit's folder, and their receipts; from a
+process that does not see that folder, parcels of both.
 Promise: a unit that was begun goes on behind its last sealed segment; nothing that it needs is
 outside it, the encoder and the files it reads; it may be done again at any time, by one at a time.
 Not here: who runs it (engines), what becomes of its segments (stage.py).
@@ -14,8 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from shardmill.build.carried import CarriedSegment, Parcel, Send, keep_parcel
 from shardmill.build.portion import Account, Portion
-from shardmill.build.segments import Receipt, SegmentSize, SegmentWriter, read_receipts
+from shardmill.build.segments import (
+    Receipt,
+    Segment,
+    SegmentSize,
+    SegmentWriter,
+    read_receipts,
+)
 from shardmill.build.tokenise import EncoderDesk, TokenRules, unit_portions
 from shardmill.build.units import Unit, inputs_of
 from shardmill.errors import SourceError
@@ -27,7 +35,7 @@ Portions = Iterator[tuple[Portion, Account]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTask:
-    """A unit of texts, small when pickled."""
+    """A unit of texts, small when pickled. A `protocols.PortableTask`."""
 
     unit: Unit
     folder: Path  # of the unit, in the journal
@@ -42,10 +50,26 @@ class TextTask:
 
     def run(self, tools: EncoderDesk, emit: Callable[[Any], None]) -> None:
         """Emit every receipt of the unit, those of an earlier attempt first."""
-        self.folder.mkdir(exist_ok=True)
-        done = read_receipts(self.folder, self.unit.key)
+        done = self._done()
         for receipt in done:
             emit(receipt)
+        self.go_on(tools, done, self.folder, sealed=emit)
+
+    def elsewhere(self) -> CarriedTask:
+        return CarriedTask(task=self, done=tuple(self._done()))
+
+    def keep(self, parcel: Parcel) -> Receipt:
+        return keep_parcel(self.folder, parcel)
+
+    def go_on(
+        self,
+        tools: EncoderDesk,
+        done: Sequence[Receipt],
+        place: Path | Send,
+        *,
+        sealed: Callable[[Receipt], None] = lambda _: None,
+    ) -> None:
+        """Make the segments behind those that are done."""
         tokens = sum(receipt.num_tokens for receipt in done)
 
         def enough(portion: Portion, _account: Account) -> bool:
@@ -54,8 +78,12 @@ class TextTask:
             return self.most is not None and tokens >= self.most
 
         with closing(self._portions(tools, done)) as portions:
-            journal = UnitJournal(self.unit, self.folder, done, self.size)
-            journal.write(portions, add=enough, sealed=emit)
+            journal = UnitJournal(self.unit, place, done, self.size)
+            journal.write(portions, add=enough, sealed=sealed)
+
+    def _done(self) -> list[Receipt]:
+        self.folder.mkdir(exist_ok=True)
+        return read_receipts(self.folder, self.unit.key)
 
     def _portions(
         self, tools: EncoderDesk, done: Sequence[Receipt]
@@ -71,13 +99,35 @@ class TextTask:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedTask:
+    """A unit of texts for a process without the journal: it writes nothing and emits parcels."""
+
+    task: TextTask
+    done: tuple[Receipt, ...]  # what lies in the journal of it
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def run(self, tools: EncoderDesk, emit: Send) -> None:
+        for receipt in self.done:
+            emit(Parcel(receipt=receipt, parts=None))
+        self.task.go_on(tools, self.done, emit)
+
+
 class UnitJournal:
     """The segments of one unit, behind those that are done."""
 
     def __init__(
-        self, unit: Unit, folder: Path, done: Sequence[Receipt], size: SegmentSize | None = None
+        self,
+        unit: Unit,
+        place: Path | Send,
+        done: Sequence[Receipt],
+        size: SegmentSize | None = None,
     ) -> None:
-        self._unit, self._folder, self._size = unit, folder, size
+        """`place` is the folder of the unit, or takes parcels for it."""
+        self._unit, self._place, self._size = unit, place, size
         self._after = done[-1] if done else None
 
     def write(
@@ -110,10 +160,12 @@ class UnitJournal:
         finally:
             segment.abandon()
 
-    def _open(self, after: Receipt | None) -> SegmentWriter:
-        return SegmentWriter(self._folder, self._unit.key, after=after, size=self._size)
+    def _open(self, after: Receipt | None) -> Segment:
+        if isinstance(self._place, Path):
+            return SegmentWriter(self._place, self._unit.key, after=after, size=self._size)
+        return CarriedSegment(self._place, self._unit.key, after=after, size=self._size)
 
-    def _seal(self, segment: SegmentWriter, cursor: Cursor, *, last: bool) -> Receipt:
+    def _seal(self, segment: Segment, cursor: Cursor, *, last: bool) -> Receipt:
         if inputs_of(self._unit.grains) != self._unit.key.inputs:
             raise SourceError(
                 f"{self._unit.name}: changed while it was read; a file must not change while a "

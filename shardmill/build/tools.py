@@ -42,7 +42,10 @@ def num_cores() -> int:
 
 
 def worker_environ(workers: int) -> dict[str, str]:
-    """Keeps the engines of so many workers together to the cores there are. Arrow too: it reads
-    and decodes in a pool of its own."""
-    num_threads = max(1, num_cores() // workers)
+    """Keeps the engines of so many workers together to the cores there are."""
+    return environ_of_threads(max(1, num_cores() // workers))
+
+
+def environ_of_threads(num_threads: int) -> dict[str, str]:
+    """For a worker of so many threads. Arrow too: it reads and decodes in a pool of its own."""
     return {**thread_limits(num_threads), "OMP_NUM_THREADS": str(num_threads)}

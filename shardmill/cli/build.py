@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from shardmill.build import BuildReport, BuildSpec, Feed, build_store, plan_store
+from shardmill.cli.engines import HELP, EngineName, parse_engines
 from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
 from shardmill.cli.reports import (
@@ -55,9 +58,11 @@ def build(
     eot: Annotated[
         str | None, typer.Option(help="The end token, when the tokenizer does not name it.")
     ] = None,
-    engine: Annotated[
-        Literal["reference", "fast", "auto"], typer.Option(help="Which tokenizer engine encodes.")
-    ] = "auto",
+    engine: Annotated[list[EngineName] | None, typer.Option(help=HELP)] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="The Ray to build on: auto, or host:port. Default: one started here."),
+    ] = None,
     engine_check: Annotated[
         Literal["sample", "full"], typer.Option(help="How much a fast engine is compared.")
     ] = "sample",
@@ -98,6 +103,7 @@ def build(
     check_place(place.folder, report, goes_on=resume or overwrite or dry_run)
     if append and dry_run:
         raise OptionError("--dry-run tells the plan of a whole build: leave out --append")
+    encodes, run_on = parse_engines(engine or (), ray_address)
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
@@ -122,21 +128,27 @@ def build(
         "memory": parse_bytes(memory) if memory else None,
     }
     if dry_run:
-        print_plan(
-            plan_store(feeds, place.folder, tokenizer=opened, spec=spec, **manner), as_json=as_json
+        plan = plan_store(
+            feeds, place.folder, tokenizer=opened, spec=spec, ray_address=ray_address, **manner
         )
+        print_plan(plan, as_json=as_json)
         return
+    # Ray prints what goes wrong on its nodes to stdout, where the receipt belongs.
+    apart = redirect_stdout(sys.stderr) if run_on == "ray" else nullcontext()
     with (
         place.opened(resume=resume, overwrite=overwrite) as folder,
         build_progress() as on_progress,
         told_how_to_resume(folder),
+        apart,
     ):
         done = build_store(
             feeds,
             folder,
             tokenizer=opened,
             spec=spec,
-            engine=engine,
+            engine=encodes,
+            run_on=run_on,
+            ray_address=ray_address,
             engine_check=engine_check,
             resume=resume,
             overwrite=place.replaces(resume=resume, overwrite=overwrite),

@@ -1,9 +1,10 @@
-"""Where tasks run: in processes of this machine.
+"""Where tasks run: in processes of this machine, or on Ray.
 
 In: tasks that travel by pickle.  Out: reports of what became of each, as `protocols.Engine` says.
 Promise: a process that dies is replaced and its task run again; no process outlives the one that
 started it.
-Not here: what a task does. Engines know nothing of builds.
+Not here: what a task does. Engines know nothing of builds. Ray's (ray_engine.py) is imported where
+it is asked for.
 """
 
 from shardmill.engines.local import LocalEngine

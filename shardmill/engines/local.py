@@ -10,7 +10,6 @@ Not here: what happens inside a worker (worker.py).
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -18,35 +17,22 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
 from shardmill.closing import Closing
+from shardmill.engines.jobs import Job, next_job
+from shardmill.engines.telling import log_again
 from shardmill.engines.travel import pack
-from shardmill.errors import BuildError
 from shardmill.protocols import Task, TaskReport, Usage
 
-MOST_DEATHS = 3
 _STDERR = 2
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from shardmill.engines.worker import main; main(*map(int, sys.argv[2:]))"
 )
-
-
-@dataclass(slots=True)
-class _Job:
-    """One task on its way."""
-
-    number: int
-    name: str
-    data: bytes
-    notes: int = 0  # in this attempt
-    best: int = 0  # in any attempt
-    deaths: int = 0  # since an attempt noted more than those before it
 
 
 class LocalEngine(Closing):
@@ -75,7 +61,7 @@ class LocalEngine(Closing):
 
     def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
         packed = pack(tools)
-        again: deque[_Job] = deque()
+        again: deque[Job] = deque()
         queue = enumerate(tasks)
         try:
             while self._hand_out(again, queue, packed):
@@ -94,13 +80,11 @@ class LocalEngine(Closing):
     def close(self) -> None:
         self._end(list(self._workers))
 
-    def _hand_out(
-        self, again: deque[_Job], queue: Iterator[tuple[int, Task]], tools: bytes
-    ) -> bool:
+    def _hand_out(self, again: deque[Job], queue: Iterator[tuple[int, Task]], tools: bytes) -> bool:
         """Give work to every worker that has none; whether anybody works."""
         chosen: list[_Worker] = []
         while self._num_busy() < self._most:
-            job = again.popleft() if again else _next_job(queue)
+            job = again.popleft() if again else next_job(queue)
             if job is None:
                 break
             worker = self._idle_worker()
@@ -128,43 +112,27 @@ class LocalEngine(Closing):
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
         return [busy[connection] for connection in wait(list(busy))]  # type: ignore[index]
 
-    def _hear(self, worker: _Worker, again: deque[_Job]) -> Iterator[TaskReport]:
+    def _hear(self, worker: _Worker, again: deque[Job]) -> Iterator[TaskReport]:
         """The reports in one message of a worker, or in its death."""
         job = worker.job
         assert job is not None, "only busy workers are heard"
         try:
-            kind, _, value, worker.usage = pickle.loads(worker.connection.recv_bytes())
+            kind, value, worker.usage = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
-            code = self._end([worker])
-            yield from self._died(job, code, again)
+            lost = job.died(_words(self._end([worker])))
+            if lost is None:
+                again.append(job)
+            else:
+                yield lost
             return
         if kind == "log":
-            name, level, message = value
-            logging.getLogger(name).log(level, "%s", message)
+            log_again(value)
         elif kind == "note":
-            job.notes += 1
-            if job.notes > job.best:
-                job.best, job.deaths = job.notes, 0
+            job.noted()
             yield TaskReport(task=job.number, note=value)
         else:
             worker.job = None
             yield TaskReport(task=job.number, ended=kind == "ended", error=value)
-
-    def _died(self, job: _Job, code: int, again: deque[_Job]) -> Iterator[TaskReport]:
-        job.notes = 0
-        job.deaths += 1
-        if job.deaths < MOST_DEATHS:
-            logging.getLogger(__name__).warning(
-                "%s: its worker died (%s); it is done again", job.name, _words(code)
-            )
-            again.append(job)
-            return
-        error = BuildError(
-            f"{job.name}: {job.deaths} workers died of it, the last one {_words(code)}; what the "
-            "others did is kept: look for an input that takes too much memory there, build with "
-            "fewer workers, and go on with --resume"
-        )
-        yield TaskReport(task=job.number, error=error, lost=True)
 
     def _end(self, workers: Sequence[_Worker]) -> int:
         """Kill some workers and wait for them; gives the exit code of the last."""
@@ -183,7 +151,7 @@ class _Worker:
 
     def __init__(self, environ: Mapping[str, str], keep_open: tuple[int, ...], memory: int) -> None:
         self.connection, theirs = Pipe(duplex=True)
-        self.job: _Job | None = None
+        self.job: Job | None = None
         self.usage = Usage(cpu_seconds=0.0, peak_bytes=0)
         self._tools: bytes | None = None
         with theirs:
@@ -203,11 +171,12 @@ class _Worker:
         """Its task, and before the first one the tools."""
         job = self.job
         assert job is not None, "a worker is chosen for a task"
+        data = pack(job.task)
         with suppress(OSError):  # it died: that is heard when it is listened to
             if self._tools is not tools:
-                self.connection.send_bytes(pickle.dumps(("tools", None, tools)))
+                self.connection.send_bytes(pickle.dumps(("tools", tools)))
                 self._tools = tools
-            self.connection.send_bytes(pickle.dumps(("task", job.number, job.data)))
+            self.connection.send_bytes(pickle.dumps(("task", data)))
 
     def kill(self) -> None:
         self._process.kill()
@@ -216,14 +185,6 @@ class _Worker:
         code = self._process.wait()
         self.connection.close()
         return code
-
-
-def _next_job(queue: Iterator[tuple[int, Task]]) -> _Job | None:
-    found = next(queue, None)
-    if found is None:
-        return None
-    number, task = found
-    return _Job(number=number, name=task.name, data=pack(task))
 
 
 def _words(code: int) -> str:

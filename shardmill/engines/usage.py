@@ -24,11 +24,24 @@ def limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
+def allow_memory(num_bytes: int) -> None:
+    """As `limit_memory`, beyond what this process holds already."""
+    limit_memory((_status("VmData") or 0) + num_bytes)
+
+
 def _peak_bytes() -> int:
     """The kernel's own mark where there is one: getrusage counts the parent's memory too, as it was
     when this process was started."""
-    if _STATUS.exists():
-        found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text())
-        if found is not None:
-            return int(found[1]) * 1024
+    return _status("VmHWM") or _peak_of_getrusage()
+
+
+def _status(name: str) -> int | None:
+    """Bytes that the kernel counts under this name; None where it does not."""
+    if not _STATUS.exists():
+        return None
+    found = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
+    return int(found[1]) * 1024 if found is not None else None
+
+
+def _peak_of_getrusage() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

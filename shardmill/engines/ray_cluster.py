@@ -1,0 +1,133 @@
+"""A connection to Ray: a cluster that runs, or one that is started on this machine.
+
+In: an address, or none.  Out: what the cluster has, and which of its nodes live.
+Promise: a Ray that was started here ends here, and leaves no file; one that this process had
+joined before is used and left as it was. What Ray logs stays away from stdout.
+Not here: what runs on it (ray_engine.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shardmill.closing import Closing
+from shardmill.errors import BuildError, OptionError, missing_extra
+
+try:
+    import ray
+    from ray.exceptions import RayError
+except ImportError as missing:
+    raise missing_extra("ray", "ray") from missing
+
+_ray: Any = ray  # some of its functions have no types
+_SOCKETS = 70
+"""Characters of a socket's name below Ray's folder; the kernel takes 107 in all."""
+_ANSWERS = (RayError, ConnectionError, RuntimeError, ValueError, OSError, ImportError)
+"""What `ray.init` is known to raise for an address that is wrong or does not answer."""
+
+
+class RayCluster(Closing):
+    """Opened by making one."""
+
+    def __init__(self, address: str | None = None, *, workers: int | None = None) -> None:
+        """Without an address a Ray is started here, with CPUs for so many workers (None: those of
+        this machine)."""
+        self._joined = not ray.is_initialized()
+        self._folder: Path | None = None
+        if not self._joined:
+            _check_same(address)
+        elif address is None:
+            self._start(workers)
+        else:
+            _join(address)
+        self.is_elsewhere = self._folder is None
+        """Whether it was running before, so that it may have other machines."""
+        nodes = self._nodes()
+        self.num_cpus = sum(cpus for cpus, _ in nodes)
+        """Of all nodes, when it was opened."""
+        self.memory_per_cpu = min((int(m // c) for c, m in nodes if c and m), default=None)
+        """Bytes that every node has for each of its CPUs; None when no node tells."""
+
+    def lives(self, node: str) -> bool:
+        return any(found["NodeID"] == node and found["Alive"] for found in _ray.nodes())
+
+    def describe(self) -> str:
+        """What it has, for messages."""
+        nodes = self._nodes()
+        free = _ray.available_resources().get("CPU", 0)
+        return f"{len(nodes)} nodes with {sum(c for c, _ in nodes)} CPUs, {free:.0f} of them free"
+
+    def close(self) -> None:
+        if self._joined:
+            ray.shutdown()
+            self._joined = False
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _nodes(self) -> list[tuple[int, float]]:
+        """CPUs and bytes of memory of each living node."""
+        found = [node["Resources"] for node in _ray.nodes() if node["Alive"]]
+        return [(int(one.get("CPU", 0)), float(one.get("memory", 0))) for one in found]
+
+    def _start(self, workers: int | None) -> None:
+        self._folder = _short_folder()
+        try:
+            _init(
+                address="local",
+                num_cpus=workers,
+                include_dashboard=False,
+                _temp_dir=str(self._folder),
+            )
+        except _ANSWERS as error:
+            self.close()
+            raise BuildError(
+                f"Ray could not be started on this machine: {error}; build without it "
+                "(--engine local), or give the address of one that runs (--ray-address)"
+            ) from error
+
+
+def _join(address: str) -> None:
+    try:
+        _init(address=address)
+    except _ANSWERS as error:
+        ray.shutdown()
+        raise OptionError(
+            f"--ray-address {address}: {_first_lines(error)}; wanted the address of a Ray that "
+            "runs, with the Python and Ray of this process: 'auto' on one of its nodes, or "
+            "host:port of its head. `ray status` shows whether it does"
+        ) from error
+
+
+def _init(**options: Any) -> None:
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _check_same(address: str | None) -> None:
+    """This process has joined a Ray already: it cannot join another."""
+    here = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", here):
+        raise OptionError(
+            f"--ray-address {address}: this process has joined the Ray at {here} already: leave it "
+            "with ray.shutdown(), or give no address to use it"
+        )
+
+
+def _short_folder() -> Path:
+    """A new folder whose name leaves room for those of Ray's sockets."""
+    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir=usual))
+    if len(str(folder)) + _SOCKETS <= 107:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+
+
+def _first_lines(error: BaseException) -> str:
+    """Ray's messages are pages; what happened stands first."""
+    return " ".join(str(error).split("\n\n")[0].split())[:400] or type(error).__name__
