@@ -101,6 +101,11 @@ def build(
     """
     place = open_output(out, scratch)
     check_place(place.folder, report, goes_on=resume or overwrite or dry_run)
+    if append and place.url is not None:
+        raise OptionError(
+            f"--append to {place.shown}: files are added to a store on this machine: pull it, add "
+            "them, and push it with --replace"
+        )
     if append and dry_run:
         raise OptionError("--dry-run tells the plan of a whole build: leave out --append")
     encodes, run_on = parse_engines(engine or (), ray_address)

@@ -114,3 +114,11 @@ def test_an_unfinished_build_is_continued_or_discarded_by_name(call, monkeypatch
     assert call("build", *words, "--resume")[0] == 2  # the row is still broken
     assert call("build", *words, "--on-bad", "skip", "--overwrite")[0] == 0
     assert call("build", *words, "--on-bad", "skip", "--resume")[0] == 0
+
+
+def test_files_are_not_added_to_a_store_at_a_url(call):  # noqa: F811
+    url = "memory://bucket/s"
+    assert call("build", pages("one"), "--out", url, *BYTE)[0] == 0
+    code, out, err = call("build", "pages.jsonl", "--out", url, "--append", *BYTE)
+    assert (code, out) == (2, "")
+    assert "pull it, add them, and push it with --replace" in " ".join(err.split())
