@@ -1,9 +1,9 @@
 """Which documents two stores have in common, and in which order.
 
 In: two stores.  Out: `SplitDocuments` for each split, and how many documents changed their split.
-Promise: documents are compared by the hashes of `hashes.py`; memory is a bit for each document and
-a heap (spill.py), the rest, 40 bytes a document, lies in a temporary folder; what is equal at the
-front of two splits is not read.
+Promise: documents are compared by the hashes of `hashes.py`; memory is a bit for each document, a
+heap (spill.py), and 16 bytes for each text that both hold unequally often; the rest, 40 bytes a
+document, lies in a temporary folder; what is equal at the front of two splits is not read.
 Not here: facts of the manifests (facts.py).
 """
 
@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from shardmill.compare.hashes import Hashes, document_hashes
-from shardmill.compare.match import Matched, match
+from shardmill.compare.match import Matched, Surplus, match
+from shardmill.compare.order import align
 from shardmill.compare.prefix import common_prefix
 from shardmill.compare.records import DocumentPlace, OrderBreak, SplitDocuments
 from shardmill.compare.spill import Heaps, num_heaps
@@ -91,6 +92,10 @@ class _Side:
         """Note places that are in both."""
         np.bitwise_or.at(self._shared, places >> 3, (1 << (places & 7)).astype(np.uint8))
 
+    def leave_out(self, place: int) -> None:
+        """A place that is not in both after all."""
+        self._shared[place >> 3] &= np.uint8(~(1 << (place & 7)) & 0xFF)
+
     def only_here(self, split: int) -> list[int]:
         """Numbers of the first few documents of a split that are not in both."""
         found: list[int] = []
@@ -139,6 +144,7 @@ def _compare(a: _Side, b: _Side, count: int) -> Documents:
     both = np.array(a.skip, np.int64)
     other_mask, anywhere = np.zeros(len(a.names), np.int64), sum(a.skip)
     masked: list[OffsetArray] = []
+    surpluses: list[tuple[Surplus, ...]] = []
     for at in range(count):
         found: Matched = match(a.heaps.heap(at), b.heaps.heap(at), (a.edges, b.edges))
         a.share(found.shared[0])
@@ -146,8 +152,13 @@ def _compare(a: _Side, b: _Side, count: int) -> Documents:
         both += found.both
         other_mask += found.other_mask
         anywhere += found.both_anywhere
+        surpluses.append(found.surplus)
         masked = [_first_few(np.concatenate([*masked, found.masked]), a.edges)]
     left, right = (np.diff(side.edges) + np.array(side.skip) for side in (a, b))
+    breaks = [
+        _order(a, b, at, Surplus.joined(parts))
+        for at, parts in enumerate(zip(*surpluses, strict=True))
+    ]
     splits = tuple(
         SplitDocuments(
             split=name,
@@ -158,7 +169,7 @@ def _compare(a: _Side, b: _Side, count: int) -> Documents:
             first_only_a=tuple(a.only_here(at)),
             first_only_b=tuple(b.only_here(at)),
             first_other_mask=tuple(a.numbers(masked[0], at)),
-            order=_order(a, b, at),
+            order=breaks[at],
         )
         for at, name in enumerate(a.names)
     )
@@ -174,32 +185,8 @@ def _first_few(places: OffsetArray, edges: OffsetArray) -> OffsetArray:
     return few
 
 
-def _order(a: _Side, b: _Side, split: int) -> OrderBreak | None:
-    """Where the two sequences of documents in both part. They are equally long."""
-    left, right = a.in_both(split), b.in_both(split)
-    none = np.empty(0, np.uint64), np.empty(0, np.int64)
-    ours, theirs = none, none
-    while True:
-        ours = _filled(ours, left)
-        theirs = _filled(theirs, right)
-        size = min(len(ours[0]), len(theirs[0]))
-        if not size:
-            return None
-        parts = np.flatnonzero(ours[0][:size] != theirs[0][:size])
-        if len(parts):
-            at = parts[0]
-            places = int(ours[1][at]), int(theirs[1][at])
-            return OrderBreak(a=a.where(split, places[0]), b=b.where(split, places[1]))
-        ours, theirs = (ours[0][size:], ours[1][size:]), (theirs[0][size:], theirs[1][size:])
-
-
-def _filled(
-    part: tuple[Hashes, OffsetArray], more: Iterator[tuple[Hashes, OffsetArray]]
-) -> tuple[Hashes, OffsetArray]:
-    """The next part that is not empty, or an empty one at the end."""
-    while not len(part[0]):
-        found = next(more, None)
-        if found is None:
-            return part
-        part = found
-    return part
+def _order(a: _Side, b: _Side, split: int, surplus: Surplus) -> OrderBreak | None:
+    found = align((a.in_both(split), b.in_both(split)), surplus, (a.leave_out, b.leave_out))
+    if found is None:
+        return None
+    return OrderBreak(a=a.where(split, found[0]), b=b.where(split, found[1]))

@@ -2,13 +2,14 @@
 
 In: the records of both stores that are in heaps of one number, and the border of splits.  Out: a
 `Matched`.
-Promise: pure; equal documents are matched as often as both sides have them, the first ones first,
-within splits of one name.
-Not here: reading and hashing.
+Promise: pure; equal documents are paired as often as both sides have them, within splits of one
+name.
+Not here: reading and hashing; which of equal documents has no partner (order.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +19,26 @@ from shardmill.records import BoolArray, OffsetArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surplus:
+    """Documents that both sides have, and one of them more often."""
+
+    hashes: Hashes  # (n,) the first of each
+    more: OffsetArray  # (n,) how many more a has; below 0: b has more
+
+    @classmethod
+    def joined(cls, parts: Sequence[Surplus]) -> Surplus:
+        """All of some, by hash."""
+        hashes = np.concatenate([part.hashes for part in parts])
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes=hashes[order], more=np.concatenate([p.more for p in parts])[order])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Matched:
     """What was found in one pair of heaps."""
 
-    shared: tuple[OffsetArray, OffsetArray]  # places of each side that are in both, in no order
+    shared: tuple[OffsetArray, OffsetArray]  # places of each side whose document both have
+    surplus: tuple[Surplus, ...]  # by split: what one side has more often
     both: OffsetArray  # (splits,) pairs
     both_anywhere: int  # pairs, whatever their splits
     other_mask: OffsetArray  # (splits,) pairs of equal tokens and unequal masks
@@ -40,10 +57,13 @@ def match(a: Hashes, b: Hashes, edges: tuple[OffsetArray, OffsetArray]) -> Match
     paired, masked_too = (_paired(group, side, place) for group in (inside, masked))
     anywhere = _paired(document, side, place)
     left = side == 0
+    counts = _counts(inside, side)
+    common = ((counts[:, 0] > 0) & (counts[:, 1] > 0))[inside]
     both = np.bincount(split[paired & left], minlength=num_splits)
     equal = np.bincount(split[masked_too & left], minlength=num_splits)
     return Matched(
-        shared=(place[paired & left], place[paired & ~left]),
+        shared=(place[common & left], place[common & ~left]),
+        surplus=tuple(_surpluses(inside, counts, records[:, 0], split, num_splits)),
         both=both,
         both_anywhere=int(np.count_nonzero(anywhere & left)),
         other_mask=both - equal,
@@ -69,10 +89,27 @@ def _numbered(columns: tuple[Hashes | OffsetArray, ...]) -> OffsetArray:
 
 def _paired(group: OffsetArray, side: OffsetArray, place: OffsetArray) -> BoolArray:
     """Whether a record has a partner of its group on the other side; the first ones have."""
-    num_groups = int(group.max(initial=-1)) + 1
-    counts = np.bincount(2 * group + side, minlength=2 * num_groups).reshape(-1, 2)
-    most: OffsetArray = counts.min(axis=1, initial=len(group))
+    most: OffsetArray = _counts(group, side).min(axis=1, initial=len(group))
     return np.less(_ranks(2 * group + side, place), most[group])
+
+
+def _counts(group: OffsetArray, side: OffsetArray) -> OffsetArray:
+    """(groups, 2) records of each group on each side."""
+    num_groups = int(group.max(initial=-1)) + 1
+    return np.bincount(2 * group + side, minlength=2 * num_groups).reshape(-1, 2)
+
+
+def _surpluses(
+    group: OffsetArray, counts: OffsetArray, first: Hashes, split: OffsetArray, num_splits: int
+) -> Iterator[Surplus]:
+    """For each split; `group` tells the splits apart."""
+    wanted = (counts[:, 0] > 0) & (counts[:, 1] > 0) & (counts[:, 0] != counts[:, 1])
+    rows = np.flatnonzero(wanted[group])
+    rows = rows[np.unique(group[rows], return_index=True)[1]]  # one of each group
+    more = (counts[:, 0] - counts[:, 1])[group[rows]]
+    for number in range(num_splits):
+        mine = split[rows] == number
+        yield Surplus(hashes=first[rows[mine]], more=more[mine])
 
 
 def _ranks(keys: OffsetArray, place: OffsetArray) -> OffsetArray:

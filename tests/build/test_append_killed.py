@@ -10,13 +10,15 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shardmill.build import BuildSpec, Feed, build_store, grains, run
 from shardmill.errors import BuildError, UnfinishedBuildError
-from shardmill.shards import open_store, verify_store
+from shardmill.shards import open_store, read_manifest, verify_store, write_manifest
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.tokenizer import ByteTokenizer
+from tests.build.parts import Differing
 from tests.helpers import folder_digest
 
 SPEC = BuildSpec(shard_bytes=2_000)
@@ -151,3 +153,21 @@ def test_a_store_that_was_replaced_meanwhile_is_not_overwritten(grown, monkeypat
     with pytest.raises(BuildError, match="another store than when this build began"):
         add(grown / "files", grown / "s", workers=1)
     assert open_store(grown / "s").manifest.sources[0]["files"][-1]["file"] == "5.jsonl"
+
+
+def test_an_engine_that_is_not_here_any_more_is_named(grown):
+    manifest = read_manifest(grown / "s")
+    made = {**manifest.produced_by, "versions": {"tokens": "0.1"}}
+    write_manifest(grown / "s", msgspec.structs.replace(manifest, produced_by=made))
+    with pytest.raises(BuildError, match=r"tokens in front.*'tokens': '0.1'"):
+        add(grown / "files", grown / "s", workers=1)
+
+
+def test_an_engine_that_is_caught_out_puts_the_old_tokens_in_doubt(grown, monkeypatch):
+    mark = grown / "differs"
+    mark.touch()
+    monkeypatch.setenv("TESTS_DIFFERS", str(mark))
+    with pytest.raises(BuildError, match="--overwrite --engine reference"):
+        add(grown / "files", grown / "s", workers=2, unit_bytes=4_000, tokenizer=Differing())
+    assert not mark.exists()
+    assert folder_digest(grown / "s") == folder_digest(grown / "old")

@@ -40,18 +40,41 @@ def store_of(folder: Path, splits: Splits, **changes) -> Path:
     return folder
 
 
-def shared(a: list, b: list) -> tuple[list[int], list[int]]:
-    """Numbers of the documents in both, the first ones first: the law, in plain words."""
-    found = []
-    for mine in (a, b):
-        left = Counter(a) & Counter(b)
-        numbers = []
-        for number, document in enumerate(mine):
-            if left[document]:
-                left[document] -= 1
-                numbers.append(number)
-        found.append(numbers)
-    return found[0], found[1]
+def walk(a: list, b: list) -> tuple[list[int], list[int], tuple[int, int] | None]:
+    """The law in plain words: numbers only in a, only in b, and where the order parts."""
+    more = {doc: a.count(doc) - b.count(doc) for doc in (*a, *b)}
+    only: tuple[list[int], list[int]] = ([], [])
+    i = j = 0
+    order = None
+
+    def passes(side: int, part: list, at: int) -> bool:
+        sign = 1 - 2 * side
+        if sign * more[part[at]] <= 0:
+            return False
+        more[part[at]] -= sign
+        only[side].append(at)
+        return True
+
+    left, right = list(range(len(a))), list(range(len(b)))
+    both = set(a) & set(b)
+    for side, part, numbers in ((0, a, left), (1, b, right)):
+        for at in [n for n in numbers if part[n] not in both]:
+            assert passes(side, part, at)
+            numbers.remove(at)
+    while i < len(left) and j < len(right) and order is None:
+        if a[left[i]] == b[right[j]]:
+            i, j = i + 1, j + 1
+        elif passes(0, a, left[i]):
+            i += 1
+        elif passes(1, b, right[j]):
+            j += 1
+        else:
+            order = left[i], right[j]
+    for side, part, rest in ((0, a, left[i:]), (1, b, right[j:])):
+        for at in rest:
+            passes(side, part, at)
+    assert not any(more.values())
+    return sorted(only[0]), sorted(only[1]), order
 
 
 @settings(deadline=None, max_examples=40)
@@ -89,18 +112,12 @@ def test_a_diff_counts_what_was_left_out_added_moved_and_swapped(
     assert found.identical == (manifests[0] == manifests[1])
     for split in found.documents:
         left, right = a[split.split], b[split.split]
-        ours, theirs = shared(left, right)
-        assert (split.both, split.only_a, split.only_b) == (
-            len(ours),
-            len(left) - len(ours),
-            len(right) - len(theirs),
-        )
-        assert split.first_only_a == tuple(n for n in range(len(left)) if n not in ours)[:5]
-        assert split.first_only_b == tuple(n for n in range(len(right)) if n not in theirs)[:5]
-        pairs = zip(ours, theirs, strict=True)
-        parts = [pair for pair in pairs if left[pair[0]] != right[pair[1]]]
+        only_a, only_b, parts = walk(left, right)
+        assert split.both == len(left) - len(only_a) == len(right) - len(only_b)
+        assert (split.only_a, split.only_b) == (len(only_a), len(only_b))
+        assert (split.first_only_a, split.first_only_b) == (tuple(only_a[:5]), tuple(only_b[:5]))
         order = split.order and (split.order.a.document, split.order.b.document)
-        assert order == (parts[0] if parts else None)
+        assert order == parts
         if split.order:
             assert split.order.a.token == sum(map(len, left[: split.order.a.document]))
     everywhere = Counter(doc for part in a.values() for doc in part)
@@ -115,6 +132,18 @@ def test_one_changed_token_is_one_document_less_and_one_more(tmp_path):
     (split,) = diff_stores(tmp_path / "a", tmp_path / "b").documents
     assert (split.both, split.first_only_a, split.first_only_b) == (3, (1,), (1,))
     assert (split.only_a, split.only_b, split.order) == (1, 1, None)
+
+
+def test_one_of_several_equal_documents_left_out_is_no_other_order(tmp_path):
+    before = [(1,), (2,), (3,), (2,), (4,), (2,), (5,)]
+    store_of(tmp_path / "a", {"train": before})
+    for gone in (1, 3, 5):
+        now = [document for number, document in enumerate(before) if number != gone]
+        store_of(tmp_path / f"b{gone}", {"train": now})
+        (split,) = diff_stores(tmp_path / "a", tmp_path / f"b{gone}").documents
+        assert (split.both, split.first_only_a, split.order) == (6, (gone,), None)
+        (split,) = diff_stores(tmp_path / f"b{gone}", tmp_path / "a").documents
+        assert (split.both, split.first_only_b, split.order) == (6, (gone,), None)
 
 
 def test_two_swapped_documents_are_a_break_of_the_order_and_nothing_else(tmp_path):
