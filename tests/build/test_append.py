@@ -178,6 +178,19 @@ def test_dropped_rows_stand_where_a_build_of_all_puts_them(tmp_path):
     assert ids == ["1.jsonl:1", "9.jsonl:1", "all: document 0", "all: document 1"]
 
 
+def test_batches_end_where_they_would_in_a_build_of_all(tmp_path):
+    """Three old rows and the first new one are a batch, and it fills the split: the ledger of a
+    build of all never sees the row behind it."""
+    growing, how = grown(tmp_path, ["a", "a", "a"]), {"fill": (("train", 4),)}
+    build(growing.as_found(), tmp_path / "s", **how)
+    add_file(growing, ["b"], name="8")
+    add_file(growing, ["c"], name="9")
+    build(growing.as_found(), tmp_path / "s", append=True, **how)
+    build(growing.in_order(), tmp_path / "whole", **how)
+    assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
+    assert open_store(tmp_path / "s").manifest.ledger.documents.read == 4
+
+
 def test_full_shards_are_the_very_files_and_readers_keep_the_old_store(tmp_path):
     growing = grown(tmp_path, ["a" * 40])
     build(growing.as_found(), tmp_path / "s", shard_bytes=32)
