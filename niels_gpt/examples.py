@@ -11,6 +11,7 @@ Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,7 @@ from niels_gpt.data.files import num_val
 from niels_gpt.messages import Chat, Message
 from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
+from shardmill.ahead import read_ahead
 from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
 from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
 from shardmill.errors import SourceError
@@ -86,29 +88,35 @@ def write_examples(
     overwrite: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
-    """Render, split and write. `spec` says what the manifest records beside that."""
+    """Render, split and write: each in a thread of its own, as is reading.
+
+    `spec` says what the manifest records beside that.
+    """
     num_val(0, rule.val_frac)  # a senseless share or seed is refused before any work
     seeded(rule.seed)
     groups = _Groups()
-    batches = _batches(examples, tokenizer, groups)
-    return build_examples(
-        _told(batches, spec.dataset_name or "examples", on_progress),
-        folder,
-        tokenizer=tokenizer,
-        spec=spec,
-        assign=lambda _: groups.assign(rule),
-        produced_by=_produced_by(tokenizer),
-        overwrite=overwrite,
-    )
+    with (
+        closing(read_ahead(_chunks(examples))) as chunks,
+        closing(read_ahead(_batches(chunks, tokenizer, groups))) as batches,
+    ):
+        return build_examples(
+            _told(batches, spec.dataset_name or "examples", on_progress),
+            folder,
+            tokenizer=tokenizer,
+            spec=spec,
+            assign=lambda _: groups.assign(rule),
+            produced_by=_produced_by(tokenizer),
+            overwrite=overwrite,
+        )
 
 
 def _batches(
-    examples: Iterable[list[Message]], tokenizer: CacheTokenizer, groups: _Groups
+    chunks: Iterable[list[list[Message]]], tokenizer: CacheTokenizer, groups: _Groups
 ) -> Iterator[ExampleBatch]:
     tokenizer.chat_ids()  # says which are missing
     template = bind_template(KNOWN_TEMPLATES["four-marker"], tokenizer)
     num_read = num_kept = 0
-    for chunk in _chunks(examples):
+    for chunk in chunks:
         chats = [_conversation(one, number) for number, one in enumerate(chunk, start=num_read)]
         groups.add(chunk)
         rendered = template.render(chats, TrainPolicy())

@@ -18,11 +18,17 @@ from shardmill.shards import read_manifest
 
 
 def install_tokenizer(
-    cache_dir: Path, given: Path | None, *, overwrite: bool, rebuilt: Collection[Path] = ()
+    cache_dir: Path,
+    given: Path | None,
+    *,
+    overwrite: bool,
+    rebuilt: Collection[Path] = (),
+    num_threads: int = 1,
 ) -> SentencePieceTokenizer:
     """The tokenizer in `cache_dir/tokenizer`, after copying `given` there when there is one.
 
     `rebuilt` are the stores that will be built anew: no other may have another tokenizer's ids.
+    In this process it encodes with `num_threads`.
     """
     target = cache_dir / "tokenizer" / TOKENIZER_FILE
     if given is None and not target.is_file():
@@ -54,7 +60,7 @@ def install_tokenizer(
             "special_token_ids": tokenizer.special_token_ids(),
         },
     )
-    return load_tokenizer(target)
+    return load_tokenizer(target, num_threads=num_threads)
 
 
 def _refuse_two_tokenizers(cache_dir: Path, sha256: str, rebuilt: Collection[Path]) -> None:

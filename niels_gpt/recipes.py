@@ -193,6 +193,7 @@ def _store(run: Run, folder: Path, feeds: Sequence[Feed], spec: BuildSpec) -> Bu
         engine_check=run.settings.engine_check,
         resume=run.resume,
         overwrite=run.overwrite,
+        workers=run.settings.workers,
         on_progress=run.on_progress,
     )
 

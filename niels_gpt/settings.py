@@ -101,6 +101,10 @@ class Settings:
         default=rows.MAX_RETRIES,
         metadata=_flag("tries again when the hub does not answer", int),
     )
+    workers: int | None = field(
+        default=None,
+        metadata=_flag("processes, and tokenizer threads of a stream; default: all cores", int),
+    )
     engine: EngineChoice = field(
         default="auto", metadata=_flag("tokenizer engine", choices=("reference", "fast", "auto"))
     )

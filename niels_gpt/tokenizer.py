@@ -2,7 +2,8 @@
 
 In: a .model file.  Out: ids.
 Promise: the special strings in text are text, never special ids, whether the model holds them as
-control or as user-defined symbols.
+control or as user-defined symbols. Its threads stay in the process they were asked for in: another
+one, which it travels to by pickle, is one of many.
 Not here: SentencePiece itself, training (shardmill.tokenizer); a caller's own tokenizer
 (niels_gpt.cache_tokenizer).
 """
@@ -20,18 +21,29 @@ from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer as _S
 class SentencePieceTokenizer(_SentencePiece):
     """A .model file whose four special tokens are those of the recipe."""
 
-    def __init__(self, model_path: str | Path) -> None:
-        super().__init__(Path(model_path), specials=SPECIAL_TOKENS)
+    def __init__(self, model_path: str | Path, *, num_threads: int = 1) -> None:
+        super().__init__(Path(model_path), specials=SPECIAL_TOKENS, num_threads=num_threads)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopened, (self.model_bytes, self.model_path)
 
     def encode_torch(self, text: str) -> torch.Tensor:
         """The ids of a text, (n,) int64."""
         return torch.tensor(self.encode(text), dtype=torch.int64)
 
 
-def load_tokenizer(path: str | Path) -> SentencePieceTokenizer:
+def load_tokenizer(path: str | Path, *, num_threads: int = 1) -> SentencePieceTokenizer:
     """The tokenizer in a .model file, or in a folder that holds spm.model."""
     where = Path(path)
-    return SentencePieceTokenizer(where / "spm.model" if where.is_dir() else where)
+    model = where / "spm.model" if where.is_dir() else where
+    return SentencePieceTokenizer(model, num_threads=num_threads)
+
+
+def _reopened(model: bytes, path: Path | None) -> SentencePieceTokenizer:
+    tokenizer = SentencePieceTokenizer.__new__(SentencePieceTokenizer)
+    _SentencePiece.__init__(tokenizer, model, specials=SPECIAL_TOKENS)
+    tokenizer.model_path = path
+    return tokenizer
 
 
 __all__ = ["SentencePieceTokenizer", "load_tokenizer"]

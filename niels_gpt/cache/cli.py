@@ -1,5 +1,7 @@
 """`python -m niels_gpt.cache.cli build-all`: every source of the cache, one after the other.
 
+Files are read and encoded by all cores; a stream is read, encoded and written at the same time, in
+threads, with as many for the tokenizer as there are cores.
 Promise: one source's failure does not lose the others; the table says which failed, why, and how
 to go on; exit 0 when all is built, 1 when a source failed, 2 for a mistake in the call, 130 after
 Ctrl-C. The table goes to stdout, bars and messages to stderr.
@@ -24,6 +26,7 @@ from niels_gpt.installed import install_tokenizer
 from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
+from shardmill.build.tools import num_cores
 from shardmill.cli.progress import build_progress
 from shardmill.errors import OptionError, ShardmillError
 
@@ -49,6 +52,8 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
     settings = Settings(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)}
     )
+    if settings.workers is not None and settings.workers < 1:
+        raise OptionError(f"--workers {settings.workers}: wanted 1 or more")
     recipes = choose(args.only, args.skip)
     folders = [recipe.folder(settings.cache_dir) for recipe in recipes]
     tokenizer = install_tokenizer(
@@ -56,6 +61,7 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
         settings.tokenizer,
         overwrite=args.overwrite,
         rebuilt=folders if args.overwrite else (),
+        num_threads=settings.workers or num_cores(),
     )
     with build_progress() as on_progress:
         run = Run(

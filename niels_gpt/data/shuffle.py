@@ -19,7 +19,7 @@ from niels_gpt.seeds import seeded
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
-from shardmill.sources import stamp_of
+from shardmill.sources import limited, stamp_of
 
 
 class ShuffledSource:
@@ -48,6 +48,11 @@ class ShuffledSource:
 
     def size_hint(self) -> int | None:
         return self._source.size_hint()
+
+    def limited(self, num_bytes: int) -> ShuffledSource:
+        """The same over a source that refuses a document over `num_bytes`."""
+        source = limited(self._source, num_bytes)
+        return ShuffledSource(source, seed=self._seed, buffer_size=self._buffer_size)
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         given = Counter() if cursor is None else _read_cursor(cursor, self.name)

@@ -3,7 +3,7 @@
 In: rows of lines, from the hub or from local files.  Out: one document per article.
 Promise: an article is its lines from one title line (" = Title = ") to the next; lines keep their
 text and order; blank lines are no text. Hub rows and raw files of the same data give the same
-documents.
+documents. Local files can be cut: an article belongs to the piece its first line is in.
 Not here: undoing the tokenisation of the original (" @-@ " stays).
 """
 
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, dropwhile, takewhile
 from pathlib import Path
+from typing import Self
 
 from niels_gpt.data.files import Split, texts_of
 from niels_gpt.data.rows import MAX_RETRIES
 from shardmill.errors import SourceError
-from shardmill.protocols import Source
+from shardmill.protocols import CuttableSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
-from shardmill.sources import HubSource, MemorySource, TextSource, open_source, stamp_of
+from shardmill.sources import HubSource, MemorySource, TextSource, limited, open_source, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +52,35 @@ def iter_wikitext(
 def articles(rows: Iterable[str]) -> Iterator[str]:
     """Join lines to articles. A row may hold one line or many, with or without their ends."""
     lines: list[str] = []
-    for row in rows:
-        for line in row.split("\n"):
-            if not line.strip():
-                continue
-            if lines and _TITLE.fullmatch(line):
-                yield "\n".join([*lines, ""])
-                lines = []
-            lines.append(line)
+    for line in _filled_lines(rows):
+        if lines and _is_title(line):
+            yield "\n".join([*lines, ""])
+            lines = []
+        lines.append(line)
     if lines:
         yield "\n".join([*lines, ""])
+
+
+def owned_articles(own: Iterable[str], after: Iterable[str], *, first: bool) -> Iterator[str]:
+    """The articles whose first line is among the rows `own`; `after` are all rows behind these.
+
+    The `first` rows of all own what comes before any title too.
+    """
+    lines = _filled_lines(own)
+    rest = takewhile(lambda line: not _is_title(line), _filled_lines(after))
+    if first:
+        return articles(chain(lines, rest))
+    titled = dropwhile(lambda line: not _is_title(line), lines)
+    title = next(titled, None)
+    return iter(()) if title is None else articles(chain([title], titled, rest))
+
+
+def _filled_lines(rows: Iterable[str]) -> Iterator[str]:
+    return (line for row in rows for line in row.split("\n") if line.strip())
+
+
+def _is_title(line: str) -> bool:
+    return _TITLE.fullmatch(line) is not None
 
 
 def _sound_rows(rows: Source) -> Iterator[str]:
@@ -98,8 +120,65 @@ class ArticleSource:
     def size_hint(self) -> int | None:
         return self._rows.size_hint()
 
+    def limited(self, num_bytes: int) -> Self:
+        """The same over rows of which none is over `num_bytes`."""
+        return type(self)(limited(self._rows, num_bytes))
+
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         return self._articles.batches(cursor)
+
+
+class ArticleFiles(ArticleSource):
+    """The articles in local files, which can be cut."""
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        rows = self._rows
+        if not isinstance(rows, CuttableSource):
+            return (self,)
+        return [
+            ArticlePiece(rows=rows, num_bytes=num_bytes, number=number, own=piece)
+            for number, piece in enumerate(rows.cut(num_bytes))
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArticlePiece:
+    """The articles that begin in one piece of the rows. Small to send: what follows the piece is
+    found by cutting the rows again."""
+
+    rows: CuttableSource
+    num_bytes: int  # of a piece, as the rows are cut
+    number: int  # of this piece
+    own: Source  # this piece
+
+    @property
+    def name(self) -> str:
+        return self.own.name
+
+    @property
+    def files(self) -> Sequence[object]:
+        """Those of the piece, if it has any: they tell its size."""
+        found: Sequence[object] = getattr(self.own, "files", ())
+        return found
+
+    def describe(self) -> dict[str, JSON]:
+        return {"kind": "wikitext-articles", "name": self.name, "rows": self.own.describe()}
+
+    def stamp(self) -> JSON:
+        return stamp_of(self.own)
+
+    def size_hint(self) -> int | None:
+        return self.own.size_hint()
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        return MemorySource(self._owned, name=self.name).batches(cursor)
+
+    def _owned(self) -> Iterator[str]:
+        return owned_articles(_sound_rows(self.own), self._after(), first=self.number == 0)
+
+    def _after(self) -> Iterator[str]:
+        for piece in self.rows.cut(self.num_bytes)[self.number + 1 :]:
+            yield from _sound_rows(piece)
 
 
 def hub_articles(
@@ -136,12 +215,12 @@ def local_articles(path: str | Path, split: Split) -> Source:
             )
         log.info("wikitext %s: %s", split, ", ".join(file.name for file in files))
     if files[0].suffix.lower() in _PLAIN_SUFFIXES:
-        return ArticleSource(TextSource(files, split="line", name=f"wikitext/{split}"))
+        return ArticleFiles(TextSource(files, split="line", name=f"wikitext/{split}"))
     if len(files) > 1:
         raise SourceError(
             f"{where}: {len(files)} files for {split!r} ({files[0].name}, ...); join them to one"
         )
-    return ArticleSource(open_source(str(files[0]), name=f"wikitext/{split}"))
+    return ArticleFiles(open_source(str(files[0]), name=f"wikitext/{split}"))
 
 
 def _split_of(file: Path) -> Split | None:
@@ -159,9 +238,12 @@ __all__ = [
     "CONFIG",
     "DATASET",
     "HUB_SPLITS",
+    "ArticleFiles",
+    "ArticlePiece",
     "ArticleSource",
     "articles",
     "hub_articles",
     "iter_wikitext",
     "local_articles",
+    "owned_articles",
 ]
