@@ -31,7 +31,8 @@ def build(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Folders, files or globs of .txt .md .jsonl .parquet, or hub:owner/name."
+            help="Folders, files or globs of .txt .md .jsonl .parquet, here or at a URL (s3://, "
+            "gs://, hf://); or a dataset, hub:owner/name."
         ),
     ],
     out: Annotated[str, typer.Option(help="Where the store goes: a folder, or s3://bucket/path.")],
@@ -47,6 +48,10 @@ def build(
     val_tokens: Annotated[int, typer.Option(help="The first so many tokens go to 'val'.")] = 0,
     max_tokens: Annotated[
         int | None, typer.Option(help="Stop when 'train' has so many tokens.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Read files in an order drawn from this. Default: by name."),
     ] = None,
     shard_bytes: Annotated[str, typer.Option(help="Size of a shard, e.g. 128MiB.")] = "128MiB",
     dtype: Annotated[
@@ -112,7 +117,8 @@ def build(
     if val_tokens < 0:
         raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
-    source = open_source(inputs, **{key: wish for key, wish in wishes.items() if wish})
+    options = {key: wish for key, wish in wishes.items() if wish}
+    source = open_source(inputs, seed=seed, **options)
     fill: tuple[tuple[str, int | None], ...] = (("train", max_tokens),)
     if val_tokens:
         fill = (("val", val_tokens), *fill)
@@ -123,6 +129,7 @@ def build(
         split_rule=f"the first {val_tokens:,} tokens to val, then train"
         if val_tokens
         else "all to train",
+        seed=seed or 0,
         shard_bytes=parse_bytes(shard_bytes),
         dtype=dtype,
         append_eot=append_eot,

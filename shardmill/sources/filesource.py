@@ -10,7 +10,7 @@ Not here: formats. A reader knows one file at a time and nothing of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -145,6 +145,20 @@ class FileSource:
         source = copy(self)
         source._limits = self._limits.refusing(num_bytes)
         source._reader = self._reader.with_limits(source._limits)
+        return source
+
+    def reordered(self, key: Callable[[InputFile], str]) -> Self:
+        """The same files, sorted by `key`."""
+        return self._with_files(sorted(self._files, key=key), self._name)
+
+    def each_file(self) -> list[Self]:
+        """A source for each file. They look together for what none of them was told."""
+        return [self._with_files((file,), f"{self._name}/{file.name}") for file in self._files]
+
+    def _with_files(self, files: Sequence[InputFile], name: str) -> Self:
+        source = copy(self)
+        source._files, source._name = tuple(files), name
+        source._description = None
         return source
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:

@@ -74,7 +74,7 @@ class _JsonlReader(LinesOfFiles):
         self, files: tuple[InputFile, ...], field: str | None, on_bad: OnBad, limits: BatchLimits
     ) -> None:
         self._files = files
-        self._field = field
+        self._field = [] if field is None else [field]  # filled once for all copies
         self._on_bad = on_bad
         self._limits = limits
 
@@ -97,15 +97,15 @@ class _JsonlReader(LinesOfFiles):
 
     def settled(self) -> Self:
         reader = copy(self)
-        reader._field, reader._files = self._resolved_field(), ()
+        reader._field, reader._files = [self._resolved_field()], ()
         return reader
 
     def _resolved_field(self) -> str:
         """The field, found once: in the first readable row of all files."""
-        if self._field is None:
+        if not self._field:
             found = (self._field_in(file) for file in self._files)
-            self._field = next((field for field in found if field is not None), "text")
-        return self._field
+            self._field.append(next((field for field in found if field is not None), "text"))
+        return self._field[0]
 
     def _field_in(self, file: InputFile) -> str | None:
         limits = replace(self._line_limits(), num_bytes=_LOOK_BYTES)

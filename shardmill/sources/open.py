@@ -3,7 +3,8 @@
 In: a file, a folder, a glob, or a URL of one ("s3://bucket/folder/*.jsonl"); a hub dataset:
 "hub:owner/name[:config]" or "hf://datasets/owner/name[@revision]".  Out: a `Source`.
 Promise: the kind follows from the file's ending, or is said with kind=; nothing is guessed from
-content. Unknown endings and folders of several kinds are refused with what to do.
+content. Unknown endings and folders of several kinds are refused with what to do. Files come in
+the order of their names, or in one that is drawn from a seed.
 Not here: the kinds themselves.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.sources.concat import ConcatSource
+from shardmill.sources.fileorder import in_seeded_order
 from shardmill.sources.files import is_glob, list_files
 from shardmill.sources.filesource import FileSource
 from shardmill.sources.hubsource import HubSource
@@ -36,23 +38,32 @@ _HUB, _HF = "hub:", "hf://"
 
 
 def open_source(
-    spec: str | Path | Sequence[str | Path], *, kind: str | None = None, **options: Any
+    spec: str | Path | Sequence[str | Path],
+    *,
+    kind: str | None = None,
+    seed: int | None = None,
+    **options: Any,
 ) -> Source:
     """Open one source, or several as one behind the other. `options` are those of its kind.
 
-    A file that exists is a file, whatever its name looks like.
+    A file that exists is a file, whatever its name looks like. With a `seed` the files of all of
+    them come in an order that is drawn from it and their names; inside a file nothing moves.
     """
-    if not isinstance(spec, str | Path):
-        names = [str(part) for part in spec]
-        if len(set(names)) < len(names):
-            twice = shown(max(names, key=names.count))
-            raise SourceError(f"named more than once: {twice}; name it once")
-        parts = [open_source(part, kind=kind, **options) for part in spec]
-        if not parts:
-            raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
-        _refuse_twice(parts)
-        return parts[0] if len(parts) == 1 else ConcatSource(parts)
-    where = str(spec)
+    named = [spec] if isinstance(spec, str | Path) else list(spec)
+    names = [str(part) for part in named]
+    if len(set(names)) < len(names):
+        twice = shown(max(names, key=names.count))
+        raise SourceError(f"named more than once: {twice}; name it once")
+    parts = [_open_one(str(part), kind, options) for part in named]
+    if not parts:
+        raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
+    _refuse_twice(parts)
+    if seed is not None:
+        return in_seeded_order(parts, seed)
+    return parts[0] if len(parts) == 1 else ConcatSource(parts)
+
+
+def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
     if is_hub_dataset(where):
         if kind not in (None, "hub"):
             raise OptionError(f"{where} is a hub dataset, but kind={kind!r}")

@@ -67,7 +67,7 @@ class _ParquetReader:
         self._first = first
         self._wanted = field
         self._limits = limits
-        self._settled: _ColumnReader | None = None
+        self._found: list[str] = []  # the column, filled once for all copies
 
     def options(self) -> dict[str, JSON]:
         return self.settled().options()
@@ -87,16 +87,15 @@ class _ParquetReader:
     def with_limits(self, limits: BatchLimits) -> _ParquetReader:
         reader = copy(self)
         reader._limits = limits
-        reader._settled = self._settled and replace(self._settled, limits=limits)
         return reader
 
     def settled(self) -> _ColumnReader:
-        if self._settled is None:
+        if not self._found:
             with open_parquet(self._first) as parquet:
                 fields = ((column.name, is_text(column.type)) for column in parquet.schema_arrow)
                 field = choose_field(fields, wanted=self._wanted, where=str(self._first.place))
-            self._settled = _ColumnReader(field, self._limits)
-        return self._settled
+            self._found.append(field)
+        return _ColumnReader(self._found[0], self._limits)
 
 
 @dataclass(frozen=True, slots=True)
