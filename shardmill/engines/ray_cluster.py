@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ except ImportError as missing:
 _ray: Any = ray  # some of its functions have no types
 _SOCKETS = 70
 """Characters of a socket's name below Ray's folder; the kernel takes 107 in all."""
+_KNOCK_SECONDS = 20.0
 _ANSWERS = (RayError, ConnectionError, RuntimeError, ValueError, OSError, ImportError)
 """What `ray.init` is known to raise for an address that is wrong or does not answer."""
 
@@ -94,6 +96,7 @@ class RayCluster(Closing):
 
 def _join(address: str) -> None:
     try:
+        _knock(address)
         _init(address=address)
     except _ANSWERS as error:
         ray.shutdown()
@@ -102,6 +105,13 @@ def _join(address: str) -> None:
             "runs, with the Python and Ray of this process: 'auto' on one of its nodes, or "
             "host:port of its head. `ray status` shows whether it does"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Whether anybody listens at a host:port: Ray itself would try for ten minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "://" not in host:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def _init(**options: Any) -> None:

@@ -28,7 +28,7 @@ class Doing:
     name: str
     count: int = 3
     at: int | None = None
-    act: str = ""  # "raise", "odd", "kill", "exit", "sleep", "log"
+    act: str = ""  # "raise", "odd", "kill", "exit", "sleep", "log", "eat"
     folder: Path | None = None  # where it remembers what it did, and how often it was begun
 
     def run(self, tools: int, emit: Callable[[Any], None]) -> None:
@@ -58,5 +58,62 @@ class Doing:
             os._exit(7)
         if self.act == "sleep":
             time.sleep(600)
+        if self.act == "eat":
+            bytearray(2**30)
         if self.act == "log":
             logging.getLogger("tests.far").warning("%s says %d", self.name, 7)
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Notes 0, 1, ... and keeps a file for each. Its worker dies once, at the third."""
+
+    name: str
+    count: int
+    kept: Path  # what is done for good
+    far: Path  # stands for the disk of the worker: what was done there, and how often it died
+
+    def run(self, tools: int, emit: Callable[[Any], None]) -> None:
+        known = self._known()
+        for number in range(known):
+            emit(number)
+        for number in range(known, self.count):
+            self._do(number)
+            (self.kept / str(number)).touch()
+            emit(number)
+
+    def elsewhere(self) -> FarMoving:
+        return FarMoving(self, self._known())
+
+    def keep(self, parcel: tuple[str, int]) -> int:
+        assert parcel[0] == "parcel"
+        (self.kept / str(parcel[1])).touch()
+        return parcel[1]
+
+    def _known(self) -> int:
+        return len(list(self.kept.iterdir()))
+
+    def _do(self, number: int) -> None:
+        with (self.far / "done").open("a") as file:
+            file.write(f"{number} ")
+        if number == 2 and not (self.far / "died").exists():
+            (self.far / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class FarMoving:
+    """Never sees the folder of what is kept."""
+
+    task: Moving
+    known: int
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def run(self, tools: int, emit: Callable[[Any], None]) -> None:
+        for number in range(self.task.count):
+            if number >= self.known:
+                self.task._do(number)
+            emit(("parcel", number))

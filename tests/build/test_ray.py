@@ -1,0 +1,181 @@
+"""Law 1 on Ray: real clusters of nodes on this machine, workers and nodes that die in mid-build."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.build import BuildSpec, Feed, build_store, grains, segments
+from shardmill.errors import BuildError, OptionError
+from shardmill.shards import verify_store
+from shardmill.sources import BatchLimits, JsonlSource
+from shardmill.tokenizer import ByteTokenizer
+from tests.build.corpora import feeds_of, write_corpus
+from tests.build.parts import Watched
+from tests.engines.clusters import SECOND, ray_nodes, raylet_of
+from tests.engines.processes import wait_for
+from tests.helpers import folder_digest
+
+pytestmark = pytest.mark.slow
+SPEC = BuildSpec(shard_bytes=20_000)
+
+
+@pytest.fixture(scope="module")
+def marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("marks")
+
+
+@pytest.fixture(scope="module")
+def nodes(marks) -> Iterator[Any]:
+    with ray_nodes(2, {"TESTS_WATCHED": str(marks)}) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(marks, monkeypatch) -> None:
+    """No mark of an earlier test; many grains, and many segments in a unit."""
+    for path in marks.iterdir():
+        path.unlink()
+    monkeypatch.setattr(grains, "GRAIN_BYTES", 3_000)
+    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 3_000)
+
+
+def build(corpus: Path, out: Path, **manner: Any) -> str:
+    options = {"unit_bytes": 9_000, "tokenizer": Watched(), **manner}
+    build_store(feeds_of(corpus, limits=(2_000, 30_000)), out, spec=SPEC, **options)
+    return folder_digest(out)
+
+
+def on_ray(nodes) -> dict[str, Any]:
+    return {"run_on": "ray", "ray_address": nodes.address}
+
+
+def workers_of(marks: Path, raylet: int) -> list[int]:
+    """Processes below a node that have encoded something."""
+    return [int(path.name.partition("-")[2]) for path in marks.glob(f"{raylet}-*")]
+
+
+@contextmanager
+def beside(act: Callable[[], None]) -> Iterator[list[str]]:
+    """Do something in a thread; gives a list that holds its error or "done"."""
+    outcome: list[str] = []
+
+    def run() -> None:
+        try:
+            act()
+            outcome.append("done")
+        except BaseException as error:  # noqa: BLE001 - compared by the test
+            outcome.append(repr(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield outcome
+    finally:
+        thread.join()
+
+
+def test_local_processes_and_ray_write_the_same_bytes(tmp_path, corpus, nodes, marks):
+    wanted = build(corpus, tmp_path / "one", workers=1)
+    assert build(corpus, tmp_path / "two", workers=2) == wanted
+    assert list(marks.iterdir()) == []
+    assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
+    assert len(workers_of(marks, raylet_of(nodes.head_node))) == 2
+    assert build(corpus, tmp_path / "few", workers=1, unit_bytes=10**9, **on_ray(nodes)) == wanted
+    assert verify_store(tmp_path / "ray").problems == []
+    assert [path.name for path in tmp_path.glob(".*")] == [], "no workplace is left"
+
+
+def test_a_ray_worker_killed_in_mid_task_costs_nothing_but_time(tmp_path, corpus, nodes, marks):
+    wanted = build(corpus, tmp_path / "one", workers=1)
+    raylet = raylet_of(nodes.head_node)
+
+    def kill() -> None:
+        wait_for(lambda: workers_of(marks, raylet))
+        wait_for(lambda: list((tmp_path / ".ray.building").glob("segments/*/*.json")))
+        os.kill(workers_of(marks, raylet)[0], signal.SIGKILL)
+
+    with beside(kill) as outcome:
+        found = build(corpus, tmp_path / "ray", **on_ray(nodes))
+    assert outcome == ["done"]
+    assert found == wanted
+    assert len(workers_of(marks, raylet)) >= 3, "another worker came"
+
+
+def small_build(folder: Path, name: str, texts: list[str], **options: Any) -> str:
+    """A store of texts, a batch for each ten of them, many units."""
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    os.utime(path, (10**9, 10**9))
+    source = JsonlSource(path, limits=BatchLimits(num_documents=10))
+    feeds = [Feed(source=source, fill=(("train", None),))]
+    options = {"unit_bytes": 6_000, "tokenizer": Watched(), **options}
+    build_store(feeds, folder / name, spec=BuildSpec(dtype="uint16"), **options)
+    return folder_digest(folder / name)
+
+
+TEXTS = [f"{number} " * 40 for number in range(120)]
+POISONED = [*TEXTS[:90], "poison", *TEXTS[90:]]
+
+
+def test_a_unit_that_kills_its_workers_is_named_and_the_rest_can_be_resumed(tmp_path, nodes, marks):
+    (marks / "poison").write_text("poison")
+    named = r"texts\.jsonl:bytes \d+-\d+.*: 3 workers died of it, the last one on .*End of file"
+    with pytest.raises(BuildError, match=named):
+        small_build(tmp_path, "s", POISONED, **on_ray(nodes))
+    receipts = list((tmp_path / ".s.building").glob("segments/*/*.json"))
+    assert len(receipts) > 3, "what the others did is kept"
+    (marks / "poison").unlink()
+    resumed = small_build(tmp_path, "s", POISONED, resume=True, **on_ray(nodes))
+    assert resumed == small_build(tmp_path, "whole", POISONED, workers=1)
+
+
+def test_a_second_node_removed_in_mid_build_costs_nothing_but_time(
+    tmp_path, corpus, nodes, marks, caplog
+):
+    wanted = build(corpus, tmp_path / "one", workers=1)
+    second = nodes.add_node(num_cpus=2, node_ip_address=SECOND, object_store_memory=200 * 2**20)
+    raylet = raylet_of(second)
+
+    def remove() -> None:
+        wait_for(lambda: len(workers_of(marks, raylet)) == 2)
+        nodes.remove_node(second, allow_graceful=False)
+
+    with beside(remove) as outcome:
+        found = build(corpus, tmp_path / "ray", **on_ray(nodes))
+    assert outcome == ["done"], "work was done on the node before it was removed"
+    assert found == wanted
+    assert sum("with its machine" in line for line in caplog.messages) == 2
+    assert verify_store(tmp_path / "ray").problems == []
+
+
+def test_what_a_worker_cannot_read_is_named_and_done_here(tmp_path, nodes, marks, caplog):
+    """As on a node that does not have the disk of the input."""
+    wanted = small_build(tmp_path, "one", TEXTS, workers=1)
+    (marks / "blind").touch()
+    assert small_build(tmp_path, "ray", TEXTS, **on_ray(nodes)) == wanted
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) > 3
+    assert all("texts.jsonl:bytes " in record.getMessage() for record in warned)
+    assert all("No such file or directory: 'far.jsonl'" in one.getMessage() for one in warned)
+
+
+def test_what_cannot_travel_is_refused(tmp_path, nodes):
+    class Local(ByteTokenizer):
+        """Defined in a function: no other process finds it."""
+
+    with pytest.raises(OptionError, match=r"run_on='ray': .*cannot travel.*with workers=1"):
+        small_build(tmp_path, "s", TEXTS, tokenizer=Local(), **on_ray(nodes))

@@ -1,0 +1,134 @@
+"""What Ray's engine does beyond the laws of all engines, on a real Ray of one node."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardmill.errors import BuildError, OptionError
+from tests.engines.clusters import ray_nodes, short_folder
+from tests.engines.tasks import Doing
+from tests.engines.test_laws import run, told
+
+if TYPE_CHECKING:
+    from shardmill.engines.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    from shardmill.engines.ray_cluster import RayCluster
+
+    with ray_nodes(2) as nodes, RayCluster(nodes.address) as opened:
+        yield opened
+
+
+def test_a_worker_that_cannot_be_placed_is_not_waited_for_when_others_work(cluster):
+    from shardmill.engines.ray_engine import RayEngine
+
+    assert cluster.num_cpus == 2
+    with RayEngine(cluster, 3) as engine:
+        reports = run(engine, *map(Doing, "abcdef"))
+        assert all(told(reports, number) == [0, 1, 2, "end"] for number in range(6))
+
+
+class Freeing(logging.Handler):
+    """Makes room when it is said that there is none."""
+
+    def __init__(self, engine) -> None:
+        super().__init__()
+        self.engine, self.said = engine, []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+        self.engine.close()
+
+
+def test_a_cluster_without_room_is_told_once_and_waited_for(cluster, monkeypatch):
+    from shardmill.engines import ray_engine
+
+    monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(ray_engine, "_TICK_SECONDS", 0.2)
+    with ray_engine.RayEngine(cluster, 2) as first, ray_engine.RayEngine(cluster, 1) as second:
+        run(first, Doing("a"), Doing("b"))  # its workers stay, and have both CPUs
+        freeing = Freeing(first)
+        ray_engine.log.addHandler(freeing)
+        try:
+            reports = run(second, Doing("c"))
+        finally:
+            ray_engine.log.removeHandler(freeing)
+    assert told(reports, 0) == [0, 1, 2, "end"]
+    (said,) = freeing.said
+    assert "1 nodes with 2 CPUs, 0 of them free, and a worker wants 1 CPU; waiting" in said
+
+
+def test_a_worker_of_another_version_is_refused_with_both(cluster, monkeypatch):
+    from shardmill.engines import ray_engine
+
+    versions = {**ray_engine._VERSIONS, "shardmill": "0.0.7"}
+    monkeypatch.setattr(ray_engine, "_VERSIONS", versions)
+    refused = pytest.raises(BuildError, match=r"has shardmill 0\.1\.0, this process has 0\.0\.7")
+    with ray_engine.RayEngine(cluster, 1) as engine, refused:
+        run(engine, Doing("a"))
+
+
+def test_a_worker_that_cannot_start_is_an_error_and_not_tried_for_ever(cluster):
+    from shardmill.engines.ray_engine import RayEngine
+
+    refused = pytest.raises(BuildError, match=r"cannot start: .*null byte.*every node needs")
+    with RayEngine(cluster, 1, environ={"bad\0name": "x"}) as engine, refused:
+        run(engine, Doing("a"))
+
+
+def test_a_worker_that_asks_for_more_than_its_share_fails_alone(cluster):
+    from shardmill.engines.ray_engine import RayEngine
+
+    with RayEngine(cluster, 1, memory=256 * 2**20) as engine:
+        reports = run(engine, Doing("hungry", at=1, act="eat"), Doing("good"))
+    note, error = told(reports, 0)
+    assert note == 0
+    assert isinstance(error, MemoryError)
+    assert told(reports, 1) == [0, 1, 2, "end"]
+
+
+def test_a_ray_that_was_joined_before_is_used_and_left(cluster):
+    import ray
+
+    from shardmill.engines.ray_cluster import RayCluster
+
+    with RayCluster() as same:
+        assert same.num_cpus == 2
+    assert ray.is_initialized()
+    with pytest.raises(OptionError, match="has joined the Ray at"):
+        RayCluster("127.0.0.9:6379")
+
+
+ALONE = """
+from shardmill.engines.ray_cluster import RayCluster
+from shardmill.engines.ray_engine import RayEngine
+from tests.engines.tasks import Doing
+with RayCluster(workers=3) as cluster, RayEngine(cluster, 3) as engine:
+    assert cluster.num_cpus == 3
+    assert all(report.error is None for report in engine.run(0, iter([Doing("a")])))
+print("done")
+"""
+
+
+def test_a_ray_that_is_started_here_leaves_nothing_and_prints_nothing():
+    with short_folder() as place:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", ALONE],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "RAY_TMPDIR": str(place)},
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+        assert list(place.iterdir()) == []
