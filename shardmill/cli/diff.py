@@ -82,7 +82,8 @@ def _split_lines(
             more = ", ..." if count > len(first) else ""
             yield f"    {word}: {count:,} (number {numbers}{more})"
     if split.order is None:
-        yield "    those in both come in the same order"
+        if split.both:
+            yield "    those in both come in the same order"
         return
     yield "    those in both come in another order, first at"
     for folder, place in ((found.a, split.order.a), (found.b, split.order.b)):
