@@ -62,8 +62,8 @@ class Deadly(ByteTokenizer):
 
 class Watched(ByteTokenizer):
     """Slow, and seen: it leaves a mark `parent-process` in the folder that the environment names.
-    Where that holds a file `poison` it kills its process at a text with those words; where it
-    holds a file `blind` it fails as if the input were not there."""
+    Where that holds a file `poison` it kills its process at a text with those words, and with a
+    file `poison once` only the first time; with a file `blind` the input is not there."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")
@@ -71,8 +71,10 @@ class Watched(ByteTokenizer):
             (Path(folder) / f"{os.getppid()}-{os.getpid()}").touch()
             if (Path(folder) / "blind").exists():
                 raise FileNotFoundError(2, "No such file or directory", "far.jsonl")
-            poison = Path(folder) / "poison"
-            if poison.exists() and any(poison.read_text() in text for text in as_list(texts)):
-                os.kill(os.getpid(), signal.SIGKILL)
+            for poison in Path(folder).glob("poison*"):
+                if any(poison.read_text() in text for text in as_list(texts)):
+                    if poison.name == "poison once":
+                        poison.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.03)
         return super().encode_batch(texts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ def nodes(marks) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+    return write_corpus(tmp_path_factory.mktemp("corpus"), num_files=3)
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +52,17 @@ def _fresh(marks, monkeypatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_TOKENS", 3_000)
 
 
+@pytest.fixture(scope="module")
+def wanted(corpus, tmp_path_factory) -> str:
+    """What one process makes of the corpus."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grains, "GRAIN_BYTES", 3_000)
+        return build(corpus, tmp_path_factory.mktemp("wanted") / "one", workers=1)
+
+
 def build(corpus: Path, out: Path, **manner: Any) -> str:
     options = {"unit_bytes": 9_000, "tokenizer": Watched(), **manner}
-    build_store(feeds_of(corpus, limits=(2_000, 30_000)), out, spec=SPEC, **options)
+    build_store(feeds_of(corpus), out, spec=SPEC, **options)
     return folder_digest(out)
 
 
@@ -88,31 +95,33 @@ def beside(act: Callable[[], None]) -> Iterator[list[str]]:
         thread.join()
 
 
-def test_local_processes_and_ray_write_the_same_bytes(tmp_path, corpus, nodes, marks):
-    wanted = build(corpus, tmp_path / "one", workers=1)
+def test_local_processes_and_ray_write_the_same_bytes(tmp_path, corpus, nodes, marks, wanted):
     assert build(corpus, tmp_path / "two", workers=2) == wanted
     assert list(marks.iterdir()) == []
     assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
-    assert len(workers_of(marks, raylet_of(nodes.head_node))) == 2
+    assert len(workers_of(marks, raylet_of(nodes.head))) == 2
     assert build(corpus, tmp_path / "few", workers=1, unit_bytes=10**9, **on_ray(nodes)) == wanted
     assert verify_store(tmp_path / "ray").problems == []
     assert [path.name for path in tmp_path.glob(".*")] == [], "no workplace is left"
 
 
-def test_a_ray_worker_killed_in_mid_task_costs_nothing_but_time(tmp_path, corpus, nodes, marks):
-    wanted = build(corpus, tmp_path / "one", workers=1)
-    raylet = raylet_of(nodes.head_node)
+def test_splits_that_get_full_on_ray_get_the_same_bytes(tmp_path, corpus, nodes):
+    def limited(name: str, **manner: Any) -> str:
+        feeds = feeds_of(corpus, limits=(2_000, 9_000))
+        build_store(feeds, tmp_path / name, tokenizer=ByteTokenizer(), spec=SPEC, **manner)
+        return folder_digest(tmp_path / name)
 
-    def kill() -> None:
-        wait_for(lambda: workers_of(marks, raylet))
-        wait_for(lambda: list((tmp_path / ".ray.building").glob("segments/*/*.json")))
-        os.kill(workers_of(marks, raylet)[0], signal.SIGKILL)
+    assert limited("ray", unit_bytes=5_000, **on_ray(nodes)) == limited("one", workers=1)
 
-    with beside(kill) as outcome:
-        found = build(corpus, tmp_path / "ray", **on_ray(nodes))
-    assert outcome == ["done"]
-    assert found == wanted
-    assert len(workers_of(marks, raylet)) >= 3, "another worker came"
+
+def test_a_ray_worker_killed_in_mid_task_costs_nothing_but_time(
+    tmp_path, corpus, nodes, marks, wanted, caplog
+):
+    (marks / "poison once").write_text("caf\u00e9 word caf")
+    assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
+    assert not (marks / "poison once").exists()
+    assert sum("its worker died" in line for line in caplog.messages) == 1
+    assert len(workers_of(marks, raylet_of(nodes.head))) == 3, "another worker came"
 
 
 def small_build(folder: Path, name: str, texts: list[str], **options: Any) -> str:
@@ -144,21 +153,20 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_rest_can_be_resumed(tmp_
 
 
 def test_a_second_node_removed_in_mid_build_costs_nothing_but_time(
-    tmp_path, corpus, nodes, marks, caplog
+    tmp_path, corpus, nodes, marks, wanted, caplog
 ):
-    wanted = build(corpus, tmp_path / "one", workers=1)
-    second = nodes.add_node(num_cpus=2, node_ip_address=SECOND, object_store_memory=200 * 2**20)
+    second = nodes.add(2, SECOND)
     raylet = raylet_of(second)
 
     def remove() -> None:
         wait_for(lambda: len(workers_of(marks, raylet)) == 2)
-        nodes.remove_node(second, allow_graceful=False)
+        nodes.remove(second)
 
     with beside(remove) as outcome:
         found = build(corpus, tmp_path / "ray", **on_ray(nodes))
     assert outcome == ["done"], "work was done on the node before it was removed"
     assert found == wanted
-    assert sum("with its machine" in line for line in caplog.messages) == 2
+    assert any("its worker died (with its machine" in line for line in caplog.messages)
     assert verify_store(tmp_path / "ray").problems == []
 
 
@@ -168,7 +176,7 @@ def test_what_a_worker_cannot_read_is_named_and_done_here(tmp_path, nodes, marks
     (marks / "blind").touch()
     assert small_build(tmp_path, "ray", TEXTS, **on_ray(nodes)) == wanted
     warned = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) > 3
+    assert len(warned) >= 2
     assert all("texts.jsonl:bytes " in record.getMessage() for record in warned)
     assert all("No such file or directory: 'far.jsonl'" in one.getMessage() for one in warned)
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,48 @@ def short_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def ray_nodes(num_cpus: int, environ: dict[str, str] | None = None) -> Iterator[Any]:
-    """A cluster of one node that this process has not joined; `add_node` gives it another."""
+def ray_nodes(num_cpus: int, environ: dict[str, str] | None = None) -> Iterator[Nodes]:
+    """A cluster of one node that this process has not joined."""
     from ray.cluster_utils import Cluster
 
-    with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**(environ or {}), "PYTHONPATH": str(Path.cwd())}.items():
-            patch.setenv(name, value)
-        options = {
-            "num_cpus": num_cpus,
-            "node_ip_address": HEAD,
-            "temp_dir": str(folder),
-            "include_dashboard": False,
-            "object_store_memory": 200 * 2**20,
-        }
-        cluster = Cluster(initialize_head=True, head_node_args=options)
+    with short_folder() as folder:
+        nodes = Nodes(Cluster(), environ or {})
         try:
-            yield cluster
+            nodes.add(num_cpus, HEAD, temp_dir=str(folder), include_dashboard=False)
+            yield nodes
         finally:
-            cluster.shutdown()
+            nodes.cluster.shutdown()
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes on this machine; `environ` is what their processes have beyond this one."""
+
+    cluster: Any
+    environ: dict[str, str]
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    @property
+    def head(self) -> Any:
+        return self.cluster.head_node
+
+    def add(self, num_cpus: int, address: str, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**self.environ, "PYTHONPATH": str(Path.cwd())}.items():
+                patch.setenv(name, value)
+            return self.cluster.add_node(
+                num_cpus=num_cpus,
+                node_ip_address=address,
+                object_store_memory=200 * 2**20,
+                **options,
+            )
+
+    def remove(self, node: Any) -> None:
+        """At once, as when the machine is switched off."""
+        self.cluster.remove_node(node, allow_graceful=False)
 
 
 def raylet_of(node: Any) -> int:
