@@ -3,7 +3,7 @@
 from shardmill.build import BuildReport, BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import prove_mask
 from shardmill.errors import ShardmillError
-from shardmill.loading import ChatRows, Loader, SampleStream, TokenSource
+from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
 from shardmill.mapped import TokenSpace, Windows, open_tokens
 from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
 from shardmill.shards import Manifest, Store, open_store, verify_store
@@ -20,6 +20,7 @@ __all__ = [
     "Loader",
     "Manifest",
     "MemorySource",
+    "PackSource",
     "Ragged",
     "SampleStream",
     "ShardmillError",

@@ -7,8 +7,9 @@ Not here: datasets and collate, which are in `shardmill.pytorch`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardmill.interop.late import later
 from shardmill.interop.packed import (
     ChatStoreSpool,
     MemmapShard,
@@ -68,17 +69,10 @@ __all__ = [
 ]
 
 _LATER = {
-    "LegacyPickleWriter": "shardmill.interop.packed",
-    "ParquetShard": "shardmill.interop.packed",
-    "ParquetShardWriter": "shardmill.interop.packed",
-    "convert_legacy_to_memmap": "shardmill.interop.packed",
-    "write_memmap_to_cloud": "shardmill.remote",
+    "shardmill.interop.packed": (
+        *("LegacyPickleWriter", "ParquetShard", "ParquetShardWriter", "convert_legacy_to_memmap"),
+    ),
+    "shardmill.remote": ("write_memmap_to_cloud",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LATER[name]), name)
+__getattr__ = later(__name__, {name: module for module, names in _LATER.items() for name in names})

@@ -8,7 +8,9 @@ Not here: object storage (remote), tensors (pytorch).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardmill.interop.late import later
 
 if TYPE_CHECKING:
     from shardmill.interop.datatrove import open_datatrove
@@ -29,20 +31,13 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "convert_legacy_to_memmap": "packed",
-    "open_datatrove": "datatrove",
-    "open_dolma": "dolma",
-    "open_llmc": "llmc",
-    "open_megatron": "megatron",
-    "open_packed": "packed",
-    "pack_from_spool": "packed",
-    "write_megatron": "megatron",
+    "datatrove": ("open_datatrove",),
+    "dolma": ("open_dolma",),
+    "llmc": ("open_llmc",),
+    "megatron": ("open_megatron", "write_megatron"),
+    "packed": ("convert_legacy_to_memmap", "open_packed", "pack_from_spool"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+__getattr__ = later(
+    __name__, {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}
+)

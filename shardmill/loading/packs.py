@@ -22,14 +22,12 @@ import numpy.typing as npt
 
 from shardmill.errors import OptionError
 from shardmill.loading.chats import checked_pad_id
-from shardmill.loading.rows import Place, check_rows, checked_name
+from shardmill.loading.rows import Place, check_fill, checked_name, row_blocks
 from shardmill.mapped import PackedRows, PackSpace
 from shardmill.mapped.documents import Borders
-from shardmill.mapped.space import as_positions, first_outside
+from shardmill.mapped.space import as_positions
 from shardmill.records import IGNORE_INDEX, BoolArray, OffsetArray
 from shardmill.shards import find_plan, open_store, read_plan
-
-_BLOCK_BYTES = 256 * 1024  # narrow ids on their way to int64: they stay in a core's own cache
 
 
 class PackBatch(TypedDict):
@@ -63,14 +61,14 @@ class PackSource:
         if self.pad_id > np.iinfo(store.dtype).max:
             raise OptionError(f"pad_id={self.pad_id:,}: tokens of {store.folder} are {store.dtype}")
         self._space = PackSpace(store, found, pad_id=self.pad_id)
-        self.path, self.split = store.folder, found.facts.split
+        self.path = store.folder
+        self.split: str | None = found.facts.split  # never None: a plan is of a store
         self.plan = found.path
         self.seq_len = found.facts.options.seq_len
         self.name = checked_name(self.path.name if name is None else name)
         self.fingerprint = found.fingerprint
         self.num_tokens = found.facts.metrics.num_tokens
         self.window_bytes = found.facts.row_len * self._space.dtype.itemsize
-        self._block = max(1, _BLOCK_BYTES // self.window_bytes)  # rows at a time
 
     def __len__(self) -> int:
         return len(self._space)
@@ -96,11 +94,7 @@ class PackSource:
         rows: OffsetArray | None = None,
     ) -> None:
         """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-        numbers = as_positions(items)
-        row = first_outside(numbers, len(self) - 1)
-        if row is not None:
-            raise IndexError(f"row {numbers[row]:,} of {len(self):,}")
-        check_rows(self.seq_len, input_ids, labels)
+        numbers = check_fill(self, items, input_ids, labels, unit="row")
         self.fill_unchecked(numbers, input_ids, labels, rows)
 
     def fill_unchecked(
@@ -111,8 +105,7 @@ class PackSource:
         rows: OffsetArray | None = None,
     ) -> None:
         """`fill` for items that an order gave, into fitting rows."""
-        for start in range(0, len(items), self._block):
-            part = slice(start, min(start + self._block, len(items)))
+        for part in row_blocks(len(items), self.window_bytes):
             found = self._space.rows(items[part])
             where = part if rows is None else rows[part]
             input_ids[where] = found.ids[:, :-1]

@@ -1,6 +1,7 @@
 """What a stream asks of a source: numbered rows of one length.
 
-In: nothing; this is the protocol and its record.  Out: `RowSource`, `Place`.
+In: nothing; this is the protocol and its record.  Out: `RowSource`, `Place`, and what every source
+checks and does alike.
 Promise: whatever has these names can be mixed, shuffled, resumed and divided over ranks with
 everything else that has them.
 Not here: windows of a store or folder (sources), rows of a pack plan (packs).
@@ -8,6 +9,7 @@ Not here: windows of a store or folder (sources), rows of a pack plan (packs).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -15,7 +17,10 @@ import numpy.typing as npt
 
 from shardmill.errors import OptionError
 from shardmill.mapped.documents import Borders
+from shardmill.mapped.space import as_positions, first_outside
 from shardmill.records import OffsetArray
+
+_BLOCK_BYTES = 256 * 1024
 
 Documents: TypeAlias = tuple[tuple[int, int, int], ...]
 """(number in the split, start, stop) of each, in the order of the row."""
@@ -77,6 +82,28 @@ def checked_name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise OptionError(f"name={name!r}: wanted a name for this source, such as 'wiki'")
     return name
+
+
+def check_fill(
+    source: RowSource, items: npt.ArrayLike, *arrays: OffsetArray, unit: str
+) -> OffsetArray:
+    """The border of every `fill`: items that the source has, for arrays that its rows fit.
+
+    `unit` is what a row of this source is called.
+    """
+    numbers = as_positions(items)
+    row = first_outside(numbers, len(source) - 1)
+    if row is not None:
+        raise IndexError(f"{unit} {numbers[row]:,} of {len(source):,}")
+    check_rows(source.seq_len, *arrays)
+    return numbers
+
+
+def row_blocks(num_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Some rows at a time: narrow ids on their way to int64 stay in a core's own cache."""
+    size = max(1, _BLOCK_BYTES // row_bytes)
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
 
 
 def check_rows(seq_len: int, *arrays: OffsetArray) -> None:

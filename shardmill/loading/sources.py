@@ -20,20 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
-from shardmill.loading.rows import Documents, Place, check_rows, checked_name
+from shardmill.loading.rows import Documents, Place, check_fill, checked_name, row_blocks
 from shardmill.mapped import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
 from shardmill.mapped.documents import Borders, checked_starts, find_borders
 from shardmill.mapped.foreign import folder_fingerprint
-from shardmill.mapped.space import as_positions, first_outside
 from shardmill.mapped.splits import find_split
 from shardmill.records import OffsetArray
 from shardmill.shards import Store
 
 EVERY_FILE = "*.npy"
 """The pattern that is taken when none is given; a store needs none."""
-
-_BLOCK_BYTES = 256 * 1024  # narrow ids on their way to int64: they stay in a core's own cache
 
 
 class TokenStore(Protocol):
@@ -100,7 +97,6 @@ class TokenSource:
         self.name = checked_name(own if name is None else name)
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
-        self._block = max(1, _BLOCK_BYTES // self.window_bytes)  # windows at a time
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -113,11 +109,7 @@ class TokenSource:
         rows: OffsetArray | None = None,
     ) -> None:
         """Window `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-        numbers = as_positions(items)
-        row = first_outside(numbers, len(self) - 1)
-        if row is not None:
-            raise IndexError(f"window {numbers[row]:,} of {len(self):,}")
-        check_rows(self.seq_len, input_ids, labels)
+        numbers = check_fill(self, items, input_ids, labels, unit="window")
         self.fill_unchecked(numbers, input_ids, labels, rows)
 
     def fill_unchecked(
@@ -128,8 +120,7 @@ class TokenSource:
         rows: OffsetArray | None = None,
     ) -> None:
         """`fill` for items that an order gave, int64 and below `len(self)`, into fitting rows."""
-        for start in range(0, len(items), self._block):
-            part = slice(start, min(start + self._block, len(items)))
+        for part in row_blocks(len(items), self.window_bytes):
             ids = self._windows.gather_unchecked(items[part])
             where = part if rows is None else rows[part]
             input_ids[where] = ids[:, :-1]
@@ -205,7 +196,7 @@ def _check_store(store: Store | TokenStore, file_pattern: str, dtype: npt.DTypeL
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "
-            f"with shardmill.ChatRows, or packed with shardmill.loading.PackSource: both keep to "
+            f"with shardmill.ChatRows, or packed with shardmill.PackSource: both keep to "
             f"its loss mask"
         )
     if file_pattern != EVERY_FILE:

@@ -26,7 +26,7 @@ from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.interop.packed import MemmapShard, PackedShard, open_packed
-from shardmill.interop.packed.open import packed_format
+from shardmill.interop.packed.open import check_pack_size, packed_format, refuse_spool
 from shardmill.interop.packed.staging import MANIFEST
 from shardmill.pytorch.packed_collate import Item, collate_packed
 from shardmill.sampling import Permutation
@@ -40,7 +40,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
     `samples_mapping`: which bin each sample is, in place of all bins in order.
     `max_num_samples`: so many samples, epoch after epoch, each shuffled by `seed`.
     `max_seq_length`, `pad_to_max_length`, `pad_seq_length_to_mult`: for `collate_fn`.
-    `loss_mask_alignment`: for shards that do not say it.
+    `pack_size`, `loss_mask_alignment`: for shards that do not say them.
     """
 
     def __init__(
@@ -54,12 +54,13 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         max_seq_length: SupportsIndex | None = None,
         pad_to_max_length: bool = False,
         pad_seq_length_to_mult: SupportsIndex = 16,
+        pack_size: SupportsIndex | None = None,
         loss_mask_alignment: str | None = None,
     ) -> None:
         """`tokenizer` is kept, and its `eos_id` pads batches; nothing is encoded with it."""
         self.tokenizer = tokenizer
         self._paths = [str(path) for path in paths]
-        self._alignment = loss_mask_alignment
+        self._alignment, self._pack_size = loss_mask_alignment, pack_size
         self._shards: list[PackedShard] | None = self._open()
         self._identities = _identities(self._shards)
         self._edges = [0, *accumulate(len(shard) for shard in self._shards)]
@@ -123,7 +124,10 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         return f"{type(self).__name__}({name!r}, samples={len(self):,})"
 
     def _open(self) -> list[PackedShard]:
-        return [open_packed(path, loss_mask_alignment=self._alignment) for path in self._paths]
+        return [
+            open_packed(path, pack_size=self._pack_size, loss_mask_alignment=self._alignment)
+            for path in self._paths
+        ]
 
     def _opened(self) -> list[PackedShard]:
         """The shards, in this process; a copy that was unpickled opens them here."""
@@ -192,7 +196,8 @@ class GPTSFTPackedMemmapDataset(PackedDataset):
         super().__init__([file_path], tokenizer, **_known(kwargs))
 
     def _open(self) -> list[PackedShard]:
-        return [MemmapShard(path, loss_mask_alignment=self._alignment) for path in self._paths]
+        shards = [MemmapShard(path, loss_mask_alignment=self._alignment) for path in self._paths]
+        return [check_pack_size(shard, self._pack_size) for shard in shards]
 
 
 class GPTSFTPackedMultiShardDataset(PackedDataset):
@@ -213,6 +218,8 @@ def create_sft_dataset(path: str | Path, tokenizer: Any = None, **kwargs: Any) -
     path = Path(path)
     shards = [] if (path / MANIFEST).exists() else sorted(path.glob(f"*/{MANIFEST}"))
     folders = [found.parent for found in shards if not found.parent.name.startswith(".")]
+    for folder in folders:
+        refuse_spool(folder)
     if folders:
         return GPTSFTPackedMultiShardDataset(folders, tokenizer, **kwargs)
     if packed_format(path) == "memmap":

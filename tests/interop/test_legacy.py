@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from shardmill.errors import DamagedStoreError, ManifestError, OptionError, StoreExistsError
+from shardmill.errors import (
+    DamagedStoreError,
+    ManifestError,
+    OptionError,
+    StoreExistsError,
+    TokenRangeError,
+)
 from shardmill.interop.packed.legacy import (
     LegacyPickleWriter,
     convert_legacy_to_memmap,
@@ -61,7 +67,7 @@ def test_a_writer_refuses_disorder_and_leaves_nothing(tmp_path):
         writer.write_bin(1, [1], [0], [0])
     with pytest.raises(OptionError, match="4 tokens, wanted 1 to pack_size=3"):
         write(tmp_path / "a.npy", [BIN | {"input_ids": [1] * 4}], pack_size=3)
-    with pytest.raises(OptionError, match="int64 token ids up to 2,147,483,648"):
+    with pytest.raises(TokenRangeError, match="token id 2,147,483,648 does not fit int32"):
         write(tmp_path / "a.npy", [BIN | {"input_ids": [1, 2, 2**31]}])
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "a.npy", [BIN])

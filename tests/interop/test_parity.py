@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.interop import convert as convert_module
 from shardmill.interop.convert import PACKED, ConvertOptions, convert
 from shardmill.interop.packed.open import open_packed
 from shardmill.interop.packed.records import PackedBin
@@ -116,3 +117,26 @@ def test_packed_shards_go_round_all_formats_unchanged(tmp_path_factory, bins, wa
 def test_a_pair_that_is_not_offered_says_what_is(tmp_path):
     with pytest.raises(OptionError, match="'store' to 'legacy': not offered; there is megatron to"):
         convert(tmp_path, tmp_path / "x", from_format="store", to_format="legacy")
+
+
+@pytest.mark.parametrize("target", PACKED)
+def test_a_packed_shard_that_differs_is_never_published(tmp_path, monkeypatch, target):
+    source = "parquet" if target == "memmap" else "memmap"
+    save(tmp_path / "old.npy", [BIN])
+    said = ConvertOptions(pack_size=8, loss_mask_alignment="label")
+    first = {"from_format": "legacy", "to_format": source, "options": said}
+    convert(tmp_path / "old.npy", tmp_path / "here", **first)
+    new = tmp_path / "new.npy"
+
+    def differs(*arguments: object) -> None:
+        assert not new.exists()
+        raise DamagedStoreError("bin 0 differs")
+
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(convert_module, "check_bins", differs)
+        with pytest.raises(DamagedStoreError, match="bin 0 differs"):
+            convert(tmp_path / "here", new, from_format=source, to_format=target)
+    assert sorted(tmp_path.iterdir()) == before
+    receipt = convert(tmp_path / "here", new, from_format=source, to_format=target)
+    assert receipt["parity"] == {"equal": True, "bins": 1, "tokens": 3}

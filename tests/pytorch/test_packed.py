@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -496,3 +498,30 @@ def test_a_plan_made_again_under_a_dataset_is_refused(plan: Path) -> None:
     build_plan(store, options=PlanOptions(seq_len=12), name="6-split", overwrite=True)
     with pytest.raises(DamagedStoreError, match="a shard was written again"):
         pickle.loads(data)[0]
+
+
+def test_a_folder_with_a_spool_in_it_says_what_to_do(tmp_path) -> None:
+    spool = write_spool(tmp_path / "spool", [([1, 2], [0, 1])])
+    for path in (tmp_path, tmp_path / "spool"):
+        with pytest.raises(StoreError, match=r"spool: a spool, .*pack it with pack_from_spool"):
+            create_sft_dataset(path)
+    pack_from_spool(spool, tmp_path / "packed", shard_id="a", pack_size=4)
+    assert len(create_sft_dataset(tmp_path / "packed")) == 1
+
+
+def test_the_pack_size_of_foreign_parquet_can_be_said_to_a_dataset(tmp_path) -> None:
+    columns = {"input_ids": [[7, 8]], "loss_mask": [[1, 0]], "seq_start_id": [[0]]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    dataset = create_sft_dataset(tmp_path / "a.parquet", pack_size=4)
+    assert dataset.pack_size == 4
+    assert dataset[0]["input_ids"].tolist() == [7, 8]
+    assert pickle.loads(pickle.dumps(dataset)).pack_size == 4
+
+
+def test_a_sequence_of_one_token_is_an_empty_span_as_in_megatron() -> None:
+    """It has no input, yet it is counted: its edge is told twice, and no token lies between."""
+    items = [{"input_ids": [1, 2, 3, 4], "loss_mask": [1, 0, 0, 0], "seq_boundaries": [0, 2, 3, 4]}]
+    batch = collate_packed(items, pad_to=3)
+    assert batch["tokens"].tolist() == [[1, 0, 0]]
+    assert batch["cu_seqlens"].tolist() == [[0, 1, 1, 1, 3, -1]]
+    assert batch["max_seqlen"].tolist() == [[2]]

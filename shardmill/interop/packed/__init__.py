@@ -8,8 +8,9 @@ Not here: tensors and batches (pytorch), choosing bins (packing).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardmill.interop.late import later
 from shardmill.interop.packed.chat_spool import ChatStoreSpool
 from shardmill.interop.packed.materialize import materialize_bin_arrays
 from shardmill.interop.packed.memmap import (
@@ -61,18 +62,11 @@ __all__ = [
     "verify_memmap_shard",
 ]
 
-_LATER = {  # imported when somebody asks: pyarrow's parquet and the pickle reader take a while
-    "LegacyPickleWriter": "legacy",
-    "convert_legacy_to_memmap": "legacy",
-    "iter_legacy_bins": "legacy",
-    "ParquetShard": "parquet",
-    "ParquetShardWriter": "parquet",
+_LATER = {  # pyarrow's parquet and the pickle reader take a while
+    "legacy": ("LegacyPickleWriter", "convert_legacy_to_memmap", "iter_legacy_bins"),
+    "parquet": ("ParquetShard", "ParquetShardWriter"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+__getattr__ = later(
+    __name__, {name: f"{__name__}.{room}" for room, names in _LATER.items() for name in names}
+)

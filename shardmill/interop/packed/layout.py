@@ -106,9 +106,13 @@ def offsets_dtype(num_starts: int) -> str:
 
 def token_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """A dtype that a shard can have, little endian."""
-    found = np.dtype(dtype).newbyteorder("<")
+    wanted = "wanted uint16, int32, uint32 or int64"
+    try:
+        found = np.dtype(dtype).newbyteorder("<")
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise OptionError(f"dtype={dtype!r:.100}: {wanted}") from error
     if found.str not in DTYPES:
-        raise OptionError(f"dtype={found}: wanted uint16, int32, uint32 or int64")
+        raise OptionError(f"dtype={found}: {wanted}")
     return found
 
 

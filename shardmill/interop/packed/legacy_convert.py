@@ -2,8 +2,8 @@
 
 In: a legacy `.npy`.  Out: a finished memmap_padded_v1 folder and its manifest.
 Promise: two passes (sizes, then bins) in the memory of one bin; the pack size is given or recorded,
-never guessed; a file with a record is held against its sha256 first; afterwards both files are read
-again and compared token for token.
+never guessed; a file with a record is held against its sha256 first; when all is written both are
+read again and compared token for token, and only then is anything at the place.
 Not here: other formats (convert.py).
 """
 
@@ -16,13 +16,12 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.interop.packed.arrays import file_sha256
-from shardmill.interop.packed.legacy_reader import iter_legacy_bins, read_record
+from shardmill.interop.packed.given import given_pack_size
+from shardmill.interop.packed.legacy_reader import check_record, iter_legacy_bins, read_record
 from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
 from shardmill.interop.packed.records import Alignment, checked_alignment
-from shardmill.interop.parity import check_bins, shard_bins
+from shardmill.interop.parity import Parity, check_bins, shard_bins
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +61,15 @@ def convert_legacy_to_memmap(
     ) as writer:
         for number, found in enumerate(iter_legacy_bins(path)):
             writer.write_bin(number, found.input_ids, found.loss_mask, found.seq_starts)
-        manifest = writer.finalize()
-    with open_memmap_shard(output_dir) as shard:
-        parity = check_bins(iter_legacy_bins(path), shard_bins(shard), f"{path} and {output_dir}")
-    return manifest | {"parity": parity.to_json()}
+        parity: list[Parity] = []
+
+        def compare(staged: Path) -> None:
+            with open_memmap_shard(staged) as shard:
+                where = f"{path} and {output_dir}"
+                parity.append(check_bins(iter_legacy_bins(path), shard_bins(shard), where))
+
+        manifest = writer.finalize(check=compare)
+    return manifest | {"parity": parity[0].to_json()}
 
 
 def measure_legacy(path: Path) -> LegacySizes:
@@ -78,9 +82,7 @@ def measure_legacy(path: Path) -> LegacySizes:
         largest = max(largest, int(found.input_ids.max()))
         if len(found) > longest:
             longest, longest_bin = len(found), number
-    record = read_record(path)
-    if record is not None and file_sha256(path) != record.sha256:
-        raise DamagedStoreError(f"{path}: its sha256 is not the one in its record; copy both again")
+    check_record(path)
     return LegacySizes(
         num_bins=num_bins,
         num_tokens=num_tokens,
@@ -95,7 +97,7 @@ def legacy_pack_size(path: Path, given: SupportsIndex | None, sizes: LegacySizes
     """The pack size that the caller says, or the record; refused when a bin does not fit it."""
     record = read_record(path)
     recorded = None if record is None else record.pack_size
-    pack_size = recorded if given is None else whole_number(given, "pack_size")
+    pack_size = recorded if given is None else given_pack_size(given)
     if pack_size is None:
         raise OptionError(
             f"{path}: nothing says how long its bins may be; its longest, bin "

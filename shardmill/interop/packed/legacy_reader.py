@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from shardmill.errors import DamagedStoreError, ManifestError, StoreError, StoreNotFoundError
+from shardmill.interop.packed.arrays import file_sha256
 from shardmill.interop.packed.pickle_bytes import PickleBytes
 from shardmill.interop.packed.pickle_values import Bin
 from shardmill.interop.packed.records import PackedBin, bin_problem
@@ -93,6 +94,14 @@ def read_record(path: str | Path) -> LegacyRecord | None:
             f"{num_bytes:,}: it belongs to another file; remove it or copy both again"
         )
     return found
+
+
+def check_record(path: str | Path) -> LegacyRecord | None:
+    """The record beside a legacy shard, if the file is the very one that it knows."""
+    record = read_record(path)
+    if record is not None and file_sha256(Path(path)) != record.sha256:
+        raise DamagedStoreError(f"{path}: its sha256 is not the one in its record; copy both again")
+    return record
 
 
 def record_bytes(record: LegacyRecord) -> bytes:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.atomic import atomic_write, cannot_write, sync_folder, temporary_name
 from shardmill.errors import OptionError, StoreExistsError
+from shardmill.interop.packed.given import given_bin, given_pack_size, given_path
 from shardmill.interop.packed.integer_runs import encode_run
 from shardmill.interop.packed.legacy_reader import (
     FORMAT,
@@ -29,7 +30,7 @@ from shardmill.interop.packed.legacy_reader import (
     record_path,
 )
 from shardmill.interop.packed.pickle_values import MOST_TOKENS
-from shardmill.interop.packed.records import bin_problem, checked_alignment
+from shardmill.interop.packed.records import Check, checked_alignment
 
 _HEADER_BYTES = 128
 _BATCH = 1000  # bins that wait on the stack of whoever loads the file
@@ -60,8 +61,8 @@ class LegacyPickleWriter:
         pack_size: SupportsIndex | None = None,
         loss_mask_alignment: str = "label",
     ) -> None:
-        self.output_path = Path(output_path).absolute()
-        self.pack_size = None if pack_size is None else whole_number(pack_size, "pack_size")
+        self.output_path = given_path(output_path)
+        self.pack_size = None if pack_size is None else given_pack_size(pack_size)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
         if self.output_path.suffix != ".npy":
             raise OptionError(f"{self.output_path}: a legacy shard is called something.npy")
@@ -85,12 +86,10 @@ class LegacyPickleWriter:
     ) -> None:
         """The next bin: its number must be the number of bins written so far."""
         number = whole_number(bin_id, "bin_id", least=0)
-        ids, mask, starts = (np.asarray(part) for part in (input_ids, loss_mask, seq_start_id))
-        problem = bin_problem(ids, mask, starts, self.pack_size or MOST_TOKENS)
-        if problem is None and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**31):
-            problem = f"{ids.dtype} token ids up to {ids.max():,}, wanted 0..2,147,483,647"
-        if problem is not None:
-            raise OptionError(f"{self.output_path}, bin {number:,}: {problem}")
+        most = min(self.pack_size or MOST_TOKENS, MOST_TOKENS)  # a longer bin no reader takes
+        parts = (input_ids, loss_mask, seq_start_id)
+        where = f"{self.output_path}, bin {number:,}"
+        ids, mask, starts = given_bin(parts, most, np.dtype(np.int32), where)
         if number != self.num_bins or not self._open:
             state = (
                 f"the next bin is {self.num_bins:,}" if self._open else "this writer is finished"
@@ -104,13 +103,15 @@ class LegacyPickleWriter:
         self._write(start + _dict([ids, mask, starts], first=number == 0) + end)
         self.num_bins += 1
 
-    def finalize(self) -> dict[str, Any]:
-        """Publish the file and the record beside it; returns the record."""
+    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
+        """Publish the file and the record beside it; returns the record. `check` as in `Check`."""
         if not self._open:
             raise OptionError(f"{self.output_path}: this writer is finished; make another one")
         self._write((b"e" if self.num_bins % _BATCH else b"") + b"tb.")
         try:
             sha256 = self._finish()
+            if check is not None:
+                check(self._temporary)
             self._refuse_existing()
             self._temporary.rename(self.output_path)
             sync_folder(self.output_path.parent)

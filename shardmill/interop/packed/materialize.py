@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, TokenRangeError
+from shardmill.errors import OptionError
+from shardmill.interop.packed.given import check_ids
 from shardmill.interop.packed.records import Alignment, LossMask, PackedBlock, checked_alignment
 from shardmill.interop.packed.spans import spread
 from shardmill.packing import BinAssignment, PackPlan
@@ -96,10 +97,14 @@ def plan_blocks(
     """All rows of a plan, some thousand at a time: one gather, one scatter each.
 
     A piece that was aligned owns the places up to the next one; they hold id 0 and are not trained.
+    Blocks are as wide as the capacity, or, where that is larger than any block, as the fullest row:
+    memory is that of the tokens that are there, not of those there is room for.
     """
-    alignment, capacity = checked_alignment(loss_mask_alignment), plan.metrics.capacity
+    alignment, width = checked_alignment(loss_mask_alignment), plan.metrics.capacity
     positions = plan.positions()
-    step = max(_BLOCK // capacity, 1)
+    if width > _BLOCK:
+        width = min(width, _fullest(plan, positions))
+    step = max(_BLOCK // width, 1)
     for first in range(0, len(plan), step):
         offsets = plan.rows.offsets[first : first + step + 1]
         items = slice(int(offsets[0]), int(offsets[-1]))
@@ -108,8 +113,15 @@ def plan_blocks(
             spool,
             (plan.pieces.example[pieces], plan.pieces.start[pieces], plan.pieces.stop[pieces]),
             Ragged(positions[items], offsets - offsets[0]),
-            (capacity, plan.align_to, np.dtype(dtype), alignment),
+            (width, plan.align_to, np.dtype(dtype), alignment),
         )
+
+
+def _fullest(plan: PackPlan, positions: IntArray) -> int:
+    """Places of the row that takes most of them, at least one."""
+    ends = positions + plan.pieces.lengths[plan.rows.indices]
+    most = int(ends.max(initial=1))
+    return -(-most // plan.align_to) * plan.align_to
 
 
 def make_block(
@@ -119,7 +131,7 @@ def make_block(
     shape: tuple[int, int, np.dtype[Any], Alignment],
 ) -> PackedBlock:
     """Some rows at once. `pieces`: example, start and stop of each, row after row; `starts`: where
-    in its row each goes; `shape`: capacity, align_to, dtype of the ids, alignment of the mask."""
+    in its row each goes; `shape`: places of a row, align_to, dtype of the ids, alignment."""
     capacity, align_to, dtype, alignment = shape
     ids, mask = spool.read_pieces(*pieces)
     lengths = (pieces[2] - pieces[1]).astype(np.int64)
@@ -161,11 +173,5 @@ def _roll_right(masks: LossMask, used: OffsetArray) -> None:
 
 
 def _check_fit(ids: IntArray, dtype: np.dtype[Any], where: str) -> None:
-    if np.can_cast(ids.dtype, dtype) or not len(ids):
-        return
-    low, high, most = int(ids.min()), int(ids.max()), int(np.iinfo(dtype).max)
-    if low < 0 or high > most:
-        raise TokenRangeError(
-            f"{where}: token id {low if low < 0 else high:,} does not fit {dtype.name}, which "
-            f"holds 0 to {most:,}"
-        )
+    if not np.can_cast(ids.dtype, dtype):
+        check_ids(ids, dtype, where)

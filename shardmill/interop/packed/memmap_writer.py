@@ -19,26 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, TokenRangeError
+from shardmill.errors import OptionError
 from shardmill.interop.packed.arrays import RowFile, file_sha256, write_array
+from shardmill.interop.packed.given import check_ids, given_bin, given_pack_size
 from shardmill.interop.packed.layout import (
     FORMAT,
     INDEX,
     MASK,
-    MOST_INDEX,
     VERSION,
     npy_header,
     offsets_dtype,
     token_dtype,
 )
-from shardmill.interop.packed.records import (
-    PackedBlock,
-    bin_problem,
-    block_problem,
-    checked_alignment,
-)
+from shardmill.interop.packed.records import Check, PackedBlock, block_problem, checked_alignment
 from shardmill.interop.packed.seals import sealed, write_manifest
-from shardmill.interop.packed.staging import StagedFolder, cannot_write
+from shardmill.interop.packed.staging import StagedFolder, cannot_write, check_room
 from shardmill.records import JSON, IntArray
 
 _CHUNK = 2**16  # bins whose starts are moved at a time
@@ -64,16 +59,14 @@ class MemmapShardWriter:
     ) -> None:
         """`loss_mask_alignment` says what the masks mean that will be written; see `Alignment`."""
         self.num_bins = whole_number(num_bins, "num_bins", least=0)
-        self.pack_size = whole_number(pack_size, "pack_size")
+        self.pack_size = given_pack_size(pack_size)
         self.total_seq_starts = whole_number(total_seq_starts, "total_seq_starts", least=0)
-        if self.pack_size > MOST_INDEX:
-            raise OptionError(f"pack_size={self.pack_size:,}: wanted at most {MOST_INDEX:,}")
         self.dtype = token_dtype(dtype)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
-        self._lengths = np.zeros(self.num_bins, np.uint32)  # 0: not written
-        self._counts = np.zeros(self.num_bins, np.uint32)  # starts of each bin
-        self._first = np.zeros(self.num_bins, np.int64)  # where they wait
         self._num_starts = self._num_trained = 0
+        row_bytes = self.pack_size * (self.dtype.itemsize + 1)
+        check_room(output_dir, self.num_bins * row_bytes, f"{self.num_bins:,} bins")
+        self._lengths, self._counts, self._first = _tables(self.num_bins)
         self._staged = StagedFolder(output_dir, "packed shard")
         self.output_dir = self._staged.target
         rows = (self.num_bins, self.pack_size)
@@ -91,12 +84,11 @@ class MemmapShardWriter:
     ) -> None:
         """One bin: (L,) ids, (L,) mask of 0 and 1, (S,) starts from 0, rising, below L."""
         number = whole_number(bin_id, "bin_id", least=0)
-        ids, mask, starts = (np.asarray(part) for part in (input_ids, loss_mask, seq_start_id))
-        problem = bin_problem(ids, mask, starts, self.pack_size)
-        if problem is not None:
-            raise OptionError(f"{self.output_dir}, bin {number:,}: {problem}")
+        where = f"{self.output_dir}, bin {number:,}"
+        parts = (input_ids, loss_mask, seq_start_id)
+        ids, mask, starts = given_bin(parts, self.pack_size, self.dtype, where)
         self._check_new(number, 1, len(starts))
-        self._ids.write(number, self._fitted(ids, number))
+        self._ids.write(number, np.ascontiguousarray(ids, self.dtype))
         self._masks.write(number, np.ascontiguousarray(mask, np.uint8))
         self._book(slice(number, number + 1), np.array([len(ids)]), np.array([len(starts)]), starts)
         self._num_trained += int(np.count_nonzero(mask))
@@ -107,15 +99,17 @@ class MemmapShardWriter:
         problem = block_problem(block, self.pack_size)
         if problem is not None:
             raise OptionError(f"{self.output_dir}, from bin {first:,} on: {problem}")
+        check_ids(block.input_ids, self.dtype, f"{self.output_dir}, from bin {first:,} on")
         self._check_new(first, len(block), len(block.seq_starts.values))
-        self._ids.write(first, self._fitted(block.input_ids, first))
+        self._ids.write(first, np.ascontiguousarray(block.input_ids, self.dtype))
         self._masks.write(first, np.ascontiguousarray(block.loss_mask))
         counts, bins = block.seq_starts.lengths, slice(first, first + len(block))
         self._book(bins, block.lengths, counts, block.seq_starts.values)
         self._num_trained += int(np.count_nonzero(block.loss_mask))
 
-    def finalize(self) -> dict[str, Any]:
-        """Publish the shard and return its manifest. Every bin must have been written."""
+    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
+        """Publish the shard and return its manifest. Every bin must have been written. `check` as
+        in `Check`."""
         self._check_open()
         missing = np.flatnonzero(self._lengths == 0)
         if len(missing):
@@ -128,6 +122,8 @@ class MemmapShardWriter:
             manifest = self._finish()
         except OSError as error:
             raise cannot_write(self._staged.folder, error) from error
+        if check is not None:
+            check(self._staged.folder)
         self._staged.publish()
         return manifest
 
@@ -169,18 +165,6 @@ class MemmapShardWriter:
                 f"{self.output_dir}, bin {first:,}: {self._num_starts + num_starts:,} starts of "
                 f"sequences, but total_seq_starts={self.total_seq_starts:,}"
             )
-
-    def _fitted(self, ids: IntArray, first: int) -> IntArray:
-        """The ids in the dtype of the shard: numpy would wrap them without a word."""
-        if ids.dtype.kind not in "iu":
-            raise OptionError(f"{self.output_dir}, bin {first:,}: ids are {ids.dtype}, wanted ints")
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high > np.iinfo(self.dtype).max:
-            raise TokenRangeError(
-                f"{self.output_dir}, bin {first:,}: token id {low if low < 0 else high:,} does not "
-                f"fit {self.dtype.name}, which holds 0 to {np.iinfo(self.dtype).max:,}"
-            )
-        return np.ascontiguousarray(ids, self.dtype)
 
     def _book(self, bins: slice, lengths: IntArray, counts: IntArray, starts: IntArray) -> None:
         try:
@@ -250,3 +234,15 @@ class MemmapShardWriter:
             os.fsync(file.fileno())
         del came
         waiting.unlink()
+
+
+def _tables(num_bins: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Of each bin: its tokens (0: not written), how many starts it has, and where they wait."""
+    try:
+        lengths, counts = np.zeros((2, num_bins), np.uint32)
+        return lengths, counts, np.zeros(num_bins, np.int64)
+    except (MemoryError, ValueError) as error:  # numpy says either, by size
+        raise OptionError(
+            f"num_bins={num_bins:,}: a writer takes 16 bytes of memory a bin, and so many are not "
+            "there; write several shards"
+        ) from error

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
+from shardmill.interop.packed.given import given_pack_size
 from shardmill.interop.packed.layout import token_dtype
 from shardmill.interop.packed.materialize import Spool, plan_blocks
 from shardmill.interop.packed.memmap_writer import MemmapShardWriter
@@ -57,12 +58,11 @@ def pack_from_spool(
     The shard is `output_dir/shard_id`, `.npy` or `.parquet` behind it for the other storages.
     `long` says what becomes of sequences over `pack_size`.
     """
+    size = given_pack_size(pack_size)
     target = _Target(output_dir, shard_id, packed_storage, token_dtype(dtype), loss_mask_alignment)
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
     packer = _packer(algorithm, seed)
-    plan = packer(
-        reader.lengths(), pack_size, max_per_row=max_per_row, align_to=align_to, long=long
-    )
+    plan = packer(reader.lengths(), size, max_per_row=max_per_row, align_to=align_to, long=long)
     written = _write(reader, plan, target)
     return {
         "shard_id": shard_id,
@@ -146,7 +146,7 @@ def _write(reader: Spool, plan: PackPlan, target: _Target) -> dict[str, JSON]:
     writer = target.writer(plan)
     with writer if isinstance(writer, AbstractContextManager) else nullcontext():
         for block in plan_blocks(reader, plan, target.dtype, target.alignment):
-            if isinstance(writer, MemmapShardWriter):
+            if isinstance(writer, MemmapShardWriter) and block.width == writer.pack_size:
                 writer.write_block(first, block)
             else:
                 for index in range(len(block)):

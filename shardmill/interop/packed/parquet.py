@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from shardmill.arguments import whole_number
 from shardmill.atomic import cannot_write, sync_folder, temporary_name
 from shardmill.errors import OptionError, StoreExistsError
+from shardmill.interop.packed.given import given_bin, given_pack_size, given_path
 from shardmill.interop.packed.parquet_reader import ParquetShard
 from shardmill.interop.packed.parquet_seals import (
     COLUMNS,
@@ -30,7 +31,7 @@ from shardmill.interop.packed.parquet_seals import (
     group_digest,
     write_metadata,
 )
-from shardmill.interop.packed.records import bin_problem, checked_alignment
+from shardmill.interop.packed.records import Check, checked_alignment
 from shardmill.records import Ragged
 
 _ROW_GROUP = 1000  # bins
@@ -50,8 +51,8 @@ class ParquetShardWriter:
         row_group_size: SupportsIndex = _ROW_GROUP,
         compression: str = "zstd",
     ) -> None:
-        self.output_path = Path(output_path).absolute()
-        self.pack_size = whole_number(pack_size, "pack_size")
+        self.output_path = given_path(output_path)
+        self.pack_size = given_pack_size(pack_size)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
         self.num_bins = self.num_tokens = self.num_sequences = 0
         self._group = whole_number(row_group_size, "row_group_size")
@@ -80,12 +81,9 @@ class ParquetShardWriter:
     ) -> None:
         """The next bin: its number must be the number of bins written so far."""
         number = whole_number(bin_id, "bin_id", least=0)
-        ids, mask, starts = (np.asarray(part) for part in (input_ids, loss_mask, seq_start_id))
-        problem = bin_problem(ids, mask, starts, self.pack_size)
-        if problem is None and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**31):
-            problem = f"{ids.dtype} token ids up to {ids.max():,}, wanted 0..2,147,483,647"
-        if problem is not None:
-            raise OptionError(f"{self.output_path}, bin {number:,}: {problem}")
+        where = f"{self.output_path}, bin {number:,}"
+        given = (input_ids, loss_mask, seq_start_id)
+        ids, mask, starts = given_bin(given, self.pack_size, np.dtype(np.int32), where)
         if number != self.num_bins or self._file is None:
             state = f"the next is {self.num_bins:,}" if self._file else "the writer is finished"
             raise OptionError(
@@ -100,8 +98,8 @@ class ParquetShardWriter:
         if len(self._bins) == self._group:
             self._flush()
 
-    def finalize(self) -> dict[str, Any]:
-        """Publish the file; returns what it holds."""
+    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
+        """Publish the file; returns what it holds. `check` as in `Check`."""
         if self._file is None:
             raise OptionError(f"{self.output_path}: this writer is finished; make another one")
         self._flush()
@@ -110,6 +108,8 @@ class ParquetShardWriter:
             self._file.close()
             with self._temporary.open("rb+") as file:
                 os.fsync(file.fileno())
+            if check is not None:
+                check(self._temporary)
             self._refuse_existing()
             self._temporary.rename(self.output_path)
             sync_folder(self.output_path.parent)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
+from shardmill.interop.packed.given import given_pack_size
 from shardmill.interop.packed.parquet_seals import (
     COLUMNS,
     ParquetSays,
@@ -195,16 +196,16 @@ def _ragged(column: Any, path: Path, rows: int) -> Ragged:
 
 
 def _given(pack_size: SupportsIndex | None) -> int | None:
-    return None if pack_size is None else whole_number(pack_size, "pack_size")
+    return None if pack_size is None else given_pack_size(pack_size)
 
 
 def _agreed(said: list[int | None], given: int | None, path: Path) -> int:
-    sizes = {size for size in (*said, given) if size is not None}
+    sizes = {given_pack_size(size) for size in (*said, given) if size is not None}
     if len(sizes) > 1:
         raise OptionError(f"{path}: pack_size is said to be {sorted(sizes)}; wanted one of them")
     if given is None and None in said:
         raise OptionError(
-            f"{path}: does not say its pack_size: pass it to ParquetShard, or turn the file "
+            f"{path}: does not say its pack_size: pass it (pack_size=N), or turn the file "
             "into a shard that says it, with `shardmill convert --from parquet --to memmap "
             "--pack-size N`"
         )

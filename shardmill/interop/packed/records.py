@@ -8,7 +8,9 @@ Not here: files (memmap, parquet, legacy), and which sequences share a bin (pack
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
@@ -22,6 +24,10 @@ Alignment: TypeAlias = Literal["label", "roll_right"]
 """What `loss_mask[j]` speaks of. "label": whether the label `ids[j + 1]` is trained; the last place
 of every sequence is 0. "roll_right": the mask of the tokens moved right by one over the whole bin.
 """
+
+
+Check: TypeAlias = Callable[[Path], object]
+"""Called with a finished shard before it gets its name: when it raises, nothing is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,15 +49,20 @@ class PackedBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBlock:
-    """Some bins behind one another, padded with zeros to the length of a row."""
+    """Some bins behind one another, padded with zeros to one length: that of a row, or less."""
 
-    input_ids: IntArray  # (n, pack_size)
-    loss_mask: LossMask  # (n, pack_size) 0 or 1
+    input_ids: IntArray  # (n, width)
+    loss_mask: LossMask  # (n, width) 0 or 1
     lengths: OffsetArray  # (n,) tokens of each bin
     seq_starts: Ragged  # n lists of starts
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def width(self) -> int:
+        """Places of each, with padding: no more than the pack size."""
+        return int(self.input_ids.shape[1])
 
     def bin(self, index: int) -> PackedBin:
         """One of them, as views."""
@@ -121,6 +132,8 @@ def block_problem(block: PackedBlock, pack_size: int) -> str | None:
     """What breaks the invariant in any bin of a block; None when nothing does."""
     shape = (len(block), pack_size)
     for name, rows in (("input_ids", block.input_ids), ("loss_mask", block.loss_mask)):
+        if isinstance(rows, np.ma.MaskedArray):
+            return f"{name} is a numpy masked array, whose mask would be lost"
         if rows.shape != shape:
             return f"{name} of shape {rows.shape}, wanted {shape}"
     if len(block.lengths) != len(block) or len(block.seq_starts) != len(block):

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from shardmill.atomic import HashedFile
 from shardmill.closing import Closing
-from shardmill.errors import DamagedStoreError, ManifestError, OptionError, TokenRangeError
+from shardmill.errors import DamagedStoreError, ManifestError, OptionError, StoreError
 from shardmill.interop.packed.arrays import file_sha256
+from shardmill.interop.packed.given import check_ids, given_array
 from shardmill.interop.packed.layout import FileEntry, token_dtype
 from shardmill.interop.packed.records import LossMask
 from shardmill.interop.packed.seals import is_sealed, read_json, sealed, write_manifest
@@ -26,7 +27,7 @@ from shardmill.interop.packed.spans import spread
 from shardmill.interop.packed.staging import MANIFEST, StagedFolder
 from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 
-_FORMAT = "sequence_spool_v1"
+SPOOL = "sequence_spool_v1"
 _FILES = ("tokens.bin", "masks.bin", "offsets.bin")
 
 
@@ -57,7 +58,7 @@ class SequenceSpoolWriter:
 
     def append(self, ids: npt.ArrayLike, mask: npt.ArrayLike) -> None:
         """One sequence and which of its tokens are targets."""
-        values = np.asarray(ids)
+        values = given_array(ids, "ids", str(self.folder))
         if values.ndim != 1:
             raise OptionError(f"{self.folder}: ids of shape {values.shape}, wanted one dimension")
         if not len(values):
@@ -68,7 +69,7 @@ class SequenceSpoolWriter:
         """Many sequences; `mask` is flat, as long as `ids.values`."""
         if self._done:
             raise OptionError(f"{self.folder}: this spool is finished; make another one")
-        flat = np.asarray(mask)
+        flat = given_array(mask, "mask", str(self.folder))
         self._check(ids, flat)
         tokens, masks, offsets = self._files
         tokens.write(np.ascontiguousarray(ids.values, self.dtype).data.cast("B"))
@@ -91,7 +92,7 @@ class SequenceSpoolWriter:
         }
         manifest = sealed(
             {
-                "format": _FORMAT,
+                "format": SPOOL,
                 "dtype": self.dtype.str,
                 "num_sequences": self._num_sequences,
                 "num_tokens": self._num_tokens,
@@ -133,12 +134,7 @@ class SequenceSpoolWriter:
             return
         if mask.dtype.kind not in "biu" or mask.min() < 0 or mask.max() > 1:
             raise OptionError(f"{where}: a mask with other values than 0 and 1")
-        low, high, most = int(values.min()), int(values.max()), int(np.iinfo(self.dtype).max)
-        if low < 0 or high > most:
-            raise TokenRangeError(
-                f"{where}: token id {low if low < 0 else high:,} does not fit {self.dtype.name}, "
-                f"which holds 0 to {most:,}"
-            )
+        check_ids(values, self.dtype, where)
 
 
 class SequenceSpoolReader(Closing):
@@ -156,12 +152,14 @@ class SequenceSpoolReader(Closing):
         self._tokens: IntArray = maps[0].view(self.manifest.dtype)
         self._masks: LossMask = maps[1]
         self._offsets: OffsetArray = maps[2].view("<i8")
+        self._closed = False
 
     def __len__(self) -> int:
         return self.manifest.num_sequences
 
     def lengths(self) -> OffsetArray:
         """Tokens of every sequence: 8 bytes each."""
+        self._check_open()
         lengths = np.diff(self._offsets)
         if len(lengths) and lengths.min() < 0:
             raise self._damaged("offsets.bin falls")
@@ -171,6 +169,7 @@ class SequenceSpoolReader(Closing):
         """Ids and mask of one sequence, as views of the files."""
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index:,} of {len(self):,}")
+        self._check_open()
         start, stop = (int(place) for place in self._offsets[index : index + 2])
         if not 0 <= start <= stop <= len(self._tokens):
             raise self._damaged(f"sequence {index:,} lies at {start:,}..{stop:,}")
@@ -180,6 +179,7 @@ class SequenceSpoolReader(Closing):
         self, sequences: IntArray, start: IntArray, stop: IntArray
     ) -> tuple[IntArray, LossMask]:
         """`start..stop` of each of these sequences, behind one another, in one gather."""
+        self._check_open()
         first = self._offsets[sequences]
         begin, end = first + start, first + stop
         if len(begin) and (begin.min() < 0 or (end > self._offsets[sequences + 1]).any()):
@@ -196,7 +196,8 @@ class SequenceSpoolReader(Closing):
         ]
 
     def close(self) -> None:
-        """Let go of the maps."""
+        """Let go of the maps; nothing can be read then. May be called again."""
+        self._closed = True
         self._tokens, self._masks = np.empty(0, self._tokens.dtype), np.empty(0, np.uint8)
         self._offsets = np.zeros(1, np.int64)
 
@@ -205,6 +206,10 @@ class SequenceSpoolReader(Closing):
 
     def __repr__(self) -> str:
         return f"SequenceSpoolReader({self.folder.name!r}, sequences={len(self):,})"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.folder}: this reader was closed; open the spool again")
 
     def _damaged(self, what: str) -> DamagedStoreError:
         return DamagedStoreError(f"{self.folder}: {what}; write the spool again")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from shardmill.atomic import sync_folder, temporary_name
 from shardmill.errors import BuildError, StoreExistsError
+from shardmill.interop.packed.given import given_path
 
 MANIFEST = "manifest.json"
 
@@ -27,7 +28,7 @@ class StagedFolder:
 
     def __init__(self, target: str | Path, what: str) -> None:
         """`what` it will be, for messages: "packed shard"."""
-        self.target = Path(target).absolute().resolve()
+        self.target = given_path(target).resolve()
         self._what = what
         self._check_free()
         self.folder = temporary_name(self.target)
@@ -74,6 +75,18 @@ class StagedFolder:
                 f"{self.target}: holds {names[0]!r} and no {MANIFEST}, so it is no finished "
                 f"{self._what}; move it away or choose another folder"
             )
+
+
+def check_room(target: str | Path, num_bytes: int, what: str) -> None:
+    """Refuse what the disk of `target` cannot hold, before anything is written."""
+    path = given_path(target).resolve()
+    standing = next(place for place in (path, *path.parents) if place.is_dir())
+    free = shutil.disk_usage(standing).free
+    if num_bytes > free:
+        raise BuildError(
+            f"{path}: {what} take {num_bytes:,} bytes there, but {free:,} are free; nothing was "
+            "written: make room, write to another disk, or check the numbers"
+        )
 
 
 def cannot_write(path: Path, error: OSError) -> BuildError:
