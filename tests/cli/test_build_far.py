@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from shardmill.remote import pull
+from shardmill.remote import outgoing, pull
 from shardmill.remote.outgoing import scratch_store
 from tests.cli.test_build_chats import TOKENIZER, write_chats
 from tests.cli.test_build_command import BYTE, call, pages  # noqa: F401
@@ -29,8 +30,12 @@ def same_as(url: str, folder: str) -> bool:
     return folder_digest(Path("copy")) == folder_digest(Path(folder))
 
 
-def test_the_receipt_shows_the_url_and_stderr_the_scratch_folder(call):  # noqa: F811
+def test_the_receipt_shows_the_url_and_the_scratch_folder_is_announced(
+    call,  # noqa: F811
+    caplog,
+):
     url = "memory://bucket/wiki"
+    caplog.set_level(logging.INFO)
     code, out, err = call("build", pages("one", "two"), "--out", f"{url}/", *BYTE)
     assert code == 0, err
     assert out.startswith(f"{url}: 2 documents, 8 tokens, 1 shards")
@@ -38,7 +43,22 @@ def test_the_receipt_shows_the_url_and_stderr_the_scratch_folder(call):  # noqa:
     assert same_as(url, "local")
     scratch = scratch_store(url).parent
     assert scratch.parent == Path("cache/shardmill/builds").absolute()
+    assert f"{url}: is built in {scratch / 'store'}, then sent" in caplog.messages
     assert not scratch.exists()
+
+
+def test_ctrl_c_in_the_push_says_how_to_go_on(call, monkeypatch):  # noqa: F811
+    def stops(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ("build", pages("one"), "--out", "memory://bucket/s", *BYTE)
+    with monkeypatch.context() as patch:
+        patch.setattr(outgoing, "send", stops)
+        code, out, err = call(*words)
+    assert (code, out) == (130, "")
+    assert "memory://bucket/s: stopped; what is built and sent is kept: go on with --resume" in err
+    code, out, _ = call(*words, "--resume", "--json")
+    assert (code, json.loads(out)["cpu_seconds"]) == (0, None), "it was built again"
 
 
 def test_json_and_report_tell_what_was_sent(call):  # noqa: F811
