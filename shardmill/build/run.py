@@ -243,7 +243,12 @@ def _tasks(job: Job, work: Workplace, plan: WorkPlan, units: Sequence[Unit]) -> 
 def _meter(job: Job, feeds: Sequence[FeedGrains], plan: WorkPlan) -> Meter:
     """A meter that stands where the journal ends."""
     goals = [
-        Goal(source=feed.source.name, num_bytes=feed.source.size_hint(), most=most)
+        Goal(
+            source=feed.source.name,
+            num_bytes=feed.source.size_hint(),
+            most=most,
+            sizes=feed.sizes,
+        )
         for feed, most in zip(feeds, job.limits, strict=True)
     ]
     meter = Meter(goals, job.on_progress)

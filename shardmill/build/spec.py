@@ -67,6 +67,7 @@ class Progress:
     documents: int
     tokens: int
     share: float | None  # of this source that is done, about; None when nobody knows
+    feed: int = 0  # its number among the feeds, of which two may have sources of one name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

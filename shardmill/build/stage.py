@@ -105,13 +105,18 @@ class Stage:
                 tokens=len(portion.documents.values),
                 num_bytes=account.num_bytes,
             )
+            self._meter.reach(feed, unit.key.start, account.cursor)
             self._meter.tell(feed)
             return self._committer.full(feed)
+
+        def sealed(receipt: Receipt) -> None:
+            self._meter.reach_end(receipt)
+            self._meter.tell(feed)
 
         given = self._committer.given(feed)
         try:
             with closing(self._make_portions(unit, cursor, given)) as portions:
-                UnitJournal(unit, folder, done).write(portions, add=add, sealed=lambda _: None)
+                UnitJournal(unit, folder, done).write(portions, add=add, sealed=sealed)
         except MemoryError as error:
             raise no_memory(unit.name) from error
 

@@ -17,6 +17,7 @@ from shardmill.cli.progress import build_progress
 from shardmill.cli.reports import (
     check_place,
     cost_words,
+    left_out_words,
     print_plan,
     run_facts,
     told_how_to_resume,
@@ -179,11 +180,10 @@ def build(
 def receipt(out: str, done: BuildReport) -> str:
     """One line that says what was built and what was left out."""
     ledger = done.manifest.ledger
-    left_out = ledger.documents.empty + sum(ledger.documents.dropped.values())
     shards = sum(len(split.shards) for split in done.manifest.splits.values())
     return (
         f"{out}: {ledger.documents.kept:,} documents, {ledger.tokens.kept:,} tokens, "
-        f"{shards:,} shards; left out: {left_out:,} documents, over budget: "
+        f"{shards:,} shards; left out: {left_out_words(ledger)}, over budget: "
         f"{ledger.tokens.over_budget:,} tokens; {done.seconds:.1f} s{cost_words(done)}"
     )
 

@@ -11,8 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shardmill.build import BuildPlan, BuildReport, has_unfinished_build
 from shardmill.errors import OptionError, UnfinishedBuildError
+from shardmill.shards import Ledger
 
 
 def check_place(out: Path, report: Path | None, *, goes_on: bool) -> None:
@@ -38,7 +41,9 @@ def run_facts(done: BuildReport) -> dict[str, Any]:
         "workers": done.cost.num_workers if done.cost else None,
         "cores": done.cost.num_cores if done.cost else None,
         "cpu_seconds": round(done.cost.cpu_seconds, 3) if done.cost else None,
+        "utilisation": round(done.utilisation, 3) if done.utilisation is not None else None,
         "peak_bytes": done.cost.peak_bytes if done.cost else None,
+        "ledger": msgspec.to_builtins(done.manifest.ledger),
         "machine": platform.platform(),
         "python": platform.python_version(),
     }
@@ -55,6 +60,14 @@ def told_how_to_resume(out: Path) -> Iterator[None]:
         else:
             print(f"{out}: stopped before anything was done for good", file=sys.stderr)
         raise
+
+
+def left_out_words(ledger: Ledger) -> str:
+    """How many documents were left out, and why."""
+    documents = ledger.documents
+    reasons = {**({"empty": documents.empty} if documents.empty else {}), **documents.dropped}
+    words = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+    return f"{sum(reasons.values()):,} documents{f' ({words})' if words else ''}"
 
 
 def cost_words(done: BuildReport) -> str:
