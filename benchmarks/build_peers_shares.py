@@ -1,0 +1,133 @@
+"""What the cores do during one of our builds: read, encode, write, start, or nothing.
+
+In: a corpus, an engine.  Out: shares of the time of all cores.
+Promise: measured as CPU time in the threads of the worker processes of a real build. Encoding: the
+thread that encodes, the threads of the engine, the comparison with the reference. Writing: the
+thread that takes the ids, and all of the first process, which joins the segments of the others.
+Starting: imports, opening the tokenizer. Reading: what is left of a worker, which is the thread
+that reads and those of Arrow. Idle: what no process took. The proof is left out.
+Not here: speed.
+
+Workers get the clocks with their tools, which are of a class of this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import build_peers_ours as ours
+from build_peers_corpus import Corpus
+
+from shardmill.build import hands as hands_module
+from shardmill.build.task import TextTask
+from shardmill.build.tools import WorkerTools
+from shardmill.protocols import Texts
+from shardmill.records import Ragged
+from shardmill.tokenizer import ChosenEncoder
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_STARTED = time.process_time()
+_FOLDER = "SHARDMILL_BENCH_SHARES"
+
+
+class Clocks:
+    """CPU seconds of this process, by what they were for."""
+
+    def __init__(self) -> None:
+        self.encoding = self.watching = self.opening = self.writer = 0.0
+        self.engine_threads: set[int] = set()
+
+    def told(self) -> dict[str, float]:
+        """So far."""
+        engine = sum(_cpu_of(thread) for thread in self.engine_threads)
+        encoding = self.encoding + self.watching + engine
+        writing = self.writer - self.watching - self.opening
+        starting = _STARTED + self.opening
+        reading = time.process_time() - encoding - writing - starting
+        return {
+            "reading": reading,
+            "encoding": encoding,
+            "writing": writing,
+            "starting": starting,
+        }
+
+    def install(self) -> None:
+        """Put the clocks into this process."""
+        encode, watch, run = ChosenEncoder.encode_unwatched, ChosenEncoder.watch, TextTask.run
+
+        def timed_encode(encoder: ChosenEncoder, texts: Texts) -> Ragged:
+            before, begin = _threads(), time.thread_time()
+            ids = encode(encoder, texts)
+            self.encoding += time.thread_time() - begin
+            if not self.engine_threads:
+                self.engine_threads = _threads() - before
+            return ids
+
+        def timed_watch(encoder: ChosenEncoder, texts: Texts, ids: Ragged) -> None:
+            begin = time.thread_time()
+            watch(encoder, texts, ids)
+            self.watching += time.thread_time() - begin
+
+        def timed_run(task: TextTask, tools: Any, emit: Callable[[Any], None]) -> None:
+            begin = time.thread_time()
+            run(task, tools, emit)
+            self.writer += time.thread_time() - begin
+            path = Path(os.environ[_FOLDER], f"{os.getpid()}.json")
+            path.write_text(json.dumps(self.told()), encoding="utf-8")
+
+        ChosenEncoder.encode_unwatched = timed_encode  # type: ignore[method-assign]
+        ChosenEncoder.watch = timed_watch  # type: ignore[method-assign]
+        TextTask.run = timed_run  # type: ignore[method-assign]
+
+
+CLOCKS = Clocks()
+
+
+class TimedTools(WorkerTools):
+    """The tools of a worker, which bring the clocks with them."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        CLOCKS.install()
+
+    def encoder(self, first: Texts) -> ChosenEncoder:
+        begin = time.thread_time()
+        chosen = super().encoder(first)
+        CLOCKS.opening += time.thread_time() - begin
+        return chosen
+
+
+def measure_shares(corpus: Corpus, engine: str) -> dict[str, float]:
+    """Shares of the cores' time, which sum to 1."""
+    hands_module.WorkerTools = TimedTools  # type: ignore[misc]
+    with tempfile.TemporaryDirectory(dir=corpus.folder) as place:
+        os.environ[_FOLDER] = place
+        began = time.process_time()
+        report, proof = ours.build(corpus, engine, Path(place, "store"))
+        first = time.process_time() - began - proof.cpu
+        workers = [json.loads(path.read_text()) for path in Path(place).glob("*.json")]
+    assert report.cost is not None
+    if not workers:
+        raise RuntimeError(f"{engine}: one process built it alone: raise --megabytes")
+    spent = {kind: sum(worker[kind] for worker in workers) for kind in workers[0]}
+    spent["writing"] += first
+    whole = (report.seconds - proof.seconds) * report.cost.num_cores
+    shares = {kind: seconds / whole for kind, seconds in spent.items()}
+    return {**shares, "idle": 1 - sum(shares.values())}
+
+
+def _threads() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+
+
+def _cpu_of(thread: int) -> float:
+    """CPU seconds of one thread of this process."""
+    text = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="ascii")
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
