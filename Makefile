@@ -48,7 +48,7 @@ PEERS := .venv-peers/bin/python
 .venv-peers/.installed: pyproject.toml constraints.txt benchmarks/peers.txt
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS) -m pip install --quiet --constraint constraints.txt torch
-	$(PEERS) -m pip install --quiet --constraint constraints.txt --editable .
+	$(PEERS) -m pip install --quiet --constraint constraints.txt --editable '.[hf,fast,hub]'
 	@for peer in $$(grep -v '^#' benchmarks/peers.txt); do \
 	  $(PEERS) -m pip install --quiet "$$peer" 'torch==$(shell sed -n 's/^torch==//p' constraints.txt)' \
 	  || echo "left out: $$peer cannot be installed here"; done
@@ -57,6 +57,7 @@ PEERS := .venv-peers/bin/python
 bench-peers: .venv-peers/.installed
 	$(PEERS) benchmarks/read.py
 	$(PEERS) benchmarks/pack.py
+	$(PEERS) benchmarks/build_peers.py
 
 clean:
 	rm -rf .venv .venv-peers demo .pytest_cache .mypy_cache .ruff_cache

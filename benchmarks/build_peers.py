@@ -1,6 +1,6 @@
 """MB of text a second from JSON lines to token files, ours and others', with one tokenizer.
 
-    python benchmarks/build_peers.py [--megabytes 40] [--times 10] [--rounds 3] [--only fast]
+    python benchmarks/build_peers.py [--megabytes 40] [--times 12] [--rounds 3] [--only fast]
     make bench-peers
 
 Everybody gets the same real text, the same tokenizer.json (byte-level BPE, 16,000 ids) and both
@@ -181,7 +181,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("SHARDMILL_REAL_DATA"))
     parser.add_argument("--megabytes", type=float, default=40, help="of text for the slow ones")
-    parser.add_argument("--times", type=int, default=10, help="as much for the fast engine")
+    parser.add_argument("--times", type=int, default=12, help="as much for the fast engine")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="ours with this in their name")
     parser.add_argument("--peers", default="", help="peers with this in their name")
