@@ -38,13 +38,13 @@ from typing import Any
 import build_peers_ours as ours
 from build_peers_corpus import Corpus, compare, open_corpus, write_corpus
 from build_peers_shares import measure_shares
-from build_peers_table import TUNED, Contender, judge, print_result, table_of
+from build_peers_table import TUNED_MARK, Contender, judge, print_result, table_of
 from peers import Peer
-from peers.builders import BUILDERS, ENVIRON, OWN_TOKENIZER, Task
+from peers.builders import BUILDERS, ENVIRON, TUNED, Task
 
 
 def find_peer(name: str) -> Peer:
-    (peer,) = (peer for peer in BUILDERS if peer.name == name.removesuffix(TUNED))
+    (peer,) = (peer for peer in BUILDERS if peer.name == name.removesuffix(TUNED_MARK))
     return peer
 
 
@@ -56,7 +56,7 @@ def build_theirs(corpus: Corpus, name: str, out: Path) -> dict[str, Any]:
         end=corpus.end,
         end_id=corpus.end_id,
         out=str(out),
-        tuned=name.endswith(TUNED),
+        tuned=name.endswith(TUNED_MARK),
     )
     begin, begin_cpu = time.perf_counter(), cpu_seconds()
     module.build(task)
@@ -122,7 +122,7 @@ def contenders(args: argparse.Namespace) -> tuple[list[Contender], dict[str, str
         elif not peer.is_installed():
             absent[peer.name] = f"not installed (pip install {peer.package})"
         else:
-            names = (peer.name, peer.name + TUNED) if peer.name in OWN_TOKENIZER else (peer.name,)
+            names = (peer.name, peer.name + TUNED_MARK) if peer.name in TUNED else (peer.name,)
             chosen += [Contender(name=name, peer=True, size="small") for name in names]
     return chosen, absent
 

@@ -15,7 +15,7 @@ from typing import Any
 from build_peers_corpus import Corpus
 
 WANTED = {"fast": 20.0, "reference": 1.2}  # times the best peer
-TUNED = ", tuned"
+TUNED_MARK = ", tuned"
 _IDS = ("in order", "reordered", "differ")
 
 
@@ -29,7 +29,7 @@ class Contender:
 
     @property
     def is_tuned(self) -> bool:
-        return self.name.endswith(TUNED)
+        return self.name.endswith(TUNED_MARK)
 
 
 def table_of(

@@ -3,11 +3,11 @@
 A file has `build(task)`, which is timed: JSON lines in, its own format out; and `documents(task)`,
 which reads back what it wrote. `ENVIRON` is set before its process starts.
 
-Every peer works in its documented way with two worker processes, one thread of the tokenizer in
-each: more threads, or one process with two, were slower or as slow for each of them. Where the
+Every peer works in its documented way with two worker processes, forked where it lets us choose,
+one thread of the tokenizer in each, and a file for each worker where it reads files. Where the
 tokenizer is the user's own business it is the fast tokenizer of transformers, called with a list.
-`tuned` calls the `tokenizers` library itself instead, the leanest call there is, which no
-documentation shows; such rows are told, and nothing is judged by them.
+`tuned` calls the `tokenizers` library itself instead, the leanest call there is, which none of
+their guides shows; such a row is told, and nothing is judged by it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ BUILDERS = (
     Peer("Megatron Core", "build_megatron", "megatron-core"),
     Peer("datasets", "build_hugging_face", "datasets"),
 )
-OWN_TOKENIZER = (
-    "LitData",
-    "MosaicML Streaming",
-    "datasets",
-)  # where the tokenizer is the user's own
+TUNED = ("MosaicML Streaming",)  # who gains most by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
