@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_UNKNOWN_SHARE = 2 * 2**30
+"""Bytes that a worker counts with on machines which are not there yet."""
+
 RunOn: TypeAlias = Literal["local", "ray"]
 
 
@@ -69,8 +72,8 @@ class Manner:
         memory = self.memory
         if memory is None and self.cluster is not None:
             # What is free here says nothing of the other machines.
-            share = self.cluster.memory_per_cpu
-            memory = share * (self.most_workers + 1) if share else None
+            share = self.cluster.memory_per_cpu or _UNKNOWN_SHARE
+            memory = share * (self.most_workers + 1)
         return plan_memory(self.most_workers, memory, asked=self.workers is not None)
 
     def size_of_units(self) -> int:
@@ -122,7 +125,6 @@ class Hands(Closing):
         self._tokenizer, self._check, self._keep_open = tokenizer, check, keep_open
         self._engine: Engine | None = None
         self._before = usage_of_this_process().cpu_seconds
-        self._num_cores = manner.num_cores
 
     def crew(
         self, tasks: Sequence[TextTask], desk: EngineDesk, plan: WorkPlan, meter: Meter
@@ -156,9 +158,10 @@ class Hands(Closing):
         if self._engine is not None:
             usage, workers = self._engine.usage(), self._engine.slots
             cpu, peak = cpu + usage.cpu_seconds, max(peak, usage.peak_bytes)
-        return BuildCost(
-            num_workers=workers, num_cores=self._num_cores, cpu_seconds=cpu, peak_bytes=peak
-        )
+        cores = self.manner.num_cores
+        if self.manner.cluster is not None and self.manner.cluster.is_elsewhere:
+            cores = max(cores, workers)  # machines that came later are counted by their workers
+        return BuildCost(num_workers=workers, num_cores=cores, cpu_seconds=cpu, peak_bytes=peak)
 
     def close(self) -> None:
         if self._engine is not None:

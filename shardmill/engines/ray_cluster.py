@@ -103,7 +103,8 @@ def _join(address: str) -> None:
         raise OptionError(
             f"--ray-address {address}: {_first_lines(error)}; wanted the address of a Ray that "
             "runs, with the Python and Ray of this process: 'auto' on one of its nodes, or "
-            "host:port of its head. `ray status` shows whether it does"
+            "host:port of its head; one that asks for a token wants RAY_AUTH_MODE=token here. "
+            "`ray status` shows whether it answers"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -132,7 +133,8 @@ def small_build(folder: Path, name: str, texts: list[str], **options: Any) -> st
     source = JsonlSource(path, limits=BatchLimits(num_documents=10))
     feeds = [Feed(source=source, fill=(("train", None),))]
     options = {"unit_bytes": 6_000, "tokenizer": Watched(), **options}
-    build_store(feeds, folder / name, spec=BuildSpec(dtype="uint16"), **options)
+    done = build_store(feeds, folder / name, spec=BuildSpec(dtype="uint16"), **options)
+    assert done.utilisation is not None
     return folder_digest(folder / name)
 
 
@@ -179,6 +181,34 @@ def test_what_a_worker_cannot_read_is_named_and_done_here(tmp_path, nodes, marks
     assert len(warned) >= 2
     assert all("texts.jsonl:bytes " in record.getMessage() for record in warned)
     assert all("No such file or directory: 'far.jsonl'" in one.getMessage() for one in warned)
+
+
+class Joining(logging.Handler):
+    """Adds a node when it is said that there is no room."""
+
+    def __init__(self, nodes) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "no worker could be placed" in record.getMessage():
+            self.nodes.add(1, SECOND)
+
+
+def test_a_cluster_without_a_cpu_is_refused_or_waited_for(tmp_path, monkeypatch):
+    from shardmill.engines import ray_engine
+
+    monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
+    with ray_nodes(0) as empty:
+        with pytest.raises(OptionError, match=r"1 nodes with 0 CPUs.*say how many workers"):
+            small_build(tmp_path, "s", TEXTS, **on_ray(empty))
+        joining = Joining(empty)
+        ray_engine.log.addHandler(joining)
+        try:
+            found = small_build(tmp_path, "s", TEXTS, workers=1, **on_ray(empty))
+        finally:
+            ray_engine.log.removeHandler(joining)
+    assert found == small_build(tmp_path, "one", TEXTS, workers=1)
 
 
 def test_what_cannot_travel_is_refused(tmp_path, nodes):

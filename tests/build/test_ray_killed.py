@@ -68,13 +68,20 @@ def start(tmp_path, ray_folder):
         build.wait()
 
 
+def title(process: psutil.Process) -> str:
+    """What a process calls itself; empty when it has just ended."""
+    with suppress(psutil.NoSuchProcess):
+        return "".join(process.cmdline()[:1])
+    return ""
+
+
 def stop(build: subprocess.Popen[bytes], journal: Path, with_signal: int) -> None:
     """Stop a build that has sealed something new, and wait until nothing of it lives."""
     before = len(list(journal.glob("segments/*/*.json")))
     wait_for(lambda: len(list(journal.glob("segments/*/*.json"))) > before)
     family = psutil.Process(build.pid).children(recursive=True)
     # Two helpers of Ray notice at once that all is gone, and try for a minute to tell somebody.
-    helpers = [child for child in family if child.cmdline()[0].endswith("Agent")]
+    helpers = [child for child in family if title(child).endswith("Agent")]
     others = [child.pid for child in family if child not in helpers]
     assert len(others) > 3, "a Ray, and workers"
     os.kill(build.pid, with_signal)
