@@ -57,7 +57,7 @@ def build_chats(
     used. `resume` and `overwrite` as in `build_store`.
     """
     policy = policy or TrainPolicy()
-    source = limited(source, plan_memory(1, None, asked=False).most_document)
+    source = limited(source, plan_memory(1, None, asked=False).most_document(tokenizer))
     rule = _split_rule(spec, val_fraction)
     rules = token_rules(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)

@@ -60,7 +60,8 @@ def plan_store(
     ) as manner:
         fits, unit_bytes = manner.memory_plan(), manner.size_of_units()
     estimates = []
-    for feed in limited_feeds(feeds, fits.most_document):
+    most_document = fits.most_document(tokenizer)
+    for feed in limited_feeds(feeds, most_document):
         grains = cut_feed(feed.source)
         ranges = list(unit_ranges(grains.sizes, unit_bytes, {}))
         most = most_tokens(feed)
@@ -69,7 +70,7 @@ def plan_store(
         feeds=tuple(estimates),
         workers=fits.workers,
         memory_bytes=fits.total_bytes,
-        most_document=fits.most_document,
+        most_document=most_document,
         free_bytes=shutil.disk_usage(_standing(Path(folder).resolve())).free,
     )
 

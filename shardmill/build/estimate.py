@@ -1,8 +1,9 @@
 """What a build will take, told before it starts: tokens, disk, memory.
 
 In: the grains of each feed, a tokenizer.  Out: an `Estimate`.
-Promise: one grain of each source is read and some kilobytes of it are encoded, whatever the size of
-the rest; what nobody can know stays None, and is never guessed into a refusal.
+Promise: a grain's worth of text of each source is read, also of what is packed, and some kilobytes
+of it are encoded, whatever the size of the rest; what nobody can know stays None, and is never
+guessed into a refusal.
 Not here: deciding how many processes there are (hands.py).
 """
 
@@ -13,19 +14,30 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
+from shardmill.build import grains
 from shardmill.build.grains import read_grains
 from shardmill.build.tokenise import TokenRules
 from shardmill.build.units import FeedGrains
 from shardmill.errors import BuildError
 from shardmill.protocols import Source, Tokenizer
+from shardmill.records import Cursor
 
 SAMPLE_BYTES = 2**16
 _SURELY = 40
-"""Bytes on disk that a byte of input never takes: a token of four bytes and its length, twice."""
+"""Bytes on disk that a byte of input never takes: a token of four bytes and its length, twice.
+Not so of input that is packed."""
+_PACKED = (".gz", ".zst", ".parquet")
+
+
+@runtime_checkable
+class _Placed(Protocol):
+    """A source that can say how much of it lies before a cursor."""
+
+    def bytes_before(self, cursor: Cursor) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +91,11 @@ def estimate_feed(
 
 
 def density_of(feed: FeedGrains, tokenizer: Tokenizer) -> Density:
-    """Measured on the first grain."""
+    """Measured on the first grain; on its beginning, when it is packed and larger than it looks."""
     texts = documents = encoded = tokens = 0
-    with closing(read_grains(cast(Sequence[Source], feed.grains[:1]), None)) as batches:
+    grain = cast(Source, feed.grains[0])
+    size = grain.size_hint() or feed.sizes[0]
+    with closing(read_grains([grain], None)) as batches:
         for found in batches:
             array = found.batch.texts
             texts += array.nbytes
@@ -90,7 +104,10 @@ def density_of(feed: FeedGrains, tokenizer: Tokenizer) -> Density:
                 some = array[: max(1, SAMPLE_BYTES * len(array) // max(array.nbytes, 1))]
                 encoded = some.nbytes
                 tokens = len(tokenizer.encode_batch(some).values)
-    size = max(feed.grains[0].size_hint() or feed.sizes[0], 1)
+            if texts >= grains.GRAIN_BYTES and isinstance(grain, _Placed):
+                size = grain.bytes_before(cast(Cursor, found.batch.cursor["cursor"]))
+                break
+    size = max(size, 1)
     return Density(tokens=texts / size * tokens / max(encoded, 1), documents=documents / size)
 
 
@@ -112,6 +129,9 @@ def check_space(
 
 def is_surely_enough(folder: Path, feeds: Sequence[FeedGrains]) -> bool:
     """Whether no estimate is needed: the disk holds the worst that this input can become."""
+    files = (file for feed in feeds for file in getattr(feed.source, "files", ()))
+    if any(file.name.lower().endswith(_PACKED) for file in files):
+        return False
     size = sum(feed.source.size_hint() or 0 for feed in feeds)
     return shutil.disk_usage(folder).free > _SURELY * size
 

@@ -14,14 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import BuildError, OptionError
+from shardmill.protocols import Tokenizer
 from shardmill.sources.batching import too_large
 from shardmill.sources.clean import byte_lengths
+from shardmill.tokenizer.identity import EngineSource
 
 MIB = 2**20
 PROCESS_BYTES = 512 * MIB
 """Of one process: libraries, a tokenizer, the batches that are read, encoded and written ahead."""
-DOCUMENT_BYTES = 16
-"""For each byte of the largest document: as read, as text, as ids, as written."""
+DOCUMENT_BYTES = {"tokenizers": 256, "sentencepiece": 80}
+"""For each byte of the largest document, by the library that encodes it. Ordinary text takes half
+of it; text of which every byte is a token takes all. A fast engine takes less, but is compared with
+the library on every large document."""
+PLAIN_BYTES = 16
+"""The same without a library: as read, as text, as ids, as written."""
+LEAST_DOCUMENT = MIB
+"""A document that always fits: into what a process may take anyway."""
 _UNKNOWN = 8 * 2**30
 _MEMINFO = Path("/proc/meminfo")
 
@@ -33,7 +41,13 @@ class MemoryPlan:
     workers: int
     total_bytes: int  # that the build takes when no document is large
     limit_bytes: int  # that one process may take
-    most_document: int  # bytes of text
+
+    def most_document(self, tokenizer: Tokenizer) -> int:
+        """Bytes of text that one document may have."""
+        source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+        library = None if source is None else source.library
+        each = PLAIN_BYTES if library is None else DOCUMENT_BYTES.get(library, PLAIN_BYTES)
+        return max((self.limit_bytes - PROCESS_BYTES) // each, LEAST_DOCUMENT)
 
 
 def plan_memory(workers: int, memory: int | None, *, asked: bool) -> MemoryPlan:
@@ -56,7 +70,6 @@ def plan_memory(workers: int, memory: int | None, *, asked: bool) -> MemoryPlan:
         workers=workers,
         total_bytes=_needed(workers),
         limit_bytes=share,
-        most_document=(share - PROCESS_BYTES) // DOCUMENT_BYTES,
     )
 
 

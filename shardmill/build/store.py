@@ -78,7 +78,7 @@ def build_store(
         run_on=run_on,
         ray_address=ray_address,
     ) as manner:
-        feeds = limited_feeds(feeds, manner.memory_plan().most_document)
+        feeds = limited_feeds(feeds, manner.memory_plan().most_document(tokenizer))
         if append and (old := old_store(target)) is not None:
             more = find_more(old, feeds, spec=spec, tokenizer=tokenizer)
             if more.going_on is None:
@@ -106,7 +106,7 @@ def _job(
 ) -> Job:
     """A build of all that the feeds give."""
     splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
-    most_document = manner.memory_plan().most_document
+    most_document = manner.memory_plan().most_document(tokenizer)
     limits = [most_tokens(feed) for feed in feeds]
 
     def make_task(unit: Unit, place: Path) -> TextTask:

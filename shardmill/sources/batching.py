@@ -39,10 +39,10 @@ class BatchLimits:
 
     def most_input(self, expansion: int = 1) -> int | None:
         """Bytes of input that a document may take when each of its own takes `expansion` at most;
-        as many as a batch has, at least, since so many are held anyway."""
+        beside them there may be as many as a batch has, which are held anyway."""
         if self.most_bytes is None:
             return None
-        return max(self.most_bytes * expansion, self.num_bytes)
+        return self.most_bytes * expansion + self.num_bytes
 
 
 DEFAULT_LIMITS = BatchLimits()

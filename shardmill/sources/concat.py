@@ -15,7 +15,8 @@ from shardmill.protocols import CuttableSource, DividedSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.cursors import counts_of, fields_of
 from shardmill.sources.cutting import check_num_bytes, runs
-from shardmill.sources.filesource import check_at_least
+from shardmill.sources.files import InputFile
+from shardmill.sources.filesource import FileSource, check_at_least
 from shardmill.sources.limited import limited
 from shardmill.sources.stamp import stamp_of
 
@@ -40,6 +41,12 @@ class ConcatSource:
     def parts(self) -> tuple[Source, ...]:
         return self._parts
 
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        """Those of all parts that have files."""
+        found = [part.files for part in self._parts if isinstance(part, FileSource | ConcatSource)]
+        return tuple(file for files in found for file in files)
+
     def describe(self) -> dict[str, JSON]:
         parts: list[JSON] = [part.describe() for part in self._parts]
         return {"kind": "concat", "name": self._name, "parts": parts}
@@ -51,6 +58,16 @@ class ConcatSource:
         sizes = [part.size_hint() for part in self._parts]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
+
+    def bytes_before(self, cursor: Cursor) -> int:
+        """About how many bytes of `size_hint` lie before a cursor; of a part that cannot tell it,
+        all of it."""
+        first, inner = self._locate(cursor)
+        before = sum(part.size_hint() or 0 for part in self._parts[:first])
+        part = self._parts[first]
+        if inner is None or not isinstance(part, FileSource | ConcatSource):
+            return before + (part.size_hint() or 0)
+        return before + part.bytes_before(inner)
 
     def limited(self, num_bytes: int) -> ConcatSource:
         """The same of parts that refuse a document over `num_bytes`."""

@@ -52,6 +52,9 @@ class FileReader(Protocol):
     def size_hint(self, file: InputFile) -> int:
         """About how many bytes of text the file holds."""
 
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        """About how many bytes of `size_hint` lie before a position; may unpack them."""
+
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         """Batches from `position` on (None: the start); their cursors are positions."""
 
@@ -139,6 +142,13 @@ class FileSource:
 
     def size_hint(self) -> int | None:
         return sum(self._sizes(self._reader))
+
+    def bytes_before(self, cursor: Cursor) -> int:
+        """About how many bytes of `size_hint` lie before a cursor. Reads to there what is packed,
+        so it is for cursors near the start."""
+        first, position = self._locate(cursor)
+        before = [self._reader.size_hint(file) for file in self._files[:first]]
+        return sum(before) + self._reader.bytes_before(self._files[first], position)
 
     def limited(self, num_bytes: int) -> Self:
         """The same source, which refuses a document over `num_bytes` before it is read whole."""

@@ -28,6 +28,7 @@ from shardmill.sources.lines import (
     is_compressed,
     line_blocks,
     read_chunks,
+    stored_before,
 )
 
 _LOOK_BYTES = 2**16
@@ -59,6 +60,12 @@ class LinesOfFiles:
 
     def size_hint(self, file: InputFile) -> int:
         return file.num_bytes if self._range is None else self._range.stop - self._range.start
+
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        if self._range is not None:
+            return _place_in(file, self._range, position)[0] - self._range.start
+        done, _ = counts_of(position, ("bytes", "lines"), file.name)
+        return stored_before(file, done) if is_compressed(file) else done
 
     def with_limits(self, limits: BatchLimits) -> Self:
         reader = copy(self)

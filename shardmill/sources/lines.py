@@ -12,6 +12,7 @@ Not here: what a line means; which lines are wanted (`lineranges`).
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -194,10 +195,9 @@ def read_chunks(
     but it is as far as a file on object storage is fetched ahead."""
     name = file.name.lower()
     try:
-        if name.endswith(".gz"):
-            yield from _skip(_gzip_chunks(file, size), start, file)
-        elif name.endswith(".zst"):
-            yield from _skip(_zstd_chunks(file), start, file)
+        if name.endswith(_COMPRESSED):
+            with open_file(file) as raw:
+                yield from _skip(_unpacked(raw, name, size), start, file)
         else:
             yield from _plain_chunks(file, start, size, stop)
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
@@ -228,27 +228,44 @@ def _step(start: int, size: int, stop: int | None) -> int:
     return min(size, stop - start if start < stop else _LOOK)
 
 
-def _gzip_chunks(file: InputFile, size: int) -> Iterator[bytes]:
-    with open_file(file) as raw, gzip.GzipFile(fileobj=raw) as stream:
+def stored_before(file: InputFile, num_bytes: int) -> int:
+    """About how many bytes of a compressed file hold its first `num_bytes`. Unpacks them."""
+    unpacked = 0
+    with open_file(file) as raw:
+        for chunk in _unpacked(raw, file.name.lower(), _LOOK, step=_LOOK // 16):
+            unpacked += len(chunk)
+            if unpacked >= num_bytes:  # in steps; of the last one a part
+                return raw.tell() * num_bytes // unpacked
+    return file.num_bytes
+
+
+def _unpacked(
+    raw: io.RawIOBase, name: str, size: int, *, step: int = _COMPRESSED_CHUNK
+) -> Iterator[bytes]:
+    """The bytes in pieces of about `size`; zstd is read in steps of `step`."""
+    return _gzip_chunks(raw, size) if name.endswith(".gz") else _zstd_chunks(raw, step)
+
+
+def _gzip_chunks(raw: io.RawIOBase, size: int) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=raw) as stream:
         while chunk := stream.read(size):
             yield chunk
 
 
-def _zstd_chunks(file: InputFile) -> Iterator[bytes]:
+def _zstd_chunks(raw: io.RawIOBase, step: int) -> Iterator[bytes]:
     """Frame by frame, so that a frame that breaks off is seen: the stream reader of zstandard
     takes it for the end."""
-    with open_file(file) as stream:
-        frame = None
-        while data := memoryview(stream.read(_COMPRESSED_CHUNK) or b""):
-            start = 0
-            while piece := data[start : start + _ZSTD_PIECE]:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                if found := frame.decompress(piece):
-                    yield found
-                start += len(piece)
-                if frame.eof:
-                    start -= len(frame.unused_data)
-                    frame = None
+    frame = None
+    while data := memoryview(raw.read(step) or b""):
+        start = 0
+        while piece := data[start : start + _ZSTD_PIECE]:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            if found := frame.decompress(piece):
+                yield found
+            start += len(piece)
+            if frame.eof:
+                start -= len(frame.unused_data)
+                frame = None
     if frame is not None:
         raise EOFError("the last zstd frame is not complete")
 

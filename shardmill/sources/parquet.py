@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from shardmill.errors import SourceError
 from shardmill.records import JSON, TextBatch
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
+from shardmill.sources.cursors import counts_of
 from shardmill.sources.fields import choose_field
 from shardmill.sources.files import InputFile, Where, list_files
 from shardmill.sources.filesource import FileReader, FileSource
@@ -78,6 +79,9 @@ class _ParquetReader:
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         return self.settled().read(file, position)
 
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        return self.settled().bytes_before(file, position)
+
     def divide(self, file: InputFile) -> Sequence[FileReader]:
         return self.settled().divide(file)
 
@@ -127,6 +131,18 @@ class _ColumnReader:
         with open_parquet(file) as parquet:
             groups = range(*self._groups_in(parquet))
             return sum(column_bytes(parquet.metadata, group, self.field) for group in groups)
+
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        """Of the last row group, its share of rows."""
+        group, rows = counts_of(position, ("row_group", "rows"), file.name)
+        with open_parquet(file) as parquet:
+            metadata = parquet.metadata
+            whole = range(self._groups_in(parquet).start, group)
+            done = sum(column_bytes(metadata, number, self.field) for number in whole)
+            if group < metadata.num_row_groups:
+                share = rows / max(metadata.row_group(group).num_rows, 1)
+                done += int(share * column_bytes(metadata, group, self.field))
+        return done
 
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         column = Column(

@@ -69,6 +69,9 @@ class _WholeReader(WholeFiles):
     def size_hint(self, file: InputFile) -> int:
         return file.num_bytes
 
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        return file.num_bytes * counts_of(position, ("documents",), file.name)[0]
+
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         if position is not None and counts_of(position, ("documents",), file.name)[0]:
             return

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from shardmill.build import BuildSpec, Feed, build_store, grains, plan_store
-from shardmill.build.memory import MIB, PROCESS_BYTES, plan_memory
+from shardmill.build.memory import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
 from shardmill.errors import BuildError, OptionError, SourceError
+from shardmill.protocols import Tokenizer
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizer import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
 from tests.build.corpora import write_corpus
 
 SPEC = BuildSpec(dtype="uint16")
+NOTES = Path(__file__).parent.parent.parent / "examples" / "notes"
 
 
 def feed_of(path: Path, limit: int | None = None) -> Feed:
@@ -150,3 +152,50 @@ def test_a_line_larger_than_the_memory_of_a_worker_is_one_clear_error(tmp_path, 
     number, begin = (2, len(first)) if first else (1, 0)
     assert words.startswith(f"shardmill.errors.SourceError: {path}, line {number} (byte {begin}): ")
     assert "bytes and no end of the line; with the memory that there is" in words
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    """A small model of each library."""
+    texts = [path.read_text() for path in sorted(NOTES.glob("*.md"))]
+    made = {}
+    for library, kind in (("sentencepiece", "unigram"), ("tokenizers", "byte-bpe")):
+        folder = tmp_path_factory.mktemp(library)
+        spec = TrainSpec(vocab_size=500, model_type=kind)
+        model = train_tokenizer(folder, texts=texts, texts_name="notes", spec=spec).model
+        made[library] = open_tokenizer(str(model))
+    return made
+
+
+def test_a_document_may_be_as_large_as_its_tokenizer_leaves_room_for(models):
+    """Libraries hold a text in many forms at once; ours does not."""
+    plan = plan_memory(1, PROCESS_BYTES + 1024 * MIB, asked=True)
+    assert plan.most_document(ByteTokenizer()) == 64 * MIB
+    for library, model in models.items():
+        assert plan.most_document(model) == 1024 * MIB // DOCUMENT_BYTES[library]
+    small = plan_memory(1, PROCESS_BYTES, asked=True)
+    assert {small.most_document(one) for one in (ByteTokenizer(), *models.values())} == {MIB}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", sorted(DOCUMENT_BYTES))
+def test_documents_as_large_as_allowed_are_built_in_that_memory(tmp_path, models, library):
+    """The kernel keeps workers to it. Arrow must not reserve more than it needs for that."""
+    memory = 3 * (PROCESS_BYTES + 640 * MIB)
+    most = plan_memory(2, memory, asked=True).most_document(models[library])
+    note = (NOTES / "Bread.md").read_text()
+    texts = [(note * (most // len(note) + 1)).encode()[:most].decode("utf-8", "ignore")] * 4
+    path = write_texts(tmp_path / "a.jsonl", texts)
+    done = build_store(
+        [Feed(source=JsonlSource(path), fill=(("train", None),))],
+        tmp_path / "s",
+        tokenizer=models[library],
+        spec=SPEC,
+        engine="reference",
+        workers=2,
+        unit_bytes=1,
+        memory=memory,
+    )
+    assert done.manifest.ledger.documents.kept == 4
+    assert done.cost is not None
+    assert done.cost.num_workers == 2

@@ -64,7 +64,7 @@ def test_a_line_is_given_or_refused_by_its_length_alone(
     path.write_bytes(PACKED[name]("\n".join([*lines, ""] if ends else lines).encode()))
     source = TextSource(path, split="line", limits=TINY)
     found = outcome(source.limited(most))
-    allowed = max(most, TINY.num_bytes)
+    allowed = most + TINY.num_bytes
     stored = [len(line) + 1 for line in lines]
     if lines and not ends:
         stored[-1] -= 1
@@ -90,7 +90,7 @@ def test_pieces_of_a_file_keep_to_the_bound_of_their_source(tmp_path_factory, le
     large = [
         n
         for n, line in enumerate(path.read_bytes().splitlines(keepends=True))
-        if len(line) > max(6 * most, TINY.num_bytes)
+        if len(line) > 6 * most + TINY.num_bytes
     ]
     words = [str(found) for found in map(outcome, source.cut(piece)) if isinstance(found, str)]
     assert bool(words) == bool(large)
