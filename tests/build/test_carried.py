@@ -1,0 +1,115 @@
+"""Segments that are made without the journal and carried to it are those that are made in it."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardmill.build import BuildSpec
+from shardmill.build.carried import Parcel
+from shardmill.build.segments import Receipt, SegmentSize, read_receipts
+from shardmill.build.task import TextTask
+from shardmill.build.tokenise import token_rules
+from shardmill.build.tools import WorkerTools
+from shardmill.build.units import cut_feed, make_unit
+from shardmill.errors import BuildError
+from shardmill.protocols import PortableTask
+from shardmill.sources import JsonlSource
+from shardmill.tokenizer import ByteTokenizer, choose_encoder
+from tests.build.corpora import SMALL, write_corpus
+from tests.helpers import folder_digest
+
+
+class Died(Exception):
+    """As a worker that is gone."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"), num_files=2)
+
+
+def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None) -> TextTask:
+    feed = cut_feed(JsonlSource(corpus / "pages", on_bad="skip", limits=SMALL))
+    return TextTask(
+        unit=make_unit(feed, 0, 0, len(feed.grains), plan="p"),
+        folder=folder,
+        rules=token_rules(BuildSpec(), ByteTokenizer()),
+        most=most,
+        most_document=2**30,
+        size=SegmentSize(num_tokens=segment_tokens, seconds=1e9),
+    )
+
+
+TOKENIZER = ByteTokenizer()
+TOOLS = WorkerTools(TOKENIZER, produced_by=choose_encoder(TOKENIZER).produced_by, check="sample")
+
+
+def write(task: TextTask, num_receipts: int | None = None) -> list[Receipt]:
+    """One attempt where the journal is; it dies behind some receipts."""
+    emitted: list[Receipt] = []
+
+    def emit(receipt: Receipt) -> None:
+        emitted.append(receipt)
+        if len(emitted) == num_receipts:
+            raise Died
+
+    if num_receipts == 0:
+        return []
+    with suppress(Died):
+        task.run(TOOLS, emit)
+    return emitted
+
+
+def carry(task: TextTask, num_parcels: int | None = None) -> list[Parcel]:
+    """One attempt in a process that sees nothing of the journal; it dies behind some parcels."""
+    far = pickle.loads(pickle.dumps(task.elsewhere()))
+    arrived: list[Parcel] = []
+
+    def emit(parcel: Parcel) -> None:
+        if num_parcels is not None and len(arrived) >= num_parcels:
+            raise Died
+        arrived.append(pickle.loads(pickle.dumps(parcel)))
+        task.keep(arrived[-1])
+
+    with suppress(Died):
+        far.run(TOOLS, emit)
+    return arrived
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    segment_tokens=st.sampled_from([1, 500, 3_000, 10**9]),
+    most=st.sampled_from([None, 1, 4_000]),
+    deaths=st.lists(st.integers(0, 6), max_size=3),
+)
+def test_carried_by_any_number_of_attempts_the_journal_is_the_same(
+    tmp_path_factory, corpus, segment_tokens, most, deaths
+):
+    place = tmp_path_factory.mktemp("units")
+    here = task_of(corpus, place / "here", segment_tokens=segment_tokens, most=most)
+    there = replace(here, folder=place / "there")
+    for after in deaths:
+        write(here, after)
+        carry(there, after)
+    assert [parcel.receipt for parcel in carry(there)] == write(here)
+    assert folder_digest(place / "there") == folder_digest(place / "here")
+
+
+def test_a_parcel_that_changed_on_its_way_does_not_count(tmp_path, corpus):
+    task = task_of(corpus, tmp_path / "unit", segment_tokens=500, most=None)
+    assert isinstance(task, PortableTask)
+    sent: list[Parcel] = []
+    task.elsewhere().run(TOOLS, sent.append)
+    task.keep(sent[0])
+    parts = dict(sent[1].parts or {})
+    parts["tokens"] = parts["tokens"][:-1] + b"\xff"
+    with pytest.raises(BuildError, match="segment 1 did not arrive as it was sent"):
+        task.keep(replace(sent[1], parts=parts))
+    assert read_receipts(task.folder, task.unit.key) == [sent[0].receipt]
