@@ -22,6 +22,7 @@ from shardmill.build.run import Job, run_build
 from shardmill.build.spec import BuildReport, BuildSpec, Progress, describe_difference
 from shardmill.build.tokenise import token_rules
 from shardmill.build.units import FeedGrains, Unit
+from shardmill.build.workplace import target_of
 from shardmill.chat.contract import ChatTemplate, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import OptionError
@@ -79,7 +80,7 @@ def build_chats(
 
     stored = replace(spec, append_eot=False, split_rule=spec.split_rule or rule.words())
     job = Job(
-        target=Path(folder).resolve(),
+        target=target_of(folder),
         sources=[source],
         splits=rule.splits,
         rules=rules,

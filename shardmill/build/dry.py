@@ -17,6 +17,7 @@ from shardmill.build.spec import BuildSpec, Feed, check_feeds
 from shardmill.build.store import limited_feeds, most_tokens
 from shardmill.build.tokenise import token_rules
 from shardmill.build.units import cut_feed, unit_ranges
+from shardmill.build.workplace import target_of
 from shardmill.protocols import Tokenizer
 
 
@@ -71,7 +72,7 @@ def plan_store(
         workers=fits.workers,
         memory_bytes=fits.total_bytes,
         most_document=most_document,
-        free_bytes=shutil.disk_usage(_standing(Path(folder).resolve())).free,
+        free_bytes=shutil.disk_usage(_standing(target_of(folder))).free,
     )
 
 

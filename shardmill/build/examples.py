@@ -20,7 +20,7 @@ from shardmill.build.portion import Account, Portion
 from shardmill.build.segments import Receipt, SegmentWriter, UnitKey, load_segment
 from shardmill.build.spec import BuildReport, BuildSpec, ExampleBatch, store_facts
 from shardmill.build.tokenise import TokenRules, token_rules
-from shardmill.build.workplace import open_workplace
+from shardmill.build.workplace import open_workplace, target_of
 from shardmill.errors import OptionError
 from shardmill.protocols import Tokenizer
 from shardmill.records import JSON, IntArray, OffsetArray
@@ -44,7 +44,7 @@ def build_examples(
     `assign(num_read)` tells the numbers of the examples of each split, over all that were read.
     """
     started = time.monotonic()
-    target = Path(folder).resolve()
+    target = target_of(folder)
     rules = token_rules(spec, tokenizer)
     check_target(target, overwrite=overwrite)
     with open_workplace(target, {}, stamps=[], resume=False) as work:

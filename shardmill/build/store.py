@@ -31,6 +31,7 @@ from shardmill.build.spec import (
 from shardmill.build.task import TextTask
 from shardmill.build.tokenise import TokenRules, token_rules, unit_portions
 from shardmill.build.units import Unit, cut_feed
+from shardmill.build.workplace import target_of
 from shardmill.protocols import Source, Tokenizer
 from shardmill.records import Cursor
 from shardmill.sources import limited
@@ -69,7 +70,7 @@ def build_store(
     of all files in this order; without new files it stays as it is. `overwrite` then means only
     that the work of an append that was stopped is discarded.
     """
-    target, going_on = Path(folder).resolve(), None
+    target, going_on = target_of(folder), None
     check_feeds(feeds)
     with open_manner(
         workers=workers,

@@ -21,7 +21,7 @@ from typing import cast
 
 from shardmill.atomic import atomic_write, is_temporary
 from shardmill.build.spec import describe_difference
-from shardmill.errors import BuildError, BuildLockedError, UnfinishedBuildError
+from shardmill.errors import BuildError, BuildLockedError, OptionError, UnfinishedBuildError
 from shardmill.records import JSON
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,21 @@ class Workplace:
         self.segments.mkdir()
 
 
+def target_of(folder: str | Path) -> Path:
+    """Where a store will stand, with every link followed."""
+    try:
+        return Path(folder).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a NUL
+        raise OptionError(f"{str(folder)!r:.300}: no place for a store: {error}") from error
+
+
 def workplace_of(store: Path) -> Path:
     return store.parent / f".{store.name}.building"
 
 
 def has_unfinished_build(store: Path) -> bool:
     """True when an earlier build of this store stopped half-way; False while one is at work."""
-    folder = workplace_of(store.resolve())
+    folder = workplace_of(target_of(store))
     return (folder / "plan.json").exists() and not _is_held(folder / "lock")
 
 

@@ -16,6 +16,7 @@ from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
 from shardmill.cli.reports import (
     check_place,
+    check_report,
     cost_words,
     left_out_words,
     print_plan,
@@ -120,6 +121,7 @@ def build(
     wishes = {"field": field, "on_bad": on_bad}
     options = {key: wish for key, wish in wishes.items() if wish}
     source = open_source(inputs, seed=seed, **options)
+    check_report(report, source)
     fill: tuple[tuple[str, int | None], ...] = (("train", max_tokens),)
     if val_tokens:
         fill = (("val", val_tokens), *fill)

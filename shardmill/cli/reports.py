@@ -30,6 +30,17 @@ def check_place(out: Path, report: Path | None, *, goes_on: bool) -> None:
         )
     if report is not None and not report.parent.is_dir():
         raise OptionError(f"--report {report}: there is no folder {report.parent}")
+    if report is not None and report.is_dir():
+        raise OptionError(f"--report {report}: this is a folder; name a file in it")
+
+
+def check_report(report: Path | None, source: object) -> None:
+    """Refuse a report that would be written over what is read."""
+    if report is None or not report.exists():
+        return
+    for file in getattr(source, "files", ()):
+        if isinstance(file.place, Path) and file.place.samefile(report):
+            raise OptionError(f"--report {report}: this file is read; name another for the report")
 
 
 def run_facts(done: BuildReport) -> dict[str, Any]:

@@ -127,7 +127,13 @@ def _refuse(place: Place, folder: Path, found: Listing, *, resume: bool) -> None
                 "built: ask for overwrite (--overwrite) to replace it, or build to another place"
             )
     elif MARK in found:
-        if not (resume and (folder / META).exists() and is_push_of(place, folder, found)):
+        is_ours = (folder / META).exists() and is_push_of(place, folder, found)
+        if is_ours and not resume:
+            raise UnfinishedBuildError(
+                f"{place.url}: the store in {folder} was sent there half-way: send the rest with "
+                "resume (--resume), or start again with overwrite (--overwrite)"
+            )
+        if not is_ours:
             raise StoreExistsError(
                 f"{place.url}: an unfinished push is there, of no store in {folder}; nothing was "
                 "built: finish it where it began, ask for overwrite (--overwrite) if it may go, or "

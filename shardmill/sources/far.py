@@ -109,6 +109,10 @@ def connected(url: str) -> tuple[Any, str]:
         raise SourceError(
             f"{shown(url)}: {shown(str(error))}; wanted something like s3://bucket/folder"
         ) from None
+    if not str(name).strip("/"):
+        raise SourceError(
+            f"{shown(url)}: names no bucket; wanted something like s3://bucket/folder"
+        )
     return fs, str(name)
 
 

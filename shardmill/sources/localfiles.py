@@ -10,6 +10,7 @@ sides need are here too.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import hashlib
 import io
@@ -39,15 +40,45 @@ def find_local(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]
     if not glob.has_magic(str(where)):
         raise SourceError(f"{where}: no such file or folder; check the path, or quote a glob")
     root = _fixed_part(where)
-    found = glob.iglob(str(where), recursive=True)  # noqa: PTH207 - Path.glob matches hidden files
-    paths = (Path(path) for path in found)
-    return root, _sorted(root, (path for path in paths if path.is_file() and not _goes_round(path)))
+    pattern = where.parts[len(root.parts) :]
+    return root, _sorted(root, (path for path in _matching(root, pattern) if path.is_file()))
 
 
-def _goes_round(path: Path) -> bool:
-    """Whether the way to a file passes the same folder twice, through a link."""
-    folders = [os.path.realpath(folder) for folder in path.parents]
-    return len(set(folders)) < len(folders)
+def _matching(root: Path, pattern: Sequence[str]) -> Iterator[Path]:
+    """What a glob below `root` finds; "**" is any folders. No way passes the same folder twice,
+    through a link: two links in a circle would be followed for ever."""
+    if not root.is_dir():
+        return
+    for parent, folders, names in os.walk(root, followlinks=True, onerror=_raise):
+        place = Path(parent)
+        inner = place.relative_to(root).parts
+        above = {os.path.realpath(folder) for folder in (place, *place.parents)}
+        folders[:] = [
+            name
+            for name in folders
+            if _leads_on((*inner, name), pattern) and os.path.realpath(place / name) not in above
+        ]
+        yield from (place / name for name in names if _matches((*inner, name), pattern))
+
+
+def _leads_on(folders: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether something may match in a folder."""
+    if "**" in pattern[: len(folders)]:
+        return True
+    return len(folders) < len(pattern) and _matches(folders, pattern[: len(folders)])
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path is one that a pattern means; hidden names only where it names them."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        if _matches(parts, pattern[1:]):
+            return True
+        return bool(parts) and not parts[0].startswith(".") and _matches(parts[1:], pattern)
+    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _fixed_part(pattern: Path) -> Path:

@@ -59,6 +59,29 @@ def test_val_tokens_come_first_and_max_tokens_ends_the_build(call):
     assert manifest.ledger.tokens.over_budget == 3
 
 
+def test_a_report_is_never_written_over_what_is_read(call):
+    before = Path(pages("x")).read_bytes()
+    Path("link.json").symlink_to("pages.jsonl")
+    Path("folder").mkdir()
+    for report, word in (
+        ("pages.jsonl", "this file is read"),
+        ("link.json", "this file is read"),
+        ("folder", "this is a folder"),
+    ):
+        code, _, err = call("build", "pages.jsonl", "--out", "s", "--report", report, *BYTE)
+        assert (code, Path("s").exists()) == (2, False)
+        assert word in " ".join(err.split())
+    assert Path("pages.jsonl").read_bytes() == before
+
+
+def test_a_circle_of_links_is_no_place_for_a_store(call):
+    Path("loop").symlink_to("loop")
+    code, _, err = call("build", pages("x"), "--out", "loop", *BYTE)
+    assert code == 2
+    assert "no place for a store" in " ".join(err.split())
+    assert "Traceback" not in err
+
+
 def test_json_and_report_hold_what_the_store_must_not(call):
     code, out, _ = call("build", pages("x"), "--out", "s", "--json", "--report", "r.json", *BYTE)
     assert code == 0

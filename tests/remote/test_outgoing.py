@@ -174,7 +174,7 @@ def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
     assert files_of(folder) == wanted
     assert "meta.json" not in remote_files(s3_spot)
     s3.faults.clear()
-    with pytest.raises(StoreExistsError, match="an unfinished push is there"):
+    with pytest.raises(UnfinishedBuildError, match=r"was sent there half-way.*--resume"):
         build(s3_spot)
     s3.requests.clear()
     assert build(s3_spot, resume=True).cost is None, "it was built again"

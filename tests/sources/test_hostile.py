@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import glob
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from shardmill.errors import SourceError
 from shardmill.sources import BatchLimits, JsonlSource, iter_jsonl_rows, open_source
+from shardmill.sources.localfiles import find_local
 
 
 def texts(source) -> list[str]:
@@ -27,6 +31,40 @@ def test_a_glob_goes_round_a_loop_of_links_once(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "sub/loop").symlink_to("..")
     assert texts(open_source(f"{tmp_path}/**/*.txt")) == ["one"]
+
+
+def test_a_glob_comes_back_from_links_that_lead_into_one_another(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+        for number in range(6):
+            (tmp_path / name / f"self{number}").symlink_to(".")
+            (tmp_path / name / f"up{number}").symlink_to("..")
+    assert sorted(texts(open_source(f"{tmp_path}/**/*.txt"))) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("*.txt", "*/*.txt", "**/*.txt", "d?/**/x*.txt", "**/d1/*", ".h/*.txt", "**/.h/*.txt"),
+        *("d[12]/*.txt", "**", "**/**/y.txt", "*/d2/**", "none/*.txt", ".*.txt", "d1/../d2/*.txt"),
+    ],
+)
+def test_a_glob_finds_what_python_finds(tmp_path, pattern):
+    for folder in (".", "d1", "d2", "d1/d2", "d1/d2/d1", ".h", "d1/.h", "d.txt"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for name in ("x1.txt", "y.txt", ".z.txt"):
+            (tmp_path / folder / name).write_text(folder)
+    where = f"{tmp_path}/{pattern}"
+    paths = glob.glob(where, recursive=True)  # noqa: PTH207 - it is what we compare with
+    wanted = {path for path in paths if Path(path).is_file()}
+    _, found = find_local(Path(where), (".txt",))
+    assert {str(path) for path in found} == wanted
+
+
+def test_a_url_without_a_bucket_is_one_clear_error():
+    with pytest.raises(SourceError, match="names no bucket"):
+        open_source("s3://", kind="jsonl")
 
 
 def test_a_file_that_two_inputs_name_is_refused(tmp_path):
