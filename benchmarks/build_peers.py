@@ -42,6 +42,8 @@ from build_peers_table import TUNED_MARK, Contender, judge, print_result, table_
 from peers import Peer
 from peers.builders import BUILDERS, ENVIRON, TUNED, Task
 
+LEAST = 20  # megabytes: two grains in each file, without which one process would build it alone
+
 
 def find_peer(name: str) -> Peer:
     (peer,) = (peer for peer in BUILDERS if peer.name == name.removesuffix(TUNED_MARK))
@@ -191,6 +193,10 @@ def main() -> int:
     if args.alone:
         print(json.dumps(run_alone(*args.alone)))
         return 0
+    if args.rounds < 1 or args.times < 1 or args.megabytes < LEAST:
+        parser.error(f"--rounds and --times from 1 on, --megabytes from {LEAST} on")
+    if not any(args.only in engine for engine in ours.OURS):
+        parser.error(f"--only {args.only}: no such engine among {', '.join(ours.OURS)}")
     result = measure(args)
     if args.json:
         print(json.dumps(result, indent=2))

@@ -17,8 +17,9 @@ from peers.builders import TEXTS_PER_CALL, WORKERS, Ragged, Task, ragged
 
 
 def build(task: Task) -> None:
-    folder = Path(task.files[0]).parent
-    reader = JsonlReader(str(folder), glob_pattern=f"{Path(task.files[0]).name[:-8]}-*.jsonl")
+    first = Path(task.files[0])
+    size = first.name.partition("-")[0]
+    reader = JsonlReader(str(first.parent), glob_pattern=f"{size}-*.jsonl")
     tokenizer = DocumentTokenizer(
         output_folder=f"{task.out}/tokens",
         tokenizer_name_or_path=task.model,
