@@ -1,6 +1,6 @@
 """datatrove: its JSON reader and its DocumentTokenizer, a task for each file, no shuffling.
 
-Batches smaller than its 10,000 documents, and forked workers, take less time here. Its tokens and
+Batches smaller than its 10,000 documents, and forked workers, were no slower here. Its tokens and
 the ends of its documents are plain files.
 """
 

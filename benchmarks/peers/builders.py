@@ -35,7 +35,7 @@ BUILDERS = (
     Peer("Megatron Core", "build_megatron", "megatron-core"),
     Peer("datasets", "build_hugging_face", "datasets"),
 )
-TUNED = ("MosaicML Streaming",)  # who gains most by it
+TUNED = ("MosaicML Streaming",)  # one shows what it brings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
