@@ -28,8 +28,6 @@ from shardmill.engines.travel import pack
 from shardmill.protocols import Task, TaskReport, Usage
 
 _STDERR = 2
-# Arrow's own allocators reserve a gigabyte at once, used or not, and a limit counts that.
-_FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -51,7 +49,7 @@ class LocalEngine(Closing):
         """`environ` is added to the environment of workers; `keep_open` are files they hold open
         with this process, such as a lock; each may use `memory` bytes."""
         self._most = workers
-        self._environ = {**os.environ, **(environ or {}), **(_FRUGAL if memory else {})}
+        self._environ = {**os.environ, **(environ or {})}
         self._keep_open = tuple(keep_open)
         self._memory = memory or 0
         self._workers: list[_Worker] = []
