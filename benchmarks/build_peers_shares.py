@@ -45,7 +45,8 @@ class Clocks:
 
     def told(self) -> dict[str, float]:
         """So far."""
-        engine = sum(_cpu_of(thread) for thread in self.engine_threads)
+        # A thread that is gone was none of the engine's: one began to read meanwhile, and ended.
+        engine = sum(_cpu_of(thread) for thread in self.engine_threads & _threads())
         encoding = self.encoding + self.watching + engine
         writing = self.writer - self.watching - self.opening
         starting = _STARTED + self.opening
