@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 class EngineDesk:
     """Chooses the encoder at the first batch and keeps its proof in the workplace."""
 
+    has_spare_cores = True  # the first process makes documents only when no worker does
+
     def __init__(
         self,
         work: Workplace,

@@ -173,7 +173,14 @@ class Hands(Closing):
         with closing(read_grains(grains, None)) as batches:
             found = next(batches, None)
         chosen = desk.encoder(found.batch.texts if found is not None else [])
-        return WorkerTools(self._tokenizer, produced_by=chosen.produced_by, check=self._check)
+        return WorkerTools(
+            self._tokenizer,
+            produced_by=chosen.produced_by,
+            check=self._check,
+            # Ray counts every CPU that it gives away, and a worker gets one.
+            has_spare_cores=self.manner.cluster is None
+            and self.manner.memory_plan().workers < num_cores(),
+        )
 
     def _can_travel(self, tools: WorkerTools, tasks: Sequence[TextTask]) -> bool:
         """Tried on the tools and the first unit of each feed."""

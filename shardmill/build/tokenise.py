@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,15 @@ from shardmill.records import Cursor, OffsetArray, Ragged
 from shardmill.shards import check_tokens, fit_tokens
 from shardmill.tokenizer import ChosenEncoder, vocab_size_of
 
+_Item = TypeVar("_Item")
+
 
 class EncoderDesk(Protocol):
     """Gives the encoder, once the first texts to encode are known."""
+
+    @property
+    def has_spare_cores(self) -> bool:
+        """Whether threads of this process find cores that nobody else uses."""
 
     def encoder(self, first: Texts) -> ChosenEncoder: ...
 
@@ -88,21 +94,27 @@ def unit_portions(
     """The documents of some grains, from `cursor` on; `given` texts of the source lie before them.
     None may be larger than `most_document` bytes.
 
-    Reading, encoding and what the caller does with portions go on at the same time, each in a
-    thread of its own.
+    Where there are cores to spare, reading, encoding and what the caller does with portions go on
+    at the same time, each in a thread of its own. Where there are none, one after the other takes a
+    sixth less CPU time: a batch stays in the caches of its core.
     """
-    with closing(read_ahead(read_grains(grains, cursor))) as batches:
+    ahead = read_ahead if desk.has_spare_cores else _as_asked
+    with closing(ahead(read_grains(grains, cursor))) as batches:
         first = next(batches, None)
         encoder = desk.encoder(first.batch.texts if first is not None else [])
         rest = chain([first], batches) if first is not None else iter(())
         checked = _checked(rest, most_document)
-        with closing(read_ahead(_encoded(checked, encoder))) as encoded:
+        with closing(ahead(_encoded(checked, encoder))) as encoded:
             for found, ids in encoded:
                 encoder.watch(found.batch.texts, ids)
                 documents, void = rules.apply(ids, source=source, first=given)
                 given += len(ids)
                 drops = found.batch.drops
                 yield Portion(documents=documents, drops=drops, void=void), _account(found)
+
+
+def _as_asked(items: Iterator[_Item]) -> Generator[_Item, None, None]:
+    yield from items
 
 
 def _account(found: GrainBatch) -> Account:

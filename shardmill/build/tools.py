@@ -27,8 +27,15 @@ class WorkerTools:
     """An `EncoderDesk` that travels by pickle, unopened."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, produced_by: Mapping[str, JSON], check: EngineCheck
+        self,
+        tokenizer: Tokenizer,
+        *,
+        produced_by: Mapping[str, JSON],
+        check: EngineCheck,
+        has_spare_cores: bool = False,
     ) -> None:
+        """`has_spare_cores`: there are more cores than workers."""
+        self.has_spare_cores = has_spare_cores
         self._tokenizer, self._check = tokenizer, check
         self._produced_by = dict(produced_by)
         self._encoder: ChosenEncoder | None = None

@@ -48,11 +48,13 @@ def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None
 
 
 TOKENIZER = ByteTokenizer()
-TOOLS = WorkerTools(TOKENIZER, produced_by=choose_encoder(TOKENIZER).produced_by, check="sample")
+CHOSEN = choose_encoder(TOKENIZER).produced_by
+TOOLS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample")
+IN_THREADS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample", has_spare_cores=True)
 
 
 def write(task: TextTask, num_receipts: int | None = None) -> list[Receipt]:
-    """One attempt where the journal is; it dies behind some receipts."""
+    """One attempt where the journal is, with cores to spare; it dies behind some receipts."""
     emitted: list[Receipt] = []
 
     def emit(receipt: Receipt) -> None:
@@ -63,7 +65,7 @@ def write(task: TextTask, num_receipts: int | None = None) -> list[Receipt]:
     if num_receipts == 0:
         return []
     with suppress(Died):
-        task.run(TOOLS, emit)
+        task.run(IN_THREADS, emit)
     return emitted
 
 
