@@ -25,6 +25,8 @@ try:
 except ImportError as missing:
     raise missing_extra("ray", "ray") from missing
 
+log = logging.getLogger(__name__)
+
 _ray: Any = ray  # some of its functions have no types
 _SOCKETS = 70
 """Characters of a socket's name below Ray's folder; the kernel takes 107 in all."""
@@ -49,6 +51,8 @@ class RayCluster(Closing):
             _join(address)
         self.is_elsewhere = self._folder is None
         """Whether it was running before, so that it may have other machines."""
+        if self.is_elsewhere:
+            log.info("Ray at %s: %s", _address(), self.describe())
         nodes = self._nodes()
         self.num_cpus = sum(cpus for cpus, _ in nodes)
         """Of all nodes, when it was opened."""
@@ -121,12 +125,17 @@ def _init(**options: Any) -> None:
 
 def _check_same(address: str | None) -> None:
     """This process has joined a Ray already: it cannot join another."""
-    here = ray.get_runtime_context().gcs_address
+    here = _address()
     if address not in (None, "auto", here):
         raise OptionError(
             f"--ray-address {address}: this process has joined the Ray at {here} already: leave it "
             "with ray.shutdown(), or give no address to use it"
         )
+
+
+def _address() -> str:
+    """Of the Ray that this process has joined."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _short_folder() -> Path:

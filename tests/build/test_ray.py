@@ -96,11 +96,16 @@ def beside(act: Callable[[], None]) -> Iterator[list[str]]:
         thread.join()
 
 
-def test_local_processes_and_ray_write_the_same_bytes(tmp_path, corpus, nodes, marks, wanted):
+def test_local_processes_and_ray_write_the_same_bytes(
+    tmp_path, corpus, nodes, marks, wanted, caplog
+):
+    caplog.set_level("INFO")
     assert build(corpus, tmp_path / "two", workers=2) == wanted
     assert list(marks.iterdir()) == []
     assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
     assert len(workers_of(marks, raylet_of(nodes.head))) == 2
+    (told,) = [line for line in caplog.messages if line.startswith("Ray at")]
+    assert told == f"Ray at {nodes.address}: 1 nodes with 2 CPUs, 2 of them free"
     assert build(corpus, tmp_path / "few", workers=1, unit_bytes=10**9, **on_ray(nodes)) == wanted
     assert verify_store(tmp_path / "ray").problems == []
     assert [path.name for path in tmp_path.glob(".*")] == [], "no workplace is left"
