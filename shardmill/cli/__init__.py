@@ -19,6 +19,7 @@ from shardmill.cli.build_chats import chats
 from shardmill.cli.check import check
 from shardmill.cli.convert import convert
 from shardmill.cli.diff import diff
+from shardmill.cli.exclude import exclude
 from shardmill.cli.info import info
 from shardmill.cli.pack import pack
 from shardmill.cli.pull import pull
@@ -54,6 +55,7 @@ app.command()(verify)
 app.command()(check)
 app.command()(info)
 app.command()(diff)
+app.command()(exclude)
 app.command()(push)
 app.command()(pull)
 app.command()(convert)

@@ -27,7 +27,7 @@ def diff(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Explain what differs between two stores: facts, files, documents, order, masks.
+    """Explain what differs between two stores: facts, files, documents, order, masks, exclusions.
 
     Exit 0: identical. Exit 1: something differs. Exit 2: they cannot be compared.
 
@@ -50,7 +50,7 @@ def _lines(found: StoreDiff, tokenizer: Tokenizer | None) -> Iterator[str]:
         yield f"{found.a}, {found.b}: identical, {total:,} documents"
         return
     yield f"{found.a} -> {found.b}: different"
-    for section in ("tokenizer", "template", "options", "sources", "splits"):
+    for section in ("tokenizer", "template", "options", "sources", "splits", "exclusions"):
         yield from _section(section, found.facts.get(section, ()))
     for split in found.documents:
         yield from _split_lines(found, split, tokenizer)

@@ -13,15 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardmill.cli.exclude_print import entry_facts, excluded_lines
 from shardmill.cli.pack import listed_facts, listed_line
-from shardmill.shards import Ledger, Store, open_store, plans_of
+from shardmill.shards import Ledger, Store, open_store, plans_of, read_exclusions
 
 
 def info(
     folder: Annotated[Path, typer.Argument(help="The store to describe.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
-    """Show the splits, the tokenizer, the ledger and the pack plans of a store.
+    """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
 
     Names and sizes of all files are checked; `shardmill verify` checks their contents.
     """
@@ -42,6 +43,7 @@ def _facts(store: Store) -> dict[str, Any]:
         facts[f"{name}_tokens"] = entry["tokens"]
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
     facts["plans"] = [listed_facts(name, plan) for name, plan in plans_of(store)]
+    facts["exclusions"] = [entry_facts(entry) for entry in read_exclusions(store).entries]
     return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
 
 
@@ -84,6 +86,7 @@ def _rest(store: Store) -> Table:
         **_ledger(manifest.ledger),
         "fingerprint": store.fingerprint[:16],
         **{f"plan {name}": listed_line(plan) for name, plan in plans_of(store)},
+        **excluded_lines(store),
     }
     table = Table(show_header=False, box=None)
     for label, value in rows.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 
 from shardmill.build import build_plan
 from shardmill.errors import OptionError, StoreError
+from shardmill.loading import PackSource
 from shardmill.shards import PlanOptions, StoredPlan, open_store, plans_of
 from shardmill.shards.plan_entries import Algorithm, LongRule
 
@@ -71,7 +73,7 @@ def pack(
     if as_json:
         typer.echo(json.dumps(plan_facts(plan) | {"seconds": round(seconds, 3)}, indent=2))
         return
-    for line in _receipt(plan, seconds):
+    for line in (*_receipt(plan, seconds), *_excluded(folder, plan)):
         typer.echo(line)
 
 
@@ -137,6 +139,17 @@ def _receipt(plan: StoredPlan, seconds: float) -> list[str]:
                 f"tokens with {out.labels:,} trained labels (examples {few}{more})"
             )
     return lines
+
+
+def _excluded(folder: Path, plan: StoredPlan) -> list[str]:
+    """A plan is of all conversations: exclusions come and go while it stays."""
+    with closing(PackSource(folder, plan.path, pad_id=0)) as source:
+        if source.excluded is None:
+            return []
+        return [
+            f"  excluded: {source.excluded.num_excluded:,} of {len(source):,} rows have excluded "
+            "tokens; others stand in for them when they are read"
+        ]
 
 
 def _print_list(folder: Path, *, as_json: bool) -> None:

@@ -86,6 +86,7 @@ def row_pieces(
     yield Heading(
         f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
         f"epoch {plan.epoch:,}, window {plan.window:,}, tokens {plan.start:,}..{plan.stop:,}"
+        + ("" if plan.instead_of is None else f"; window {plan.instead_of:,} is excluded here")
     )
     trained = np.append(False, row.labels != IGNORE_INDEX)  # the first token is nobody's label
     kept = np.arange(len(ids)) < max_tokens

@@ -76,14 +76,11 @@ def show_step(
             f"found {' and '.join(chosen) or 'nothing to show'}; wanted one of --example, --step, "
             f"--samples and --state"
         )
-    split, seq_len = row
-    state = {} if call.state is None else _read_json(call.state)
-    config = _config(folder, split, call, state)
-    moment = _moment(call, state, config, seq_len)
+    config, moment = find_moment(folder, call, row)
     with closing(moment.stream):
         planned = moment.plan()
-        only = None if call.config is None else _place(folder, moment.stream)
-        shown = [plan for plan in planned if only is None or only in _places(plan)]
+        only = None if call.config is None else find_place(folder, moment.stream)
+        shown = [plan for plan in planned if only is None or only in places_of(plan)]
         rows = [read_row(moment, plan) for plan in shown]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
     decode = _decoder(config, tokenizer, stores)
@@ -95,6 +92,16 @@ def show_step(
         pieces += row_pieces(one, decode, marker_ids(*stores), max_tokens)
         max_tokens = max(0, max_tokens - len(one.window))
     print_pieces(pieces)
+
+
+def find_moment(
+    folder: Path | None, call: StepCall, row: tuple[str | None, int | None]
+) -> tuple[DataConfig, Moment]:
+    """The batch that is meant, and the config of its data. The caller closes its stream."""
+    split, seq_len = row
+    state = {} if call.state is None else _read_json(call.state)
+    config = _config(folder, split, call, state)
+    return config, _moment(call, state, config, seq_len)
 
 
 def _config(folder: Path | None, split: str | None, call: StepCall, state: State) -> DataConfig:
@@ -157,12 +164,12 @@ def _moment(call: StepCall, state: State, config: DataConfig, seq_len: int | Non
     )
 
 
-def _place(folder: Path | None, stream: SampleStream) -> Path | None:
-    """The folder, if it is one of the sources; None: all of them are shown."""
+def find_place(folder: Path | None, stream: SampleStream) -> Path | None:
+    """The folder, if it is one of the sources; None: all of them are meant."""
     if folder is None:
         return None
     found = folder.absolute()
-    if not any(found in _places(source) for source in stream.sources):
+    if not any(found in places_of(source) for source in stream.sources):
         raise OptionError(
             f"{folder}: none of the config's sources, which are "
             f"{', '.join(str(source.path) for source in stream.sources)}"
@@ -170,7 +177,8 @@ def _place(folder: Path | None, stream: SampleStream) -> Path | None:
     return found
 
 
-def _places(of: RowSource | PlannedSample) -> list[Path]:
+def places_of(of: RowSource | PlannedSample) -> list[Path]:
+    """The paths that name a source or a sample of it."""
     return [of.path] if of.split is None else [of.path, of.path / of.split]
 
 

@@ -43,7 +43,7 @@ class StoreDiff:
 
     a: str  # the folders
     b: str
-    identical: bool  # every file that the manifests list, and the manifests
+    identical: bool  # every file that the manifests list, the manifests, and what is excluded
     facts: dict[str, tuple[str, ...]]  # section -> sentences, "before -> now"; none, no section
     documents: tuple[SplitDocuments, ...]  # by split
     moved: int  # documents that are in both stores, but in splits of other names

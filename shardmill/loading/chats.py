@@ -3,13 +3,15 @@
 In: a store, a split, `seq_len`, a fit; then example numbers.  Out: rows, or inputs and labels.
 Promise: a row is a function of its example, `seq_len` and the fit, not of the batch it comes in;
 every row trains at least one token; an example that gives no row is told by number and reason,
-and nothing takes its place. The store is not touched: another `seq_len` needs no build.
+and nothing takes its place: those with an excluded token are among them. The store is not touched:
+another `seq_len` needs no build.
 Not here: which examples come when (sampling), several examples in one row (packing).
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -19,14 +21,27 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.chat.fit import Fit, FitCounts, FittedRows, collate_rows, fit_rows, plan_fit
+from shardmill.chat.fit import (
+    Fit,
+    FitCounts,
+    FitPlan,
+    FittedRows,
+    collate_rows,
+    fit_rows,
+    plan_fit,
+)
 from shardmill.errors import OptionError
 from shardmill.mapped import ChatSpace
-from shardmill.records import IGNORE_INDEX, BoolArray, IntArray, OffsetArray
-from shardmill.shards import Manifest, open_store
+from shardmill.records import IGNORE_INDEX, BoolArray, ChatExamples, IntArray, OffsetArray
+from shardmill.shards import Manifest, open_store, read_exclusions
+from shardmill.shards.exclude_entries import touched
 
 log = logging.getLogger(__name__)
 _CHUNK = 4096  # examples planned at a time
+_IDLE = "nothing_trained_in_row"
+
+EXCLUDED = "excluded"
+"""The reason of an example that has an excluded token."""
 
 
 class ChatBatch(TypedDict):
@@ -58,6 +73,7 @@ class ChatRows:
             raise OptionError(f"fit={fit!r}: wanted one of {', '.join(Fit)}")
         self.fit = Fit(fit)
         self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
+        self._spans = read_exclusions(store).spans(split)  # as they were when it was opened
         self._told = False
 
     def __len__(self) -> int:
@@ -66,8 +82,11 @@ class ChatRows:
 
     def rows(self, indices: npt.ArrayLike) -> FittedRows:
         """The rows of these examples. `kept` and `dropped` count within `indices`."""
-        examples = self.space.examples(indices)
+        examples, excluded = self._examples(indices)
         rows = fit_rows(examples, self.seq_len, fit=self.fit, pad_id=self.pad_id)
+        if excluded.any():
+            plan = _with_reason(rows.plan, excluded)
+            rows = replace(rows, plan=plan, dropped=plan.dropped, counts=plan.counts)
         if rows.dropped and not self._told:
             self._told = True
             log.warning(
@@ -88,14 +107,36 @@ class ChatRows:
         """What becomes of every example and token of the split. Reads all of it, in parts."""
         starts = range(0, len(self), _CHUNK)
         parts = [np.arange(start, min(start + _CHUNK, len(self))) for start in starts]
-        plans = (plan_fit(self.space.examples(part), self.seq_len, self.fit) for part in parts)
-        return reduce(add, (plan.counts for plan in plans), FitCounts(dropped={}))
+        return reduce(add, (self._plan(part).counts for part in parts), FitCounts(dropped={}))
+
+    def _plan(self, indices: OffsetArray) -> FitPlan:
+        examples, excluded = self._examples(indices)
+        plan = plan_fit(examples, self.seq_len, self.fit)
+        return _with_reason(plan, excluded) if excluded.any() else plan
+
+    def _examples(self, indices: npt.ArrayLike) -> tuple[ChatExamples, BoolArray]:
+        """These examples, and which are excluded: those train nothing, so they give no row."""
+        examples = self.space.examples(indices)
+        if not len(self._spans):
+            return examples, np.zeros(len(examples.ids), np.bool_)
+        excluded = touched(self._spans, *self.space.spans(indices))
+        mask = examples.mask & ~np.repeat(excluded, examples.ids.lengths)
+        return replace(examples, mask=mask), excluded
 
     def __repr__(self) -> str:
         return (
             f"ChatRows({str(self.space.store.folder)!r}, {self.space.split!r}, "
             f"seq_len={self.seq_len:,}, fit={self.fit.value!r}, examples={len(self):,})"
         )
+
+
+def _with_reason(plan: FitPlan, excluded: BoolArray) -> FitPlan:
+    """The excluded ones told as such."""
+    idle = plan.dropped[_IDLE]
+    dropped = {**plan.dropped, _IDLE: idle[~excluded[idle]], EXCLUDED: np.flatnonzero(excluded)}
+    left = {reason: who for reason, who in dropped.items() if len(who)}
+    counts = replace(plan.counts, dropped={reason: len(who) for reason, who in left.items()})
+    return replace(plan, dropped=left, counts=counts)
 
 
 def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:

@@ -4,8 +4,10 @@ In: a store and one of its plans; then row numbers.  Out: inputs and labels in i
 Promise: row `i` is row `i` of the plan: inputs are all its tokens but the last, labels all but the
 first, IGNORE_INDEX where they are not trained, at the first token of a piece and in padding; every
 row trains at least one token, and all rows train each label of the plan once an epoch. Nothing is
-packed or copied here. It pickles by path, forks and spawns; threads may share it.
-Not here: making plans (build, `shardmill pack`), which rows and when (stream).
+packed or copied here. It pickles by path, forks and spawns; threads may share it. `excluded` says
+which rows a stream must not give, as it was when the source was opened.
+Not here: making plans (build, `shardmill pack`), which rows and when (stream), what is given in
+place of excluded rows (exclusion); `fill` and `batch` give any row.
 
 With `documents=True` a document is a piece. Padding behind the last piece of a row is one more, so
 that nothing attends to it but itself. What `align_to` put between two pieces belongs to the one
@@ -22,12 +24,13 @@ import numpy.typing as npt
 
 from shardmill.errors import OptionError
 from shardmill.loading.chats import checked_pad_id
+from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.loading.rows import Place, check_fill, checked_name, row_blocks
 from shardmill.mapped import PackedRows, PackSpace
 from shardmill.mapped.documents import Borders
 from shardmill.mapped.space import as_positions
 from shardmill.records import IGNORE_INDEX, BoolArray, OffsetArray
-from shardmill.shards import find_plan, open_store, read_plan
+from shardmill.shards import find_plan, open_store, read_exclusions, read_plan
 
 
 class PackBatch(TypedDict):
@@ -69,6 +72,9 @@ class PackSource:
         self.fingerprint = found.fingerprint
         self.num_tokens = found.facts.metrics.num_tokens
         self.window_bytes = found.facts.row_len * self._space.dtype.itemsize
+        self.excluded: ExcludedItems | None = excluded_rows(
+            read_exclusions(store).spans(found.facts.split), self._space, name=self.name
+        )
 
     def __len__(self) -> int:
         return len(self._space)

@@ -37,6 +37,7 @@ class PlannedSample:
     documents: Documents | None
     # (number in the split, start, stop) of each document with tokens in this window, cut to the
     # window; None when nobody knows where documents begin
+    instead_of: int | None = None  # the window whose place this is, when that is excluded
 
 
 def plan_step(
@@ -55,16 +56,17 @@ def plan_step(
     )
     start = whole_number(samples, "samples", least=0)
     step = Steps(stream, shape, start=start, num_steps=1).at(0)
-    rows = zip(
-        step.samples, step.source.tolist(), step.epoch.tolist(), step.item.tolist(), strict=True
-    )
+    meant = stream.take_all(step.samples).item
+    columns = (step.source, step.epoch, meant, step.item)
+    rows = zip(step.samples, *(column.tolist() for column in columns), strict=True)
     return [
-        _planned(stream.sources[source], sample, epoch, item)
-        for sample, source, epoch, item in rows
+        _planned(stream.sources[source], sample, epoch, (meant, item))
+        for sample, source, epoch, meant, item in rows
     ]
 
 
-def _planned(source: RowSource, sample: int, epoch: int, item: int) -> PlannedSample:
+def _planned(source: RowSource, sample: int, epoch: int, items: tuple[int, int]) -> PlannedSample:
+    meant, item = items
     place = source.place(item)
     return PlannedSample(
         sample=sample,
@@ -73,6 +75,7 @@ def _planned(source: RowSource, sample: int, epoch: int, item: int) -> PlannedSa
         split=source.split,
         epoch=epoch,
         window=item,
+        instead_of=None if meant == item else meant,
         start=place.start,
         stop=place.stop,
         documents=place.documents,

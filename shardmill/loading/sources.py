@@ -4,8 +4,10 @@ In: a store's split or a folder of token files, and `seq_len`; then window numbe
 Out: inputs and labels in int64 rows that the caller owns.
 Promise: window `i` begins at token `i * seq_len`; inputs are its first `seq_len` tokens, labels the
 same one further, so every transition is trained once an epoch. Opening reads no more than a few
-kilobytes of tokens. It pickles by path, forks and spawns; threads may share it.
-Not here: which windows and when (stream), packed rows of conversations (packs).
+kilobytes of tokens. It pickles by path, forks and spawns; threads may share it. `excluded` says
+which windows a stream must not give, as it was when the source was opened.
+Not here: which windows and when (stream), packed rows of conversations (packs), what is given in
+place of excluded windows (exclusion); `fill` gives any window.
 
 The files of a folder without a manifest are read as one run of tokens, sorted by name: a window may
 begin in one file and end in the next.
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
+from shardmill.loading.exclusion import ExcludedItems, excluded_windows
 from shardmill.loading.rows import Documents, Place, check_fill, checked_name, row_blocks
 from shardmill.mapped import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
@@ -27,7 +30,7 @@ from shardmill.mapped.documents import Borders, checked_starts, find_borders
 from shardmill.mapped.foreign import folder_fingerprint
 from shardmill.mapped.splits import find_split
 from shardmill.records import OffsetArray
-from shardmill.shards import Store
+from shardmill.shards import Exclusions, Store, read_exclusions
 
 EVERY_FILE = "*.npy"
 """The pattern that is taken when none is given; a store needs none."""
@@ -48,6 +51,7 @@ class TokenStore(Protocol):
     splits: tuple[str, ...]
     dtype: str
     fingerprint: str
+    exclusions: Exclusions
 
     def open_tokens(self, split: str) -> TokenSpace: ...
 
@@ -97,6 +101,7 @@ class TokenSource:
         self.name = checked_name(own if name is None else name)
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
+        self.excluded: ExcludedItems | None = self._find_excluded()
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -145,6 +150,15 @@ class TokenSource:
             )
         return find_borders(starts, items * self.seq_len, self.seq_len + 1)
 
+    def spans(self, items: OffsetArray) -> OffsetArray:
+        """(n, 2) the tokens of these windows, start and stop."""
+        return np.stack((items * self.seq_len, items * self.seq_len + self.seq_len + 1), axis=1)
+
+    def windows_of(self, spans: OffsetArray) -> tuple[int, int]:
+        """How many windows have a token of these merged spans, of how many."""
+        found = self._excluded_by(spans)
+        return 0 if found is None else found.num_excluded, len(self)
+
     def place(self, item: int) -> Place:
         """Documents without tokens are not told: none of their tokens is in the window."""
         start = item * self.seq_len
@@ -160,6 +174,22 @@ class TokenSource:
         """Let go of all maps; may be called again."""
         self._windows.space.close()
         self._documents = None
+
+    def _find_excluded(self) -> ExcludedItems | None:
+        if self._of is None:
+            return None
+        store, split = self._of
+        listed = read_exclusions(store) if isinstance(store, Store) else store.exclusions
+        return self._excluded_by(listed.spans(split))
+
+    def _excluded_by(self, spans: OffsetArray) -> ExcludedItems | None:
+        return excluded_windows(
+            spans,
+            name=self.name,
+            num_items=len(self),
+            stride=self.seq_len,
+            length=self.seq_len + 1,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value

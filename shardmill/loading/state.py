@@ -3,6 +3,7 @@
 In: a stream and the samples consumed, or a state.  Out: the state, or the samples consumed.
 Promise: global (no rank, no batch size in it), versioned, under 1 KB for any number of sources; a
 state of other data, another order or a later version is refused, and each difference is named.
+Exclusions may differ: they move no sample, and what changed is told in a warning.
 Not here: who saves it, and where.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.exclusion import tell_change
 from shardmill.loading.stream import SampleStream
 from shardmill.records import JSON
 from shardmill.sampling.keys import fingerprint_of
@@ -23,6 +25,7 @@ KIND = "shardmill.loader"
 MOST_BYTES = 1000
 """Of a state as JSON. Sources that do not fit in are not listed, only counted."""
 
+_EXCLUSIONS = "exclusions"  # the one key that is there only when it says something
 _SHORT = 16  # hex digits that tell one source's data from another's
 _NEXT = "open the same data with the same arguments, or begin a new run without this state"
 
@@ -38,6 +41,7 @@ def describe(stream: SampleStream) -> dict[str, JSON]:
     """Everything in a state but the position."""
     listed = [[one.name, one.fingerprint, len(one)] for one in stream.sources]
     mix = [[start, [str(share) for share in shares]] for start, shares in stream.shares()]
+    excluded = stream.exclusions
     return {
         "version": VERSION,
         "kind": KIND,
@@ -48,6 +52,7 @@ def describe(stream: SampleStream) -> dict[str, JSON]:
         "shuffle": stream.shuffle,
         "seq_len": stream.seq_len,
         "sources": [[one.name, _short(one.fingerprint)] for one in stream.sources],
+        **({} if excluded is None else {_EXCLUSIONS: excluded}),
     }
 
 
@@ -61,11 +66,13 @@ def read_state(state: Mapping[str, Any], stream: SampleStream) -> int:
             f"this state is not of this stream: {'; '.join(found)}. {_NEXT[0].upper()}{_NEXT[1:]}"
         )
     try:
-        return whole_number(state["samples"], "samples", least=0)
+        samples = whole_number(state["samples"], "samples", least=0)
     except OptionError as error:
         raise StateMismatchError(
             f"the state's {error}; it was changed since it was saved"
         ) from None
+    tell_change(state.get(_EXCLUSIONS), stream.exclusions, "Loader")
+    return samples
 
 
 def _check_form(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -85,7 +92,8 @@ def _check_form(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             f"version: the state has {version}, which a later shardmill wrote; this one reads up "
             f"to {VERSION}: update shardmill"
         )
-    unknown, missing = sorted(state.keys() - own.keys()), sorted(own.keys() - state.keys())
+    known = own.keys() - {_EXCLUSIONS}
+    unknown, missing = sorted(state.keys() - known - {_EXCLUSIONS}), sorted(known - state.keys())
     if unknown or missing:
         raise StateMismatchError(
             f"the state has unknown keys {unknown!r:.200} and lacks {missing!r:.200}; pass what "

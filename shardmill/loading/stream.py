@@ -2,9 +2,10 @@
 
 In: sources, weights, a seed, a kind of shuffle.  Out: source, epoch and window of any sample.
 Promise: a pure function of the arguments and the sample's number: not of ranks, batches, threads or
-what was asked before. A source gives all its windows before one comes again; `phases` change the
-weights at exactly their first sample. Nothing grows with the data. It pickles, forks and spawns;
-threads may share it.
+what was asked before. An excluded sample is never given: its place is taken by a stand-in of the
+same source, and no other sample moves. A source gives all its windows before one comes again, but
+for stand-ins; `phases` change the weights at exactly their first sample. Nothing grows with the
+data. It pickles, forks and spawns; threads may share it.
 Not here: reading (sources), ranks, batches and position (loader).
 """
 
@@ -22,8 +23,9 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
+from shardmill.loading.exclusion import ExcludedItems, Excluding, exclusion_facts
 from shardmill.loading.rows import RowSource
-from shardmill.records import OffsetArray
+from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import (
     BlockShuffle,
     InOrder,
@@ -35,6 +37,7 @@ from shardmill.sampling import (
     items_per_block,
 )
 from shardmill.sampling.keys import fingerprint_of
+from shardmill.sampling.order import by_value
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +98,7 @@ class SampleStream:
             "phases": [(start, [*chosen]) for start, chosen in phases],
         }
         self.order_fingerprint = self._mixture.fingerprint
+        self._excluded = self._find_excluded()
         self._lock = _process_lock()
 
     @property
@@ -109,12 +113,30 @@ class SampleStream:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 hex over all that decides which tokens come when."""
+        """sha256 hex over all that decides which tokens come when, but for exclusions."""
         data = [source.fingerprint for source in self.sources]
         return fingerprint_of(order=self.order_fingerprint, data=[*data], seq_len=self.seq_len)
 
+    @property
+    def exclusions(self) -> JSON:
+        """What tells exclusions of the sources from others; None: nothing is excluded."""
+        return exclusion_facts({one.name: one for one in self._excluded.values()})
+
     def take(self, samples: npt.ArrayLike) -> MixedSamples:
         """Source, epoch and window of these global samples. Ask for a thousand at a time."""
+        found = self.take_all(samples)
+        if not self._excluded:
+            return found
+        item = found.item.copy()
+        for number, chosen in by_value(found.source):
+            excluded = self._excluded.get(number)
+            if excluded is not None:
+                own = item[chosen], found.epoch[chosen]
+                item[chosen] = excluded.replace(*own, seed=self.seed)
+        return MixedSamples(found.source, found.epoch, item)
+
+    def take_all(self, samples: npt.ArrayLike) -> MixedSamples:
+        """The same as if nothing were excluded: whose place each sample has. Not for training."""
         with self._locked():
             return self._mixture.take(samples)
 
@@ -139,6 +161,18 @@ class SampleStream:
     def __reduce__(self) -> tuple[Any, ...]:
         """By its arguments: what was remembered of the order is found again where it is needed."""
         return partial(SampleStream, **self._options), (self.sources,)
+
+    def _find_excluded(self) -> dict[int, ExcludedItems]:
+        """By source. One of which nothing is left may be there, if it never comes."""
+        shares = [share for _, phase in self.shares() for share in enumerate(phase)]
+        coming = {number for number, share in shares if share}
+        found = {}
+        for number, source in enumerate(self.sources):
+            if isinstance(source, Excluding) and source.excluded is not None:
+                found[number] = source.excluded
+                if number in coming:
+                    source.excluded.check_left()
+        return found
 
     def _locked(self) -> threading.Lock:
         """The lock of this process. A child forked while another thread held it takes a new one:

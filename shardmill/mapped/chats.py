@@ -51,6 +51,10 @@ class ChatSpace:
             turn_roles=roles,
         )
 
+    def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
+        """Where these conversations start and stop in the token space of the split."""
+        return self._spans(indices)
+
     def lengths(self) -> OffsetArray:
         """Tokens of every conversation of the split: 8 bytes each."""
         return np.diff(self._starts, append=self._tokens.num_tokens)

@@ -6,7 +6,8 @@ Promise: every file is cut into `num_tokens // seq_len` samples of `seq_len` tok
 name, rests unused; a sample is `tokens[:-1]` and `tokens[1:]`, so `seq_len - 1` long: pass
 `seq_len + 1` to train on `seq_len` inputs. With packing a label of another document is -100, and
 the end-of-document token stays a target of its own document. A batch is one gather. It pickles by
-path, forks and spawns.
+path, forks and spawns. A sample with an excluded token of a store is never given: another one,
+always the same, stands in for it, and no other sample moves.
 Not here: order (samplers), position within an epoch (loaders).
 
 The split of a store counts as one file, since its documents go on from shard to shard. Its document
@@ -30,6 +31,7 @@ from torch.utils.data import Dataset
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError
+from shardmill.loading.exclusion import ExcludedItems, excluded_windows
 from shardmill.mapped import TokenSpace, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
 from shardmill.mapped.documents import (
@@ -46,7 +48,7 @@ from shardmill.mapped.space import as_positions, first_outside
 from shardmill.mapped.splits import find_split
 from shardmill.pytorch.samples import Sample, Samples
 from shardmill.records import OffsetArray
-from shardmill.shards import Store
+from shardmill.shards import Store, read_exclusions
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         self.pack_sequences = pack_sequences
         self._of = find_split(data_dir, split)  # the store and the split
         self._documents: OffsetArray | None = None  # mapped at first use, in every process anew
+        self.excluded: ExcludedItems | None = None  # samples that are not given
         with ExitStack() as undo:
             undo.callback(self.close)
             if self._of is not None:
@@ -86,6 +89,7 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
             self._token_edges = running_edges(runs)
             self._sample_edges = running_edges(runs // self.seq_len)
             self._eos = self._checked_eos(eos_token_id)
+            self.excluded = self._find_excluded()
             undo.pop_all()
         if len(self) == 0:
             logger.warning("%r: no file holds %s tokens", self, f"{self.seq_len:,}")
@@ -186,6 +190,19 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         self.fingerprint = folder_fingerprint(found, self._space)
         return np.array([file.num_tokens for file in found.files], np.int64)
 
+    def _find_excluded(self) -> ExcludedItems | None:
+        """Stand-ins are those of seed 0 and epoch 0, and the same wherever the store lies."""
+        if self._of is None:
+            return None
+        store, split = self._of
+        return excluded_windows(
+            read_exclusions(store).spans(split),
+            name=self.fingerprint,
+            num_items=len(self),
+            stride=self.seq_len,
+            length=self.seq_len,
+        )
+
     def _checked_eos(self, eos_token_id: int | None) -> int:
         """The id that closes a document; -1, which no token is, when nobody needs it."""
         if not self.pack_sequences or self._of is not None:
@@ -224,6 +241,8 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         row = first_outside(numbers, len(self) - 1)
         if row is not None:
             raise IndexError(f"sample {numbers[row]:,} of {len(self):,}")
+        if self.excluded is not None:
+            numbers = self.excluded.replace(numbers, np.zeros_like(numbers), seed=0)
         if len(self._sample_edges) == 2:
             return numbers * self.seq_len
         run = part_of(self._sample_edges, numbers)

@@ -3,7 +3,8 @@
 In: packed shards of any format.  Out: items of input_ids, seq_boundaries and loss_mask.
 Promise: opening is instant, an item costs what it holds; files are mapped anew in every process
 that unpickles a dataset; a negative index is a padding sample, whose mask is all zero; the order
-of `max_num_samples` is a pure function of (seed, epoch, position).
+of `max_num_samples` is a pure function of (seed, epoch, position). A row of a plan with an excluded
+token is never given: another one, always the same, stands in for it.
 Not here: batches (packed_collate), formats (interop.packed).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from inspect import signature
 from itertools import accumulate
 from pathlib import Path
@@ -27,9 +29,13 @@ from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.interop.packed import MemmapShard, PackedShard, open_packed
 from shardmill.interop.packed.open import check_pack_size, packed_format, refuse_spool
+from shardmill.interop.packed.planned import PlanShard
 from shardmill.interop.packed.staging import MANIFEST
+from shardmill.loading.exclusion import ExcludedItems, excluded_rows
+from shardmill.mapped import open_pack
 from shardmill.pytorch.packed_collate import Item, collate_packed
 from shardmill.sampling import Permutation
+from shardmill.shards import read_exclusions
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +69,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         self._alignment, self._pack_size = loss_mask_alignment, pack_size
         self._shards: list[PackedShard] | None = self._open()
         self._identities = _identities(self._shards)
+        self.excluded = _find_excluded(self._shards)  # by shard: the bins that are not given
         self._edges = [0, *accumulate(len(shard) for shard in self._shards)]
         self.pack_size = max((shard.pack_size for shard in self._shards), default=0)
         self.loss_mask_alignment = self._one_alignment(self._shards)
@@ -96,7 +103,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         padding = number < 0 or chosen < 0
         chosen %= self.num_bins
         shard = bisect.bisect_right(self._edges, chosen) - 1
-        found = self._opened()[shard].read_bin(chosen - self._edges[shard])
+        found = self._opened()[shard].read_bin(self._given(shard, chosen - self._edges[shard]))
         return {
             "input_ids": found.input_ids.astype(np.int64),
             "seq_boundaries": found.seq_boundaries,
@@ -122,6 +129,13 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
     def __repr__(self) -> str:
         name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} shards"
         return f"{type(self).__name__}({name!r}, samples={len(self):,})"
+
+    def _given(self, shard: int, number: int) -> int:
+        """The bin of a shard, or its stand-in."""
+        excluded = self.excluded.get(shard)
+        if excluded is None:
+            return number
+        return int(excluded.replace(np.array([number]), np.array([0]), seed=0)[0])
 
     def _open(self) -> list[PackedShard]:
         return [
@@ -236,6 +250,18 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
             f"masked already; known are {', '.join(known)}"
         )
     return options
+
+
+def _find_excluded(shards: Sequence[PackedShard]) -> dict[int, ExcludedItems]:
+    found = {}
+    for number, shard in enumerate(shards):
+        if isinstance(shard, PlanShard):
+            with closing(open_pack(shard.path)) as space:
+                spans = read_exclusions(space.store).spans(space.split)
+                excluded = excluded_rows(spans, space, name=shard.fingerprint)
+            if excluded is not None:
+                found[number] = excluded
+    return found
 
 
 def _identities(shards: Sequence[PackedShard]) -> list[object]:

@@ -22,14 +22,23 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.exclusion import tell_change
 from shardmill.pytorch.distributed import DistributedSampler
 from shardmill.pytorch.drawing import BatchDraws
 from shardmill.pytorch.loader_config import read_config
 from shardmill.pytorch.ranked import RankedSampler
 from shardmill.pytorch.samples import collate
-from shardmill.pytorch.states import VERSION, State, check_state, describe_data, position
+from shardmill.pytorch.states import (
+    VERSION,
+    State,
+    check_state,
+    describe_data,
+    describe_exclusions,
+    position,
+)
 
 KIND = "shardmill.StatefulDataLoader"
+_EXCLUSIONS = "exclusions"  # the one key that is there only when it says something
 
 
 class StatefulDataLoader:
@@ -93,7 +102,9 @@ class StatefulDataLoader:
 
     def state_dict(self) -> State:
         """Where the run is behind the last batch given: JSON, global, under 1 KB."""
+        excluded = describe_exclusions(self.dataset)
         return {
+            **({} if excluded is None else {_EXCLUSIONS: excluded}),
             "version": VERSION,
             "kind": KIND,
             "epoch": self.sampler.epoch,
@@ -106,7 +117,9 @@ class StatefulDataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind the batch that `state` followed. An iteration under way ends."""
         free = ("epoch", "samples", "batches_yielded", "sampler")
-        found = check_state(state, self.state_dict(), free=free, who="StatefulDataLoader")
+        before = state.get(_EXCLUSIONS) if isinstance(state, Mapping) else None
+        found, own = (_without_exclusions(one) for one in (state, self.state_dict()))
+        found = check_state(found, own, free=free, who="StatefulDataLoader")
         batches = position(found, "batches_yielded", "StatefulDataLoader")
         inner = found["sampler"]
         for name in ("epoch", "samples"):
@@ -118,6 +131,7 @@ class StatefulDataLoader:
         assert isinstance(inner, dict)
         self.sampler.load_state_dict(inner)
         self._counted = (self.sampler.epoch, self.sampler.samples, batches)
+        tell_change(before, describe_exclusions(self.dataset), "StatefulDataLoader")
         self._end_current()
 
     def __repr__(self) -> str:
@@ -150,6 +164,13 @@ class StatefulDataLoader:
                 f"{len(self.dataset):,}"
             )
         return sampler
+
+
+def _without_exclusions(state: Any) -> Any:
+    """They may differ: they move no sample."""
+    if not isinstance(state, Mapping):
+        return state
+    return {key: value for key, value in state.items() if key != _EXCLUSIONS}
 
 
 class Batches(Iterator[Any]):

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardmill.errors import StateMismatchError
+from shardmill.loading.exclusion import ExcludedItems, exclusion_facts
 from shardmill.records import JSON
 
 State = dict[str, JSON]
@@ -69,6 +70,23 @@ def describe_data(dataset: Any) -> State:
         if isinstance(value, str | int):
             told[name] = value
     return told
+
+
+def describe_exclusions(dataset: Any) -> JSON:
+    """What tells the exclusions of a dataset, and of those it consists of, from others."""
+    return exclusion_facts(_excluded(dataset, ""))
+
+
+def _excluded(dataset: Any, name: str) -> dict[str, ExcludedItems]:
+    found: dict[str, ExcludedItems] = {}
+    own = getattr(dataset, "excluded", None)
+    if isinstance(own, ExcludedItems):
+        found[name] = own
+    elif isinstance(own, Mapping):
+        found |= {f"{name}/{at}": one for at, one in own.items()}
+    for at, part in enumerate(getattr(dataset, "datasets", ())):
+        found |= _excluded(part, f"{name}/{at}")
+    return found
 
 
 def _differences(

@@ -2,7 +2,8 @@
 
 In: a folder, or the bytes of a manifest from anywhere.  Out: `Contents`.
 Promise: a manifest that is damaged, unfinished, lists no checksums or a name that could leave the
-folder is refused; what is not listed is no part of the folder.
+folder is refused; what is not listed is no part of the folder, but for the exclusions of a store,
+which carry their own checksum and come and go while the store stays as it is.
 Not here: whether the listed files are there and right (send.py, receive.py).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from shardmill.interop.packed.seals import is_sealed
 from shardmill.remote.records import Contents, FileFact
 from shardmill.shards import Manifest
 from shardmill.shards.entries import Count, Sha256
+from shardmill.shards.exclude_file import EXCLUDE, decode_exclusions, read_bytes
 from shardmill.shards.layout import META, is_file_name
 from shardmill.shards.manifest import MAX_META_BYTES, decode_manifest
 from shardmill.shards.scan import wanted_sizes
@@ -46,7 +49,19 @@ def local_contents(folder: Path) -> Contents:
     path = folder / found[0]
     if path.is_symlink() or path.stat().st_size > LARGEST[found[0]]:
         raise ManifestError(f"{path}: a link, or too large for a manifest; put the file itself")
-    return read_contents(found[0], path.read_bytes(), where=str(path))
+    contents = read_contents(found[0], path.read_bytes(), where=str(path))
+    excluded = read_bytes(folder / EXCLUDE) if contents.kind == "store" else None
+    return with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
+
+
+def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Contents:
+    """The same store with the exclusions in these bytes, which are not trusted; None: with none."""
+    if data is None:
+        return contents
+    manifest = decode_manifest(contents.manifest, where=contents.manifest_name)
+    exclusions = decode_exclusions(data, manifest, where=where)
+    fact = FileFact(name=EXCLUDE, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return replace(contents, files=(*contents.files, fact), exclusions=exclusions)
 
 
 def check_one(found: list[str], where: str) -> None:

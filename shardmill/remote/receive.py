@@ -3,6 +3,7 @@
 In: a URL, a folder that does not exist or is empty.  Out: the folder, whole, and a receipt.
 Promise: until everything is here and checked nothing is at the folder; interrupted, the same call
 goes on; of two pulls of one folder the second is refused; no name of a manifest leaves the folder.
+A store that is here already gets the exclusions of the URL, unless that would lift some of its own.
 Not here: reading without a whole copy (store.py).
 """
 
@@ -20,14 +21,21 @@ from shardmill.arguments import whole_number
 from shardmill.atomic import atomic_write, sync_folder
 from shardmill.errors import BuildLockedError, StoreError, StoreExistsError, StoreNotFoundError
 from shardmill.interop.packed.memmap import open_memmap_shard
-from shardmill.remote.contents import LARGEST, check_one, local_contents, read_contents
+from shardmill.remote.contents import (
+    LARGEST,
+    check_one,
+    local_contents,
+    read_contents,
+    with_exclusions,
+)
 from shardmill.remote.fetch import check_size, fetch
 from shardmill.remote.hashing import check_local
 from shardmill.remote.parallel import in_parallel
 from shardmill.remote.place import Place, open_place
 from shardmill.remote.records import Contents, FileFact, Meter, OnProgress, Receipt
 from shardmill.remote.send import MARK
-from shardmill.shards import open_store
+from shardmill.shards import open_store, read_exclusions, write_exclusions
+from shardmill.shards.exclude_file import EXCLUDE, MOST_BYTES
 
 _PART = ".part"
 
@@ -52,7 +60,7 @@ def pull(
     }
     meter = Meter(sum(sizes.values()) + len(contents.manifest), progress)
     if _is_here(target, contents):
-        fetched, own = [], 0
+        fetched, own = _take_exclusions(target, contents), 0
         in_parallel(workers, lambda fact: check_local(target / fact.name, fact), contents.files)
     else:
         fetched, own = _fetch_all(place, target, contents, (sizes, meter, workers)), 1
@@ -80,7 +88,13 @@ def remote_contents(place: Place, found: Mapping[str, Mapping[str, Any]]) -> Con
     where, size = f"{place.url}/{names[0]}", found[names[0]]["size"]
     if size > LARGEST[names[0]]:
         raise StoreError(f"{where}: {size:,} bytes, so no manifest of ours; check the URL")
-    return read_contents(names[0], place.read(names[0], size), where=where)
+    contents = read_contents(names[0], place.read(names[0], size), where=where)
+    if contents.kind != "store" or EXCLUDE not in found:
+        return contents
+    where, size = f"{place.url}/{EXCLUDE}", found[EXCLUDE]["size"]
+    if size > MOST_BYTES:
+        raise StoreError(f"{where}: {size:,} bytes, wanted at most {MOST_BYTES:,}; look there")
+    return with_exclusions(contents, place.read(EXCLUDE, size), where=where)
 
 
 def _is_here(target: Path, contents: Contents) -> bool:
@@ -102,6 +116,23 @@ def _is_here(target: Path, contents: Contents) -> bool:
     return True
 
 
+def _take_exclusions(target: Path, contents: Contents) -> list[str]:
+    """The exclusions of the URL for a store that is here; nothing of its own is lifted."""
+    theirs = contents.exclusions
+    if theirs is None:
+        return []  # what is excluded here stays so
+    own = read_exclusions(target)
+    if own.sha256 == theirs.sha256:
+        return []
+    if not theirs.covers(own):
+        raise StoreExistsError(
+            f"{target / EXCLUDE}: excludes tokens that the copy at the URL does not; push it, or "
+            "remove it to take over those of the URL"
+        )
+    write_exclusions(target, theirs.entries)
+    return [EXCLUDE]
+
+
 def _fetch_all(
     place: Place, target: Path, contents: Contents, how: tuple[dict[str, int], Meter, int]
 ) -> list[str]:
@@ -109,6 +140,8 @@ def _fetch_all(
     with _staged(target, contents) as staged:
         for parent in {(staged / fact.name).parent for fact in contents.files}:
             parent.mkdir(exist_ok=True)
+        if contents.exclusions is None:
+            (staged / EXCLUDE).unlink(missing_ok=True)  # of an earlier try, and lifted since
 
         def one(fact: FileFact) -> str | None:
             return _fetch_file(place, staged, fact, sizes[fact.name], meter)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardmill.records import JSON
+from shardmill.shards import Exclusions
 
 OnProgress = Callable[[int, int], None]
 """Called with bytes done and bytes in all; from any thread, one call at a time."""
@@ -35,7 +36,8 @@ class Contents:
     manifest_name: str  # the file that makes the folder finished
     manifest: bytes
     manifest_sha256: str  # of those bytes
-    files: tuple[FileFact, ...]  # all others
+    files: tuple[FileFact, ...]  # all others, exclusions included
+    exclusions: Exclusions | None = None  # of a store that has them; the manifest knows nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

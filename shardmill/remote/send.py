@@ -3,13 +3,15 @@
 In: a finished folder, a URL.  Out: the same files there, the manifest last, and a receipt.
 Promise: a place without the manifest is unfinished, and the manifest comes when every other file
 lies there with the right checksum; a file that does so already is not sent again; another folder
-is never mixed with what is there, and replaces it only on request, its manifest gone first.
+is never mixed with what is there, and replaces it only on request, its manifest gone first. What is
+excluded there stays excluded, unless replacing was asked for.
 Not here: what a client does on the wire; locks (two pushes at once: the later mark wins, and the
 other is refused before its manifest).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +21,14 @@ import msgspec
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, ManifestError, StoreError, StoreExistsError
-from shardmill.remote.contents import LARGEST, local_contents, read_contents
+from shardmill.remote.contents import LARGEST, local_contents, read_contents, with_exclusions
 from shardmill.remote.hashing import check_local, is_same
 from shardmill.remote.parallel import in_parallel
 from shardmill.remote.place import Place, open_place
 from shardmill.remote.records import Contents, FileFact, Meter, OnProgress, Receipt
+from shardmill.shards.exclude_file import EXCLUDE, MOST_BYTES
+
+log = logging.getLogger(__name__)
 
 MARK = ".shardmill-push.json"
 """What an unfinished push leaves: whose files these are."""
@@ -67,6 +72,8 @@ def send(
     is_there = clear_the_way(place, contents, found, replace=replace)
     if not is_there:
         place.write(MARK, _mark(contents))
+    if EXCLUDE in found:
+        _keep_excluded(place, contents, found, may_lift=replace or not is_there)
     sender = _Sender(folder, place, found, meter)
     sent = [name for name in in_parallel(workers, sender.send, contents.files) if name]
     if not is_there:
@@ -116,6 +123,25 @@ def clear_the_way(place: Place, contents: Contents, found: Listing, *, replace: 
     return False
 
 
+def _keep_excluded(place: Place, contents: Contents, found: Listing, *, may_lift: bool) -> None:
+    """Refuse to lift what is excluded at the place; or take it away, if it is of no use there."""
+    if not may_lift:
+        where, size = f"{place.url}/{EXCLUDE}", found[EXCLUDE]["size"]
+        if size > MOST_BYTES:
+            raise StoreExistsError(f"{where}: {size:,} bytes, so none of ours; look there")
+        theirs = with_exclusions(contents, place.read(EXCLUDE, size), where=where).exclusions
+        assert theirs is not None
+        own = contents.exclusions
+        if own is None or not own.covers(theirs):
+            raise StoreExistsError(
+                f"{where}: excludes tokens that the folder here does not; nothing was sent: pull "
+                "first, or ask for replace (--replace) to lift what is excluded there"
+            )
+    elif contents.exclusions is None:
+        log.warning("%s/%s: goes, and with it what was excluded there", place.url, EXCLUDE)
+        place.remove(EXCLUDE)
+
+
 def _obstacle(
     place: Place, contents: Contents, found: Listing, there: Mapping[str, bytes]
 ) -> str | None:
@@ -125,7 +151,7 @@ def _obstacle(
         if _small(place, MARK, found) == _mark(contents):
             return None
         return "the unfinished push of another folder is there"
-    taken = sorted(fact.name for fact in contents.files if fact.name in found)
+    taken = sorted({EXCLUDE, *(fact.name for fact in contents.files)} & found.keys())
     return f"{taken[0]} is there, of no push of ours" if taken else None
 
 

@@ -2,7 +2,8 @@
 
 In: the URL of a finished store, a cache folder.  Out: its shards, one by one, as local files.
 Promise: a path that is given out holds the bytes of the manifest, checked by sha256 when they
-came, and stays until it is released; many processes may share the cache.
+came, and stays until it is released; many processes may share the cache. What is excluded is what
+was so when the store was opened.
 Not here: reading tokens (mapped, through `open_tokens`); a whole copy (receive.py).
 """
 
@@ -26,7 +27,7 @@ from shardmill.remote.place import Place, open_place
 from shardmill.remote.receive import remote_contents
 from shardmill.remote.records import Contents
 from shardmill.remote.tokens import remote_tokens
-from shardmill.shards import SplitEntry
+from shardmill.shards import Exclusions, SplitEntry
 from shardmill.shards.entries import ShardEntry
 from shardmill.shards.layout import DTYPES
 from shardmill.shards.manifest import decode_manifest
@@ -65,6 +66,9 @@ class RemoteStore(Closing):
         self.splits: tuple[str, ...] = tuple(self.manifest.splits)
         self.dtype: str = DTYPES[self.manifest.token_dtype]
         self.fingerprint = fingerprint(self.manifest)
+        self.exclusions: Exclusions = contents.exclusions or Exclusions(
+            store=self.fingerprint, entries=(), sha256=None
+        )
         self._facts = {fact.name: fact for fact in contents.files}
         self._cache = FileCache(folder, max_bytes)
         self._leases: dict[str, Lease] = {}

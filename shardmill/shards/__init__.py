@@ -20,6 +20,15 @@ from shardmill.shards.entries import (
     TokenLedger,
     empty_ledger,
 )
+from shardmill.shards.exclude import (
+    add_exclusion,
+    exclude_documents,
+    exclude_spans,
+    read_exclusions,
+    remove_exclusion,
+    write_exclusions,
+)
+from shardmill.shards.exclude_entries import ExcludedSteps, ExcludeEntry, Exclusions
 from shardmill.shards.fit import check_tokens, fit_tokens
 from shardmill.shards.layout import check_shape
 from shardmill.shards.manifest import read_manifest, write_manifest, write_placeholder
@@ -51,6 +60,9 @@ __all__ = [
     "ChatEntry",
     "ChatLedger",
     "DocumentLedger",
+    "ExcludeEntry",
+    "ExcludedSteps",
+    "Exclusions",
     "FileEntry",
     "Ledger",
     "LeftOut",
@@ -68,11 +80,14 @@ __all__ = [
     "StoredPlan",
     "TokenLedger",
     "VerifyReport",
+    "add_exclusion",
     "check_plan",
     "check_shape",
     "check_target",
     "check_tokens",
     "empty_ledger",
+    "exclude_documents",
+    "exclude_spans",
     "find_plan",
     "fit_tokens",
     "is_finished",
@@ -82,9 +97,12 @@ __all__ = [
     "plan_path",
     "plans_of",
     "publish_folder",
+    "read_exclusions",
     "read_manifest",
     "read_plan",
+    "remove_exclusion",
     "verify_store",
+    "write_exclusions",
     "write_manifest",
     "write_placeholder",
     "write_plan",

@@ -1,10 +1,10 @@
-"""Check every byte of a store against its manifest, and its pack plans against the store.
+"""Check every byte of a store against its manifest, and what lies beside it against the store.
 
 In: a folder.  Out: a report with every problem found, not only the first.
 Promise: a changed, missing, truncated, swollen, renamed or added token file, index or list is
-reported, and so is a plan that is damaged or of other tokens; memory stays at a few MiB whatever
-the size, and for each plan in turn at some 50 bytes an example; damage is a report, never an
-exception.
+reported, and so are a plan and exclusions that are damaged or of other tokens; memory stays at a
+few MiB whatever the size, and for each plan in turn at some 50 bytes an example; damage is a
+report, never an exception.
 Not here: repair. A damaged store is copied or built again, a plan is packed again.
 """
 
@@ -21,6 +21,9 @@ from shardmill.records import OffsetArray
 from shardmill.shards.chat_contents import check_mask, check_roles, check_turns
 from shardmill.shards.contents import check_dropped, check_index, check_shard
 from shardmill.shards.entries import ChatEntry, Manifest, SplitEntry
+from shardmill.shards.exclude import document_spans
+from shardmill.shards.exclude_entries import as_spans
+from shardmill.shards.exclude_file import EXCLUDE, decode_exclusions, read_bytes
 from shardmill.shards.layout import DTYPES
 from shardmill.shards.manifest import read_manifest
 from shardmill.shards.maps import map_index
@@ -65,9 +68,10 @@ def verify_store(folder: str | Path, *, on_progress: OnProgress | None = None) -
     sound = wanted.keys() - {problem.partition(":")[0] for problem in broken}
     check = _Check(folder, manifest, sound, _meter(found, sound, on_progress))
     problems = [*broken, *foreign(wanted, found), *check.problems(), *check.plan_problems()]
+    problems += check.exclusion_problems()
     return VerifyReport(
         problems=problems,
-        files=1 + len(sound) + check.plans,
+        files=1 + len(sound) + check.plans + check.exclusions,
         tokens=check.tokens,
         documents=check.documents,
     )
@@ -83,6 +87,7 @@ class _Check:
         self.tokens = 0
         self.documents = 0
         self.plans = 0
+        self.exclusions = 0  # files of them
         self._starts: dict[str, OffsetArray] = {}  # of splits whose index can be trusted
 
     def problems(self) -> Iterator[str]:
@@ -107,6 +112,25 @@ class _Check:
                 tokens = self.manifest.splits[split].tokens
                 lengths = np.diff(self._starts[split], append=tokens)
                 yield from _named(file, content_problems(plan, lengths))
+
+    def exclusion_problems(self) -> Iterator[str]:
+        """After `problems`, for the same reason."""
+        path = self.folder / EXCLUDE
+        try:
+            data = read_bytes(path)
+            if data is None:
+                return
+            self.exclusions = 1
+            found = decode_exclusions(data, self.manifest, where=str(path))
+        except StoreError as error:
+            yield f"{EXCLUDE}: {str(error).removeprefix(f'{path}: ')}"
+            return
+        store = Store(self.folder, self.manifest, {})
+        for entry in found.entries:
+            if entry.documents is not None and entry.split in self._starts:
+                wanted = document_spans(store, entry.split, np.array(entry.documents, np.int64))
+                if not np.array_equal(as_spans(entry.spans), wanted):
+                    yield f"{EXCLUDE}: entry {entry.number}: other tokens than its documents have"
 
     def _split(self, name: str, split: SplitEntry) -> Iterator[str]:
         dtype, vocabulary = DTYPES[self.manifest.token_dtype], self.manifest.vocab_size
