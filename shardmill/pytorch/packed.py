@@ -253,14 +253,17 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_excluded(shards: Sequence[PackedShard]) -> dict[int, ExcludedItems]:
+    """By shard. The rows of a plan are looked at only if something is excluded in its store."""
     found = {}
     for number, shard in enumerate(shards):
-        if isinstance(shard, PlanShard):
+        if not isinstance(shard, PlanShard):
+            continue
+        exclusions = read_exclusions(shard.path.parent.parent)
+        if exclusions.entries:
             with closing(open_pack(shard.path)) as space:
-                spans = read_exclusions(space.store).spans(space.split)
+                spans = exclusions.spans(space.split)
                 excluded = excluded_rows(spans, space, name=shard.fingerprint)
-            if excluded is not None:
-                found[number] = excluded
+            found |= {} if excluded is None else {number: excluded}
     return found
 
 

@@ -22,9 +22,9 @@ from shardmill.loading import exclusion as room
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows, stand_ins
 from shardmill.records import Ragged
 from shardmill.sampling import Permutation
-from shardmill.shards import exclude_documents, exclude_spans, remove_exclusion
+from shardmill.shards import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
 from shardmill.shards.exclude_entries import as_spans, merge_spans
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
+from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.exclusion import assert_only_excluded_places_change, has_token
 from shardmill.testing.loading import (
     RankShape,
@@ -379,3 +379,16 @@ def test_an_excluded_conversation_that_is_too_long_is_no_error(tmp_path):
     rows = ChatRows(tmp_path / "s", seq_len=6, fit="error", pad_id=0)
     assert rows.rows([0, 2]).kept.tolist() == [0]
     assert dict(rows.fit_counts().dropped) == {"excluded": 1, "nothing_trained_in_row": 1}
+
+
+def test_only_the_piece_with_the_excluded_token_goes(tmp_path):
+    """A conversation of 13 tokens in rows of 5, one piece each: 0..5, 4..9, 8..13."""
+    turns = [(2, [(number, True) for number in range(12)])]
+    build_small_chat_store(tmp_path / "s", {"train": make_examples([([99], turns)])})
+    plan = build_plan(tmp_path / "s", options=PlanOptions(seq_len=4, long="split"))
+    pieces = [PackSource(tmp_path / "s", plan.path, pad_id=0).place(row) for row in range(3)]
+    assert sorted((piece.start, piece.stop) for piece in pieces) == [(0, 5), (4, 9), (8, 13)]
+    exclude_spans(tmp_path / "s", [(6, 8)], reason="test")
+    excluded = PackSource(tmp_path / "s", plan.path, pad_id=0).excluded
+    assert excluded is not None
+    assert [pieces[row].start for row in np.flatnonzero(excluded.hits(np.arange(3)))] == [4]

@@ -89,6 +89,17 @@ def test_a_pull_lifts_nothing(make_store, spot: Spot, tmp_path: Path):
     assert files_of(copy) == files_of(store)
 
 
+def test_what_was_lifted_since_an_interrupted_pull_is_not_pulled(make_store, spot, tmp_path: Path):
+    store = make_store()
+    sent = push(store, spot.url, storage_options=spot.options)
+    exclude_documents(store, [3], reason="takedown")
+    staged = tmp_path / f".copy.{sent.manifest_sha256[:16]}.pull.tmp"
+    staged.mkdir()
+    (store / "exclude.json").rename(staged / "exclude.json")
+    pull(spot.url, tmp_path / "copy", storage_options=spot.options)
+    assert files_of(tmp_path / "copy") == files_of(store)
+
+
 def test_damaged_exclusions_at_the_place_are_refused(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     exclude_documents(store, [3], reason="takedown")
