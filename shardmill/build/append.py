@@ -19,6 +19,7 @@ from typing import Any, cast
 from shardmill.build.border import fresh_grains
 from shardmill.build.commit import NO_TOKENS, Standing, void_drop
 from shardmill.build.fill import Filler
+from shardmill.build.origins import KnownOrigins, known_origins
 from shardmill.build.spec import (
     BuildReport,
     BuildSpec,
@@ -53,6 +54,7 @@ class GoingOn:
     old: OldStore
     feed: FeedGrains  # what is new
     standing: Standing
+    origins: KnownOrigins | None  # None: nobody knows those of the old documents
 
     @property
     def filled(self) -> dict[str, int]:
@@ -116,7 +118,8 @@ def find_more(
     given = documents.kept + documents.over_budget + void
     held = _held(old, feed.source.name, given, fresh.num_shared) if void else ()
     standing = Standing(ledger=manifest.ledger, num_given=given, held=held)
-    going_on = GoingOn(old=old, feed=fresh.feed, standing=standing)
+    origins = known_origins(old, ordered, fresh, _void_numbers(old) if void else ())
+    going_on = GoingOn(old=old, feed=fresh.feed, standing=standing, origins=origins)
     return More(feed=ordered, plan=plan, going_on=going_on)
 
 
@@ -182,6 +185,12 @@ def _changes(old: OldStore, plan: dict[str, Any]) -> Iterator[str]:
     now = {**{name: spec[name] for name in before if name in spec}, "tokenizer": plan["tokenizer"]}
     now["splits"] = sorted(split for split, _ in plan["feeds"][0]["fill"])
     yield from describe_difference(cast(JSON, before), cast(JSON, json.loads(json.dumps(now))))
+
+
+def _void_numbers(old: OldStore) -> list[int]:
+    """Of the texts without a token among those that the source gave, in order; see `void_drop`."""
+    ids = [drop.id for drop in old.drops() if drop.reason == NO_TOKENS]
+    return sorted(int(one.rpartition(" ")[2]) for one in ids)
 
 
 def _held(old: OldStore, name: str, given: int, num_shared: int) -> tuple[int, ...]:

@@ -48,6 +48,11 @@ class Rest:
         self._grain, self._passed, self._num_bytes = grain, passed, num_bytes
 
     @property
+    def grain(self) -> Source:
+        """The whole grain."""
+        return self._grain
+
+    @property
     def name(self) -> str:
         return self._grain.name
 
@@ -72,6 +77,8 @@ class FreshGrains:
     """What is still to be read."""
 
     feed: FeedGrains
+    seen: tuple[Source, ...]  # the grains that hold old files, the last perhaps new ones too
+    num_old: int  # of them hold no new one
     num_shared: int  # old texts in the batch in which the first new document comes; 0: it begins it
 
 
@@ -80,10 +87,14 @@ def fresh_grains(files: Appended) -> FreshGrains:
     assert files.fresh is not None, "nothing new, nothing to read"
     grains: list[Source] = []
     sizes: list[int] = []
-    all_grains, num_shared = grains_of(files.source), 0
+    seen: list[Source] = []
+    all_grains, num_old, num_shared = grains_of(files.source), 0, 0
     for grain, size in zip(all_grains, grain_sizes(all_grains), strict=True):
         places = {file.place for file in files_of(grain)}
+        if places & files.old:
+            seen.append(grain)
         if places <= files.old:
+            num_old += 1
             continue
         if places & files.old:
             passed = _count(only_files(grain, files.old))
@@ -93,7 +104,7 @@ def fresh_grains(files: Appended) -> FreshGrains:
         grains.append(grain)
         sizes.append(size)
     feed = FeedGrains(source=files.fresh, grains=tuple(grains), sizes=tuple(sizes))
-    return FreshGrains(feed=feed, num_shared=num_shared)
+    return FreshGrains(feed=feed, seen=tuple(seen), num_old=num_old, num_shared=num_shared)
 
 
 def _count(source: Source | None) -> Passed:

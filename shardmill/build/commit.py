@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from shardmill.build.fill import Filler, take
+from shardmill.build.origins import OriginLog
 from shardmill.build.portion import Account, Portion
 from shardmill.build.spec import Feed
 from shardmill.records import Drop
@@ -163,10 +164,12 @@ class Committer:
         out: StoreWriter,
         place: Place,
         standing: Standing | None = None,
+        origins: OriginLog | None = None,
     ) -> None:
         """`names` are those of the sources, one for each feed. `standing`: `out` has taken over a
-        store, and its one feed goes on."""
+        store, and its one feed goes on. `origins` is told where each grain begins."""
         self._names, self._out, self._place = names, out, place
+        self._origins = origins
         self._given = [0] * len(names)  # texts of each feed so far
         self._rows = [0] * len(names)  # of the file that each feed stands in
         self._held: tuple[int, ...] = ()
@@ -175,10 +178,13 @@ class Committer:
             self._given, self._held = [standing.num_given], standing.held
             self.books.take_back(NO_TOKENS, len(standing.held))
 
-    def add(self, feed: int, portion: Portion, account: Account) -> None:
-        """The next portion of a feed."""
+    def add(self, feed: int, portion: Portion, account: Account, *, start: int = 0) -> None:
+        """The next portion of a feed, of a unit that begins with grain `start`."""
         if account.begins:
             self._rows[feed] = 0
+        if self._origins is not None:
+            rows = self._rows[feed]
+            self._origins.note(feed, start + account.grain, rows, self._out.num_documents)
         numbered = [drop.numbered(self._rows[feed]) for drop in portion.drops]
         drops = [*numbered, *self._void_drops(feed, portion)]
         self._rows[feed] += account.num_rows

@@ -28,6 +28,7 @@ class GrainBatch:
     batch: TextBatch  # the cursor is one of the grains
     begins: bool  # its rows are the first of a file, or it has none
     grain: str  # the name of its grain: a file, or which part of it
+    number: int  # of its grain among those that are read
 
 
 def grains_of(source: Source) -> Sequence[Source]:
@@ -68,6 +69,7 @@ def read_grains(
                 batch=replace(batch, drops=drops, cursor=place),
                 begins=begins,
                 grain=grains[number].name,
+                number=number,
             )
             begins = False
         inner, rows = None, 0

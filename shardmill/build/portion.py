@@ -52,6 +52,7 @@ class Account:
     num_rows: int = 0  # rows of a file that is read in parts; its drops count them from 0
     begins: bool = False  # rows are counted from 0 here, not on from the portion before
     cursor: Cursor = field(default_factory=dict)  # the source goes on here
+    grain: int = 0  # which grain of its unit it is of, or begins in
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +67,7 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
     counts: dict[str, int]
     num_rows: int
     begins: bool
+    grain: int
 
 
 def parts_of(
@@ -84,6 +86,7 @@ def parts_of(
         counts=dict(account.counts),
         num_rows=account.num_rows,
         begins=account.begins,
+        grain=account.grain,
     )
     yield "batches", msgspec.json.encode(batch) + b"\n"
     if portion.chat is not None:
@@ -137,6 +140,7 @@ def _account_of(batches: list[_Batch]) -> Account:
         counts=counts,
         num_rows=sum(batch.num_rows for batch in batches),
         begins=any(batch.begins for batch in batches),
+        grain=batches[0].grain if batches else 0,
     )
 
 

@@ -23,8 +23,9 @@ from shardmill.build.estimate import check_space, estimate_feed, is_surely_enoug
 from shardmill.build.hands import Hands, Manner
 from shardmill.build.journal import WorkPlan, plan_work
 from shardmill.build.meter import Goal, Meter, OnProgress
+from shardmill.build.origins import OriginLog
 from shardmill.build.portion import Account, Portion
-from shardmill.build.spec import BuildReport, BuildSpec, plan_sha256, store_facts
+from shardmill.build.spec import BuildReport, BuildSpec, Feed, plan_sha256, store_facts
 from shardmill.build.stage import Stage, in_groups
 from shardmill.build.task import TextTask
 from shardmill.build.tokenise import TokenRules
@@ -47,9 +48,13 @@ from shardmill.shards import (
     is_finished,
     publish_folder,
     read_manifest,
+    write_origins,
 )
 from shardmill.sources import stamp_of
 from shardmill.tokenizer import EngineCheck, EngineChoice
+
+_JOURNAL = 2
+"""Counts up when segments are written otherwise, so that none of before is read."""
 
 UnitPortions = Callable[
     [Unit, "Cursor | None", int, EngineDesk], Generator[tuple[Portion, Account], None, None]
@@ -76,6 +81,7 @@ class Job:
     make_portions: UnitPortions
     make_task: Callable[[Unit, Path], TextTask] | None = None  # None: all in this process
     open_places: Callable[[StoreWriter], Place]
+    feeds: Sequence[Feed] = ()  # of documents, whose origins are kept; none of conversations
     on_progress: OnProgress | None = None
     going_on: GoingOn | None = None  # the store at the target is kept, and this written behind it
 
@@ -186,10 +192,24 @@ class _Site:
             if job.going_on is not None:
                 standing = job.going_on.standing
                 out.take_over(job.going_on.old, hold_drops=len(standing.held))
-            committer = Committer(names, out, job.open_places(out), standing)
+            origins = self._origins()
+            committer = Committer(names, out, job.open_places(out), standing, origins)
             self._fill(plan, committer)
-            _check_dropped(staged, out.finish(self._facts(committer)))
+            manifest = out.finish(self._facts(committer))
+            _check_dropped(staged, manifest)
+            if origins is not None:
+                write_origins(staged, origins.finish(job.feeds), manifest)
         return staged
+
+    def _origins(self) -> OriginLog | None:
+        """None where grains tell nothing: of conversations, and of sources that are one each."""
+        job = self.job
+        if not any(feed.can_travel for feed in self.feeds) or not job.feeds:
+            return None
+        if job.going_on is None:
+            return OriginLog(self.feeds, job.splits)
+        before = job.going_on.origins
+        return None if before is None else OriginLog(self.feeds, job.splits, before)
 
     def _fill(self, plan: WorkPlan, committer: Committer) -> None:
         job, meter = self.job, _meter(self.job, self.feeds, plan)
@@ -296,7 +316,8 @@ def _check_dropped(staged: Path, manifest: Manifest) -> None:
 
 def _journal_plan(work: Workplace, stamps: list[JSON]) -> str:
     """What every receipt of this build must have been made for."""
-    return plan_sha256({"plan": work.plan, "stamps": stamps, "grain_bytes": grains.GRAIN_BYTES})
+    kind = {"grain_bytes": grains.GRAIN_BYTES, "journal": _JOURNAL}
+    return plan_sha256({"plan": work.plan, "stamps": stamps, **kind})
 
 
 def _size_hint(job: Job) -> int | None:

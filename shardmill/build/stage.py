@@ -87,7 +87,7 @@ class Stage:
 
     def _commit(self, folder: Path, receipt: Receipt) -> None:
         for portion, account in load_segment(folder, receipt, self._dtype):
-            self._committer.add(receipt.feed, portion, account)
+            self._committer.add(receipt.feed, portion, account, start=receipt.start)
             if self._committer.full(receipt.feed):
                 return
 
@@ -98,7 +98,7 @@ class Stage:
         cursor = done[-1].cursor if done else None
 
         def add(portion: Portion, account: Account) -> bool:
-            self._committer.add(feed, portion, account)
+            self._committer.add(feed, portion, account, start=unit.key.start)
             self._meter.count(
                 feed,
                 documents=account.num_given,

@@ -134,6 +134,7 @@ def _job(
         make_portions=_portions_by(rules, most_document),
         make_task=make_task,
         open_places=lambda out: DocumentPlaces(feeds, out),
+        feeds=feeds,
         on_progress=on_progress,
     )
 

@@ -127,6 +127,7 @@ def _account(found: GrainBatch) -> Account:
         num_rows=batch.num_rows,
         begins=found.begins,
         cursor=batch.cursor,
+        grain=found.number,
     )
 
 

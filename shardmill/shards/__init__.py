@@ -33,6 +33,7 @@ from shardmill.shards.fit import check_tokens, fit_tokens
 from shardmill.shards.layout import check_shape
 from shardmill.shards.manifest import read_manifest, write_manifest, write_placeholder
 from shardmill.shards.maps import ChatArrays
+from shardmill.shards.origins import Origins, read_origins, write_origins
 from shardmill.shards.plan_entries import (
     LeftOut,
     PlanArrays,
@@ -68,6 +69,7 @@ __all__ = [
     "LeftOut",
     "Manifest",
     "OldStore",
+    "Origins",
     "PlanArrays",
     "PlanFacts",
     "PlanMetrics",
@@ -99,11 +101,13 @@ __all__ = [
     "publish_folder",
     "read_exclusions",
     "read_manifest",
+    "read_origins",
     "read_plan",
     "remove_exclusion",
     "verify_store",
     "write_exclusions",
     "write_manifest",
+    "write_origins",
     "write_placeholder",
     "write_plan",
 ]

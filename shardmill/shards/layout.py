@@ -16,6 +16,7 @@ FORMAT: Literal["shardmill-store"] = "shardmill-store"
 VERSION: Literal[1] = 1
 META = "meta.json"
 DROPPED = "dropped.jsonl"
+ORIGINS = "origins.table"
 INDEX_HEADER_BYTES = 128
 MAX_COUNT = 2**62
 
@@ -28,7 +29,7 @@ ITEMSIZE: dict[str, int] = {"uint16": 2, "uint32": 4}
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _OWN = re.compile(
     rf"{_SPLIT.pattern}(/shard_[0-9]{{5,}}\.bin|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
-    rf"|dropped\.jsonl|packs/{_SPLIT.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
+    rf"|dropped\.jsonl|origins\.table|packs/{_SPLIT.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
     re.ASCII,
 )
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
@@ -76,7 +77,7 @@ def mask_bytes(tokens: int) -> int:
 
 def is_own_name(file: str) -> bool:
     """Whether a relative path is one that a build of ours gives to a file of a store, or to a plan
-    of it: that goes with the store it was made of."""
+    or table of it: that goes with the store it was made of."""
     return file == META or _OWN.fullmatch(file) is not None
 
 

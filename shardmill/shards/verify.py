@@ -2,9 +2,9 @@
 
 In: a folder.  Out: a report with every problem found, not only the first.
 Promise: a changed, missing, truncated, swollen, renamed or added token file, index or list is
-reported, and so are a plan and exclusions that are damaged or of other tokens; memory stays at a
-few MiB whatever the size, and for each plan in turn at some 50 bytes an example; damage is a
-report, never an exception.
+reported, and so are a plan, exclusions and a table of origins that are damaged or of other tokens;
+memory stays at a few MiB whatever the size, and for each plan in turn at some 50 bytes an example;
+damage is a report, never an exception.
 Not here: repair. A damaged store is copied or built again, a plan is packed again.
 """
 
@@ -24,9 +24,10 @@ from shardmill.shards.entries import ChatEntry, Manifest, SplitEntry
 from shardmill.shards.exclude import document_spans
 from shardmill.shards.exclude_entries import as_spans
 from shardmill.shards.exclude_file import EXCLUDE, decode_exclusions, read_bytes
-from shardmill.shards.layout import DTYPES
+from shardmill.shards.layout import DTYPES, ORIGINS
 from shardmill.shards.manifest import read_manifest
 from shardmill.shards.maps import map_index
+from shardmill.shards.origins import read_origins
 from shardmill.shards.plan_contents import content_problems
 from shardmill.shards.plans import PACKS, SUFFIX, plans_of
 from shardmill.shards.scan import Listing, damage, foreign, list_files, wanted_sizes
@@ -68,10 +69,10 @@ def verify_store(folder: str | Path, *, on_progress: OnProgress | None = None) -
     sound = wanted.keys() - {problem.partition(":")[0] for problem in broken}
     check = _Check(folder, manifest, sound, _meter(found, sound, on_progress))
     problems = [*broken, *foreign(wanted, found), *check.problems(), *check.plan_problems()]
-    problems += check.exclusion_problems()
+    problems += [*check.exclusion_problems(), *check.origin_problems()]
     return VerifyReport(
         problems=problems,
-        files=1 + len(sound) + check.plans + check.exclusions,
+        files=1 + len(sound) + check.beside,
         tokens=check.tokens,
         documents=check.documents,
     )
@@ -86,8 +87,7 @@ class _Check:
         self.folder, self.manifest, self.sound, self.tick = folder, manifest, sound, tick
         self.tokens = 0
         self.documents = 0
-        self.plans = 0
-        self.exclusions = 0  # files of them
+        self.beside = 0  # sound files that the manifest does not list
         self._starts: dict[str, OffsetArray] = {}  # of splits whose index can be trusted
 
     def problems(self) -> Iterator[str]:
@@ -106,7 +106,7 @@ class _Check:
             if isinstance(plan, StoreError):
                 yield f"{file}: {str(plan).removeprefix(f'{self.folder / file}: ')}"
                 continue
-            self.plans += 1
+            self.beside += 1
             split = plan.facts.split
             if split in self._starts:
                 tokens = self.manifest.splits[split].tokens
@@ -120,17 +120,23 @@ class _Check:
             data = read_bytes(path)
             if data is None:
                 return
-            self.exclusions = 1
             found = decode_exclusions(data, self.manifest, where=str(path))
         except StoreError as error:
             yield f"{EXCLUDE}: {str(error).removeprefix(f'{path}: ')}"
             return
+        self.beside += 1
         store = Store(self.folder, self.manifest, {})
         for entry in found.entries:
             if entry.documents is not None and entry.split in self._starts:
                 wanted = document_spans(store, entry.split, np.array(entry.documents, np.int64))
                 if not np.array_equal(as_spans(entry.spans), wanted):
                     yield f"{EXCLUDE}: entry {entry.number}: other tokens than its documents have"
+
+    def origin_problems(self) -> Iterator[str]:
+        try:
+            self.beside += read_origins(self.folder, self.manifest) is not None
+        except StoreError as error:
+            yield f"{ORIGINS}: {str(error).removeprefix(f'{self.folder / ORIGINS}: ')}"
 
     def _split(self, name: str, split: SplitEntry) -> Iterator[str]:
         dtype, vocabulary = DTYPES[self.manifest.token_dtype], self.manifest.vocab_size

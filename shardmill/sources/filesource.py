@@ -113,6 +113,11 @@ class FileSource:
         return self._reader.continues
 
     @property
+    def part(self) -> str:
+        """What it reads of its file: "" when all of it."""
+        return self._reader.part
+
+    @property
     def files(self) -> tuple[InputFile, ...]:
         return self._files
 
