@@ -35,6 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interop": GROUND | {"shards", "mapped", "packing"},
     "remote": GROUND | {"shards", "mapped", "interop"},
     "compare": GROUND | {"shards", "mapped"},
+    # build: it cuts and counts the input, and blame must do so in the very same way
+    "blame": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
     "packed_sft": {"packing", "interop", "remote"},
     "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
     "testing": GROUND
@@ -42,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"packing", "streaming", "interop", "remote"},
     "cli": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"packing", "streaming", "interop", "remote", "compare"},
+    | {"packing", "streaming", "interop", "remote", "compare", "blame"},
     "__init__": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"},
     "pytorch": GROUND

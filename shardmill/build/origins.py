@@ -87,8 +87,6 @@ class OriginLog:
         return Origins(fill=fill, splits=self._splits, table=table)
 
 
-
-
 def known_origins(
     old: OldStore, feed: Feed, fresh: FreshGrains, void: Sequence[int]
 ) -> KnownOrigins | None:

@@ -22,6 +22,7 @@ from shardmill.sources.openchats import open_chats
 from shardmill.sources.parquet import ParquetSource
 from shardmill.sources.rows import iter_jsonl_rows
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES
+from shardmill.sources.singly import RowPlace, read_row
 from shardmill.sources.stamp import stamp_of
 from shardmill.sources.text import TextSource
 
@@ -38,6 +39,7 @@ __all__ = [
     "MemoryChats",
     "MemorySource",
     "ParquetSource",
+    "RowPlace",
     "SHAPES",
     "TextSource",
     "append_files",
@@ -49,5 +51,6 @@ __all__ = [
     "open_chats",
     "open_hub",
     "open_source",
+    "read_row",
     "stamp_of",
 ]

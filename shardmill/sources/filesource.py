@@ -157,9 +157,16 @@ class FileSource:
 
     def limited(self, num_bytes: int) -> Self:
         """The same source, which refuses a document over `num_bytes` before it is read whole."""
+        return self.with_limits(self._limits.refusing(num_bytes))
+
+    @property
+    def limits(self) -> BatchLimits:
+        return self._limits
+
+    def with_limits(self, limits: BatchLimits) -> Self:
+        """The same documents in other batches."""
         source = copy(self)
-        source._limits = self._limits.refusing(num_bytes)
-        source._reader = self._reader.with_limits(source._limits)
+        source._limits, source._reader = limits, self._reader.with_limits(limits)
         return source
 
     def reordered(self, key: Callable[[InputFile], str]) -> Self:

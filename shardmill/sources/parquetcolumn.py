@@ -33,6 +33,8 @@ from shardmill.sources.parquetpages import page_sizes
 
 MOST_PARTS = 256
 """Of one file, when it is divided as finely as possible."""
+_READ_ROWS = 1024
+"""Decoded at a time at least, where batches are smaller: each time costs as much as many rows."""
 _PAGE = 4
 """A page, which Arrow holds whole, may be so many times as large as a document."""
 
@@ -219,7 +221,7 @@ def _pieces(
     num_rows = parquet.metadata.row_group(group).num_rows
     row_bytes = column_bytes(parquet.metadata, group, field) / max(num_rows, 1)
     wanted = int(limits.num_bytes / max(row_bytes, 1))
-    size = min(max(wanted, 1), limits.num_documents)
+    size = min(max(wanted, 1), max(limits.num_documents, _READ_ROWS))
     start = 0
     for batch in parquet.iter_batches(size, row_groups=[group], columns=[field]):
         yield start, batch.column(0).cast(pa.large_binary())

@@ -14,10 +14,10 @@ import numpy as np
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Texts
-from shardmill.records import IntArray, Ragged
+from shardmill.records import IntArray, OffsetArray, Ragged
 from shardmill.tokenizer.identity import EngineSource, fingerprint_of
 from shardmill.tokenizer.specials import SpecialRuns
-from shardmill.tokenizer.texts import utf8_buffer
+from shardmill.tokenizer.texts import character_spans, utf8_buffer
 
 MAX_OFFSET = 2**31 - 257
 
@@ -72,6 +72,10 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """Invalid UTF-8 (a window cut inside a character) shows as U+FFFD."""
         return self._runs.decode(np.asarray(ids, np.int64), self._decode_bytes)
+
+    def spans(self, text: str) -> OffsetArray:
+        """(n, 2) the characters start..stop of each token; a byte has its whole character."""
+        return character_spans(text, np.ones(len(text.encode()), np.int64))
 
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)

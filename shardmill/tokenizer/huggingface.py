@@ -19,7 +19,7 @@ import numpy as np
 
 from shardmill.errors import TokenizerError, missing_extra
 from shardmill.protocols import Texts
-from shardmill.records import IntArray, Ragged
+from shardmill.records import IntArray, OffsetArray, Ragged
 from shardmill.tokenizer.battery import short_texts
 from shardmill.tokenizer.hf_names import FileNames, find_names, names_beside
 from shardmill.tokenizer.identity import EngineSource, fingerprint_of, sha256_hex
@@ -32,7 +32,7 @@ from shardmill.tokenizer.text_only import (
     text_only,
     unknown_token,
 )
-from shardmill.tokenizer.texts import as_list, surrogate_error
+from shardmill.tokenizer.texts import as_list, character_spans, surrogate_error
 
 try:
     import tokenizers as library
@@ -133,6 +133,20 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
+
+    def spans(self, text: str) -> OffsetArray:
+        """(n, 2) the characters start..stop of each token, to the byte when ids decode to the text
+        piece by piece; else as the library tells them."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._exact:
+            added = self._tokenizer.get_added_tokens_decoder()
+            sizes = [
+                len(added[number].content.encode()) if number in added else len(token)
+                for number, token in zip(found.ids, found.tokens, strict=True)
+            ]
+            if sum(sizes) == len(text.encode()):  # a byte is one character of such a token
+                return character_spans(text, np.array(sizes, np.int64))
+        return np.array(found.offsets, np.int64).reshape(-1, 2)
 
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)

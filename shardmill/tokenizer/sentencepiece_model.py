@@ -18,9 +18,10 @@ import numpy as np
 
 from shardmill.errors import TokenizerError, missing_extra
 from shardmill.protocols import Texts
-from shardmill.records import IntArray, Ragged
+from shardmill.records import IntArray, OffsetArray, Ragged
 from shardmill.tokenizer.identity import EngineSource, fingerprint_of, sha256_hex
 from shardmill.tokenizer.model_proto import (
+    BYTE,
     CONTROL,
     UNKNOWN,
     USER_DEFINED,
@@ -148,6 +149,17 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
+
+    def spans(self, text: str) -> OffsetArray:
+        """(n, 2) the characters start..stop of each token; a space put in front has none."""
+        found = self._processor.encode(text, return_type="offset_mapping")
+        spans = np.array(found["offsets"], np.int64).reshape(-1, 2)
+        kinds = np.array(self._facts.types, np.int64)[found["ids"]]
+        # Of the bytes of a character the last one has it; it is that of the others too.
+        empty = (spans[:, 0] == spans[:, 1]) & (kinds == BYTE)
+        for place in np.flatnonzero(empty)[::-1].tolist():
+            spans[place, 1] = spans[min(place + 1, len(spans) - 1), 1]
+        return spans
 
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)

@@ -31,6 +31,18 @@ def as_list(texts: Texts) -> list[str]:
     return list(cast("Sequence[str]", texts))
 
 
+def character_spans(text: str, sizes: OffsetArray) -> OffsetArray:
+    """(n, 2) the characters start..stop of pieces of so many bytes each, one behind the other. A
+    piece of a character has all of it: sizes [1 1 2] of "\u00e9ab" -> [0 1] [0 1] [1 3]."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    characters = np.cumsum((data & 0xC0) != 0x80) - 1  # of each byte: a second byte is 10xxxxxx
+    stops = np.cumsum(sizes)
+    spans = np.stack((stops - sizes, stops), axis=1)
+    filled = sizes > 0
+    spans[filled] = characters[spans[filled] - (0, 1)] + (0, 1)
+    return spans
+
+
 def utf8_buffer(texts: Texts) -> tuple[npt.NDArray[np.uint8], OffsetArray]:
     """The bytes of all texts behind one another, and where each starts and stops.
 
