@@ -1,7 +1,7 @@
 """The conversation of input that an example of a store came from, and the words of its turns.
 
-In: a chat store, the number of an example, the source of the build.  Out: the conversation, where it
-was, and which of its tokens are words.
+In: a chat store, the number of an example, the source of the build.  Out: the conversation, where
+it was, and which of its tokens are words.
 Promise: conversations are counted as the build counted them, from the start of the source; rendered
 again, the one that is told gives the stored ids, every one of them.
 Not here: which characters a token is (spans).

@@ -1,9 +1,9 @@
 """The row of input that a document of a store came from.
 
 In: a store, the number of a document, the sources of the build.  Out: its text and where that was.
-Promise: documents are counted as the build counted them; with the store's table of origins one grain
-of input is read, without it all that lies before, and the answer is the same. It is proved by the
-ids; where two orders of the splits could both be true, that is said.
+Promise: documents are counted as the build counted them; with the store's table of origins one
+grain of input is read, without it all that lies before, and the answer is the same. It is proved by
+the ids; where two orders of the splits could both be true, that is said.
 Not here: conversations, the place of a token in the text.
 """
 
@@ -23,7 +23,7 @@ from shardmill.build.origins import mark_of
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source, continues
 from shardmill.records import Cursor
-from shardmill.shards import Origins, Store, read_origins
+from shardmill.shards import Origins, read_origins
 from shardmill.shards.origins import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.sources import RowPlace, read_row
 from shardmill.sources.filesource import FileSource
@@ -56,61 +56,69 @@ class _Picked:
     given: int  # texts of the source before it
 
 
-def find_document(
-    proof: Proof,
-    split: str,
-    document: int,
-    sources: Sequence[Source],
-    *,
-    fill: Sequence[str] | None = None,
-) -> FoundText:
-    """The text of a document. `fill` is the order in which the build filled the splits, needed only
-    where neither a table of origins nor the texts tell it."""
-    store = proof.store
-    origins = read_origins(store.folder, store.manifest)
-    if origins is not None:
-        region = _by_table(origins, store, split, document, sources)
-    else:
-        region = _by_counting(proof, split, document, sources, fill)
-    (picked,) = _pick(region.source, [region.index], proof).values()
-    if not proof.holds(split, document, picked.text, cut=region.cut):
-        raise SourceError(
-            f"{store.folder}: document {document:,} of split {split!r} holds other tokens than "
-            f"source {region.source.name!r} gives now at its place: the input changed where its "
-            "fingerprint does not look, or the library of the tokenizer did"
+class Documents:
+    """The documents of a store and the sources that they came from."""
+
+    def __init__(
+        self, proof: Proof, sources: Sequence[Source], fill: Sequence[str] | None = None
+    ) -> None:
+        """`fill` is the order in which the build filled the splits, needed only where neither a
+        table of origins nor the texts tell it."""
+        self._proof, self._sources, self._fill = proof, sources, fill
+        store = proof.store
+        self._origins = read_origins(store.folder, store.manifest)
+        if self._origins is None:
+            log.warning("%s: has no table of origins: the input is counted", store.folder)
+        self._grains: dict[int, Sequence[Source]] = {}
+
+    def find(self, split: str, document: int) -> FoundText:
+        """The text of a document."""
+        proof = self._proof
+        if self._origins is not None:
+            region = self._by_table(self._origins, split, document)
+        else:
+            region = _by_counting(proof, split, document, self._sources, self._fill)
+        (picked,) = _pick(region.source, [region.index], proof).values()
+        if not proof.holds(split, document, picked.text, cut=region.cut):
+            raise SourceError(
+                f"{proof.store.folder}: document {document:,} of split {split!r} holds other "
+                f"tokens than source {region.source.name!r} gives now at its place: the input "
+                "changed where its fingerprint does not look, or the library of the tokenizer did"
+            )
+        place = _row(region, picked)
+        return FoundText(text=picked.text, place=place, feed=region.feed, found_by=region.found_by)
+
+    def _by_table(self, origins: Origins, split: str, document: int) -> _Region:
+        """The grain of a document; the whole feed when the input is cut otherwise now."""
+        table, entry = origins.table, int(origins.first(split).searchsorted(document, "right")) - 1
+        feed, number, mark, rows = (int(table[entry, at]) for at in (FEED, GRAIN, MARK, ROWS))
+        ends = [self._proof.store.num_documents(one) for one in origins.splits]
+        edges = np.vstack((table[:, len(COLUMNS) :], ends))
+        mine = np.flatnonzero(table[:, FEED] == feed)
+        grain = self._grain(feed, number, mark)
+        start, stop = (entry, entry + 1) if grain else (int(mine[0]), int(mine[-1]) + 1)
+        counts = dict(zip(origins.splits, (edges[stop] - edges[start]).tolist(), strict=True))
+        firsts = dict(zip(origins.splits, edges[start].tolist(), strict=True))
+        order, column = origins.fill[feed], origins.splits.index(split)
+        before = sum(counts[one] for one in order[: order.index(split)])
+        return _Region(
+            source=grain or self._sources[feed],
+            index=before + document - firsts[split],
+            feed=feed,
+            rows_before=rows if grain and _counts_lines(grain) else None,
+            found_by="origins" if grain else "counting",
+            cut=document == int(edges[mine[-1] + 1, column]) - 1,
         )
-    place = _row(region, picked)
-    return FoundText(text=picked.text, place=place, feed=region.feed, found_by=region.found_by)
 
-
-def _by_table(
-    origins: Origins, store: Store, split: str, document: int, sources: Sequence[Source]
-) -> _Region:
-    """The grain of a document; the whole feed when the input is cut otherwise now."""
-    table, entry = origins.table, int(origins.first(split).searchsorted(document, "right")) - 1
-    feed, number, mark, rows = (int(table[entry, at]) for at in (FEED, GRAIN, MARK, ROWS))
-    source, ends = sources[feed], [store.num_documents(one) for one in origins.splits]
-    edges = np.vstack((table[:, len(COLUMNS) :], ends))
-    mine = np.flatnonzero(table[:, FEED] == feed)
-    last = int(edges[mine[-1] + 1, origins.splits.index(split)]) - 1
-    grains = grains_of(source)
-    is_same = number < len(grains) and mark_of(grains[number]) == mark
-    start, stop = (entry, entry + 1) if is_same else (int(mine[0]), int(mine[-1]) + 1)
-    if not is_same:
-        log.warning("%s: is cut otherwise now, so it is read from its start", source.name)
-    counts = dict(zip(origins.splits, (edges[stop] - edges[start]).tolist(), strict=True))
-    firsts = dict(zip(origins.splits, edges[start].tolist(), strict=True))
-    order = origins.fill[feed]
-    before = sum(counts[one] for one in order[: order.index(split)])
-    grain = grains[number] if is_same else source
-    return _Region(
-        source=grain,
-        index=before + document - firsts[split],
-        feed=feed,
-        rows_before=rows if is_same and _counts_lines(grain) else None,
-        found_by="origins" if is_same else "counting",
-        cut=document == last,
-    )
+    def _grain(self, feed: int, number: int, mark: int) -> Source | None:
+        """The grain that a table means; None when the input is cut otherwise now."""
+        if feed not in self._grains:
+            self._grains[feed] = grains_of(self._sources[feed])
+        grains = self._grains[feed]
+        if number < len(grains) and mark_of(grains[number]) == mark:
+            return grains[number]
+        log.warning("%s: is cut otherwise now: it is counted", self._sources[feed].name)
+        return None
 
 
 def _counts_lines(grain: Source) -> bool:
@@ -131,7 +139,6 @@ def _by_counting(
             "so nobody knows how many documents each of them gave; build it again with this "
             "version"
         )
-    log.warning("%s: has no table of origins: counting from the start of the input", store.folder)
     counts = {one: store.num_documents(one) for one in store.splits if store.num_documents(one)}
     found = {order: _index(counts, order, split, document) for order in _orders(counts, fill)}
     if len(set(found.values())) > 1:

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from shardmill.blame.conversations import find_conversation, pieces_of, rendering_of
-from shardmill.blame.documents import find_document
+from shardmill.blame.documents import Documents
 from shardmill.blame.inputs import AnySource, Inputs, matched_inputs
 from shardmill.blame.proof import Proof, span_of
 from shardmill.blame.records import Blame, FoundBy, Piece
@@ -96,11 +96,13 @@ def blame_tokens(
     sources = matched_inputs(store.manifest, inputs)
     with closing(Proof(store, tokenizer)) as proof:
         found: list[Blame] = []
+        texts = cast(Sequence[Source], sources)
+        documents = None if store.is_chat else Documents(proof, texts, fill)
         for asked in _documents(proof, split, tokens):
-            if store.is_chat:
+            if documents is None:
                 found += _of_conversation(proof, asked, sources, template)
             else:
-                found += _of_document(proof, asked, sources, fill)
+                found += _of_document(proof, asked, documents)
     return found
 
 
@@ -126,11 +128,8 @@ def _documents(proof: Proof, split: str, tokens: range) -> Iterator[_Asked]:
         token = end
 
 
-def _of_document(
-    proof: Proof, asked: _Asked, sources: Sequence[AnySource], fill: Sequence[str] | None
-) -> Iterator[Blame]:
-    texts = cast(Sequence[Source], sources)
-    found = find_document(proof, asked.split, asked.document, texts, fill=fill)
+def _of_document(proof: Proof, asked: _Asked, documents: Documents) -> Iterator[Blame]:
+    found = documents.find(asked.split, asked.document)
     name = str(proof.store.manifest.sources[found.feed].get("name"))
     encoded = np.array(proof.tokenizer.encode(found.text), np.int64)
     spans = spans_of(proof.tokenizer, found.text, encoded)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from shardmill.cli.blame import blame
 from shardmill.cli.build import build
 from shardmill.cli.build_chats import chats
 from shardmill.cli.check import check
@@ -51,6 +52,7 @@ app.command()(build)
 app.command("build chats")(chats)
 app.command()(pack)
 app.command()(show)
+app.command()(blame)
 app.command()(verify)
 app.command()(check)
 app.command()(info)

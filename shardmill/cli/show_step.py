@@ -104,6 +104,21 @@ def find_moment(
     return config, _moment(call, state, config, seq_len)
 
 
+def token_of_step(
+    folder: Path, call: StepCall, row: tuple[str | None, int | None], number: int, column: int
+) -> tuple[str | None, int]:
+    """The split, and the position in it, of the token at a column of a row of a batch."""
+    _, moment = find_moment(folder, call, row)
+    with closing(moment.stream):
+        planned = moment.plan()
+    if not 0 <= number < len(planned):
+        raise OptionError(f"--row {number}: the batch has {len(planned)} rows")
+    plan = planned[number]
+    if not 0 <= column < plan.stop - plan.start:
+        raise OptionError(f"--column {column}: a row has {plan.stop - plan.start:,} tokens")
+    return plan.split, plan.start + column
+
+
 def _config(folder: Path | None, split: str | None, call: StepCall, state: State) -> DataConfig:
     """The config that was named, or one of the folder alone."""
     if call.config is not None:

@@ -1,31 +1,36 @@
-"""What a finished folder consists of, told by its own manifest.
+"""What a finished folder consists of, told by its own manifest; with it goes its table of origins.
 
 In: a folder, or the bytes of a manifest from anywhere.  Out: `Contents`.
 Promise: a manifest that is damaged, unfinished, lists no checksums or a name that could leave the
-folder is refused; what is not listed is no part of the folder, but for the exclusions of a store,
-which carry their own checksum and come and go while the store stays as it is.
+folder is refused; what is not listed is no part of the folder, but for what carries its own seal:
+the exclusions of a store, which come and go while the store stays as it is, and its table of
+origins.
 Not here: whether the listed files are there and right (send.py, receive.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shardmill.errors import ManifestError, StoreNotFoundError
+from shardmill.errors import ManifestError, StoreError, StoreNotFoundError
 from shardmill.interop.packed.seals import is_sealed
 from shardmill.remote.records import Contents, FileFact
 from shardmill.shards import Manifest
 from shardmill.shards.entries import Count, Sha256
 from shardmill.shards.exclude_file import EXCLUDE, decode_exclusions, read_bytes
-from shardmill.shards.layout import META, is_file_name
+from shardmill.shards.layout import META, ORIGINS, is_file_name
 from shardmill.shards.manifest import MAX_META_BYTES, decode_manifest
+from shardmill.shards.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.shards.scan import wanted_sizes
+
+log = logging.getLogger(__name__)
 
 PACKED = "manifest.json"
 LARGEST = {META: MAX_META_BYTES, PACKED: 2**24}
@@ -51,7 +56,12 @@ def local_contents(folder: Path) -> Contents:
         raise ManifestError(f"{path}: a link, or too large for a manifest; put the file itself")
     contents = read_contents(found[0], path.read_bytes(), where=str(path))
     excluded = read_bytes(folder / EXCLUDE) if contents.kind == "store" else None
-    return with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
+    contents = with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
+    table = folder / ORIGINS
+    if not table.is_file() or table.is_symlink():
+        return contents
+    size = table.stat().st_size
+    return with_origins(contents, size, lambda: table.read_bytes(), where=str(table))
 
 
 def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Contents:
@@ -62,6 +72,23 @@ def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Co
     exclusions = decode_exclusions(data, manifest, where=where)
     fact = FileFact(name=EXCLUDE, size=len(data), sha256=hashlib.sha256(data).hexdigest())
     return replace(contents, files=(*contents.files, fact), exclusions=exclusions)
+
+
+def with_origins(
+    contents: Contents, size: int, read: Callable[[], bytes], *, where: str
+) -> Contents:
+    """The same with the table of origins that lies beside the manifest; one that is damaged, or of
+    another store, stays where it is, which is announced: a store does without."""
+    try:
+        if contents.manifest_name != META or size > MAX_ORIGINS_BYTES:
+            raise ManifestError(f"{where}: no table of origins of a store")
+        data = read()
+        decode_origins(data, decode_manifest(contents.manifest, where=where), where=where)
+    except StoreError as error:
+        log.warning("%s; it is left out", error)
+        return contents
+    fact = FileFact(name=ORIGINS, size=size, sha256=hashlib.sha256(data).hexdigest())
+    return replace(contents, files=(*contents.files, fact))
 
 
 def check_one(found: list[str], where: str) -> None:

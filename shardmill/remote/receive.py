@@ -27,6 +27,7 @@ from shardmill.remote.contents import (
     local_contents,
     read_contents,
     with_exclusions,
+    with_origins,
 )
 from shardmill.remote.fetch import check_size, fetch
 from shardmill.remote.hashing import check_local
@@ -36,6 +37,7 @@ from shardmill.remote.records import Contents, FileFact, Meter, OnProgress, Rece
 from shardmill.remote.send import MARK
 from shardmill.shards import open_store, read_exclusions, write_exclusions
 from shardmill.shards.exclude_file import EXCLUDE, MOST_BYTES
+from shardmill.shards.layout import META, ORIGINS
 
 _PART = ".part"
 
@@ -53,7 +55,7 @@ def pull(
     workers = whole_number(workers, "workers")
     place, target = open_place(url, storage_options), Path(folder).absolute()
     found = place.listing()
-    contents = remote_contents(place, found)
+    contents = _with_origins(place, found, remote_contents(place, found), target)
     sizes = {
         fact.name: check_size(place, fact, found.get(fact.name, {}).get("size"))
         for fact in contents.files
@@ -95,6 +97,17 @@ def remote_contents(place: Place, found: Mapping[str, Mapping[str, Any]]) -> Con
     if size > MOST_BYTES:
         raise StoreError(f"{where}: {size:,} bytes, wanted at most {MOST_BYTES:,}; look there")
     return with_exclusions(contents, place.read(EXCLUDE, size), where=where)
+
+
+def _with_origins(
+    place: Place, found: Mapping[str, Mapping[str, Any]], contents: Contents, target: Path
+) -> Contents:
+    """The table of origins comes with a store; a copy that does without is not damaged by that."""
+    if ORIGINS not in found or ((target / META).exists() and not (target / ORIGINS).exists()):
+        return contents
+    size = found[ORIGINS]["size"]
+    where = f"{place.url}/{ORIGINS}"
+    return with_origins(contents, size, lambda: place.read(ORIGINS, size), where=where)
 
 
 def _is_here(target: Path, contents: Contents) -> bool:

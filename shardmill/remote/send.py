@@ -27,6 +27,7 @@ from shardmill.remote.parallel import in_parallel
 from shardmill.remote.place import Place, open_place
 from shardmill.remote.records import Contents, FileFact, Meter, OnProgress, Receipt
 from shardmill.shards.exclude_file import EXCLUDE, MOST_BYTES
+from shardmill.shards.layout import ORIGINS
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ def clear_the_way(place: Place, contents: Contents, found: Listing, *, replace: 
     place.write(MARK, _mark(contents))
     ours = {fact.name for fact in contents.files}
     for name, data in there.items():
-        for old in _listed(name, data):
+        for old in (*_listed(name, data), ORIGINS):
             if old not in ours and old in found:
                 place.remove(old)
     return False

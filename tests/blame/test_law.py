@@ -133,7 +133,7 @@ def told(store: Path, split: str, source, **how):
     return [(one.token_id, one.row_id, one.own_id, one.characters) for one in found]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     batches=st.lists(folders, min_size=1, max_size=2),
     grain_bytes=st.sampled_from([1, 40, 150, 10**6]),
