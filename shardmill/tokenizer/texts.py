@@ -35,12 +35,11 @@ def character_spans(text: str, sizes: OffsetArray) -> OffsetArray:
     """(n, 2) the characters start..stop of pieces of so many bytes each, one behind the other. A
     piece of a character has all of it: sizes [1 1 2] of "\u00e9ab" -> [0 1] [0 1] [1 3]."""
     data = np.frombuffer(text.encode(), np.uint8)
-    characters = np.cumsum((data & 0xC0) != 0x80) - 1  # of each byte: a second byte is 10xxxxxx
+    begun = np.zeros(len(data) + 1, np.int64)  # characters that begin before each byte
+    np.cumsum((data & 0xC0) != 0x80, out=begun[1:])  # any but the first is 10xxxxxx
     stops = np.cumsum(sizes)
-    spans = np.stack((stops - sizes, stops), axis=1)
-    filled = sizes > 0
-    spans[filled] = characters[spans[filled] - (0, 1)] + (0, 1)
-    return spans
+    starts = begun[np.minimum(stops - sizes + 1, len(data))] - 1
+    return np.stack((np.where(sizes > 0, starts, begun[stops]), begun[stops]), axis=1)
 
 
 def utf8_buffer(texts: Texts) -> tuple[npt.NDArray[np.uint8], OffsetArray]:
