@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compare": GROUND | {"shards", "mapped"},
     # build: it cuts and counts the input, and blame must do so in the very same way
     "blame": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
+    "inspector": GROUND | {"shards", "mapped", "loading", "tokenizer", "blame"},
     "packed_sft": {"packing", "interop", "remote"},
     "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
     "testing": GROUND
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"packing", "streaming", "interop", "remote"},
     "cli": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"packing", "streaming", "interop", "remote", "compare", "blame"},
+    | {"packing", "streaming", "interop", "remote", "compare", "blame", "inspector"},
     "__init__": GROUND
     | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"},
     "pytorch": GROUND
@@ -65,6 +66,8 @@ ONE_IMPORTER: dict[str, set[str]] = {
     "huggingface_hub": {"sources/hub.py"},
     "grain": {"grain.py"},
     "yaml": {"streaming/config/yaml.py"},
+    "starlette": {"inspector/web.py"},
+    "uvicorn": {"inspector/serve.py"},
     # one finds Ray, one asks, and one answers in Ray's own process
     "ray": {"engines/ray_cluster.py", "engines/ray_engine.py", "engines/ray_worker.py"},
     # a whole room: without torch none of its files has a reader, and each of them names tensors
@@ -138,7 +141,7 @@ def test_nothing_in_the_library_names_the_recipe() -> None:
         f"shardmill{room}"
         for room in (
             *("", ".mapped", ".loading", ".sampling", ".build"),
-            *(".sources", ".streaming", ".cli"),
+            *(".sources", ".streaming", ".cli", ".inspector.api"),
         )
     ],
 )

@@ -29,6 +29,7 @@ from shardmill.cli.show import show
 from shardmill.cli.stream import stream
 from shardmill.cli.tokenizer import app as tokenizer_app
 from shardmill.cli.verify import verify
+from shardmill.cli.view import view
 from shardmill.errors import ShardmillError
 
 
@@ -53,6 +54,7 @@ app.command("build chats")(chats)
 app.command()(pack)
 app.command()(show)
 app.command()(blame)
+app.command()(view)
 app.command()(verify)
 app.command()(check)
 app.command()(info)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from shardmill.arguments import whole_number
 from shardmill.cli.check_scan import FoundTokens, IdScan, OnProgress, find_tokens, scan_ids
-from shardmill.cli.decoding import open_named
+from shardmill.cli.decoding import named_tokenizer
 from shardmill.cli.show_text import visible
 from shardmill.errors import StoreError, StoreNotFoundError
 from shardmill.loading.config import DataConfig, config_flags, config_toml
@@ -89,7 +89,7 @@ def _vocabulary(found: FoundTokens, name: str | None, special: list[str] | None)
             declared=found.vocab_size,
             tokenizer=found.tokenizer,
         )
-    opened = open_named(name, special, *([found.store] if found.store else []))
+    opened = named_tokenizer(name, special, *([found.store] if found.store else []))
     return _Vocabulary(
         size=opened.vocab_size, source=name, declared=found.vocab_size, tokenizer=name
     )

@@ -1,80 +1,21 @@
 """The rows of one batch as something to look at.
 
-In: a stream, and which batch of which rank.  Out: headings and spans, or facts for JSON.
-Promise: the rows are those that a `Loader` gives there; every token is shown or counted as left
-out; every document and every border between two of them is told.
-Not here: which batch is meant (show_step), printing (show_print).
+In: rows of a batch.  Out: headings and spans, or facts for JSON.
+Promise: every token is shown or counted as left out; every document and every border between two of
+them is told.
+Not here: which batch is meant (show_step), reading it (inspector.batch), printing (show_print).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
 from shardmill.cli.show_text import Decode, Heading, Span, spans, visible
-from shardmill.errors import OptionError
-from shardmill.loading import PlannedSample, SampleStream, plan_step
-from shardmill.mapped.documents import mask_labels
-from shardmill.records import IGNORE_INDEX, JSON, BoolArray, IntArray, OffsetArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """Which batch."""
-
-    stream: SampleStream
-    samples: int  # of all ranks, consumed before it
-    rank: int
-    world: int
-    batch_size: int
-    documents: bool  # labels at borders are ignored
-
-    @property
-    def stop(self) -> int:
-        """Samples consumed behind it."""
-        return self.samples + self.world * self.batch_size
-
-    def plan(self) -> list[PlannedSample]:
-        return plan_step(
-            self.stream,
-            samples=self.samples,
-            batch_size=self.batch_size,
-            world=self.world,
-            rank=self.rank,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """One sample as it is trained on."""
-
-    plan: PlannedSample
-    input_ids: OffsetArray  # (seq_len,)
-    labels: OffsetArray  # (seq_len,) IGNORE_INDEX at borders, when documents are kept apart
-    last: int  # the window's last token, which is only a label
-
-    @property
-    def window(self) -> OffsetArray:
-        """(seq_len + 1,) all its tokens."""
-        return np.append(self.input_ids, self.last)
-
-
-def read_row(moment: Moment, plan: PlannedSample) -> Row:
-    """The tokens of a planned sample."""
-    source = next(one for one in moment.stream.sources if one.name == plan.source)
-    input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
-    source.fill([plan.window], input_ids, labels)
-    last = int(labels[0, -1])
-    if moment.documents:
-        if plan.documents is None:
-            raise OptionError(
-                f"--documents: nobody knows where the documents of {source.path} begin, since it "
-                f"is no store; look at it with --no-documents"
-            )
-        mask_labels(labels, source.borders(np.array([plan.window])))
-    return Row(plan, input_ids[0], labels[0], last)
+from shardmill.inspector.batch import Moment, Row
+from shardmill.records import JSON, BoolArray, IntArray
 
 
 def row_pieces(
@@ -88,7 +29,7 @@ def row_pieces(
         f"epoch {plan.epoch:,}, window {plan.window:,}, tokens {plan.start:,}..{plan.stop:,}"
         + ("" if plan.instead_of is None else f"; window {plan.instead_of:,} is excluded here")
     )
-    trained = np.append(False, row.labels != IGNORE_INDEX)  # the first token is nobody's label
+    trained = row.trained
     kept = np.arange(len(ids)) < max_tokens
     if plan.documents is None:
         yield Heading("nobody knows where its documents begin")

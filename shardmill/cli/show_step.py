@@ -19,10 +19,11 @@ from typing import Any
 from shardmill.arguments import whole_number
 from shardmill.cli.check_scan import choose_pattern
 from shardmill.cli.decoding import decoder, marker_ids
-from shardmill.cli.show_batch import Moment, batch_facts, read_row, row_pieces
+from shardmill.cli.show_batch import batch_facts, row_pieces
 from shardmill.cli.show_print import print_pieces
 from shardmill.cli.show_text import Decode, Heading, Span
 from shardmill.errors import MissingExtraError, OptionError, StateMismatchError, TokenizerError
+from shardmill.inspector.batch import Moment, read_row
 from shardmill.loading import PlannedSample, RowSource, SampleStream
 from shardmill.loading.config import (
     DataConfig,

@@ -254,7 +254,7 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 def _find_excluded(shards: Sequence[PackedShard]) -> dict[int, ExcludedItems]:
     """By shard. The rows of a plan are looked at only if something is excluded in its store."""
-    found = {}
+    found: dict[int, ExcludedItems] = {}
     for number, shard in enumerate(shards):
         if not isinstance(shard, PlanShard):
             continue

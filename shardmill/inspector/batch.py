@@ -1,0 +1,85 @@
+"""The rows of one batch, read as a training reads them.
+
+In: a stream, and which batch of which rank.  Out: `Row`s.
+Promise: the rows are those that a `Loader` gives there.
+Not here: which batch is meant, showing it (cli, steps).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardmill.errors import OptionError
+from shardmill.loading import PackSource, PlannedSample, RowSource, SampleStream, plan_step
+from shardmill.mapped.documents import mask_labels
+from shardmill.records import IGNORE_INDEX, BoolArray, OffsetArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Which batch."""
+
+    stream: SampleStream
+    samples: int  # of all ranks, consumed before it
+    rank: int
+    world: int
+    batch_size: int
+    documents: bool  # labels at borders are ignored
+
+    @property
+    def stop(self) -> int:
+        """Samples consumed behind it."""
+        return self.samples + self.world * self.batch_size
+
+    def source_of(self, plan: PlannedSample) -> RowSource:
+        return next(one for one in self.stream.sources if one.name == plan.source)
+
+    def plan(self) -> list[PlannedSample]:
+        return plan_step(
+            self.stream,
+            samples=self.samples,
+            batch_size=self.batch_size,
+            world=self.world,
+            rank=self.rank,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sample as it is trained on."""
+
+    plan: PlannedSample
+    input_ids: OffsetArray  # (seq_len,)
+    labels: OffsetArray  # (seq_len,) IGNORE_INDEX at borders, when documents are kept apart
+    last: int  # the window's last token, which is only a label
+
+    @property
+    def window(self) -> OffsetArray:
+        """(seq_len + 1,) all its tokens."""
+        return np.append(self.input_ids, self.last)
+
+    @property
+    def trained(self) -> BoolArray:
+        """(seq_len + 1,) which of them are labels; the first token is nobody's."""
+        return np.append(False, self.labels != IGNORE_INDEX)
+
+
+def read_row(moment: Moment, plan: PlannedSample) -> Row:
+    """The tokens of a planned sample."""
+    source = moment.source_of(plan)
+    input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
+    source.fill([plan.window], input_ids, labels)
+    if isinstance(source, PackSource):  # what is not trained is not in its labels
+        last = int(source.rows([plan.window]).ids[0, -1])
+    else:
+        last = int(labels[0, -1])
+    if moment.documents:
+        if plan.documents is None:
+            raise OptionError(
+                f"--documents: nobody knows where the documents of {source.path} begin, since it "
+                f"is no store; look at it with --no-documents"
+            )
+        mask_labels(labels, source.borders(np.array([plan.window])))
+    return Row(plan, input_ids[0], labels[0], last)

@@ -1,0 +1,177 @@
+"""Find documents by text, number or source, a second at a time.
+
+In: a store that is open, a split, what to look for, a cursor.  Out: matches and the next cursor.
+Promise: a call ends after about a second or 50 matches; going on with the cursor looks at every
+document once, from the first to the last, however long they are; a document is told once, with its
+first match.
+Not here: an index. Every search reads the store.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shardmill.errors import OptionError, TokenizerError
+from shardmill.inspector.documents import PREVIEW, beginning
+from shardmill.inspector.opened import OpenStore
+from shardmill.inspector.words import LEAD, Words
+from shardmill.records import JSON
+
+SECONDS = 1.0
+MOST_MATCHES = 50
+MOST_QUERY = 200  # characters
+_TOKENS = 4096  # of a document, looked at a time
+_PAGE = 256  # documents whose places are read at a time
+_CURSOR = re.compile(r"([0-9]{1,16})\.([0-9]{1,16})", re.ASCII)
+KINDS = ("text", "id", "source")
+
+
+class Place(NamedTuple):
+    """Where a search goes on."""
+
+    document: int
+    token: int = 0  # of the document
+
+    def __str__(self) -> str:
+        return f"{self.document}.{self.token}"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a call has so far."""
+
+    matches: list[JSON]
+    scanned: int = 0  # documents
+    next: Place | None = None
+
+
+def search(
+    opened: OpenStore, split: str, kind: str, text: str, after: str | None
+) -> dict[str, JSON]:
+    """Documents that match, in their order."""
+    total = opened.store.num_documents(split)
+    place = _cursor(after, total)
+    if kind == "text":
+        found = _by_text(opened, split, text, place)
+    elif kind == "id":
+        found = _by_number(opened, split, text)
+    else:
+        found = _by_source(opened, split, text, place)
+    after = None if found.next is None else str(found.next)
+    return {"matches": found.matches, "next": after, "scanned": found.scanned, "total": total}
+
+
+def _cursor(after: str | None, total: int) -> Place:
+    if after is None:
+        return Place(0)
+    known = _CURSOR.fullmatch(after)
+    if known is None or int(known[1]) >= total:
+        raise OptionError(f"after={after[:40]!r}: wanted the `next` of the answer before")
+    return Place(int(known[1]), int(known[2]))
+
+
+def _by_number(opened: OpenStore, split: str, text: str) -> Found:
+    total = opened.store.num_documents(split)
+    number = int(text) if re.fullmatch(r"[0-9]{1,16}", text, re.ASCII) else total
+    if number >= total:
+        raise OptionError(
+            f"q={text[:40]!r}: no document of split {split!r}; wanted a number from 0 to "
+            f"{total - 1:,}"
+        )
+    return Found([_first_lines(opened, split, number)], scanned=1)
+
+
+def _by_source(opened: OpenStore, split: str, text: str, place: Place) -> Found:
+    """A store of one source has no other documents; of several nobody knows yet."""
+    names = [str(source.get("name")) for source in opened.store.manifest.sources]
+    if text not in names:
+        raise OptionError(f"q={text[:80]!r}: no source of this store; wanted one of {names[:20]}")
+    if len(names) > 1:
+        raise OptionError(
+            f"{opened.folder}: of {len(names)} sources, and the store does not tell which one a "
+            f"document is from; search for text"
+        )
+    total = opened.store.num_documents(split)
+    stop = min(total, place.document + MOST_MATCHES)
+    numbers = range(place.document, stop)
+    matches = [_first_lines(opened, split, number) for number in numbers]
+    return Found(matches, len(numbers), Place(stop) if stop < total else None)
+
+
+def _first_lines(opened: OpenStore, split: str, number: int) -> JSON:
+    start, stop = opened.spans(split, number, number + 1).tolist()
+    snippet = beginning(opened, split, start, stop)
+    return {"document": number, "at": None, "snippet": snippet, "from": 0, "to": 0}
+
+
+def _by_text(opened: OpenStore, split: str, text: str, place: Place) -> Found:
+    words = opened.reading.words
+    if words is None:
+        raise OptionError(f"text cannot be searched: {opened.reading.why}")
+    if len(text) > MOST_QUERY:
+        raise OptionError(f"q: {len(text):,} characters; wanted at most {MOST_QUERY:,}")
+    end, found = time.monotonic() + SECONDS, Found([])
+    for number, start, stop in _documents(opened, split, place.document):
+        first = place.token if number == place.document else 0
+        for at in range(first, max(stop - start, first + 1), _TOKENS):
+            if time.monotonic() > end or len(found.matches) >= MOST_MATCHES:
+                found.next = Place(number, at)
+                return found
+            match = _match(opened, split, (start, stop), at, text, words)
+            if match is not None:
+                found.matches.append({"document": number, **match})
+                break
+        found.scanned += 1
+    return found
+
+
+def _documents(opened: OpenStore, split: str, first: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and stop of each document from `first` on."""
+    total = opened.store.num_documents(split)
+    for begin in range(first, total, _PAGE):
+        end = min(begin + _PAGE, total)
+        edges = opened.spans(split, begin, end).tolist()
+        yield from zip(range(begin, end), edges[:-1], edges[1:], strict=True)
+
+
+def _match(
+    opened: OpenStore, split: str, document: tuple[int, int], at: int, text: str, words: Words
+) -> dict[str, JSON] | None:
+    """The first match that begins in the tokens from `at` on, as many as are looked at a time."""
+    begin, end = document
+    lead = min(at, LEAD)
+    # a match goes on behind them: a character has at most four tokens
+    stop = min(end - begin, at + _TOKENS + 4 * len(text))
+    ids = opened.open_tokens(split).read(begin + at - lead, begin + stop)
+    ids = ids[: max(lead + 1, words.fitting(ids))]
+    try:
+        whole = words.decode(ids)
+        place = whole.find(text)
+        if place < 0:
+            return None
+        borders = words.borders(ids, whole)
+    except TokenizerError:
+        return None  # ids that are no text have none to be found; the document itself says why
+    while place >= 0:
+        token = int(np.searchsorted(borders, place, side="right")) - 1
+        if token >= lead + _TOKENS:
+            return None
+        if token >= lead:
+            return {"at": at - lead + token, **_snippet(whole, place, len(text))}
+        place = whole.find(text, place + 1)
+    return None
+
+
+def _snippet(whole: str, place: int, length: int) -> dict[str, JSON]:
+    """The match with what is around it. Its borders count UTF-16 units, as a page does."""
+    start = max(0, place - max(0, PREVIEW - length) // 2)
+    snippet = whole[start : max(place + length, start + PREVIEW)]
+    before = len(whole[start:place].encode("utf-16-le", "surrogatepass")) // 2
+    inside = len(whole[place : place + length].encode("utf-16-le", "surrogatepass")) // 2
+    return {"snippet": snippet, "from": before, "to": before + inside}

@@ -1,0 +1,161 @@
+"""What a rank trains on at a step, and how a mixture goes on.
+
+In: a store that is open, or a config; numbers of a training.  Out: facts for JSON.
+Promise: rows, labels and order are those of a `Loader` with the same numbers; an answer holds at
+most MOST_TOKENS tokens, and says which part of a larger batch it is.
+Not here: reading rows (batch), requests (api).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardmill.errors import OptionError
+from shardmill.inspector.batch import Moment, read_row
+from shardmill.inspector.opened import OpenStore
+from shardmill.inspector.shelf import NO_TOKENIZER, Shelf
+from shardmill.inspector.view import Reading, Tokens, shown
+from shardmill.loading import PlannedSample, RowSource, SampleStream, TokenSource
+from shardmill.loading.config import DataConfig, open_stream
+from shardmill.loading.stream import Shuffle
+from shardmill.records import JSON, OffsetArray
+
+MOST_TOKENS = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What decides which sample comes when. None: as the config says, else 0 and "global"."""
+
+    seq_len: int
+    seed: int | None
+    shuffle: Shuffle | None
+
+
+def store_stream(
+    opened: OpenStore, split: str | None, plan: str | None, order: Order
+) -> SampleStream:
+    """The order of one store: windows of a split, or rows of a plan."""
+    source: RowSource
+    if plan is not None:
+        source = opened.pack_source(plan, split)
+        if source.seq_len != order.seq_len:
+            raise OptionError(
+                f"seq_len={order.seq_len:,}: the rows of plan {plan!r} have {source.seq_len:,}"
+            )
+    elif opened.is_chat:
+        known = ", ".join(opened.plans()) or "none yet: make one with `shardmill pack`"
+        raise OptionError(
+            f"{opened.folder}: conversations are trained on in rows of a pack plan; wanted "
+            f"plan=NAME, of its plans: {known}"
+        )
+    else:
+        source = TokenSource(opened, seq_len=order.seq_len, split=split)
+    return SampleStream([source], seed=order.seed or 0, shuffle=order.shuffle or "global")
+
+
+def config_stream(config: DataConfig, order: Order, global_batch_size: int) -> SampleStream:
+    """The mixture of a config."""
+    return open_stream(
+        replace(config, shuffle=order.shuffle or config.shuffle),
+        seq_len=order.seq_len,
+        global_batch_size=global_batch_size,
+        seed=order.seed,
+    )
+
+
+def step_facts(
+    moment: Moment, shelf: Shelf, rows: tuple[int, int], tokens: tuple[int, int]
+) -> dict[str, JSON]:
+    """The rows of a batch: which of them, and which of their tokens, as (start, limit)."""
+    planned = moment.plan()
+    chosen = planned[rows[0] : rows[0] + rows[1]]
+    most = max(1, min(tokens[1], MOST_TOKENS // max(1, len(chosen))))
+    stream = moment.stream
+    return {
+        "samples": moment.samples,
+        "stop": moment.stop,
+        "rank": moment.rank,
+        "world": moment.world,
+        "batch_size": moment.batch_size,
+        "seq_len": stream.seq_len,
+        "seed": stream.seed,
+        "shuffle": stream.shuffle,
+        "documents": moment.documents,
+        "start": rows[0],
+        "rows": [_row_facts(moment, one, shelf, (tokens[0], most)) for one in chosen],
+    }
+
+
+def _row_facts(
+    moment: Moment, plan: PlannedSample, shelf: Shelf, part: tuple[int, int]
+) -> dict[str, JSON]:
+    row = read_row(moment, plan)
+    ids = row.window
+    start = min(part[0], len(ids))
+    stop = min(start + part[1], len(ids))
+    edges = _edges(moment.source_of(plan), plan)
+    # columns of another document count as another piece
+    piece = np.searchsorted(edges, np.arange(start, stop), side="right") - 1
+    tokens = Tokens(ids=ids, start=start, stop=stop, at=start, edges=edges.tolist())
+    view = shown(tokens, _reading(plan, shelf), trained=row.trained[start:stop], piece=piece)
+    documents = plan.documents and [
+        {"document": number, "start": first, "stop": last} for number, first, last in plan.documents
+    ]
+    return {
+        "sample": plan.sample,
+        "source": plan.source,
+        "path": str(plan.path),
+        "split": plan.split,
+        "epoch": plan.epoch,
+        "window": plan.window,
+        "start": plan.start,
+        "stop": plan.stop,
+        "documents": documents,
+        "edges": edges.tolist(),
+        "view": view,
+    }
+
+
+def _edges(source: RowSource, plan: PlannedSample) -> OffsetArray:
+    """Columns of a row at which a document or the padding begins, the first at 0."""
+    inner = [] if plan.documents is None else source.borders(np.array([plan.window])).places
+    return np.array([0, *inner], np.int64)
+
+
+def _reading(plan: PlannedSample, shelf: Shelf) -> Reading:
+    """Of the store that a row comes from; tokens of a folder are shown as ids."""
+    opened = None if plan.split is None else shelf.find(plan.path)
+    if opened is not None:
+        return opened.reading
+    return Reading(words=None, why=NO_TOKENIZER, markers=np.empty(0, np.int64))
+
+
+def mixture_facts(stream: SampleStream, samples: int, points: int) -> dict[str, JSON]:
+    """Shares of the sources over the first `samples` samples, at `points` places."""
+    ends = np.unique(np.linspace(0, samples, points + 1).astype(np.int64)).tolist()
+    counts = [stream.counts(end).tolist() for end in ends]
+    return {
+        "samples": samples,
+        "sources": [
+            {"name": one.name, "path": str(one.path), "split": one.split, "rows": len(one)}
+            for one in stream.sources
+        ],
+        "phases": [
+            {"start": start, "shares": [float(share) for share in shares]}
+            for start, shares in stream.shares()
+        ],
+        "points": [
+            {"sample": last, "shares": _shares(before, now), "counts": [*now]}
+            for last, (before, now) in zip(ends[1:], pairwise(counts), strict=True)
+        ],
+    }
+
+
+def _shares(before: Sequence[int], now: Sequence[int]) -> list[JSON]:
+    new = [after - first for first, after in zip(before, now, strict=True)]
+    return [count / sum(new) for count in new]
