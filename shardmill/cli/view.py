@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ def view(
         raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
     stores = find_stores([*(folders or []), *_stores_of(read)])
     shelf = Shelf(stores, _tokenizers(tokenizer, special, read))
-    with open_server(Desk(shelf, read), host, port) as server:
+    with suppress(KeyboardInterrupt), open_server(Desk(shelf, read), host, port) as server:
         if not is_loopback(host):
             print(
                 f"shardmill: --host {host}: anybody who reaches this address reads the data; "

@@ -52,8 +52,8 @@ class Query:
         if value is None and default is not None:
             return default
         if value is None or value not in choices:
-            found = "is missing" if value is None else f"={value[:80]!r}"
-            raise OptionError(f"{name}{found}: wanted one of {', '.join(map(repr, choices))}")
+            found = f"{name} is missing" if value is None else f"{name}={value[:80]!r}"
+            raise OptionError(f"{found}: wanted one of {', '.join(map(repr, choices))}")
         return value
 
     def text(self, name: str) -> str:

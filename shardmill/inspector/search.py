@@ -159,7 +159,8 @@ def _match(
     except TokenizerError:
         return None  # ids that are no text have none to be found; the document itself says why
     while place >= 0:
-        token = int(np.searchsorted(borders, place, side="right")) - 1
+        last = int(np.searchsorted(borders, place, side="right")) - 1
+        token = int(np.searchsorted(borders, borders[last]))  # the first of a character's tokens
         if token >= lead + _TOKENS:
             return None
         if token >= lead:

@@ -1,8 +1,8 @@
 """Serve the inspector on one address. The one importer of uvicorn.
 
 In: a `Desk`, a host, a port.  Out: a server that answers until it is stopped.
-Promise: the address is bound before it is told, so whoever reads it can connect; Ctrl-C ends it
-with no traceback; nothing is logged but errors.
+Promise: the address is bound before it is told, so whoever reads it can connect; Ctrl-C closes
+every connection; nothing is logged but errors.
 Not here: what is answered (web), messages (cli).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardmill.errors import OptionError, missing_extra
@@ -50,9 +50,9 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.hosts.port}/"
 
     def run(self) -> None:
-        """Answer until Ctrl-C, or until `stop` is called from another thread."""
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again when all is closed
-            self._server.run(sockets=[self._listener])
+        """Answer until `stop` is called from another thread, or until Ctrl-C: then all is closed
+        and KeyboardInterrupt raised."""
+        self._server.run(sockets=[self._listener])
 
     def stop(self) -> None:
         self._server.should_exit = True

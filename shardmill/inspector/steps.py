@@ -123,8 +123,10 @@ def _row_facts(
 
 def _edges(source: RowSource, plan: PlannedSample) -> OffsetArray:
     """Columns of a row at which a document or the padding begins, the first at 0."""
-    inner = [] if plan.documents is None else source.borders(np.array([plan.window])).places
-    return np.array([0, *inner], np.int64)
+    if plan.documents is None:
+        return np.zeros(1, np.int64)
+    inner = source.borders(np.array([plan.window])).places
+    return np.append(0, inner)
 
 
 def _reading(plan: PlannedSample, shelf: Shelf) -> Reading:
