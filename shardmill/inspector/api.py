@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from typing import get_args
 
+import shardmill
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.inspector import documents, overview, plans, search, steps
 from shardmill.inspector.batch import Moment
@@ -22,12 +23,13 @@ from shardmill.inspector.query import Query
 from shardmill.inspector.shelf import Shelf
 from shardmill.loading import SampleStream
 from shardmill.loading.config import DataConfig
-from shardmill.loading.stream import SHUFFLES, Shuffle
+from shardmill.loading.stream import Shuffle
 from shardmill.records import JSON
 
 MOST_VIEW = 10_000
 """Tokens of a document or row in one answer."""
 _MOST_STREAMS = 4
+_SHUFFLES: tuple[Shuffle, ...] = get_args(Shuffle)
 
 
 class Desk:
@@ -62,7 +64,7 @@ class Desk:
 
 def stores(desk: Desk, query: Query) -> JSON:  # noqa: ARG001 - every answer has this shape
     return {
-        "version": version("shardmill"),
+        "version": shardmill.__version__,
         "stores": overview.store_list(desk.shelf),
         "mixture": desk.config is not None,
     }
@@ -127,6 +129,15 @@ def plan_row(desk: Desk, query: Query) -> JSON:
     return plans.row_view(*_plan(desk, query), number, query.page(MOST_VIEW, most=MOST_VIEW))
 
 
+def blame(desk: Desk, query: Query) -> JSON:
+    opened, split = _split(desk, query)
+    token = query.number("token")
+    raise StoreNotFoundError(
+        f"{opened.folder}, split {split!r}, token {token:,}: the store does not tell which input "
+        f"its tokens come from"
+    )
+
+
 def step(desk: Desk, query: Query) -> JSON:
     world = query.number("world", 1, least=1, most=2**20)
     batch_size = query.number("batch_size", least=1, most=2**16)
@@ -187,18 +198,13 @@ def _stream(desk: Desk, query: Query, global_batch_size: int) -> tuple[SampleStr
 
 
 def _order(query: Query, seq_len: int | None) -> steps.Order:
-    shuffle = query.optional("shuffle")
-    seed = query.number("seed", -1)
-    chosen = None if shuffle is None else query.choice("shuffle", SHUFFLES)
-    known: dict[str | None, Shuffle | None] = {one: one for one in (None, *_SHUFFLES)}
+    chosen = query.choice("shuffle", _SHUFFLES, "as it is")
     return steps.Order(
         seq_len=query.number("seq_len", seq_len, least=1, most=2**24),
-        seed=None if seed < 0 else seed,
-        shuffle=known[chosen],
+        seed=None if query.optional("seed") is None else query.number("seed"),
+        shuffle=next((one for one in _SHUFFLES if one == chosen), None),
     )
 
-
-_SHUFFLES: tuple[Shuffle, ...] = ("global", "block", "none")
 
 Answer = Callable[[Desk, Query], JSON]
 
@@ -215,6 +221,7 @@ GET: Mapping[str, Answer] = {
     f"{_STORE}/plans/{{plan}}": plan,
     f"{_STORE}/plans/{{plan}}/rows": plan_rows,
     f"{_STORE}/plans/{{plan}}/rows/{{row}}": plan_row,
+    f"{_STORE}/blame": blame,
     "/api/step": step,
     "/api/mixture": mixture,
 }

@@ -35,7 +35,8 @@ class OpenStore:
         self.store, self.reading = store, reading
         # with `name`, what a loading.TokenSource asks of a store that is open already
         self.splits, self.dtype, self.fingerprint = store.splits, store.dtype, store.fingerprint
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._making: dict[Hashable, threading.Lock] = {}  # what takes long holds up nothing else
         self._kept: dict[Hashable, Any] = {}
 
     @property
@@ -104,6 +105,8 @@ class OpenStore:
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, made once."""
         with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
             if key not in self._kept:
                 self._kept[key] = make()
             return cast(T, self._kept[key])

@@ -48,6 +48,7 @@ class Found:
 
     matches: list[JSON]
     scanned: int = 0  # documents
+    unreadable: int = 0  # those of them with ids that are no text
     next: Place | None = None
 
 
@@ -64,7 +65,13 @@ def search(
     else:
         found = _by_source(opened, split, text, place)
     after = None if found.next is None else str(found.next)
-    return {"matches": found.matches, "next": after, "scanned": found.scanned, "total": total}
+    return {
+        "matches": found.matches,
+        "next": after,
+        "scanned": found.scanned,
+        "unreadable": found.unreadable,
+        "total": total,
+    }
 
 
 def _cursor(after: str | None, total: int) -> Place:
@@ -101,7 +108,7 @@ def _by_source(opened: OpenStore, split: str, text: str, place: Place) -> Found:
     stop = min(total, place.document + MOST_MATCHES)
     numbers = range(place.document, stop)
     matches = [_first_lines(opened, split, number) for number in numbers]
-    return Found(matches, len(numbers), Place(stop) if stop < total else None)
+    return Found(matches, scanned=len(numbers), next=Place(stop) if stop < total else None)
 
 
 def _first_lines(opened: OpenStore, split: str, number: int) -> JSON:
@@ -118,15 +125,20 @@ def _by_text(opened: OpenStore, split: str, text: str, place: Place) -> Found:
         raise OptionError(f"q: {len(text):,} characters; wanted at most {MOST_QUERY:,}")
     end, found = time.monotonic() + SECONDS, Found([])
     for number, start, stop in _documents(opened, split, place.document):
-        first = place.token if number == place.document else 0
-        for at in range(first, max(stop - start, first + 1), _TOKENS):
+        at = place.token if number == place.document else 0
+        while at == 0 or at < stop - start:
             if time.monotonic() > end or len(found.matches) >= MOST_MATCHES:
                 found.next = Place(number, at)
                 return found
-            match = _match(opened, split, (start, stop), at, text, words)
+            try:
+                match, looked = _match(opened, split, (start, stop), at, text, words)
+            except TokenizerError:  # the document itself says why
+                found.unreadable += 1
+                break
             if match is not None:
                 found.matches.append({"document": number, **match})
                 break
+            at += looked
         found.scanned += 1
     return found
 
@@ -142,31 +154,30 @@ def _documents(opened: OpenStore, split: str, first: int) -> Iterator[tuple[int,
 
 def _match(
     opened: OpenStore, split: str, document: tuple[int, int], at: int, text: str, words: Words
-) -> dict[str, JSON] | None:
-    """The first match that begins in the tokens from `at` on, as many as are looked at a time."""
+) -> tuple[dict[str, JSON] | None, int]:
+    """The first match that begins in the next tokens from `at` on, and how many were looked at."""
     begin, end = document
     lead = min(at, LEAD)
-    # a match goes on behind them: a character has at most four tokens
-    stop = min(end - begin, at + _TOKENS + 4 * len(text))
-    ids = opened.open_tokens(split).read(begin + at - lead, begin + stop)
-    ids = ids[: max(lead + 1, words.fitting(ids))]
-    try:
-        whole = words.decode(ids)
-        place = whole.find(text)
-        if place < 0:
-            return None
-        borders = words.borders(ids, whole)
-    except TokenizerError:
-        return None  # ids that are no text have none to be found; the document itself says why
+    over = 4 * len(text)  # a match goes on behind them: a character has at most four tokens
+    ids = opened.open_tokens(split).read(begin + at - lead, min(end, begin + at + _TOKENS + over))
+    most = words.fitting(ids)
+    if most <= lead:  # what stands before is too long to be decoded with it
+        ids, lead = ids[lead:], 0
+        most = words.fitting(ids)
+    looked = _TOKENS if most == len(ids) else max(1, most - lead - over)
+    ids = ids[:most]
+    whole = words.decode(ids)
+    place = whole.find(text)
+    borders = words.borders(ids, whole) if place >= 0 else np.empty(0, np.int64)
     while place >= 0:
         last = int(np.searchsorted(borders, place, side="right")) - 1
         token = int(np.searchsorted(borders, borders[last]))  # the first of a character's tokens
-        if token >= lead + _TOKENS:
-            return None
+        if token >= lead + looked:
+            break
         if token >= lead:
-            return {"at": at - lead + token, **_snippet(whole, place, len(text))}
+            return {"at": at - lead + token, **_snippet(whole, place, len(text))}, looked
         place = whole.find(text, place + 1)
-    return None
+    return None, looked
 
 
 def _snippet(whole: str, place: int, length: int) -> dict[str, JSON]:

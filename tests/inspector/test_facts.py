@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from shardmill.records import IGNORE_INDEX, ROLES, Ragged
 from shardmill.shards import open_store
 from shardmill.testing.chat_stores import read_examples
 from shardmill.testing.stores import build_small_store, read_documents
+from shardmill.tokenizer import open_tokenizer
 from tests.inspector.conftest import OPENED, TEXTS, ask, open_desk
 
 STORE = "/stores/{store}"
@@ -348,10 +350,42 @@ def test_a_match_across_the_parts_of_a_long_document_is_found(tmp_path, monkeypa
         assert match["at"] == len(OPENED.encode("".join(words[:number])))
 
 
-def test_documents_are_found_by_number_and_by_source(desk):
+def test_documents_with_ids_that_are_no_text_are_counted(tmp_path):
+    ids = OPENED.encode("needle")
+    ragged = Ragged.from_sequences([ids, [9999, *ids], ids])
+    known = {"tokenizer_fingerprint": OPENED.fingerprint}
+    build_small_store(tmp_path / "s", {"train": ragged}, **known)
+    desk = Desk(Shelf([tmp_path / "s"], Tokenizers(["byte:4"], None)))
+    found = ask(desk, f"{STORE}/search", store=0, q="needle")
+    assert [match["document"] for match in found["matches"]] == [0, 2]
+    assert (found["scanned"], found["unreadable"], found["next"]) == (3, 1, None)
+    page = ask(desk, f"{STORE}/documents", store=0)["documents"]
+    assert [line["preview"] for line in page] == [
+        "needle",
+        " ".join(map(str, [9999, *ids])),
+        "needle",
+    ]
+
+
+def test_a_search_goes_through_tokens_of_megabytes(tmp_path):
+    own = open_tokenizer("byte:4", specials={"huge": "x" * 3_000_000, "eot": "<|e|>"})
+    huge, eot = own.special_token_ids().values()
+    ids = [*[huge, *own.encode("between")] * 4, *own.encode("at the end"), eot]
+    known = {"tokenizer_fingerprint": own.fingerprint}
+    build_small_store(tmp_path / "s", {"train": Ragged.from_sequences([ids])}, **known)
+    specials = {"huge": "x" * 3_000_000, "eot": "<|e|>"}
+    desk = Desk(Shelf([tmp_path / "s"], Tokenizers(["byte:4"], specials)))
+    (match,) = all_matches(desk, store=0, q="at the end")
+    assert match["at"] == 4 * 8
+    view = ask(desk, f"{STORE}/documents/{{document}}", store=0, document=0)["view"]
+    assert (view["stop"], view["cut"]) == (8, [0])
+
+
+def test_documents_are_found_by_number_and_by_source(desk, monkeypatch):
     (match,) = all_matches(desk, store=PAGES, split="val", kind="id", q="2")
     assert (match["document"], match["at"]) == (2, None)
     assert match["snippet"].removesuffix("<|e|>") == TEXTS[2]
+    monkeypatch.setattr(search, "MOST_MATCHES", 7)
     matches = all_matches(desk, store=CHATS, kind="source", q="memory")
     assert [match["document"] for match in matches] == list(range(40))
 
@@ -373,7 +407,7 @@ def test_shards_say_whether_they_are_sound(place, tmp_path):
     check = desk.checks[0]
     check.start()
     while check.facts()["state"] == "running":
-        pass
+        time.sleep(0.01)
     assert check.facts()["state"] == "done"
     assert statuses()[:4] == ["ok", "damaged", "missing", "ok"]
     (line,) = ask(Desk(Shelf([folder], Tokenizers([], None))), "/stores")["stores"]

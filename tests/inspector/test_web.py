@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 
 import pytest
 
@@ -111,7 +112,7 @@ def test_a_check_is_started_by_our_own_page_alone(client):
     status, facts = client.json(path, method="POST", headers=headers)
     assert (status, facts["problems"]) == (202, [])
     while (facts := client.json(path)[1])["state"] == "running":
-        pass
+        time.sleep(0.01)
     assert (facts["state"], facts["problems"]) == ("done", [])
     assert facts["done_bytes"] == facts["total_bytes"] > 0
 
@@ -226,6 +227,8 @@ def test_what_is_not_there_is_a_404(client, place, tmp_path):
     assert client.json(f"{STORES}/2") == (404, {"error": "store 2: wanted 0 to 1; see /api/stores"})
     status, facts = client.json(f"{STORES}/0/plans/nope")
     assert (status, "its plans are: train-160, train-wide" in facts["error"]) == (404, True)
+    status, facts = client.json(f"{STORES}/0/blame?token=5")
+    assert (status, "does not tell which input" in facts["error"]) == (404, True)
     desk = open_desk(place)
     desk.config = None
     with serving(desk, tmp_path) as other:
