@@ -21,7 +21,8 @@ from shardmill.loading import PackSource
 from shardmill.loading.chats import checked_pad_id
 from shardmill.mapped import PackSpace, TokenSpace, open_tokens
 from shardmill.records import OffsetArray
-from shardmill.shards import ChatArrays, Store, StoredPlan, find_plan, list_plans, plans_of
+from shardmill.shards import ChatArrays, Store, StoredPlan, plans_of
+from shardmill.shards.plans import PACKS, SUFFIX
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class OpenStore:
 
     def plans(self) -> dict[str, StoredPlan | StoreError]:
         """Every plan by name, or why it cannot be used. Looked at again when one is written."""
-        files = [find_plan(self.folder, name) for name in list_plans(self.folder)]
+        files = sorted((self.folder / PACKS).glob(f"*{SUFFIX}"))
         stamp = tuple((path.name, path.stat().st_mtime_ns) for path in files)
         return self.keep(("plans", stamp), lambda: dict(plans_of(self.store)))
 

@@ -2,7 +2,8 @@
 
 In: a store that is open, or a config; numbers of a training.  Out: facts for JSON.
 Promise: rows, labels and order are those of a `Loader` with the same numbers; an answer holds at
-most MOST_TOKENS tokens, and says which part of a larger batch it is.
+most MOST_TOKENS tokens and about MOST_CHARACTERS characters, so perhaps less rows than were asked
+for, and says which part of a batch it is.
 Not here: reading rows (batch), requests (api).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from shardmill.inspector.batch import Moment, read_row
 from shardmill.inspector.opened import OpenStore
 from shardmill.inspector.shelf import NO_TOKENIZER, Shelf
 from shardmill.inspector.view import Reading, Tokens, shown
+from shardmill.inspector.words import MOST_CHARACTERS
 from shardmill.loading import PlannedSample, RowSource, SampleStream, TokenSource
 from shardmill.loading.config import DataConfig, open_stream
 from shardmill.loading.stream import Shuffle
@@ -87,13 +90,29 @@ def step_facts(
         "shuffle": stream.shuffle,
         "documents": moment.documents,
         "start": rows[0],
-        "rows": [_row_facts(moment, one, shelf, (tokens[0], most)) for one in chosen],
+        "rows": _rows(moment, chosen, shelf, (tokens[0], most)),
     }
+
+
+def _rows(
+    moment: Moment, chosen: Sequence[PlannedSample], shelf: Shelf, part: tuple[int, int]
+) -> list[JSON]:
+    """Of these samples as many as have not too much text, at least one."""
+    rows: list[JSON] = []
+    characters = 0
+    for plan in chosen:
+        found, view = _row_facts(moment, plan, shelf, part)
+        rows.append({**found, "view": view})
+        characters += sum(map(len, view["texts"]))
+        if characters > MOST_CHARACTERS:
+            break
+    return rows
 
 
 def _row_facts(
     moment: Moment, plan: PlannedSample, shelf: Shelf, part: tuple[int, int]
-) -> dict[str, JSON]:
+) -> tuple[dict[str, JSON], dict[str, Any]]:
+    """What a row is, and its tokens."""
     row = read_row(moment, plan)
     ids = row.window
     start = min(part[0], len(ids))
@@ -103,10 +122,13 @@ def _row_facts(
     piece = np.searchsorted(edges, np.arange(start, stop), side="right") - 1
     tokens = Tokens(ids=ids, start=start, stop=stop, at=start, edges=edges.tolist())
     view = shown(tokens, _reading(plan, shelf), trained=row.trained[start:stop], piece=piece)
-    documents = plan.documents and [
-        {"document": number, "start": first, "stop": last} for number, first, last in plan.documents
-    ]
-    return {
+    documents: JSON = None
+    if plan.documents is not None:
+        documents = [
+            {"document": number, "start": first, "stop": last}
+            for number, first, last in plan.documents
+        ]
+    found: dict[str, JSON] = {
         "sample": plan.sample,
         "source": plan.source,
         "path": str(plan.path),
@@ -117,8 +139,8 @@ def _row_facts(
         "stop": plan.stop,
         "documents": documents,
         "edges": edges.tolist(),
-        "view": view,
     }
+    return found, view
 
 
 def _edges(source: RowSource, plan: PlannedSample) -> OffsetArray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardmill.errors import OptionError, StoreNotFoundError
-from shardmill.inspector import documents, plans, search
+from shardmill.inspector import documents, plans, search, steps
 from shardmill.inspector.api import Desk
 from shardmill.inspector.documents import even_runs
 from shardmill.inspector.shelf import Shelf, Tokenizers, find_stores
@@ -252,6 +252,32 @@ def test_a_large_batch_comes_in_parts(desk):
         assert row["view"]["ids"] == other["view"]["ids"][3:8]
         assert row["view"]["texts"] == other["view"]["texts"][3:8]
         assert (row["view"]["start"], row["view"]["stop"]) == (3, 8)
+
+
+def test_a_batch_with_much_text_comes_in_parts_too(desk, monkeypatch):
+    values = {"store": PAGES, "split": "train", "seq_len": 16, "step": 1, "batch_size": 9}
+    whole = ask(desk, "/step", **values)["rows"]
+    monkeypatch.setattr(steps, "MOST_CHARACTERS", 20)
+    found: list[dict] = []
+    while len(found) < 9:
+        part = ask(desk, "/step", start=len(found), **values)["rows"]
+        assert 1 <= len(part) <= 3
+        found += part
+    assert found == whole
+
+
+def test_a_folder_among_the_plans_hides_no_other(place, tmp_path):
+    folder = Path(shutil.copytree(place / "chats", tmp_path / "chats"))
+    desk = Desk(Shelf([folder], Tokenizers([], None)))
+    before = ask(desk, STORE, store=0)["plans"]
+    (folder / "packs" / "train-zz.plan").mkdir()
+    (folder / "packs" / "train-zy.plan").write_text("no plan")
+    after = ask(desk, STORE, store=0)["plans"]
+    assert after[: len(before)] == before
+    assert [(plan["name"], plan["error"] is None) for plan in after[len(before) :]] == [
+        ("train-zy", False),
+        ("train-zz", False),
+    ]
 
 
 def test_the_mixture_counts_what_is_taken(desk):
