@@ -59,9 +59,14 @@ def plan_memory(workers: int, memory: int | None, *, asked: bool) -> MemoryPlan:
     if memory is not None:
         fits = max(memory // PROCESS_BYTES - 1, 1)
         if memory < PROCESS_BYTES or (asked and workers > fits):
+            asked_for = (
+                f", {workers} workers take about {_needed(workers):,}"
+                if asked and workers > 1
+                else ""
+            )
             raise OptionError(
-                f"memory={memory:,}: {workers} worker{'s' if workers > 1 else ''} take about "
-                f"{_needed(workers):,} bytes: allow that much, or use fewer workers"
+                f"memory={memory:,}: one process takes about {_needed(1):,} bytes{asked_for}: "
+                "allow that much" + (", or use fewer workers" if asked_for else "")
             )
         workers = min(workers, fits)
     num_processes = workers + 1 if workers > 1 else 1

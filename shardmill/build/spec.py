@@ -125,7 +125,8 @@ def end_id(spec: BuildSpec, tokenizer: Tokenizer) -> int | None:
     if "eot" not in specials:
         raise OptionError(
             "this tokenizer names no 'eot' token to put behind each document "
-            f"(it names {sorted(specials) or 'none'}): name one, or build without end tokens"
+            f"(it names {sorted(specials) or 'none'}): name one when it is opened (eot=), with "
+            "'byte:1' in place of 'byte' to have an id for it; or build with append_eot=False"
         )
     return specials["eot"]
 

@@ -10,9 +10,9 @@ A model's newer template may say more (a date, a default system text): these say
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
+from shardmill.arguments import nearest
 from shardmill.chat.spec import TemplateSpec, spec_from_json
 from shardmill.errors import OptionError
 from shardmill.records import JSON
@@ -113,8 +113,8 @@ def known_template(name: str) -> TemplateSpec:
     """A known template by its name; OptionError with the nearest names otherwise."""
     if name in KNOWN_TEMPLATES:
         return KNOWN_TEMPLATES[name]
-    near = difflib.get_close_matches(name, KNOWN_TEMPLATES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, KNOWN_TEMPLATES)
+    hint = f"; did you mean {near!r}?" if near else ""
     raise OptionError(
         f"no template is called {name!r}{hint} (known: {', '.join(KNOWN_TEMPLATES)}; or give a "
         ".json or .toml file)"

@@ -1,7 +1,6 @@
 """The command line: one file per command, put together here.
 
-Promise: data on stdout, progress and messages on stderr; exit 0 when done, 1 when a check found
-damage or a comparison a difference, 2 for a mistake in the call or its input, 130 after Ctrl-C. No
+Promise: data on stdout, progress and messages on stderr; the exit codes of `border.EXIT_CODES`. No
 traceback for a user's mistake; `--debug` before the command shows it.
 """
 
@@ -9,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from shardmill.cli.bench import bench
 from shardmill.cli.blame import blame
+from shardmill.cli.border import run
 from shardmill.cli.build import build
 from shardmill.cli.build_chats import chats
+from shardmill.cli.called import Commands
 from shardmill.cli.check import check
 from shardmill.cli.convert import convert
 from shardmill.cli.diff import diff
@@ -30,68 +31,49 @@ from shardmill.cli.stream import stream
 from shardmill.cli.tokenizer import app as tokenizer_app
 from shardmill.cli.verify import verify
 from shardmill.cli.view import view
-from shardmill.errors import ShardmillError
-
-
-class _Commands(TyperGroup):
-    """`build chats` is a command of its own; any other first word after `build` is an input."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[:2] == ["build", "chats"]:
-            args = ["build chats", *args[2:]]
-        return super().resolve_command(ctx, args)
-
 
 app = typer.Typer(
     name="shardmill",
-    cls=_Commands,
+    cls=Commands,
     help="Text and chats to training batches: tokenised once, memory-mapped, checked.",
+    epilog="`shardmill COMMAND --help` has examples; docs/cli.md has the exit codes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(build)
-app.command("build chats")(chats)
-app.command()(pack)
-app.command()(show)
-app.command()(blame)
-app.command()(view)
-app.command()(verify)
-app.command()(check)
-app.command()(info)
-app.command()(diff)
-app.command()(exclude)
-app.command()(push)
-app.command()(pull)
-app.command()(convert)
-app.command()(stream)
-app.add_typer(tokenizer_app, name="tokenizer")
-
-_debug = False
+MAKE, LOOK, MOVE, RUN = "Make", "Look and check", "Move", "Run and measure"
+"""The panels of the help, in the order of work."""
+app.add_typer(tokenizer_app, name="tokenizer", rich_help_panel=MAKE)
+app.command(rich_help_panel=MAKE)(build)
+app.command("build chats", rich_help_panel=MAKE)(chats)
+app.command(rich_help_panel=MAKE)(pack)
+app.command(rich_help_panel=LOOK)(info)
+app.command(rich_help_panel=LOOK)(show)
+app.command(rich_help_panel=LOOK)(view)
+app.command(rich_help_panel=LOOK)(blame)
+app.command(rich_help_panel=LOOK)(verify)
+app.command(rich_help_panel=LOOK)(check)
+app.command(rich_help_panel=LOOK)(diff)
+app.command(rich_help_panel=LOOK)(exclude)
+app.command(rich_help_panel=MOVE)(push)
+app.command(rich_help_panel=MOVE)(pull)
+app.command(rich_help_panel=MOVE)(convert)
+app.command(rich_help_panel=RUN)(stream)
+app.command(rich_help_panel=RUN)(bench)
 
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option(help="Show a traceback with every error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback with every error.")
+    ] = False,
 ) -> None:
-    global _debug
-    _debug = debug
+    """Text and chats to training batches: tokenised once, memory-mapped, checked."""
 
 
 def main() -> None:
-    """The entry point: errors of ours become one line and exit code 2."""
+    """The entry point."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    try:
-        app()
-    except ShardmillError as error:
-        if _debug:
-            raise
-        print(f"shardmill: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that may not be written
-        if _debug:
-            raise
-        print(f"shardmill: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run(app, sys.argv[1:]))
 
 
 __all__ = ["app", "main"]

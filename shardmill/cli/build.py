@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from shardmill.build import BuildReport, BuildSpec, Feed, build_store, plan_store
+from shardmill.cli.build_field import check_field
 from shardmill.cli.engines import HELP, EngineName, parse_engines
 from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
@@ -85,8 +86,12 @@ def build(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it takes; build nothing.")
     ] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with an unfinished build.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a store, or start again.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished build.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a store, or start again.")
+    ] = False,
     scratch: Annotated[
         Path | None,
         typer.Option(help="Where a store for a URL is built before it is sent. Default: cache."),
@@ -101,10 +106,16 @@ def build(
 ) -> None:
     """Tokenise text into a store.
 
-    Conversations have a command of their own, `shardmill build chats`; a folder that is called
-    chats is written ./chats here.
+    Prints one line: documents, tokens and shards of the store, what was left out and why, time and
+    memory. Conversations have a command of their own, `shardmill build chats`; a folder that is
+    called chats is written ./chats here.
 
-    Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --val-tokens 1000000
+    Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model
+
+    Example: shardmill build books --out s3://bucket/books --tokenizer spm.model --json
+
+    Exit 0: built, or planned. Exit 2: a mistake in the call or its input; what is done is kept.
+    Exit 130: stopped with Ctrl-C; go on with --resume.
     """
     place = open_output(out, scratch)
     check_place(place.folder, report, goes_on=resume or overwrite or dry_run)
@@ -122,6 +133,8 @@ def build(
     options = {key: wish for key, wish in wishes.items() if wish}
     source = open_source(inputs, seed=seed, **options)
     check_report(report, source)
+    if field is not None and not resume:
+        check_field(source, field)
     fill: tuple[tuple[str, int | None], ...] = (("train", max_tokens),)
     if val_tokens:
         fill = (("val", val_tokens), *fill)

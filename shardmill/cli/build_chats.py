@@ -21,7 +21,7 @@ from shardmill.chat import (
 )
 from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
-from shardmill.cli.reports import check_place, run_facts
+from shardmill.cli.reports import check_place, cost_words, run_facts, told_how_to_resume
 from shardmill.cli.sizes import parse_bytes
 from shardmill.cli.tokenizer import parse_specials
 from shardmill.errors import OptionError
@@ -75,14 +75,18 @@ def chats(
     name: Annotated[str | None, typer.Option(help="Name of the data, recorded.")] = None,
     special: Annotated[
         list[str] | None,
-        typer.Option(help="name=string, once per special token the tokenizer does not name."),
+        typer.Option(help="NAME=STRING, once per special token the tokenizer does not name."),
     ] = None,
     shard_bytes: Annotated[str, typer.Option(help="Size of a shard, e.g. 128MiB.")] = "128MiB",
     engine: Annotated[
         Literal["reference", "fast", "auto"], typer.Option(help="Which tokenizer engine encodes.")
     ] = "auto",
-    resume: Annotated[bool, typer.Option(help="Go on with an unfinished build.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a store, or start again.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished build.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a store, or start again.")
+    ] = False,
     scratch: Annotated[
         Path | None,
         typer.Option(help="Where a store for a URL is built before it is sent. Default: cache."),
@@ -94,10 +98,14 @@ def chats(
 ) -> None:
     """Render conversations into a store, each whole, with loss mask and turns.
 
+    Prints one line: conversations, turns, tokens, how many are trained, what was left out and why.
     The template's mask is proved first; a template that fails is refused. To tokenise the texts of
     a folder called chats, write ./chats.
 
-    Example: shardmill build chats chats.jsonl --out store --tokenizer spm.model --template chatml
+    Example: shardmill build chats c.jsonl --out c --tokenizer spm.model --template chatml
+
+    Exit 0: built. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130:
+    stopped with Ctrl-C; go on with --resume.
     """
     place = open_output(out, scratch)
     check_place(place.folder, report, goes_on=resume or overwrite)
@@ -106,6 +114,7 @@ def chats(
     with (
         place.opened(resume=resume, overwrite=overwrite) as folder,
         build_progress() as on_progress,
+        told_how_to_resume(folder),
     ):
         done = build_chats(
             source,
@@ -168,7 +177,7 @@ def receipt(out: str, done: BuildReport) -> str:
     return (
         f"{out}: {ledger.documents.kept:,} conversations, {ledger.chat.turns:,} turns, "
         f"{ledger.tokens.kept:,} tokens, {ledger.chat.trained_tokens:,} trained; "
-        f"left out: {dropped or 'none'}; mask proved; {done.seconds:.1f} s"
+        f"left out: {dropped or 'none'}; mask proved; {done.seconds:.1f} s{cost_words(done)}"
     )
 
 

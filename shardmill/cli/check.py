@@ -35,7 +35,7 @@ def check(
         str | None, typer.Option(help="Compare the ids with the vocabulary of this tokenizer.")
     ] = None,
     special: Annotated[
-        list[str] | None, typer.Option(help="name=string: special tokens it does not name itself.")
+        list[str] | None, typer.Option(help="NAME=STRING: special tokens it does not name itself.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Of a store. Default: 'train'.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Count the windows of this length.")] = None,
@@ -46,10 +46,13 @@ def check(
 ) -> None:
     """Check a folder of tokens; print the flags and the TOML that name it in a training config.
 
-    Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. The
+    Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
     bytes of a store are compared with its manifest by `shardmill verify`.
 
     Example: shardmill check tokens --file-pattern '*.bin' --seq-len 1024
+
+    Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. Exit 2:
+    a mistake in the call, or no such folder.
     """
     for name, number in (("--seq-len", seq_len), ("--sample", sample)):
         if number is not None:

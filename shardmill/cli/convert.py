@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from shardmill.cli.places import check_local
 from shardmill.errors import OptionError
 from shardmill.interop.convert import ConvertOptions
 from shardmill.interop.convert import convert as convert_format
@@ -36,10 +37,12 @@ def convert(
         int | None, typer.Option(help="The id between documents, for files without an index.")
     ] = None,
     eot_first: Annotated[
-        bool, typer.Option(help="That id opens a document (llm.c) instead of closing it.")
+        bool,
+        typer.Option("--eot-first", help="That id opens a document (llm.c), and closes none."),
     ] = False,
     ignore_loss: Annotated[
-        bool, typer.Option(help="Train on tokens that a .loss file leaves out.")
+        bool,
+        typer.Option("--ignore-loss", help="Train on tokens that a .loss file leaves out."),
     ] = False,
     pack_size: Annotated[
         int | None, typer.Option(help="The most tokens a bin holds, if nothing says it.")
@@ -52,12 +55,19 @@ def convert(
 ) -> None:
     """Convert between formats; afterwards both sides are read and compared.
 
-    Tokens: megatron, llmc, datatrove, dolma to store; store to megatron. Packed shards: legacy,
-    memmap and parquet to one another, and the plan of a chat store to any of them.
+    Prints one line: documents or bins, and tokens. Tokens: megatron, llmc, datatrove, dolma to
+    store; store to megatron. Packed shards: legacy, memmap and parquet to one another, and the
+    plan of a chat store to any of them.
 
-    Example: shardmill convert shard_000000.npy shard_000000 --from legacy --to memmap
-    --pack-size 4096
+    Example: shardmill convert store megatron --from store --to megatron
+
+    Example: shardmill convert old.npy new --from legacy --to memmap --pack-size 4096
+
+    Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
+    nothing is left there.
     """
+    for name, place in (("SOURCE", source), ("TARGET", target)):
+        check_local(place, name, instead=" (`shardmill pull` and `push` copy)")
     if eot_first and eot is None:
         raise OptionError("--eot-first: of which id? Give --eot too")
     options = ConvertOptions(

@@ -29,17 +29,21 @@ def diff(
 ) -> None:
     """Explain what differs between two stores: facts, files, documents, order, masks, exclusions.
 
-    Exit 0: identical. Exit 1: something differs. Exit 2: they cannot be compared.
+    Prints one line when they are identical, else a section for each kind of difference. Shards of
+    equal hashes are not read: whether they still are what the manifest says, tells
+    `shardmill verify`.
 
     Example: shardmill diff store-before store-now
+
+    Exit 0: identical. Exit 1: something differs. Exit 2: they cannot be compared.
     """
     opened = open_tokenizer(tokenizer) if tokenizer else None
     found = diff_stores(a, b)
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        print(json.dumps(asdict(found), indent=2))
     else:
         for line in _lines(found, opened):
-            typer.echo(line)
+            print(line)
     if not found.identical:
         raise typer.Exit(1)
 
@@ -47,7 +51,10 @@ def diff(
 def _lines(found: StoreDiff, tokenizer: Tokenizer | None) -> Iterator[str]:
     if found.identical:
         total = sum(split.both for split in found.documents)
-        yield f"{found.a}, {found.b}: identical, {total:,} documents"
+        yield (
+            f"{found.a}, {found.b}: identical, {total:,} documents (by their manifests; `shardmill "
+            "verify` reads the contents)"
+        )
         return
     yield f"{found.a} -> {found.b}: different"
     for section in ("tokenizer", "template", "options", "sources", "splits", "exclusions"):

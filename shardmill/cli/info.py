@@ -24,11 +24,18 @@ def info(
 ) -> None:
     """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
 
-    Names and sizes of all files are checked; `shardmill verify` checks their contents.
+    Prints a table of splits and a list of facts. Names and sizes of all files are checked;
+    `shardmill verify` checks their contents.
+
+    Example: shardmill info store
+
+    Example: shardmill info store --json
+
+    Exit 0: told. Exit 2: no finished store there, or one that does not match its manifest.
     """
     store = open_store(folder)
     if as_json:
-        typer.echo(json.dumps(_facts(store), indent=2, sort_keys=True))
+        print(json.dumps(_facts(store), indent=2, sort_keys=True))
         return
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     console.print(_splits(store))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardmill.cli.places import check_local
 from shardmill.cli.push import transfer_progress
 from shardmill.errors import OptionError
 from shardmill.remote.outgoing import build_to, scratch_store
@@ -78,6 +79,7 @@ def open_output(out: str, scratch: Path | None) -> Output:
                 f"--scratch {scratch}: is for a store that goes to a URL, but --out is the folder "
                 f"{out}, in which it is built"
             )
+        check_local(out, "--out", instead=", or a URL such as s3://bucket/path")
         return Output(folder=Path(out), url=None, scratch=None, shown=str(Path(out)))
     folder = scratch_store(out, scratch)
     return Output(folder=folder, url=out, scratch=scratch, shown=shown(out).rstrip("/"))

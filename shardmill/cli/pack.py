@@ -49,10 +49,15 @@ def pack(
 ) -> None:
     """Decide which conversations of a store share a row, and write that down beside it.
 
-    A plan is an index, not a copy: the tokens stay where they are, several plans live side by
-    side, and packing again takes seconds.
+    Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an index,
+    not a copy: the tokens stay where they are, several plans live side by side, and packing again
+    takes seconds.
 
     Example: shardmill pack chats --seq-len 8192 --long split
+
+    Example: shardmill pack chats --list
+
+    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
     """
     if list_all:
         _print_list(folder, as_json=as_json)
@@ -71,10 +76,10 @@ def pack(
     plan = build_plan(folder, split, options=options, name=name, overwrite=overwrite)
     seconds = time.perf_counter() - begun
     if as_json:
-        typer.echo(json.dumps(plan_facts(plan) | {"seconds": round(seconds, 3)}, indent=2))
+        print(json.dumps(plan_facts(plan) | {"seconds": round(seconds, 3)}, indent=2))
         return
     for line in (*_receipt(plan, seconds), *_excluded(folder, plan)):
-        typer.echo(line)
+        print(line)
 
 
 def plan_facts(plan: StoredPlan) -> dict[str, Any]:
@@ -155,9 +160,10 @@ def _excluded(folder: Path, plan: StoredPlan) -> list[str]:
 def _print_list(folder: Path, *, as_json: bool) -> None:
     plans = list(plans_of(open_store(folder)))
     if as_json:
-        typer.echo(json.dumps([listed_facts(name, plan) for name, plan in plans], indent=2))
+        listed = [listed_facts(name, plan) for name, plan in plans]
+        print(json.dumps({"store": str(folder), "plans": listed}, indent=2))
         return
     for name, plan in plans:
-        typer.echo(f"{name}: {listed_line(plan)}")
+        print(f"{name}: {listed_line(plan)}")
     if not plans:
-        typer.echo(f"{folder}: no plan yet; make one with shardmill pack {folder} --seq-len 8192")
+        print(f"{folder}: no plan yet; make one with shardmill pack {folder} --seq-len 8192")

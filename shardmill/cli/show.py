@@ -27,7 +27,7 @@ def show(
         str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
     ] = None,
     special: Annotated[
-        list[str] | None, typer.Option(help="name=string, as the store was built with.")
+        list[str] | None, typer.Option(help="NAME=STRING, as the store was built with.")
     ] = None,
     seq_len: Annotated[
         int | None, typer.Option(help="Show the row that training gets at this length.")
@@ -64,11 +64,14 @@ def show(
 ) -> None:
     """Show one example, or the batch of a step: trained tokens green, others grey, structure bold.
 
-    Without colours what is trained stands in [[ ]]. Invisible characters are written out.
+    Prints text, or ids when there is no --tokenizer. Without colours what is trained stands in
+    [[ ]]. Invisible characters are written out.
 
-    Example: shardmill show store --example 17 --tokenizer spm.model
+    Example: shardmill show store --example 7 --tokenizer spm.model
 
-    Example: shardmill show store --step 31207 --rank 3 --world 8 --batch-size 4 --seq-len 1024
+    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
+
+    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
     """
     whole_number(max_tokens, "--max-tokens", least=0)
     call = StepCall(

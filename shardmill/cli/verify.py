@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,14 +29,19 @@ def verify(
 ) -> None:
     """Read a whole store and compare it with its manifest.
 
-    Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem.
+    Prints one line: ok, or DAMAGED; each problem on stderr.
+
+    Example: shardmill verify store
+
+    Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem. Exit 2: no
+    finished store there.
     """
     with _progress() as on_progress:
         report = verify_store(folder, on_progress=on_progress)
-    typer.echo(_as_json(folder, report) if as_json else _receipt(folder, report))
+    print(_as_json(folder, report) if as_json else _receipt(folder, report))
     if not as_json:
         for problem in report.problems:
-            typer.echo(f"  {problem}", err=True)
+            print(f"  {problem}", file=sys.stderr)
     if not report.ok:
         raise typer.Exit(1)
 

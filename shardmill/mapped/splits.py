@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.mapped.declared import META_JSON
 from shardmill.shards import Store, open_store
@@ -35,10 +36,13 @@ def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] 
     if named is None and len(store.splits) == 1:
         named = store.splits[0]
     if named not in store.splits:
+        near = None if named is None else nearest(named, store.splits)
+        meant = near or store.splits[0]
         raise OptionError(
             f"{store.folder}: a store with the splits {list(store.splits)}; "
             + ("say which" if named is None else f"none is {named!r}")
-            + f": split={store.splits[0]!r}, or open {store.folder / store.splits[0]}"
+            + (f"; did you mean {near!r}?" if near else "")
+            + f": split={meant!r}, or open {store.folder / meant}"
         )
     return store, named
 

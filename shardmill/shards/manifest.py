@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,14 +244,28 @@ def _read_meta(path: Path) -> bytes:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def _names_inside(folder: Path) -> Iterator[str]:
+    """Of files in it and in its folders, those of splits; what cannot be listed is passed over."""
+    for path in (folder, *(entry for entry in _listed(folder) if entry.is_dir())):
+        yield from (str(entry.relative_to(folder)) for entry in _listed(path))
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
 def missing_store(folder: Path) -> StoreNotFoundError:
     """Why there is no store at `folder`, in the words that fit what is there."""
     if not folder.is_dir():
         return StoreNotFoundError(f"{folder}: no such folder; build a store there first")
-    inside = (entry for split in folder.iterdir() if split.is_dir() for entry in split.iterdir())
-    if any(looks_like_data(entry.name) for entry in (*folder.iterdir(), *inside)):
+    found = next((name for name in _names_inside(folder) if looks_like_data(name)), None)
+    if found is not None:
         return StoreNotFoundError(
-            f"{folder}: token files but no {META}: the build here is unfinished; resume it, or "
-            "delete the folder and build again"
+            f"{folder}: no {META}, so no finished store, though there are files like {found}; "
+            "`shardmill check` is for folders of token files, and a store whose manifest is lost "
+            "is built or copied again"
         )
     return StoreNotFoundError(f"{folder}: no {META} here, so it is not a store; check the path")

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.arguments import choices
 from shardmill.atomic import atomic_write, cannot_write
 from shardmill.errors import (
     BuildError,
@@ -88,8 +89,10 @@ def find_plan(folder: Path, plan: str | Path) -> Path:
         return Path(plan).absolute()
     path = Path(folder).absolute() / PACKS / f"{plan}{SUFFIX}"
     if not path.is_file():
-        known = ", ".join(list_plans(folder)) or "none yet: make one with `shardmill pack`"
-        raise StoreNotFoundError(f"{folder}: no plan {plan!r}; its plans are: {known}")
+        known = choices(plan, list_plans(folder), verb="its plans are")
+        raise StoreNotFoundError(
+            f"{folder}: no plan {plan!r}; {known} (`shardmill pack` makes them)"
+        )
     return path
 
 

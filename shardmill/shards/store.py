@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from shardmill.arguments import choices
 from shardmill.errors import DamagedStoreError, OptionError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
 from shardmill.shards.entries import Manifest, SplitEntry
@@ -123,7 +124,8 @@ class Store:
 
     def _split(self, name: str) -> SplitEntry:
         if name not in self.manifest.splits:
-            raise OptionError(f"{self.folder}: no split {name!r}; it has {list(self.splits)}")
+            known = choices(name, self.splits, verb="its splits are")
+            raise OptionError(f"{self.folder}: no split {name!r}; {known}")
         return self.manifest.splits[name]
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:

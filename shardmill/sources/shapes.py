@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.records import Conversation, Drop
 from shardmill.sources.record import Misfit, Record
@@ -134,7 +135,9 @@ SHAPES = {shape.name: shape for shape in _SHAPES}
 
 def shape_named(name: str) -> Shape:
     if name not in SHAPES:
-        raise OptionError(f"shape={name!r}: wanted one of\n{listed_shapes()}")
+        near = nearest(name, SHAPES)
+        guess = f"did you mean {near!r}? " if near else ""
+        raise OptionError(f"shape={name!r}: {guess}wanted one of\n{listed_shapes()}")
     return SHAPES[name]
 
 

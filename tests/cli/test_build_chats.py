@@ -124,10 +124,10 @@ def test_bad_records_stop_a_build_or_are_listed(call, corpus):
         (["--template", "chatml"], "<|im_start|>"),
         (["--template", "no.json"], "no.json"),
         (["--template", "no.jinja"], "no.jinja"),
-        (["--val-fraction", "1.5"], "val_fraction"),
+        (["--val-fraction", "1.5"], "--val-fraction 1.5: wanted the share"),
         (["--shape", "shap"], "shap"),
         (["--report", "no/r.json"], "there is no folder no"),
-        (["--special", "x"], "wanted name=string"),
+        (["--special", "x"], "wanted NAME=STRING"),
     ],
 )
 def test_a_mistake_in_the_call_is_one_message_and_leaves_nothing(call, corpus, arguments, wanted):

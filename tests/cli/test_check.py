@@ -218,7 +218,7 @@ def test_too_few_tokens_for_a_window_are_a_problem(check, tokens):
         (["empty"], "No files match '*.npy'"),
         (["tokens", "--file-pattern", "*.bin"], "No files match '*.bin'"),
         (["both"], "there are .npy and .bin files, perhaps the same tokens twice"),
-        (["tokens", "--dtype", "int8"], "Invalid value"),
+        (["tokens", "--dtype", "int8"], "--dtype int8: wanted one of uint16, uint32"),
         (["tokens", "--dtype", "uint32"], "its header says uint16"),
         (["tokens", "--split", "train"], "tokens is no store, so it has no splits"),
         (["tokens", "--seq-len", "0"], "--seq-len=0: wanted at least 1"),

@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(call) -> None:
     cases = {
         ("pack", "s"): "--seq-len is missing",
         ("pack", "s", "--seq-len", "8"): "example 2: 13 tokens, but a row holds 9",
-        ("pack", "s", "--seq-len", "16", "--seed", "1"): "algorithm='best-fit' takes no seed",
+        ("pack", "s", "--seq-len", "16", "--seed", "1"): "--algorithm best-fit takes no seed",
         ("pack", "s", "--seq-len", "16", "--split", "test"): "no split 'test'",
         ("pack", "d", "--seq-len", "16"): "a store of documents, which have no loss mask",
         ("pack", "none", "--seq-len", "16"): "none",
@@ -112,7 +112,7 @@ def test_plans_are_listed_and_never_replaced_unasked(call) -> None:
         "train-mine: 2 rows of 21 tokens, 57.14% full, 4 pieces\n"
         "val-12: 2 rows of 13 tokens, 92.31% full, 4 pieces\n",
     )
-    listed = json.loads(call("pack", "s", "--list", "--json")[1])
+    listed = json.loads(call("pack", "s", "--list", "--json")[1])["plans"]
     assert [(one["name"], one["options"]["seq_len"]) for one in listed] == [
         ("train-mine", 20),
         ("val-12", 12),
@@ -133,7 +133,7 @@ def test_verify_and_info_know_the_plans(call) -> None:
     assert (code, out) == (1, "s: DAMAGED, 1 problem\n")
     assert "  packs/train-12.plan: its sha256 is not the one at its end" in err
     assert "CANNOT BE USED" in call("info", "s")[1]
-    assert "problem" in json.loads(call("pack", "s", "--list", "--json")[1])[0]
+    assert "problem" in json.loads(call("pack", "s", "--list", "--json")[1])["plans"][0]
 
 
 def test_a_plan_of_the_store_before_it_was_built_again_is_told_stale(call) -> None:

@@ -161,8 +161,8 @@ def test_evaluation_has_its_own_data_and_ends(run) -> None:
         (["--state", "list.json"], "--state list.json: a list, wanted what --save-state wrote"),
         (["--state", "s.json", "--set", "data.seed=3"], "seed"),
         (["--save-state", "no/s.json"], "--save-state no/s.json: there is no folder no"),
-        (["--process-index", "1"], "process_index=1, process_count=None: wanted both"),
-        (["--process-index", "2", "--process-count", "2"], "process_index=2: wanted 0 to 1"),
+        (["--process-index", "1"], "--process-index 1, no --process-count: wanted both"),
+        (["--process-index", "2", "--process-count", "2"], "--process-index 2: wanted 0 to 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_changes_no_file(run, arguments: list[str], message: str) -> None:

@@ -253,7 +253,7 @@ def test_asking_ahead_changes_nothing(folder: Path) -> None:
 
 
 def test_what_cannot_be_read_is_refused_by_name(folder: Path) -> None:
-    with pytest.raises(StoreNotFoundError, match="no plan 'train-9'; its plans are: train-6-split"):
+    with pytest.raises(StoreNotFoundError, match=r"no plan 'train-9'.* plans are: train-6-split"):
         PackSource(folder / "s", "train-9")
     with pytest.raises(OptionError, match=r"pad_id=65,536: tokens of .* are uint16"):
         PackSource(folder / "s", "train-6-split", pad_id=65536)

@@ -110,7 +110,7 @@ def test_no_store_is_said_in_the_words_that_fit(tmp_path: Path) -> None:
         "missing": "no such folder",
         "file": "no such folder",
         "empty": "not a store",
-        "half": "unfinished; resume it",
+        "half": "no meta.json, so no finished store",
     }.items():
         with pytest.raises(StoreNotFoundError, match=wanted) as error:
             open_store(tmp_path / name)

@@ -556,7 +556,7 @@ def test_a_revision_of_digits_stays_a_string() -> None:
     [
         ("data.seed", "override 'data.seed': found no '='; wanted KEY=VALUE: data.seed=7"),
         ("data.sead=3", "override 'data.sead=3': data.sead: unknown key; did you mean 'seed'?"),
-        ("sead=3", "override 'sead=3': sead: unknown key; did you mean 'data'?"),
+        ("sead=3", "override 'sead=3': sead: unknown key; known here: data, model, train"),
         ("=3", "override '=3': : unknown key; "),
         ("data.seed.x=3", "override 'data.seed.x=3': data.seed is no table, so it has no 'x'"),
         ("data.seed=x", "override 'data.seed=x': 'x' is no value of TOML: wanted a number, true"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.loading.config.records import DataConfig
 from shardmill.sampling.weights import whole_shares
@@ -89,9 +90,11 @@ def _check_weights(config: DataConfig, key: str, weights: Mapping[str, float]) -
     known = ", ".join(map(repr, names)) or "none: data.dataset_path is a single source"
     for name in weights:
         if name not in names:
+            near = nearest(name, names)
+            guess = f"; did you mean {near!r}?" if near else ""
             raise OptionError(
                 f"{config.file}: {key}.{name}: a weight for an unknown dataset; data.datasets has "
-                f"{known}"
+                f"{known}{guess}"
             )
     missing = [name for name in names if name not in weights]
     if missing:

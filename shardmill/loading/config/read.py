@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import cast
 
+from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.loading.config.checks import check_mixture
 from shardmill.loading.config.records import DataConfig, DatasetConfig, PhaseConfig
@@ -36,7 +37,9 @@ def read_config(path: str | Path) -> DataConfig:
         raise OptionError(f"{path}: not TOML: {error}") from error
     if "data" not in found:
         there = ", ".join(sorted(found)) or "nothing"
-        raise OptionError(f"{path}: no [data] table; found {there}")
+        near = [name for name in found if nearest(name, ["data"])]
+        guess = f"; is [{near[0]}] meant for it?" if near else ""
+        raise OptionError(f"{path}: no [data] table; found {there}{guess}")
     return parse_config(found["data"], file=str(path))
 
 

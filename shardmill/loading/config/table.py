@@ -9,11 +9,11 @@ Not here: what the keys mean (config).
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardmill.arguments import choices, nearest
 from shardmill.errors import OptionError
 
 
@@ -32,8 +32,12 @@ class Table:
         value = self.values.get(key, default)
         if value is None or value == "":
             return default
-        if not isinstance(value, str) or (among and value not in among):
+        if not isinstance(value, str):
             raise self.refuse(key, value, f"one of {list(among)}" if among else "a string")
+        if among and value not in among:
+            near = nearest(value, among)
+            guess = f"; did you mean {near!r}?" if near else ""
+            raise self.refuse(key, value, f"one of {list(among)}{guess}")
         if "\x00" in value:
             raise self.refuse(key, value, "a string without NUL")
         return value
@@ -94,10 +98,8 @@ def open_table(value: object, path: str, known: Collection[str], file: str) -> T
         raise OptionError(f"{file}: {path}: found {value!r:.80} ({_kind(value)}), wanted a table")
     for key in value:
         if key not in known:
-            nearest = difflib.get_close_matches(str(key), sorted(known), n=1, cutoff=0.0)
             raise OptionError(
-                f"{file}: {path}.{key}: unknown key; did you mean {nearest[0]!r}? Known here: "
-                f"{', '.join(sorted(known))}"
+                f"{file}: {path}.{key}: unknown key; {choices(str(key), sorted(known))}"
             )
     return Table(value, path, file)
 

@@ -7,13 +7,14 @@ that nobody knows comes with the nearest one that is known; several problems are
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from shardmill.arguments import choices, nearest
 from shardmill.errors import OptionError
 
 if TYPE_CHECKING:
@@ -57,11 +58,9 @@ def option_error(
     return OptionError(f"{len(problems)} problems:\n" + "\n".join(f"  {one}" for one in problems))
 
 
-def nearest(key: str, known: Collection[str]) -> str:
+def unknown_key(key: str, known: Collection[str]) -> str:
     """For a message about a key that nobody knows."""
-    found = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
-    listed = ", ".join(sorted(known))
-    return f"unknown key; did you mean {found[0]!r}? Known here: {listed}"
+    return f"unknown key; {choices(key, sorted(known))}"
 
 
 def found_value(value: object) -> str:
@@ -111,7 +110,7 @@ def _sentences(detail: ErrorDetails, model: type[BaseModel]) -> list[tuple[str, 
     if kind == "extra_forbidden":
         section = section_at(model, loc[:-1])
         assert section is not None, "only a model forbids keys"
-        return [(path, f"{path}: {nearest(str(loc[-1]), section.model_fields)}")]
+        return [(path, f"{path}: {unknown_key(str(loc[-1]), section.model_fields)}")]
     if kind == "missing":
         return [(path, f"{path}: missing; {_wanted_of_missing(section_at(model, loc))}")]
     return [(path, f"{path}: found {found_value(detail['input'])}, wanted {_wanted(detail)}")]
@@ -127,7 +126,10 @@ def _wanted_of_missing(section: type[BaseModel] | None) -> str:
 def _wanted(detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "literal_error":
-        return f"one of {context['expected']}".replace("'", '"')
+        known = re.findall("'([^']*)'", context["expected"])
+        near = nearest(detail["input"], known) if isinstance(detail["input"], str) else None
+        guess = f'; did you mean "{near}"?' if near else ""
+        return f"one of {context['expected']}".replace("'", '"') + guess
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return f"{words} {context[bound]:,}"

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from shardmill.errors import OptionError
-from shardmill.streaming.config.messages import nearest, path_text, section_at
+from shardmill.streaming.config.messages import path_text, section_at, unknown_key
 
 _MISSING = object()
 
@@ -50,7 +50,9 @@ def _annotation_of(model: type[BaseModel], parts: Sequence[str], word: str) -> A
         assert section is not None, "a part before this one was no table"
         if part not in section.model_fields:
             path = path_text(parts[: number + 1])
-            raise OptionError(f"override {word!r}: {path}: {nearest(part, section.model_fields)}")
+            raise OptionError(
+                f"override {word!r}: {path}: {unknown_key(part, section.model_fields)}"
+            )
         field = section.model_fields[part]
         rest = parts[number + 1 :]
         if rest and section_at(model, parts[: number + 1]) is None:

@@ -1,0 +1,86 @@
+"""Between a person and the commands: whatever happens becomes an exit code and a sentence.
+
+In: the app and the words of a call.  Out: an exit code, see `EXIT_CODES`; mistakes on stderr.
+Promise: no traceback for a user's mistake, unless --debug asks for it; a fault of ours keeps its
+traceback. A reader that goes away (`| head`) ends the command without a word.
+Not here: wording (mistakes), the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import typer
+
+from shardmill.cli.called import PROGRAM, Call, find_call, open_app
+from shardmill.cli.mistakes import as_flags, check_words, usage_mistake
+from shardmill.cli.stdout import UnheardError, watched_stdout
+from shardmill.errors import ShardmillError
+
+DONE, FOUND, MISTAKE, FAULT, STOPPED, UNHEARD = 0, 1, 2, 70, 130, 141
+EXIT_CODES = {
+    DONE: "done, and all is well",
+    FOUND: "done, and something was found: damage, a problem, a difference",
+    MISTAKE: "a mistake in the call or its input, or a place that cannot be read or written",
+    FAULT: "a fault of shardmill itself; its traceback is on stderr",
+    STOPPED: "stopped with Ctrl-C",
+    UNHEARD: "the reader of stdout went away, as `| head` does",
+}
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""What typer raises for a wrong call, wherever this version keeps it."""
+
+
+def run(app: typer.Typer, words: Sequence[str]) -> int:
+    """Run the command that the words name."""
+    if sys.stderr is None:  # closed by the caller: what is said there is said to nobody
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - as long as the process
+    root = open_app(app)
+    call = find_call(root, words)
+    try:
+        return _run(root, words)
+    except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return MISTAKE  # the help was printed
+        return _refused(error, f"{usage_mistake(error, call, root)} (`{call.name} --help`)", call)
+    except ShardmillError as error:
+        return _refused(error, as_flags(str(error), call), call)
+    except UnheardError as error:
+        return UNHEARD if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _refused(error, f"{where}{error.strerror or error}", call)
+    except Exception:  # noqa: BLE001 - told whole, and with a code that no check has
+        _say(f"{traceback.format_exc()}{PROGRAM}: a fault of shardmill, not of this call")
+        return FAULT
+
+
+def _run(root: Any, words: Sequence[str]) -> int:
+    if sys.stdout is None:
+        raise OSError("stdout is closed: leave it open, or send it to /dev/null")
+    check_words(words)
+    with watched_stdout():
+        try:
+            code = root.main(list(words), prog_name=PROGRAM, standalone_mode=False)
+        except SystemExit as end:
+            # typer takes every broken pipe for that of stdout, which has an error of its own
+            if isinstance(end.__context__, BrokenPipeError):
+                raise OSError("a connection was closed by its other end") from end
+            code = end.code
+    return code if isinstance(code, int) else DONE
+
+
+def _refused(error: BaseException, text: str, call: Call) -> int:
+    if call.debug:
+        text = "".join(traceback.format_exception(error)) + text
+    _say(f"{PROGRAM}: {text}")
+    return MISTAKE
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody can be told; the exit code stands
+        print(text, file=sys.stderr)
