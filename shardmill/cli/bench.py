@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from shardmill.arguments import whole_number
 from shardmill.cli.bench_read import Shape, measure_reading
@@ -98,7 +95,8 @@ def bench(
     if as_json:
         print(json.dumps(facts))
     else:
-        Console(file=sys.stdout, highlight=False, soft_wrap=True).print(_table(rates))
+        for line in _lines(rates):
+            print(line)
 
 
 def _to_read(folder: Path) -> tuple[Store, str]:
@@ -109,22 +107,18 @@ def _to_read(folder: Path) -> tuple[Store, str]:
 def _told(rates: Iterator[Rate]) -> Iterator[Rate]:
     """What is measured, on stderr as it comes."""
     for rate in rates:
-        print(f"shardmill bench: {rate.name} {_number(rate.megabytes)}", file=sys.stderr)
+        print(f"shardmill bench: {rate.name}", file=sys.stderr)
         yield rate
 
 
-def _table(rates: list[Rate]) -> Table:
-    table = Table(box=None)
-    table.add_column("")
-    for name in ("MB/s", "windows/s", "share"):
-        table.add_column(name, justify="right")
-    table.add_column("of, or why")
+def _lines(rates: list[Rate]) -> Iterator[str]:
+    width = max(len(rate.name) for rate in rates)
+    yield f"{'':{width}}  {'MB/s':>8}  {'windows/s':>10}  {'share':>6}"
     for rate in rates:
-        told = rate.note or (rate.limit if rate.limit != rate.name else "the limit") or ""
         share = "" if rate.share is None else f"{rate.share:.2f}"
-        cells = (rate.name, _number(rate.megabytes), _number(rate.windows), share, told)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+        told = rate.note or (f"of {rate.limit}" if rate.limit not in (None, rate.name) else "")
+        numbers = f"{_number(rate.megabytes):>8}  {_number(rate.windows):>10}  {share:>6}"
+        yield f"{rate.name:{width}}  {numbers}  {told}".rstrip()
 
 
 def _number(value: float | None) -> str:

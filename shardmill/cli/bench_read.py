@@ -26,8 +26,7 @@ from shardmill.mapped import TokenSpace, open_tokens
 from shardmill.records import OffsetArray
 from shardmill.shards import Store
 
-LIMIT = "copy and cast, in order"
-RANDOM, EPOCH = "random windows", "epoch, shuffled (Loader)"
+LIMIT, RANDOM, EPOCH = "read: a plain copy", "read: random windows", "read: shuffled epoch"
 _ROUNDS = 7
 
 
@@ -61,11 +60,11 @@ def measure_reading(store: Store, split: str, shape: Shape, seconds: float) -> I
     for name, taken in times.items():
         one = statistics.median(taken)
         yield Rate(
-            name=f"read, {name}",
+            name=name,
             megabytes=size / one / 1e6,
             windows=shape.batch_size / one,
             share=speed_of(times, name, limit=LIMIT),
-            limit=f"read, {LIMIT}",
+            limit=LIMIT,
         )
 
 

@@ -31,10 +31,15 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Seconds a call of each contender, one number a round."""
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for number in range(rounds):
-        turn = number % len(contenders)
-        for contender in [*contenders[turn:], *contenders[:turn]]:
-            times[contender.name].append(_time(contender, calls))
+    gc.collect()
+    gc.freeze()  # what was there before is not looked through before every turn
+    try:
+        for number in range(rounds):
+            turn = number % len(contenders)
+            for contender in [*contenders[turn:], *contenders[:turn]]:
+                times[contender.name].append(_time(contender, calls))
+    finally:
+        gc.unfreeze()
     return times
 
 

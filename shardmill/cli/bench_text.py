@@ -65,32 +65,33 @@ def take_sample(source: Source, num_bytes: int) -> Sample:
 def measure_engines(tokenizer: Tokenizer, sample: Sample, seconds: float) -> Iterator[Rate]:
     """The reference, then each fast engine that takes this model, whether it is proved or not."""
     reference = encode_speed(tokenizer, sample, seconds)
-    name = "tokenise, reference engine"
-    yield Rate(name=name, megabytes=reference, share=1.0, limit=name)
+    name = "tokenise: reference"
+    yield Rate(name=name, megabytes=reference)
     candidates = fast_candidates(tokenizer)
     for engine in candidates.engines:
         speed = encode_speed(engine, sample, seconds)
         yield Rate(
-            name=f"tokenise, {engine.name} {engine.version}",
+            name=f"tokenise: {engine.name} {engine.version}",
             megabytes=speed,
             share=speed / reference,
             limit=name,
         )
     for refusal in candidates.refusals:
-        yield Rate(name="tokenise, fast engine", note=refusal)
+        yield Rate(name="tokenise: no fast engine", note=refusal)
 
 
 def encode_speed(encoder: Encoder, sample: Sample, seconds: float) -> float:
-    """Megabytes of text a second, over as many batches as fit into the time, at least one."""
+    """Megabytes of text a second, over as many batches as fit into the time, at least one. None is
+    encoded twice: an engine may remember words."""
     encoder.encode_batch(["warm up"])
-    done, began = 0, time.perf_counter()
-    while True:
-        for texts in sample.batches:
-            encoder.encode_batch(texts)
-            done += int(byte_lengths(texts).sum())
-            taken = time.perf_counter() - began
-            if taken >= seconds:
-                return done / taken / 1e6
+    done, taken, began = 0, 0.0, time.perf_counter()
+    for texts in sample.batches:
+        encoder.encode_batch(texts)
+        done += int(byte_lengths(texts).sum())
+        taken = time.perf_counter() - began
+        if taken >= seconds:
+            break
+    return done / taken / 1e6
 
 
 def measure_build(
@@ -104,9 +105,10 @@ def measure_build(
 ) -> Iterator[Rate]:
     """A store of about the sample's text, built from the source itself into `folder`; `engines` are
     the speeds to compare it with."""
-    engine, proof = _proved(tokenizer, sample)
+    proved, proof = _proved(tokenizer, sample)
     if proof is not None:
         yield proof
+    engine: EngineChoice = "fast" if proved else "reference"
     tokens = _count_tokens(tokenizer, sample) if sample.cuts_short else None
     _, seconds = timed(
         lambda: build_store(
@@ -121,10 +123,10 @@ def measure_build(
     )
     work = max(seconds - (_proof_seconds(tokenizer, sample) if engine == "fast" else 0), 1e-9)
     processes = "1 process" if workers == 1 else f"{workers} workers"
-    alone = engines[1 if engine == "fast" else 0]
+    alone = next(rate for rate in engines if f" {proved or engine}" in rate.name)
     speed = sample.num_bytes / work / 1e6
     yield Rate(
-        name=f"build, {processes}, {engine} engine",
+        name=f"build: {processes}, {engine}",
         megabytes=speed,
         share=speed / (alone.megabytes or speed),
         limit=alone.name,
@@ -138,16 +140,17 @@ def timed(action: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - began
 
 
-def _proved(tokenizer: Tokenizer, sample: Sample) -> tuple[EngineChoice, Rate | None]:
-    """The engine that a long build would use."""
+def _proved(tokenizer: Tokenizer, sample: Sample) -> tuple[str | None, Rate | None]:
+    """The fast engine that a long build would use, and what its proof took; None: the reference."""
     if not fast_candidates(tokenizer).engines:
-        return "reference", None
+        return None, None
     texts = as_list(sample.batches[0])
     try:
-        _, seconds = timed(lambda: choose_encoder(tokenizer, engine="fast", corpus=texts))
+        chosen, seconds = timed(lambda: choose_encoder(tokenizer, engine="fast", corpus=texts))
     except (EngineMismatchError, TokenizerError) as error:
-        return "reference", Rate(name="proof of the fast engine", note=f"failed: {error}")
-    return "fast", Rate(name="proof of the fast engine", note=f"{seconds:.1f} s, once a build")
+        return None, Rate(name="build: proof of fast", note=f"failed: {error}")
+    told = f"{seconds:.1f} s, once a build"
+    return str(chosen.produced_by["engine"]), Rate(name="build: proof of fast", note=told)
 
 
 def _proof_seconds(tokenizer: Tokenizer, sample: Sample) -> float:

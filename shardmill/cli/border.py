@@ -75,9 +75,8 @@ def _run(root: Any, words: Sequence[str]) -> int:
 
 
 def _refused(error: BaseException, text: str, call: Call) -> int:
-    if call.debug:
-        text = "".join(traceback.format_exception(error)) + text
-    _say(f"{PROGRAM}: {text}")
+    trace = "".join(traceback.format_exception(error)) if call.debug else ""
+    _say(f"{trace}{PROGRAM}: {text}")
     return MISTAKE
 
 

@@ -127,8 +127,9 @@ def build(
     if append and dry_run:
         raise OptionError("--dry-run tells the plan of a whole build: leave out --append")
     encodes, run_on = parse_engines(engine or (), ray_address)
-    if val_tokens < 0:
-        raise OptionError(f"--val-tokens {val_tokens}: wanted 0 or more")
+    for flag, number in (("--val-tokens", val_tokens), ("--max-tokens", max_tokens or 0)):
+        if number < 0:
+            raise OptionError(f"{flag} {number}: wanted 0 or more")
     wishes = {"field": field, "on_bad": on_bad}
     options = {key: wish for key, wish in wishes.items() if wish}
     source = open_source(inputs, seed=seed, **options)

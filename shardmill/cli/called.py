@@ -59,7 +59,7 @@ def open_app(app: typer.Typer) -> Any:
     root = typer.main.get_command(app)
     for command in (root, *(command for _, command in every_command(root))):
         command.help = set_help(command.help or "")
-        for param in command.params:
+        for param in command.get_params(typer.Context(command)):
             if getattr(param, "is_flag", False):
                 param.metavar = ""
     return root

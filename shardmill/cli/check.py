@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from shardmill.arguments import whole_number
 from shardmill.cli.check_scan import FoundTokens, IdScan, OnProgress, find_tokens, scan_ids
+from shardmill.cli.completing import complete_split
 from shardmill.cli.decoding import named_tokenizer
 from shardmill.cli.show_text import visible
 from shardmill.errors import StoreError, StoreNotFoundError
@@ -37,7 +38,10 @@ def check(
     special: Annotated[
         list[str] | None, typer.Option(help="NAME=STRING: special tokens it does not name itself.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Of a store. Default: 'train'.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Of a store. Default: 'train'.", autocompletion=complete_split),
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Count the windows of this length.")] = None,
     sample: Annotated[
         int | None, typer.Option(help="Look at about so many tokens, not at all of them.")
@@ -230,8 +234,12 @@ def _as_flags(message: str) -> str:
 def _progress() -> Iterator[OnProgress]:
     """A bar of tokens on stderr, gone when the work is done."""
     columns = (TextColumn("check"), BarColumn(bar_width=30), TaskProgressColumn())
+    console = Console(stderr=True)
     with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *(*columns, TimeRemainingColumn()),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bars:
         task = bars.add_task("check", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

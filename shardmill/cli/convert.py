@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from shardmill.cli.completing import complete_split
 from shardmill.cli.places import check_local
 from shardmill.errors import OptionError
 from shardmill.interop.convert import ConvertOptions
@@ -29,7 +30,9 @@ def convert(
         Literal["store", "megatron", _PACKED],
         typer.Option("--to", help="What TARGET shall be."),
     ],
-    split: Annotated[str, typer.Option(help="Of the store.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Of the store.", autocompletion=complete_split)
+    ] = "train",
     dtype: Annotated[
         Literal["uint16", "uint32"] | None, typer.Option(help="Of bare tokens, if nothing says it.")
     ] = None,

@@ -13,6 +13,7 @@ import numpy as np
 import typer
 
 from shardmill.build import build_plan
+from shardmill.cli.completing import complete_split
 from shardmill.errors import OptionError, StoreError
 from shardmill.loading import PackSource
 from shardmill.shards import PlanOptions, StoredPlan, open_store, plans_of
@@ -24,7 +25,9 @@ def pack(
     seq_len: Annotated[
         int | None, typer.Option(help="Inputs of a row; it has one token more.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Of the store.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Of the store.", autocompletion=complete_split)
+    ] = "train",
     algorithm: Annotated[
         Algorithm, typer.Option(help="How rows are filled; docs/packing.md compares them.")
     ] = "best-fit",

@@ -61,7 +61,7 @@ def receipt_text(receipt: Receipt, place: str, verb: str, *, as_json: bool) -> s
 
 @contextmanager
 def transfer_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes on stderr, gone when the work is done."""
+    """A bar of bytes on stderr, gone when the work is done; nothing where there is no terminal."""
     columns = (
         TextColumn(title),
         BarColumn(bar_width=30),
@@ -69,6 +69,9 @@ def transfer_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
         task = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -9,6 +9,7 @@ import typer
 
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_SENTENCES, Fit
+from shardmill.cli.completing import complete_split
 from shardmill.cli.show_example import show_example
 from shardmill.cli.show_step import StepCall, show_step
 from shardmill.errors import OptionError
@@ -22,7 +23,10 @@ def show(
         Path | None, typer.Argument(help="The store to look into, or a folder of tokens.")
     ] = None,
     example: Annotated[int | None, typer.Option(help="Which example or document, from 0.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of which split. Default: 'train'.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Of which split. Default: 'train'.", autocompletion=complete_split),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
     ] = None,

@@ -70,11 +70,11 @@ def stream(
     Prints the rows that --show asks for, then one line: steps, tokens, speed. Without colours what
     is trained stands in [[ ]]; each document of a row has its own heading.
 
-    Example: shardmill stream train.toml --set data.seed=7 --steps 100 --show 2
+    Example: shardmill stream stream.toml --set data.seed=7 --steps 100 --show 2
 
-    Example: shardmill stream train.toml --steps 20 --save-state state.json
+    Example: shardmill stream stream.toml --steps 20 --save-state state.json
 
-    Example: shardmill stream train.toml --state state.json
+    Example: shardmill stream stream.toml --state state.json
 
     Exit 0: made, or the data ended before. Exit 2: a mistake in the call, the config or its input.
     """

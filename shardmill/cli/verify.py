@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
+from shardmill.cli.push import transfer_progress
 from shardmill.shards import VerifyReport, verify_store
 
 
@@ -36,7 +26,7 @@ def verify(
     Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem. Exit 2: no
     finished store there.
     """
-    with _progress() as on_progress:
+    with transfer_progress("verify") as on_progress:
         report = verify_store(folder, on_progress=on_progress)
     print(_as_json(folder, report) if as_json else _receipt(folder, report))
     if not as_json:
@@ -68,18 +58,3 @@ def _as_json(folder: Path, report: VerifyReport) -> str:
         },
         indent=2,
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes on stderr, gone when the work is done."""
-    columns = (
-        TextColumn("verify"),
-        BarColumn(bar_width=30),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("verify", total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,320 @@
+"""Whatever is wrong with a call, its input or its output is a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmill.arguments import choices, nearest
+from shardmill.build import segments
+from shardmill.cli import app
+from shardmill.cli.called import every_command, find_call, open_app
+from shardmill.cli.mistakes import as_flags
+from shardmill.loading.config import parse_config
+from shardmill.shards import open_store
+
+ROOT = open_app(app)
+COMMANDS = dict(every_command(ROOT))
+PYTHON = (sys.executable, "-m", "shardmill")
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, where streams are real."""
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.run(words, check=False, timeout=120, **settings)  # type: ignore[call-overload]
+
+
+# what was probably meant
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("biuld", "no command 'biuld'; did you mean build? (`shardmill --help` tells all)"),
+        ("ver", "no command 'ver'; did you mean verify?"),
+        ("qqq", "no command 'qqq'; wanted one of build, build chats, "),
+        ("tokenizer trian x", "no command 'trian'; did you mean train? (`shardmill tokenizer"),
+        ("build x --tokeniser y", "no option --tokeniser; did you mean --tokenizer? (`shardmill b"),
+        ("build x --val_tokens 3", "no option --val_tokens; did you mean --val-tokens?"),
+        ("build x --template y", "no option --template; shardmill build chats have it"),
+        ("info store --debug", "--debug stands before the command"),
+        ("info", "FOLDER is missing: The store to describe."),
+        ("build data", "--out is missing: Where the store goes"),
+        ("build x --out y --tokenizer byte --on-bad skipp", "--on-bad skipp: wanted one of error,"),
+        ("build x --out y --tokenizer byte --engine fats", "; did you mean fast?"),
+        ("build x --out y --tokenizer byte --seed z", "--seed: wanted a whole number"),
+        ("show store --example 0 --split trian", "no split 'trian'; did you mean 'train'?"),
+        ("check store --split vall", "none is 'vall'; did you mean 'val'?: --split val, or open"),
+        ("build chats c.jsonl --out c --tokenizer spm.model --template chatm", "mean 'chatml'?"),
+        (
+            "build chats c.jsonl --out c --tokenizer spm.model --template chatml --shape sharegp",
+            "--shape sharegp: did you mean 'sharegpt'? wanted one of",
+        ),
+        ("stream stream.toml --set data.sead=1", "unknown key; did you mean 'seed'?"),
+        ("stream stream.toml --set data.packing_mode=bins", '"; did you mean "bin"?'),
+    ],
+)
+def test_a_typo_is_told_with_what_was_probably_meant(words, message, here, told):
+    code, out, err = told(*words.split())
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@given(st.sampled_from(sorted(COMMANDS)), st.integers(0, 40))
+def test_two_letters_changed_over_are_found_again(name, place):
+    word = name.split()[-1]
+    place %= len(word) - 1
+    typo = word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+    known = [one.split()[-1] for one in COMMANDS]
+    assert nearest(typo, known) == (typo if typo in known else word)
+
+
+def test_what_is_not_near_is_only_listed():
+    assert nearest("qqq", ["train", "val"]) is None
+    assert choices("qqq", ["train", "val"]) == "known here: train, val"
+    assert choices("tra", ["train", "val"]) == "did you mean 'train'? Known here: train, val"
+    assert choices("x", []) == "known here: none"
+
+
+def test_a_config_tells_the_nearest_key_value_and_dataset():
+    def refusal(data: object) -> str:
+        with pytest.raises(ValueError) as error:
+            parse_config(data)
+        return str(error.value)
+
+    assert "data.sead: unknown key; did you mean 'seed'? Known here: " in refusal({"sead": 1})
+    assert "; did you mean 'block'?" in refusal({"dataset_path": "x", "shuffle": "blok"})
+    two = [{"name": "web", "path": "x"}, {"name": "code", "path": "y"}]
+    weights = {"datasets": two, "anneal_start_step": 5, "anneal_weights": {"wev": 1, "code": 1}}
+    assert "an unknown dataset; data.datasets has 'web', 'code'; did you mean 'web'?" in refusal(
+        weights
+    )
+
+
+# flags
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "wanted"),
+    [
+        ("build", "leave them out with on_bad='skip'", "leave them out with --on-bad skip"),
+        ("build", "workers=0: wanted 1 or more", "--workers 0: wanted 1 or more"),
+        ("build", "name another field=, or", "name another --field, or"),
+        ("build", "build with append_eot=False", "build with --no-append-eot"),
+        ("build", "memory=1,000,000: more", "--memory 1000000: more"),
+        ("build", "run_on='ray': no", "--engine ray: no"),
+        ("pack", "take seq_len=8,190", "take --seq-len 8190"),
+        ("stream", "process_count=None: both", "no --process-count: both"),
+        ("build", "found 'field=x' and data.seed=7", "found 'field=x' and data.seed=7"),
+        ("info", "on_bad='skip'", "on_bad='skip'"),
+        ("build", "name='two words'", "--name 'two words'"),
+    ],
+)
+def test_keywords_of_the_library_are_told_as_flags_of_the_command(command, message, wanted):
+    assert as_flags(message, find_call(ROOT, [command])) == wanted
+
+
+def test_a_call_is_found_by_its_words():
+    call = find_call(ROOT, ["--debug", "build", "chats", "x", "--out", "info"])
+    assert (call.name, call.debug) == ("shardmill build chats", True)
+    assert find_call(ROOT, ["build", "x", "--debug"]).debug is False
+    assert find_call(ROOT, ["tokenizer", "train"]).name == "shardmill tokenizer train"
+
+
+# mistakes of all kinds
+
+
+WRONG_PLACES = ("nowhere", "notes.txt", "empty", "broken", "locked", "c.jsonl", "spm.model")
+
+
+@pytest.fixture
+def wrong(here) -> Path:
+    """Beside the workshop: a file, an empty folder, a broken store, one that may not be read."""
+    Path("notes.txt").write_bytes(b"\xff\x00 not much")
+    Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken/meta.json").write_text('{"format": "shardmill-store", "version": ')
+    Path("locked").mkdir()
+    Path("locked/meta.json").mkdir()
+    return here
+
+
+@pytest.mark.parametrize("place", WRONG_PLACES)
+@pytest.mark.parametrize("command", ["info", "verify", "show", "check", "diff", "pack", "bench"])
+def test_a_wrong_place_is_one_sentence(command, place, wrong, told):
+    more = {
+        "show": [place, "--example", "0"],
+        "diff": [place, "store"],
+        "pack": [place, "--seq-len", "8"],
+        "bench": ["--store", place],
+    }
+    code, _, err = told(command, *more.get(command, [place]))
+    assert code in (1, 2)
+    assert "Traceback" not in err
+    assert re.search("[a-z]", err)
+
+
+@pytest.mark.parametrize("place", [*WRONG_PLACES, "data", "train.toml"])
+def test_wrong_inputs_leave_no_store(place, wrong, told):
+    ways = ("--out", "new", "--tokenizer", "spm.model")
+    for words in (
+        ("build", place, *ways, "--field", "nothing"),
+        ("build", "chats", place, *ways, "--template", "chatml", "--shape", "alpaca"),
+        ("convert", place, "new", "--from", "megatron", "--to", "store"),
+        ("stream", place),
+        ("push", place, "memory://x/y") if place != "data" else ("push", "empty", "memory://x/y"),
+        ("tokenizer", "train", place, "--out", "new", "--vocab-size", "9999999"),
+    ):
+        code, out, err = told(*words)
+        assert (code, out) == (2, ""), (words, out, err)
+        assert "Traceback" not in err
+        assert not Path("new").exists(), words
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["build", "", "--out", "new"], "word 2: found nothing ('')"),
+        (["build", "data", "--out", ""], "--out: found nothing ('') for it; is a variable of"),
+        (["build", "data", "--out="], "--out: found nothing"),
+        (["info", ""], "found nothing"),
+        (["info", "a\0b"], "holds a NUL"),
+        (["build", "data", "--out", "hub:a/b"], "--out hub:a/b: a dataset of the hub, wanted a"),
+        (["build", "data", "--out", "s3:/a/b"], "--out s3:/a/b: a URL, wanted a folder"),
+        (
+            ["build", "data", "--out", "new", "--field", "txet"],
+            "did you mean 'text'? The fields ar",
+        ),
+        (
+            ["build", "data", "--out", "new", "--memory", "1"],
+            "--memory 1: one process takes about ",
+        ),
+        (["build", "data", "--out", "new", "--workers", "0"], "--workers 0: wanted 1 or more"),
+        (["build", "data", "--out", "new", "--workers", "9" * 30, "--memory", "4GB"], "workers"),
+        (["build", "data", "--out", "new", "--shard-bytes", "9" * 30], ""),
+        (["build", "data", "--out", "new", "--max-tokens", "-1"], "--max-tokens -1: wanted 0 or"),
+        (["build", "data", "--out", "new", "--val-tokens", "-1"], "--val-tokens -1: wanted 0 or"),
+        (["tokenizer", "train", "books", "--out", "s3://a/b"], "--out s3:/a/b: a URL, wanted"),
+        (["convert", "store", "s3://a/b", "--from", "store", "--to", "megatron"], "TARGET s3:/a/b"),
+        (["pull", "memory://x", "hub:x"], "FOLDER hub:x: a dataset of the hub"),
+        (["pack", "chats", "--seq-len", "9" * 30], "--seq-len"),
+        (["show", "store", "--example", "9" * 30], "--example"),
+        (["check", "store", "--seq-len", "-1"], "--seq-len"),
+        (["stream", "stream.toml", "--steps", "-1"], "--steps"),
+        (["bench", "data"], "--tokenizer is missing"),
+        (["bench", "--store", "store", "--seconds", "nan"], "--seconds nan: wanted"),
+        (["bench", "--store", "chats"], "a store of conversations"),
+        (["bench", "--store", "store", "--seq-len", "99999999"], "--seq-len, or more text"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_flag(words, message, here, told):
+    more = ["--tokenizer", "spm.model"] if words[0] == "build" else []
+    code, _, err = told(*words, *more)
+    assert (code != 0, "Traceback" in err, Path("new").exists()) == (True, False, False), err
+    assert code == 2 or words[0] == "check"
+    assert message in err
+
+
+def test_a_tokenizer_without_an_end_token_is_refused_with_both_ways_out(here, told):
+    code, _, err = told("build", "data", "--out", "new", "--tokenizer", "byte")
+    assert code == 2
+    assert "(--eot), with 'byte:1' in place of 'byte'" in err
+    assert "or build with --no-append-eot" in err
+
+
+def test_equal_manifests_are_no_proof_of_contents_and_that_is_said(here, told):
+    shard = next(Path("store-now").rglob("shard_*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[0] ^= 255
+    shard.write_bytes(data)
+    code, out, _ = told("diff", "store-before", "store-now")
+    assert code == 0
+    assert "(by their manifests; `shardmill verify` reads the contents)" in out
+    assert told("verify", "store-now")[0] == 1
+
+
+def test_a_folder_of_token_files_is_not_called_a_build(here, told):
+    Path("tokens/meta.json").unlink()
+    code, _, err = told("diff", "store", "tokens")
+    assert code == 2
+    assert "tokens: no meta.json, so no finished store, though there are files like a.bin" in err
+    assert "delete" not in err
+
+
+def test_a_fault_of_ours_keeps_its_traceback_and_has_its_own_code(here, told, monkeypatch):
+    def fails(store: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(sys.modules["shardmill.cli.info"], "plans_of", fails)
+    code, out, err = told("info", "store", "--json")
+    assert (code, out) == (70, "")
+    assert "ZeroDivisionError: oops" in err
+    assert err.endswith("shardmill: a fault of shardmill, not of this call\n")
+
+
+def test_debug_shows_the_traceback_before_the_message(here, told):
+    code, _, err = told("--debug", "info", "nowhere")
+    assert code == 2
+    assert err.startswith("Traceback")
+    assert re.search(r"^shardmill: .*no such folder", err, re.MULTILINE)
+
+
+def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
+    seal = segments.SegmentWriter.seal
+
+    def stops(self, cursor, *, last):
+        if last:
+            raise KeyboardInterrupt
+        return seal(self, cursor, last=last)
+
+    ways = ("--out", "new", "--tokenizer", "spm.model", "--template", "chatml")
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.SegmentWriter, "seal", stops)
+        code, out, err = told("build", "chats", "c.jsonl", *ways)
+    assert (code, out) == (130, "")
+    assert re.search("new: stopped(;| before)", err)
+    code, out, _ = told("build", "chats", "c.jsonl", *ways, "--overwrite")
+    assert code == 0
+    assert " cores, at most " in out
+    assert open_store("new").is_chat
+
+
+# streams
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_word(here):
+    code = f"{sys.executable} -m shardmill show store --example 0; echo $? > code"
+    done = run("bash", "-c", f"({code}) 2> err | true", text=True)
+    assert done.stdout == ""
+    assert Path("code").read_text() == "141\n"
+    assert Path("err").read_text() == "shardmill: no --tokenizer, so ids are shown\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["info", "store"], ["diff", "store", "store", "--json"]])
+def test_a_full_stdout_is_one_sentence(words, here):
+    with Path("/dev/full").open("w") as full:
+        done = run(*PYTHON, *words, stdout=full)
+    assert (done.returncode, done.stderr) == (2, "shardmill: stdout: No space left on device\n")
+
+
+def test_a_closed_stdout_is_one_sentence(here):
+    done = run("bash", "-c", f"{' '.join(PYTHON)} info store >&-")
+    assert done.returncode == 2
+    assert done.stderr.startswith("shardmill: stdout is closed")
+
+
+def test_a_terminal_without_utf_8_is_written_to_in_ascii(here):
+    Path("store").rename("st\u00f6re")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run(sys.executable, "-m", "shardmill.cli", "info", "st\u00f6re", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "st\\xf6re" in done.stdout
