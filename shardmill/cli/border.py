@@ -18,7 +18,7 @@ from typing import Any, cast
 import typer
 
 from shardmill.cli.called import PROGRAM, Call, find_call, open_app
-from shardmill.cli.mistakes import as_flags, check_words, usage_mistake
+from shardmill.cli.mistakes import check_words, our_mistake, usage_mistake
 from shardmill.cli.stdout import UnheardError, watched_stdout
 from shardmill.errors import ShardmillError
 
@@ -48,7 +48,7 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
             return MISTAKE  # the help was printed
         return _refused(error, f"{usage_mistake(error, call, root)} (`{call.name} --help`)", call)
     except ShardmillError as error:
-        return _refused(error, as_flags(str(error), call), call)
+        return _refused(error, our_mistake(str(error), call), call)
     except UnheardError as error:
         return UNHEARD if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
     except OSError as error:  # a full disk, a folder that may not be written

@@ -23,6 +23,7 @@ _LIBRARY_NAMES = {"run_on": "--engine"}
 """Keywords of the library that have another name as flags."""
 _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid float": "a number"}
 """What typer says of values, and what it means."""
+_SYSTEM = re.compile(r"\[Errno [0-9]+\] ([A-Z][^:'\"]*): '([^']+)'")
 _EMPTY = re.compile(r"(--[a-z][a-z-]*)=")
 
 
@@ -51,6 +52,18 @@ def usage_mistake(error: Any, call: Call, root: Any) -> str:
     if kind == "BadParameter" and param is not None:
         return _bad_value(_shown(param), error.message)
     return str(error.format_message()).rstrip(".")
+
+
+def our_mistake(message: str, call: Call) -> str:
+    """The message of an error of ours, for the one who called."""
+    return as_flags(without_doubles(message), call)
+
+
+def without_doubles(message: str) -> str:
+    """The system's words name a file once more: x.toml: ... No such file or directory: 'x.toml'."""
+    return _SYSTEM.sub(
+        lambda found: found[1] if found[2] in message[: found.start()] else found[0], message
+    )
 
 
 def as_flags(message: str, call: Call) -> str:

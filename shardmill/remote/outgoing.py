@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.caches import cache_folder
 from shardmill.errors import (
     BuildLockedError,
     StoreError,
@@ -90,13 +90,8 @@ def scratch_store(url: str, scratch: str | Path | None = None) -> Path:
     """Where the store for this URL is built."""
     plain = shown(url).rstrip("/")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", plain.rpartition("/")[2])[:40]
-    root = Path(scratch).absolute() if scratch is not None else _cache_folder()
+    root = Path(scratch).absolute() if scratch is not None else cache_folder("builds")
     return root / f"{name}-{hashlib.sha256(plain.encode()).hexdigest()[:16]}" / _STORE
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shardmill" / "builds"
 
 
 def _is_finished(place: Place, folder: Path, *, resume: bool, overwrite: bool) -> bool:

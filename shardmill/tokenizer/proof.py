@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from shardmill.atomic import atomic_write
+from shardmill.caches import cache_folder
 from shardmill.protocols import Encoder, Tokenizer
 from shardmill.records import JSON, IntArray
 from shardmill.tokenizer.battery import BATTERY_VERSION, battery_sha256, battery_texts
@@ -89,7 +89,7 @@ def compare_battery(tokenizer: Tokenizer, engine: FastEngine, source: EngineSour
         "reference": [source.library, source.library_version],
         "machine": platform.machine(),
     }
-    place = _cache_folder() / f"{fingerprint_of(facts)}.json"
+    place = cache_folder("engine-proofs") / f"{fingerprint_of(facts)}.json"
     known, difference = _read_cache(place, facts)
     if not known:
         _log.info("comparing %s with %s on the battery", engine.name, source.library)
@@ -128,11 +128,6 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shardmill" / "engine-proofs"
 
 
 def _read_cache(place: Path, facts: dict[str, JSON]) -> tuple[bool, str | None]:

@@ -122,6 +122,24 @@ def test_keywords_of_the_library_are_told_as_flags_of_the_command(command, messa
     assert as_flags(message, find_call(ROOT, [command])) == wanted
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stream", "gone.toml"],
+        ["show", "--config", "gone.toml", "--step", "0", "--batch-size", "1", "--seq-len", "8"],
+        ["stream", "stream.toml", "--state", "gone.json"],
+        ["show", "store", "--state", "gone.json", "--batch-size", "1"],
+        ["info", "gone"],
+        ["build", "gone", "--out", "new", "--tokenizer", "spm.model"],
+        ["tokenizer", "info", "gone.model"],
+        ["convert", "gone", "new", "--from", "megatron", "--to", "store"],
+    ],
+)
+def test_a_file_that_is_not_there_is_named_once(words, here, told):
+    code, _, err = told(*words)
+    assert (code, err.count("gone")) == (2, 1), err
+
+
 def test_a_call_is_found_by_its_words():
     call = find_call(ROOT, ["--debug", "build", "chats", "x", "--out", "info"])
     assert (call.name, call.debug) == ("shardmill build chats", True)

@@ -76,5 +76,5 @@ def test_specials_are_name_equals_string() -> None:
     assert parse_specials(["eot=<a=b>"]) == {"eot": "<a=b>"}
     assert list(parse_specials(None)) == ["sys", "usr", "asst", "eot"]
     for wrong in (["eot"], ["=x"], ["eot="], ["eot=a", "eot=b"]):
-        with pytest.raises(OptionError, match="wanted name=string"):
+        with pytest.raises(OptionError, match="wanted NAME=STRING"):
             parse_specials(wrong)
