@@ -1,41 +1,122 @@
-"""What the documents show works: every Python block runs, every link leads somewhere."""
+"""What the documents show works: every block of code runs, every link leads somewhere."""
 
 from __future__ import annotations
 
-import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shardmill.testing.s3 import LoopbackS3
+from tests.docs_blocks import LANGUAGES, NUMBERS_DIFFER, UNTIL_STOPPED, blocks_of, commands_in
+from tests.docs_run import PageRun, environment_for, write_commands, write_world
+
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "shardmill/shards/FORMAT.md"]
-)
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+FORMAT = ROOT / "shardmill/shards/FORMAT.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), FORMAT])
+
+NOT_RUN: dict[str, dict[str, str]] = {
+    "README.md": {
+        "make demo    # trains a tokenizer, builds, verifies and shows real token stores; "
+        "downloads no data": "tools/newcomer.sh",
+        "make test    # everything, on your machine": "this",
+    },
+    "clusters.md": {
+        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --engine ray --ray-address "
+        "auto    # the cluster this node is in": "needs a cluster: tests/engines has one",
+    },
+    "remote.md": {"pip install 'shardmill[s3]'": "installs"},
+    "training.md": {
+        "make demo                                   # its stores are used, if they are there": (
+            "tools/newcomer.sh"
+        ),
+        "python examples/train_tiny_gpt.py           # 300 steps, a few minutes on two cores": (
+            "minutes: the tutorial and tests/examples run it with --quick"
+        ),
+        "python examples/train_tiny_gpt.py --resume  # after a kill": "as above",
+    },
+}
+"""Page -> lines of its commands that are not run here, each with the reason or with what runs it.
+A line that is no longer on its page fails the test, so the list cannot grow old."""
+
+SLOW = {"tutorial.md", "README.md", "building.md"}
 
 
-def with_blocks() -> list[Path]:
-    # FORMAT.md's reader needs a store to read: tests/shards runs it on one.
-    return [
-        path for path in DOCUMENTS if path.name != "FORMAT.md" and BLOCK.search(path.read_text())
-    ]
+def page_id(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix().removeprefix("docs/")
 
 
-def test_the_readme_shows_python() -> None:
-    assert ROOT / "README.md" in with_blocks()
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("path", with_blocks(), ids=lambda p: p.name)
-def test_the_python_blocks_of_a_document_run(path: Path, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "__docs__"}
-    for block in BLOCK.findall(path.read_text()):
-        exec(compile(block, path.name, "exec"), names)
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    """The environment of a client of a server that has the bucket of the pages."""
+    with LoopbackS3() as server:
+        server.make_bucket("bucket")
+        yield server.environment()
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_links_lead_to_files_that_exist(path: Path) -> None:
-    for target in LINK.findall(path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+def marked(path: Path) -> object:
+    slow = [pytest.mark.slow] if path.name in SLOW else []
+    return pytest.param(path, marks=slow, id=page_id(path))
+
+
+def has_code(path: Path) -> bool:
+    return path != FORMAT and any(block.language != "text" for block in blocks_of(path))
+
+
+@pytest.mark.parametrize("path", [marked(path) for path in PAGES if has_code(path)])
+def test_the_blocks_of_a_page_run(path: Path, world: Path, tmp_path: Path, request) -> None:
+    shutil.copytree(world.parent, tmp_path / "copy", symlinks=True)
+    reach = {"AWS_EC2_METADATA_DISABLED": "true"}
+    if "s3://" in path.read_text():
+        reach |= request.getfixturevalue("bucket")
+    lines = NOT_RUN.get(page_id(path), {})
+    run = PageRun(
+        folder=tmp_path / "copy/page",
+        environment=environment_for(write_commands(tmp_path / "bin"), reach),
+        not_run=frozenset(lines),
+    )
+    run.run(path)
+    assert sorted(run.passed_over) == sorted(lines), "NOT_RUN names lines that are not there"
+
+
+def test_lines_that_are_not_run_are_on_pages_that_are() -> None:
+    assert set(NOT_RUN) <= {page_id(path) for path in PAGES}
+    assert all(reason for lines in NOT_RUN.values() for reason in lines.values())
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_every_block_says_what_it_is(path: Path) -> None:
+    fences = sum(line.lstrip().startswith("```") for line in path.read_text().splitlines())
+    blocks = blocks_of(path)
+    assert fences == 2 * len(blocks), f"{path.name}: a fence that is not understood"
+    for block in blocks:
+        assert block.language in LANGUAGES, f"{block}: wanted one of {sorted(LANGUAGES)}"
+        known = block.file or block.title in {"", NUMBERS_DIFFER, UNTIL_STOPPED}
+        assert known, f"{block}: the title {block.title!r} says nothing to the tests"
+        if block.language == "text":
+            assert not commands_in(block.body), f"{block} holds commands: make it sh or console"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_programs_that_a_page_writes_are_used_by_it(path: Path) -> None:
+    blocks = blocks_of(path)
+    for number, block in enumerate(blocks):
+        if block.language == "python" and block.file:
+            later = [other.body for other in blocks[number + 1 :] if other.language == "sh"]
+            assert any(block.file in body for body in later), f"{block}: nobody runs {block.file}"
+
+
+def test_the_readme_shows_python_and_commands() -> None:
+    languages = {block.language for block in blocks_of(ROOT / "README.md")}
+    assert {"python", "sh"} <= languages
+
+
+def test_the_reader_of_the_format_is_run_by_its_own_test() -> None:
+    (reader,) = [block for block in blocks_of(FORMAT) if block.language == "python"]
+    assert "def read_store" in reader.body  # tests/shards/test_format.py runs it on stores
