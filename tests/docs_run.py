@@ -9,7 +9,7 @@ The folder, for every page:
 
     data/*.jsonl  pages/*.jsonl      documents            books/*.txt  corpus/*.md  notes/  texts
     spm.model  meta.json             a tokenizer with the specials of four-marker and chatml
-    chats/*.jsonl                    conversations        ../examples  the repository's
+    chats/*.jsonl                    conversations        examples/  the repository's
 
 and for a page that `EXTRAS` names what it says there.
 """
@@ -76,7 +76,7 @@ def write_world(parent: Path) -> Path:
     train_tokenizer(parent / "tokenizer", texts=texts, spec=spec)
     for name in ("spm.model", "meta.json"):
         shutil.copy(parent / f"tokenizer/{name}", world / name)
-    (parent / "examples").symlink_to(ROOT / "examples")
+    (world / "examples").symlink_to(ROOT / "examples")
     return world
 
 
@@ -113,6 +113,7 @@ class PageRun:
     ) -> None:
         self.folder = folder  # where the next command begins
         self.passed_over: list[str] = []  # lines of `not_run` that were met
+        self.missing: list[str] = []  # commands that a page starts and this version does not have
         self._environment = environment
         self._not_run = not_run
         self._names: dict[str, object] = {"__name__": "__docs__"}
@@ -164,23 +165,35 @@ class PageRun:
 
     def _bash(self, block: Block, script: str) -> str:
         place = self.folder / ".place"
-        done = subprocess.run(
+        with subprocess.Popen(
             ["bash", "-c", f"set -e\ntrap 'pwd > {place}' EXIT\n{script}"],
             cwd=self.folder,
             env={**self._environment},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=250,
-            check=False,
-        )
-        assert done.returncode == 0, f"{block}: exit {done.returncode}\n{done.stderr}{done.stdout}"
+            start_new_session=True,
+        ) as process:
+            try:
+                printed, told = process.communicate(timeout=200)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what it left in the background, too
+        code = process.returncode
+        assert code == 0, f"{block}: exit {code}\n{told}{printed}"
         self.folder = Path(place.read_text().strip())
         place.unlink()
-        return done.stdout
+        return printed
 
     def _until_stopped(self, block: Block) -> str:
         """Start it, wait for its first line, stop it as Ctrl-C does."""
-        if self._without_not_run(block.body).strip() == ":":
+        name = block.body.split()[1]
+        asked = ["shardmill", name, "--help"]
+        known = subprocess.run(
+            asked, env={**self._environment}, capture_output=True, check=False, cwd=self.folder
+        )
+        if known.returncode != 0:
+            self.missing.append(name)
             return ""
         with subprocess.Popen(
             ["bash", "-c", f"exec {block.body}"],
