@@ -98,7 +98,9 @@ def same_output(shown: str, printed: str, *, numbers_differ: bool = False) -> bo
     With `numbers_differ` a number stands for any other, and a hash for any other.
     """
     pattern = "\n".join(_pattern(line, numbers_differ) for line in _lines(shown))
-    pattern = pattern.replace("\n<any lines>\n", "\n(?:.*\n)*").replace("\n<any lines>", "(?:\n.*)*")
+    pattern = pattern.replace("\n<any lines>\n", "\n(?:.*\n)*").replace(
+        "\n<any lines>", "(?:\n.*)*"
+    )
     pattern = pattern.replace("<any lines>\n", "(?:.*\n)*")
     return re.fullmatch(pattern, "\n".join(_lines(printed))) is not None
 

@@ -21,6 +21,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,9 @@ from tests.docs_blocks import (
 )
 
 ROOT = Path(__file__).parent.parent
-SYLLABLES = "ba ce di fo gu ha le mi no pu ra se ti vo wu ka lo me ni tu sha ter ing ound".split()
+SYLLABLES = re.findall(
+    r"\w+", "ba ce di fo gu ha le mi no pu ra se ti vo wu ka lo me ni tu sha ter ing ound"
+)
 DOCKERFILE = {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "ENTRYPOINT", "CMD", "USER", "ARG"}
 
 

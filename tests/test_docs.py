@@ -23,8 +23,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "make test    # everything, on your machine": "this",
     },
     "clusters.md": {
-        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --engine ray --ray-address "
-        "auto    # the cluster this node is in": "needs a cluster: tests/engines has one",
+        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --engine ray "
+        "--ray-address auto    # the cluster this node is in": "needs a cluster: tests/engines has one",
     },
     "remote.md": {"pip install 'shardmill[s3]'": "installs"},
     "tutorial.md": {

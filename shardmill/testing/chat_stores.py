@@ -26,6 +26,17 @@ try:
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
+__all__ = [
+    "Turn",
+    "assert_same_examples",
+    "build_small_chat_store",
+    "chat_examples",
+    "chat_facts",
+    "make_examples",
+    "read_examples",
+    "slice_examples",
+]
+
 Turn = tuple[int, list[tuple[int, bool]]]
 """A role and the (id, trained) of each of its tokens."""
 

@@ -26,6 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import parse_qs, unquote, urlsplit
 
+__all__ = [
+    "Fault",
+    "LoopbackHub",
+    "Request",
+]
+
 _NOT_FOUND = {"repository": "RepoNotFound", "revision": "RevisionNotFound", "file": "EntryNotFound"}
 
 
@@ -94,6 +100,7 @@ class LoopbackHub:
 
     @property
     def url(self) -> str:
+        """Where clients find it: HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._port}"
 
     def publish(self, name: str, folder: Path) -> str:
@@ -110,6 +117,7 @@ class LoopbackHub:
         return repository.head
 
     def start(self) -> None:
+        """Serve, on the port of before if it was started once."""
         self._server = _Server(("127.0.0.1", self._port), _Handler, self)
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()

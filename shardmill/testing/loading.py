@@ -13,6 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+__all__ = [
+    "MakeLoader",
+    "RankShape",
+    "Resumable",
+    "Row",
+    "Rows",
+    "STATE_BYTES",
+    "assert_order_is_one",
+    "assert_resume_is_elastic",
+    "assert_resumes_exactly",
+    "make_ranks",
+    "read_steps",
+    "rows_of",
+    "saved",
+]
+
 STATE_BYTES = 1024
 """A state is smaller than this, as JSON."""
 

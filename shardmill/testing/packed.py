@@ -23,6 +23,18 @@ try:
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
+__all__ = [
+    "Bin",
+    "TokenSequence",
+    "aligned_slowly",
+    "assert_holds_bins",
+    "assert_trains_the_same_labels",
+    "packed_bins",
+    "plain",
+    "token_sequences",
+    "write_spool",
+]
+
 TokenSequence = tuple[list[int], list[int]]
 """Ids, and for each whether this very token is trained (0 or 1)."""
 Bin = tuple[list[int], list[int], list[int]]
@@ -32,6 +44,7 @@ Bin = tuple[list[int], list[int], list[int]]
 def token_sequences(
     *, max_sequences: int = 12, max_tokens: int = 9, largest: int = 2**15, min_tokens: int = 0
 ) -> st.SearchStrategy[list[TokenSequence]]:
+    """Sequences of ids up to `largest`, each token trained or not; some may have none."""
     token = st.tuples(st.integers(0, largest), st.integers(0, 1))
     one = st.lists(token, min_size=min_tokens, max_size=max_tokens)
     return st.lists(

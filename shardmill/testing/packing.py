@@ -1,6 +1,6 @@
-"""Laws of pack plans.
+"""Laws of packers and of pack plans.
 
-In: lengths or examples, and the plan made of them.  Out: nothing, or an AssertionError.
+In: a packer, or lengths or examples and the plan made of them.  Out: nothing, or an AssertionError.
 Promise: what is expected comes from lengths, examples and plain Python, never from the code under
 test.
 Not here: a runner; call these from your own tests.
@@ -8,14 +8,72 @@ Not here: a runner; call these from your own tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from shardmill.errors import missing_extra
 from shardmill.packing import PackPlan
 from shardmill.records import ChatExamples
 from shardmill.shards import PlanOptions, StoredPlan
+
+try:
+    from hypothesis import strategies as st
+except ImportError as missing:
+    raise missing_extra("hypothesis", "dev") from missing
+
+__all__ = [
+    "PlainPiece",
+    "RowPacker",
+    "assert_is_partition",
+    "assert_metrics_add_up",
+    "assert_packer_laws",
+    "assert_packs_every_piece",
+    "assert_plan_adds_up",
+    "assert_rows_cover",
+    "assert_rows_hold_their_pieces",
+    "assert_same_plan",
+    "example_lengths",
+    "labels_of",
+    "pieces_by_rule",
+    "places_of",
+    "plain_row",
+    "rows_of_plan",
+]
+
+RowPacker: TypeAlias = Callable[[Sequence[int], int], Iterable[Sequence[int]]]
+"""Lengths and the capacity of a row -> of each row, the numbers of its examples."""
+
+
+def example_lengths(capacity: int, *, max_examples: int = 60) -> st.SearchStrategy[list[int]]:
+    """Lengths of examples that fit a row, none and all of it among them."""
+    return st.lists(
+        st.integers(0, capacity) | st.sampled_from([1, capacity]), max_size=max_examples
+    )
+
+
+def assert_packer_laws(pack: RowPacker, lengths: Sequence[int], capacity: int) -> None:
+    """Law 7 for a packer of your own: its rows cover the examples, and are the same when asked for
+    again. A packer that gives a `PackPlan` has more laws: see `assert_is_partition`."""
+    rows = [list(row) for row in pack(list(lengths), capacity)]
+    assert_rows_cover(rows, lengths, capacity)
+    again = [list(row) for row in pack(list(lengths), capacity)]
+    assert again == rows, f"packed again: {again} instead of {rows}"
+
+
+def assert_rows_cover(rows: Sequence[Sequence[int]], lengths: Sequence[int], capacity: int) -> None:
+    """Every example with tokens is in exactly one row, none of which is empty or over capacity."""
+    placed = [number for row in rows for number in row]
+    assert len(set(placed)) == len(placed), f"an example is in two places: {rows}"
+    wanted = {number for number, length in enumerate(lengths) if length}
+    assert wanted <= set(placed), f"in no row: {sorted(wanted - set(placed))}"
+    unknown = sorted(set(placed) - set(range(len(lengths))))
+    assert not unknown, f"examples that do not exist: {unknown}"
+    for at, row in enumerate(rows):
+        tokens = sum(lengths[number] for number in row)
+        assert row, f"row {at} is empty"
+        assert tokens <= capacity, f"row {at} holds {tokens} tokens of {capacity}"
 
 
 def assert_is_partition(plan: PackPlan, lengths: Sequence[int], *, long: str = "error") -> None:

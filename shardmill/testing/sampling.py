@@ -16,11 +16,23 @@ import numpy as np
 from shardmill.sampling import Mixture, Order, epochs, rank_slice
 from shardmill.sampling.keys import Indices
 
+__all__ = [
+    "RankSlice",
+    "WHOLE",
+    "assert_epochs_do_not_repeat",
+    "assert_is_bijection",
+    "assert_prefixes_keep_their_shares",
+    "assert_ranks_cover",
+    "assert_sources_are_exhausted_before_they_repeat",
+]
+
 WHOLE = 20_000
 """Orders of up to so many items are checked at every index."""
 
 
 class RankSlice(Protocol):
+    """The samples of `start..stop` that one rank reads, as `rank_slice` gives them."""
+
     def __call__(self, start: int, stop: int, /, *, rank: int, world: int) -> Sequence[int]: ...
 
 

@@ -31,6 +31,27 @@ from shardmill.protocols import (
 )
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
+__all__ = [
+    "Account",
+    "ChatAccount",
+    "RowCase",
+    "account",
+    "assert_conversation_ledger_balances",
+    "assert_conversations_resume_exactly",
+    "assert_cut_is_the_source",
+    "assert_divides_exactly",
+    "assert_ledger_balances",
+    "assert_resumes_exactly",
+    "chat_account",
+    "cleaned",
+    "expected",
+    "joined",
+    "json_lines",
+    "nasty_texts",
+    "parquet_bytes",
+    "raw_bytes",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
@@ -79,7 +100,7 @@ def assert_ledger_balances(source: Source) -> Account:
     batches = list(source.batches())
     for number, batch in enumerate(batches):
         where = f"{source.name}, batch {number}"
-        found = len(batch.texts) + batch.counts["empty"] + len(batch.drops)
+        found = len(batch.texts) + batch.counts.get("empty", 0) + len(batch.drops)
         assert batch.num_read == found, (
             f"{where}: {batch.num_read} rows read, {found} accounted for"
         )
@@ -88,7 +109,8 @@ def assert_ledger_balances(source: Source) -> Account:
         batch.texts.validate(full=True)
         assert batch.texts.null_count == 0, f"{where}: nulls"
         assert "" not in batch.texts.to_pylist(), f"{where}: an empty document"
-        assert 0 <= batch.counts["invalid_utf8"] <= len(batch.texts), f"{where}: {batch.counts}"
+        repaired = batch.counts.get("invalid_utf8", 0)
+        assert 0 <= repaired <= len(batch.texts), f"{where}: {batch.counts}"
     return account(batches)
 
 

@@ -23,6 +23,16 @@ try:
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
+__all__ = [
+    "ShardShape",
+    "assert_gathers_exactly",
+    "assert_reads_exactly",
+    "read_shards",
+    "shard_shapes",
+    "slice_windows",
+    "write_shards",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ShardShape:

@@ -39,6 +39,17 @@ try:
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
+__all__ = [
+    "assert_done_means_done",
+    "assert_store_laws",
+    "assert_write_then_read_is_identity",
+    "build_small_store",
+    "documents",
+    "plain_facts",
+    "read_documents",
+    "shard_sizes",
+]
+
 
 def documents(
     *, max_documents: int = 12, max_tokens: int = 24, dtype: str = "uint16"

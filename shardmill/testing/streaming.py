@@ -23,6 +23,20 @@ from shardmill.streaming.documents import DocumentStream
 from shardmill.streaming.order import StreamOrder
 from shardmill.streaming.records import Block, Place, Tally
 
+__all__ = [
+    "REPAIRED",
+    "Row",
+    "UnitSource",
+    "UnitsSource",
+    "assert_stream_resumes",
+    "contents",
+    "epoch_texts",
+    "orders",
+    "place_from_json",
+    "rows_of_units",
+    "tally_of",
+]
+
 REPAIRED = "\ufffd"
 
 Row: TypeAlias = str | None
