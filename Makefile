@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test quick check format bench bench-peers clean
+.PHONY: setup demo test quick check docs format bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardmill needs Python >= 3.11, found %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --constraint constraints.txt torch
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,docs]'
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -24,10 +24,14 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(PY) -m pytest -n 2 -m 'not slow'
 
-check: $(STAMP)
+check: $(STAMP) docs
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+# Every warning is an error: a link that leads nowhere, a page that is in no menu.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
 format: $(STAMP)
 	$(PY) -m ruff format .
@@ -60,4 +64,4 @@ bench-peers: .venv-peers/.installed
 	$(PEERS) benchmarks/build_peers.py
 
 clean:
-	rm -rf .venv .venv-peers demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-peers demo site tutorial .pytest_cache .mypy_cache .ruff_cache

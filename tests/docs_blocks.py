@@ -15,7 +15,7 @@ Not here: running them (docs_run.py).
     text     not code; a line that is a command is refused
 
 A block with a title that is a file name (```toml title="train.toml") is also written to that file.
-`python tests/docs_blocks.py PAGE` prints the commands of a page.
+`python tests/docs_blocks.py PAGE` prints a page as one shell script.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 LANGUAGES = frozenset(
-    "python sh console output bash toml json yaml dockerfile text".split(),
+    ["python", "sh", "console", "output", "bash", "toml", "json", "yaml", "dockerfile", "text"]
 )
 NUMBERS_DIFFER = "numbers differ"
 """Title of an output whose numbers depend on the machine or on the version of something."""
@@ -127,7 +127,19 @@ def _free(part: str) -> str:
     return part.replace("<hash>", "[0-9a-f]{16,64}").replace("<number>", r"-?\d[\d,]*(?:\.\d+)?")
 
 
+def script_of(page: Path) -> str:
+    """The page as one shell script: its commands, its files and its programs, in order. What runs
+    until it is stopped is left out."""
+    parts = []
+    for block in blocks_of(page):
+        if block.language == "sh" and block.title != UNTIL_STOPPED:
+            parts.append(block.body)
+        elif block.file:
+            parts.append(f"cat > {block.file} <<'END_OF_BLOCK'\n{block.body}END_OF_BLOCK\n")
+        elif block.language == "python":
+            parts.append(f"python - <<'END_OF_BLOCK'\n{block.body}END_OF_BLOCK\n")
+    return "".join(parts)
+
+
 if __name__ == "__main__":
-    for block in blocks_of(Path(sys.argv[1])):
-        if block.language == "sh":
-            print(block.body, end="")
+    print(script_of(Path(sys.argv[1])), end="")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.docs_blocks import blocks_of, commands_in, console_parts, same_output
+from tests.docs_blocks import blocks_of, commands_in, console_parts, same_output, script_of
 
 PAGE = """# A page
 
@@ -38,6 +40,21 @@ def test_blocks_come_in_order_with_title_line_and_without_their_indent(tmp_path:
         (9, "sh", "", "", "echo 1\n  echo 2\n"),
         (14, "output", "numbers differ", "", "1\n"),
     ]
+
+
+def test_a_page_is_a_script_of_its_files_commands_and_programs(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    stopped = '```sh title="until Ctrl-C"\nsleep 1000\n```\n'
+    page.write_text(f"{PAGE}\n```python\nprint(open('train.toml').read())\n```\n{stopped}")
+    done = subprocess.run(
+        ["bash", "-c", f'set -e\npython() {{ {sys.executable} "$@"; }}\n{script_of(page)}'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "1\n2\na = 1\n\n"
 
 
 def test_a_console_block_is_commands_each_with_what_it_prints() -> None:

@@ -38,7 +38,9 @@ def conversations(specials: Sequence[str] = ()) -> st.SearchStrategy[list[Conver
             {"role": "assistant", "content": said[1]},
         ]
     )
-    system = st.just([]) | words.map(lambda text: [{"role": "system", "content": text}])
+    system: st.SearchStrategy[list[dict[str, str]]] = st.just([]) | words.map(
+        lambda text: [{"role": "system", "content": text}]
+    )
     chats = st.tuples(system, st.lists(exchange, min_size=1, max_size=3)).map(
         lambda parts: [*parts[0], *(message for pair in parts[1] for message in pair)]
     )
