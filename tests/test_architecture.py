@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compare": GROUND | {"shards", "mapped"},
     # build: it cuts and counts the input, and blame must do so in the very same way
     "blame": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
-    "inspector": GROUND | {"shards", "mapped", "loading", "tokenizer", "blame"},
+    "inspector": GROUND | {"shards", "mapped", "loading", "tokenizer", "sources", "blame"},
     "packed_sft": {"packing", "interop", "remote"},
     "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
     "testing": GROUND

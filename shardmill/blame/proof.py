@@ -13,7 +13,7 @@ from shardmill.errors import OptionError
 from shardmill.mapped import TokenSpace, open_tokens
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import BoolArray, IntArray
-from shardmill.shards import Store
+from shardmill.shards import Manifest, Store
 from shardmill.tokenizer import model_sha256_of
 
 NO_TOKENS = "no_tokens"
@@ -66,11 +66,16 @@ def span_of(store: Store, split: str, document: int) -> tuple[int, int]:
     return int(starts[document]), stop
 
 
+def made_by(manifest: Manifest, tokenizer: Tokenizer) -> bool:
+    """Whether this tokenizer made the ids of the store."""
+    known = {manifest.tokenizer_fingerprint, manifest.tokenizer_sha256} - {None}
+    return bool(known & {tokenizer.fingerprint, model_sha256_of(tokenizer)})
+
+
 def check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Refuse any other than that of the store."""
     manifest = store.manifest
-    known = {manifest.tokenizer_fingerprint, manifest.tokenizer_sha256} - {None}
-    if not known & {tokenizer.fingerprint, model_sha256_of(tokenizer)}:
+    if not made_by(manifest, tokenizer):
         raise OptionError(
             f"{tokenizer!r} is not the tokenizer of this store (fingerprint "
             f"{tokenizer.fingerprint[:16]}, the store's is "

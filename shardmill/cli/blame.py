@@ -12,7 +12,7 @@ import typer
 from shardmill.blame import Blame, blame_document, blame_tokens
 from shardmill.blame.inputs import AnySource
 from shardmill.cli.build_chats import open_template
-from shardmill.cli.decoding import open_named
+from shardmill.cli.decoding import named_tokenizer
 from shardmill.cli.show_step import StepCall, token_of_step
 from shardmill.cli.show_text import visible
 from shardmill.errors import OptionError
@@ -106,7 +106,7 @@ def blame(
         named,
         range(token, token + 1 if stop is None else stop),
         inputs=_opened(store, source, options),
-        tokenizer=open_named(tokenizer, special, store),
+        tokenizer=named_tokenizer(tokenizer, special, store),
         template=None if template is None else open_template(template, tokenizer, special).template,
         fill=None if fill is None else fill.split(","),
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardmill.cli.show_batch import Moment
 from shardmill.cli.show_step import StepCall, find_moment, find_place, places_of
 from shardmill.errors import OptionError
+from shardmill.inspector.batch import Moment
 from shardmill.loading import TokenSource
 from shardmill.records import OffsetArray
 from shardmill.sampling.order import by_value

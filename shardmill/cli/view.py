@@ -30,6 +30,10 @@ def view(
     special: Annotated[
         list[str] | None, typer.Option(help="name=string, as the stores were built with.")
     ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="What the stores were built from, to tell whence a token is."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 0,
     open_page: Annotated[
@@ -51,7 +55,8 @@ def view(
         raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
     stores = find_stores([*(folders or []), *_stores_of(read)])
     shelf = Shelf(stores, _tokenizers(tokenizer, special, read))
-    with suppress(KeyboardInterrupt), open_server(Desk(shelf, read), host, port) as server:
+    desk = Desk(shelf, read, source or ())
+    with suppress(KeyboardInterrupt), open_server(desk, host, port) as server:
         if not is_loopback(host):
             print(
                 f"shardmill: --host {host}: anybody who reaches this address reads the data; "

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import shardmill
 from shardmill.errors import OptionError, StoreNotFoundError
-from shardmill.inspector import documents, overview, plans, search, steps
+from shardmill.inspector import documents, origin, overview, plans, search, steps
 from shardmill.inspector.batch import Moment
 from shardmill.inspector.checking import Check
 from shardmill.inspector.opened import OpenStore
@@ -35,8 +35,11 @@ _SHUFFLES: tuple[Shuffle, ...] = get_args(Shuffle)
 class Desk:
     """What the requests of one server share."""
 
-    def __init__(self, shelf: Shelf, config: DataConfig | None = None) -> None:
-        self.shelf, self.config = shelf, config
+    def __init__(
+        self, shelf: Shelf, config: DataConfig | None = None, inputs: Sequence[str] = ()
+    ) -> None:
+        """`inputs`: where the input of the stores lies, as their builds were told."""
+        self.shelf, self.config, self.inputs = shelf, config, inputs
         self.checks = [Check(path) for path in shelf.paths]
         self._lock = threading.Lock()
         self._streams: OrderedDict[tuple[steps.Order, int], SampleStream] = OrderedDict()
@@ -132,10 +135,7 @@ def plan_row(desk: Desk, query: Query) -> JSON:
 def blame(desk: Desk, query: Query) -> JSON:
     opened, split = _split(desk, query)
     token = query.number("token")
-    raise StoreNotFoundError(
-        f"{opened.folder}, split {split!r}, token {token:,}: the store does not tell which input "
-        f"its tokens come from"
-    )
+    return origin.origin_facts(opened, split, token, desk.inputs)
 
 
 def step(desk: Desk, query: Query) -> JSON:

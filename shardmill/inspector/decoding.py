@@ -12,11 +12,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from shardmill.blame.proof import made_by
 from shardmill.errors import OptionError
 from shardmill.protocols import Tokenizer
 from shardmill.records import IntArray
 from shardmill.shards import Manifest, Store
-from shardmill.tokenizer import model_sha256_of, open_tokenizer
+from shardmill.tokenizer import open_tokenizer
 
 
 def open_named(name: str, specials: Mapping[str, str] | None, *stores: Store) -> Tokenizer:
@@ -31,8 +32,7 @@ def open_named(name: str, specials: Mapping[str, str] | None, *stores: Store) ->
 
 def mismatch(name: str, opened: Tokenizer, manifest: Manifest) -> str | None:
     """Why this tokenizer does not read the ids of this store; None when it does."""
-    known = {manifest.tokenizer_fingerprint, manifest.tokenizer_sha256} - {None}
-    if known & {opened.fingerprint, model_sha256_of(opened)}:
+    if made_by(manifest, opened):
         return None
     return (
         f"--tokenizer {name}: not the tokenizer of this store (fingerprint "

@@ -21,7 +21,14 @@ from shardmill.loading import PackSource
 from shardmill.loading.chats import checked_pad_id
 from shardmill.mapped import PackSpace, TokenSpace, open_tokens
 from shardmill.records import OffsetArray
-from shardmill.shards import ChatArrays, Store, StoredPlan, plans_of
+from shardmill.shards import (
+    ChatArrays,
+    Exclusions,
+    Store,
+    StoredPlan,
+    plans_of,
+    read_exclusions,
+)
 from shardmill.shards.plans import PACKS, SUFFIX
 
 T = TypeVar("T")
@@ -51,6 +58,16 @@ class OpenStore:
     @property
     def is_chat(self) -> bool:
         return self.store.is_chat
+
+    @property
+    def why(self) -> str:
+        """Why its ids are not read as text; "" when they are."""
+        return self.reading.why or ""
+
+    @property
+    def exclusions(self) -> Exclusions:
+        """As they are now: they come and go while the store stays."""
+        return read_exclusions(self.store)
 
     def open_tokens(self, split: str) -> TokenSpace:
         return self.keep(("tokens", split), partial(open_tokens, self.store, split, max_maps=_MAPS))
@@ -100,7 +117,7 @@ class OpenStore:
     def pack_source(self, name: str, split: str | None = None) -> PackSource:
         """The same as a source of a training."""
         plan = self.plan(name, split).plan
-        key = ("source", name, plan.fingerprint)
+        key = ("source", name, plan.fingerprint, self.exclusions.sha256)
         return self.keep(key, partial(PackSource, self.folder, plan.path))
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -67,7 +67,20 @@ def store_facts(number: int, opened: OpenStore, tokenizer: str | None) -> dict[s
         **plain,
         "repaired": repaired,
         "plans": [plan_line(name, opened) for name in opened.plans()],
-        "exclusions": None,
+        "exclusions": exclusion_facts(opened),
+    }
+
+
+def exclusion_facts(opened: OpenStore) -> dict[str, JSON] | None:
+    """What is not trained on any more; None: everything is."""
+    found = opened.exclusions
+    if not found.entries:
+        return None
+    return {
+        "entries": len(found.entries),
+        "documents": sum(len(entry.documents or ()) for entry in found.entries),
+        "tokens": sum(found.num_tokens(split) for split in opened.splits),
+        "sha256": found.sha256,
     }
 
 

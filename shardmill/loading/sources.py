@@ -48,10 +48,12 @@ class TokenStore(Protocol):
     @property
     def is_chat(self) -> bool: ...
 
+    @property
+    def exclusions(self) -> Exclusions: ...
+
     splits: tuple[str, ...]
     dtype: str
     fingerprint: str
-    exclusions: Exclusions
 
     def open_tokens(self, split: str) -> TokenSpace: ...
 

@@ -228,7 +228,7 @@ def test_what_is_not_there_is_a_404(client, place, tmp_path):
     status, facts = client.json(f"{STORES}/0/plans/nope")
     assert (status, "its plans are: train-160, train-wide" in facts["error"]) == (404, True)
     status, facts = client.json(f"{STORES}/0/blame?token=5")
-    assert (status, "does not tell which input" in facts["error"]) == (404, True)
+    assert (status, "say so with --input" in facts["error"]) == (400, True)
     desk = open_desk(place)
     desk.config = None
     with serving(desk, tmp_path) as other:
