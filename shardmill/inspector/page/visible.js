@@ -1,0 +1,53 @@
+// Text in which everything can be seen.
+//
+// In: a string of the data.  Out: nodes: text, and small labels for what has no glyph of its own.
+// Promise: every character is shown once, in order; controls, bidi controls, zero width characters and
+// odd spaces are labels (U+202E), never themselves, so no text can reorder or hide what stands around it.
+// Not here: tokens and their boxes.
+
+import { el } from "./dom.js";
+
+const HIDDEN =
+  /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0\u034f\u115f\u1160\u1680\u17b4\u17b5\u2000-\u200a\u202f\u205f\u2800\u3000\u3164\uffa0\u{e0100}-\u{e01ef}]/u;
+const ALL_HIDDEN = new RegExp(HIDDEN.source, "gu");
+const SPACED = new RegExp(`[ ]|${HIDDEN.source}`, "gu");
+const NAMES = {
+  0x00: "NUL", 0x07: "BEL", 0x08: "BS", 0x0b: "VT", 0x0c: "FF", 0x0d: "CR", 0x1b: "ESC", 0x7f: "DEL",
+  0xa0: "NBSP", 0xad: "SHY", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ", 0xfeff: "BOM",
+};
+
+const code = (character) =>
+  `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+
+export const label = (character) => NAMES[character.codePointAt(0)] ?? code(character);
+
+function mark(character, spaces) {
+  if (character === " ") return el("span", { class: "space" }, "\u00b7");
+  if (character === "\n") return el("span", { class: "space" }, "\u21b5");
+  if (character === "\t") return el("span", { class: "space" }, "\u2192", spaces ? "" : "\t");
+  return el("span", { class: "control", title: code(character) }, label(character));
+}
+
+/** Nodes of one text. `spaces`: also spaces and line breaks are signs. */
+export function visible(text, { spaces = false } = {}) {
+  const wanted = spaces ? SPACED : ALL_HIDDEN;
+  wanted.lastIndex = 0;
+  const nodes = [];
+  let from = 0;
+  for (const found of text.matchAll(wanted)) {
+    if (!spaces && found[0] === "\n") continue;
+    if (found.index > from) nodes.push(document.createTextNode(text.slice(from, found.index)));
+    nodes.push(mark(found[0], spaces));
+    from = found.index + found[0].length;
+  }
+  if (from < text.length) nodes.push(document.createTextNode(text.slice(from)));
+  return nodes;
+}
+
+/** The same as a string, for labels and titles. */
+export const spoken = (text) =>
+  text.replace(SPACED, (character) =>
+    character === " " ? "\u00b7" : character === "\n" ? "\u21b5" : character === "\t" ? "\u2192" : `[${label(character)}]`);
+
+/** One line for lists: line breaks and tabs become single signs, the rest as in `visible`. */
+export const oneLine = (text) => visible(text.replace(/\s*\n\s*/g, " \u21b5 ").replace(/\t/g, " "));
