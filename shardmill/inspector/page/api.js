@@ -33,7 +33,9 @@ async function ask(path, query, options) {
   } catch (error) {
     if (wasLeft(error)) throw error;
     throw new ApiError(
-      `${url.pathname}: no answer (${error.message}). Is shardmill view still running? Start it again and retry.`, 0);
+      `${url.pathname}: no answer (${error.message}). Is shardmill view still running? Start it again and retry.`,
+      0,
+    );
   }
   return read(answer, url.pathname);
 }
@@ -44,9 +46,13 @@ async function read(answer, path) {
   try {
     found = text === "" ? {} : JSON.parse(text);
   } catch {
-    throw new ApiError(`${path}: status ${answer.status} and no JSON: ${text.slice(0, 200)}`, answer.status);
+    throw new ApiError(
+      `${path}: status ${answer.status} and no JSON: ${text.slice(0, 200)}`,
+      answer.status,
+    );
   }
-  if (!answer.ok) throw new ApiError(found.error ?? `${path}: status ${answer.status}`, answer.status);
+  if (!answer.ok)
+    throw new ApiError(found.error ?? `${path}: status ${answer.status}`, answer.status);
   return found;
 }
 

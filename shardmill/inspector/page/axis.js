@@ -9,7 +9,8 @@ export function ticks(low, high, about = 5) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw);
   const found = [];
-  for (let at = Math.ceil(low / step); at * step <= high + step / 1e6; at += 1) found.push(at * step);
+  for (let at = Math.ceil(low / step); at * step <= high + step / 1e6; at += 1)
+    found.push(at * step);
   return found;
 }
 

@@ -10,50 +10,113 @@ import { count, percent, rough } from "./format.js";
 import { table } from "./parts.js";
 
 /** A figure: the drawing, named for screen readers, and its numbers below. */
-export function figure({ title, description, width, height, drawing, columns, rows, className = "" }) {
+export function figure({
+  title,
+  description,
+  width,
+  height,
+  drawing,
+  columns,
+  rows,
+  className = "",
+}) {
   const name = freshId("chart");
-  const shown = rows.length > 400 ? rows.filter((_, at) => at % Math.ceil(rows.length / 400) === 0) : rows;
-  return el("figure", { class: `chart ${className}` },
-    svg("svg", { role: "img", "aria-labelledby": `${name}-t ${name}-d`, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "xMidYMid meet" },
-      svg("title", { id: `${name}-t` }, title), svg("desc", { id: `${name}-d` }, description), drawing),
-    el("details", { class: "numbers" }, el("summary", {}, "As a table"), table(columns, shown, { caption: title })));
+  const shown =
+    rows.length > 400 ? rows.filter((_, at) => at % Math.ceil(rows.length / 400) === 0) : rows;
+  return el(
+    "figure",
+    { class: `chart ${className}` },
+    svg(
+      "svg",
+      {
+        role: "img",
+        "aria-labelledby": `${name}-t ${name}-d`,
+        viewBox: `0 0 ${width} ${height}`,
+        preserveAspectRatio: "xMidYMid meet",
+      },
+      svg("title", { id: `${name}-t` }, title),
+      svg("desc", { id: `${name}-d` }, description),
+      drawing,
+    ),
+    el(
+      "details",
+      { class: "numbers" },
+      el("summary", {}, "As a table"),
+      table(columns, shown, { caption: title }),
+    ),
+  );
 }
 
-const tip = (shape, text) => { shape.append(svg("title", {}, text)); return shape; };
+const tip = (shape, text) => {
+  shape.append(svg("title", {}, text));
+  return shape;
+};
 
 function grid(values, y, left, right, text) {
   return values.map((value) => [
     svg("line", { class: "grid", x1: left, x2: right, y1: y(value), y2: y(value) }),
-    svg("text", { class: "tick", x: left - 6, y: y(value) + 3.5, "text-anchor": "end" }, text(value)),
+    svg(
+      "text",
+      { class: "tick", x: left - 6, y: y(value) + 3.5, "text-anchor": "end" },
+      text(value),
+    ),
   ]);
 }
 
 /** bins: [{from, to, count}]; bars of equal width, since bins are powers of two. */
 export function histogram(bins, { title, unit, what, width = 560, height = 190, marks = [] }) {
   const most = Math.max(1, ...bins.map((bin) => bin.count));
-  const left = 44, right = width - 8, top = 12, bottom = height - 34;
+  const left = 44,
+    right = width - 8,
+    top = marks.length ? 24 : 12,
+    bottom = height - 34;
   const y = scale(0, most, bottom, top);
   const step = (right - left) / Math.max(1, bins.length);
   const every = Math.ceil(bins.length / Math.max(1, Math.floor((right - left) / 46)));
-  const bars = bins.map((bin, at) => tip(
-    svg("rect", { class: "bar", x: left + at * step + 1, width: Math.max(1, step - 2), y: bin.count ? Math.min(y(bin.count), bottom - 1.5) : bottom, height: bin.count ? Math.max(1.5, bottom - y(bin.count)) : 0, rx: 1.5 }),
-    `${count(bin.from)} to ${count(bin.to - 1)} ${unit}: ${count(bin.count)} ${what}`));
-  const names = bins.map((bin, at) => at % every === 0 &&
-    svg("text", { class: "tick", x: left + at * step + 1, y: bottom + 14 }, rough(bin.from)));
+  const bars = bins.map((bin, at) =>
+    tip(
+      svg("rect", {
+        class: "bar",
+        x: left + at * step + 1,
+        width: Math.max(1, step - 2),
+        y: bin.count ? Math.min(y(bin.count), bottom - 1.5) : bottom,
+        height: bin.count ? Math.max(1.5, bottom - y(bin.count)) : 0,
+        rx: 1.5,
+      }),
+      `${count(bin.from)} to ${count(bin.to - 1)} ${unit}: ${count(bin.count)} ${what}`,
+    ),
+  );
+  const names = bins.map(
+    (bin, at) =>
+      at % every === 0 &&
+      svg("text", { class: "tick", x: left + at * step + 1, y: bottom + 14 }, rough(bin.from)),
+  );
   const lines = marks.map(({ value, name }) => {
     const bin = bins.findIndex((one) => value >= one.from && value < one.to);
     if (bin < 0) return null;
     const inside = (value - bins[bin].from) / (bins[bin].to - bins[bin].from);
     const x = left + (bin + inside) * step;
-    return [svg("line", { class: "mark-line", x1: x, x2: x, y1: top - 4, y2: bottom }),
-      svg("text", { class: "mark-name", x: x + 4, y: top + 4 }, name)];
+    return [
+      svg("line", { class: "mark-halo", x1: x, x2: x, y1: top - 8, y2: bottom }),
+      svg("line", { class: "mark-line", x1: x, x2: x, y1: top - 8, y2: bottom }),
+      svg("text", { class: "mark-name", x: x + 4, y: top - 6 }, name),
+    ];
   });
   return figure({
-    title, width, height, columns: binColumns(unit, what), rows: bins,
+    title,
+    width,
+    height,
+    columns: binColumns(unit, what),
+    rows: bins,
     description: `${bins.length} bars; the longest stands for ${count(most)} ${what}.`,
-    drawing: [grid(ticks(0, most, 3).filter(Number.isInteger), y, left, right, rough), bars, names, lines,
+    drawing: [
+      grid(ticks(0, most, 3).filter(Number.isInteger), y, left, right, rough),
+      bars,
+      names,
+      lines,
       svg("line", { class: "base", x1: left, x2: right, y1: bottom, y2: bottom }),
-      svg("text", { class: "axis-name", x: right, y: height - 4, "text-anchor": "end" }, unit)],
+      svg("text", { class: "axis-name", x: right, y: height - 4, "text-anchor": "end" }, unit),
+    ],
   });
 }
 
@@ -65,22 +128,48 @@ const binColumns = (unit, what) => [
 
 /** Shares of sources over samples: lines, or areas on top of one another. `planned`: by phase. */
 export function shares({ points, names, phases, stacked, unit }) {
-  const width = 1120, height = 380, left = 48, right = width - 130, top = 26, bottom = height - 36;
-  const first = 0, last = Math.max(1, points[points.length - 1]?.sample ?? 1);
-  const x = scale(first, last, left, right), y = scale(0, 1, bottom, top);
+  const width = 1120,
+    height = 380,
+    left = 48,
+    right = width - 130,
+    top = 26,
+    bottom = height - 36;
+  const first = 0,
+    last = Math.max(1, points[points.length - 1]?.sample ?? 1);
+  const x = scale(first, last, left, right),
+    y = scale(0, 1, bottom, top);
   const lines = names.map((name, source) => series(points, source, x, y, stacked));
   const inside = phases.filter((phase) => phase.start <= last);
   return figure({
     className: "shares",
-    title: `Share of each source over ${unit}`, width, height,
+    title: `Share of each source over ${unit}`,
+    width,
+    height,
     description: `${names.length} sources, ${inside.length} phases, ${count(last)} ${unit}.`,
-    drawing: [grid([0, 0.25, 0.5, 0.75, 1], y, left, right, (share) => `${Math.round(share * 100)}%`), lines,
-      !stacked && planned(inside, names, last, x, y), borders(inside, x, top, bottom), ends(points, names, y, right + 8, stacked),
-      ticks(first, last, 8).map((value) => svg("text", { class: "tick", x: x(value), y: bottom + 16, "text-anchor": "middle" }, rough(value))),
+    drawing: [
+      grid([0, 0.25, 0.5, 0.75, 1], y, left, right, (share) => `${Math.round(share * 100)}%`),
+      lines,
+      !stacked && planned(inside, names, last, x, y),
+      borders(inside, x, top, bottom),
+      ends(points, names, y, right + 8, stacked),
+      ticks(first, last, 8).map((value) =>
+        svg(
+          "text",
+          { class: "tick", x: x(value), y: bottom + 16, "text-anchor": "middle" },
+          rough(value),
+        ),
+      ),
       svg("line", { class: "base", x1: left, x2: right, y1: bottom, y2: bottom }),
-      svg("text", { class: "axis-name", x: right, y: height - 4, "text-anchor": "end" }, unit)],
-    columns: [{ name: unit, number: true, cell: (point) => count(point.sample) },
-      ...names.map((name, source) => ({ name, number: true, cell: (point) => `${percent(point.shares[source])} (${count(point.counts[source])})` }))],
+      svg("text", { class: "axis-name", x: right, y: height - 4, "text-anchor": "end" }, unit),
+    ],
+    columns: [
+      { name: unit, number: true, cell: (point) => count(point.sample) },
+      ...names.map((name, source) => ({
+        name,
+        number: true,
+        cell: (point) => `${percent(point.shares[source])} (${count(point.counts[source])})`,
+      })),
+    ],
     rows: points,
   });
 }
@@ -88,22 +177,45 @@ export function shares({ points, names, phases, stacked, unit }) {
 const below = (point, source) => point.shares.slice(0, source).reduce((sum, one) => sum + one, 0);
 
 function series(points, source, x, y, stacked) {
+  // a share holds from the point before to this one
+  const steps = (level) =>
+    points.flatMap((point, at) =>
+      [points[at - 1]?.sample ?? 0, point.sample].map(
+        (sample) => `${x(sample).toFixed(1)},${y(level(point)).toFixed(1)}`,
+      ),
+    );
   const low = (point) => (stacked ? below(point, source) : 0);
-  const upper = points.map((point) => `${x(point.sample).toFixed(1)},${y(low(point) + point.shares[source]).toFixed(1)}`);
+  const upper = steps((point) => low(point) + point.shares[source]);
   if (!stacked) return svg("polyline", { class: `line s${source % 8}`, points: upper.join(" ") });
-  const lower = points.map((point) => `${x(point.sample).toFixed(1)},${y(low(point)).toFixed(1)}`).reverse();
+  const lower = steps(low).reverse();
   return svg("polygon", { class: `area s${source % 8}`, points: [...upper, ...lower].join(" ") });
 }
 
 function planned(phases, names, last, x, y) {
-  return phases.map((phase, at) => names.map((_, source) =>
-    svg("line", { class: `wanted s${source % 8}`, x1: x(phase.start), x2: x(Math.min(last, phases[at + 1]?.start ?? last)), y1: y(phase.shares[source]), y2: y(phase.shares[source]) })));
+  return phases.map((phase, at) =>
+    names.map((_, source) =>
+      svg("line", {
+        class: `wanted s${source % 8}`,
+        x1: x(phase.start),
+        x2: x(Math.min(last, phases[at + 1]?.start ?? last)),
+        y1: y(phase.shares[source]),
+        y2: y(phase.shares[source]),
+      }),
+    ),
+  );
 }
 
 function borders(phases, x, top, bottom) {
   return phases.map((phase, at) => [
-    svg("line", { class: "phase", x1: x(phase.start), x2: x(phase.start), y1: top - 12, y2: bottom }),
-    svg("text", { class: "phase-name", x: x(phase.start) + 5, y: top - 4 }, `phase ${at + 1}`)]);
+    svg("line", {
+      class: "phase",
+      x1: x(phase.start),
+      x2: x(phase.start),
+      y1: top - 12,
+      y2: bottom,
+    }),
+    svg("text", { class: "phase-name", x: x(phase.start) + 5, y: top - 4 }, `phase ${at + 1}`),
+  ]);
 }
 
 /** Names at the right end, moved apart. */
@@ -111,10 +223,20 @@ function ends(points, names, y, x, stacked) {
   const point = points[points.length - 1];
   if (!point) return null;
   const places = names.map((name, source) => ({
-    name, source, at: y(stacked ? below(point, source) + point.shares[source] / 2 : point.shares[source]) }));
+    name,
+    source,
+    at: y(stacked ? below(point, source) + point.shares[source] / 2 : point.shares[source]),
+  }));
   places.sort((one, other) => one.at - other.at);
-  places.forEach((place, at) => { if (at) place.at = Math.max(place.at, places[at - 1].at + 15); });
+  places.forEach((place, at) => {
+    if (at) place.at = Math.max(place.at, places[at - 1].at + 15);
+  });
   return places.map(({ name, source, at }) => [
     svg("rect", { class: `swatch s${source % 8}`, x, y: at - 5, width: 9, height: 9, rx: 2 }),
-    svg("text", { class: "end-name", x: x + 14, y: at + 3.5 }, name.length > 16 ? `${name.slice(0, 15)}\u2026` : name)]);
+    svg(
+      "text",
+      { class: "end-name", x: x + 14, y: at + 3.5 },
+      name.length > 16 ? `${name.slice(0, 15)}\u2026` : name,
+    ),
+  ]);
 }

@@ -9,8 +9,10 @@ const SVG = "http://www.w3.org/2000/svg";
 function fill(made, has, children) {
   for (const [name, value] of Object.entries(has)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name === "on") for (const [event, call] of Object.entries(value)) made.addEventListener(event, call);
-    else if (name === "css") for (const [key, set] of Object.entries(value)) made.style.setProperty(key, set);
+    if (name === "on")
+      for (const [event, call] of Object.entries(value)) made.addEventListener(event, call);
+    else if (name === "css")
+      for (const [key, set] of Object.entries(value)) made.style.setProperty(key, set);
     else if (name === "value") made.value = value;
     else if (name === "data") Object.assign(made.dataset, value);
     else made.setAttribute(name, value === true ? "" : String(value));
@@ -29,7 +31,8 @@ export function add(parent, children) {
 
 export const el = (tag, has = {}, ...children) => fill(document.createElement(tag), has, children);
 
-export const svg = (tag, has = {}, ...children) => fill(document.createElementNS(SVG, tag), has, children);
+export const svg = (tag, has = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), has, children);
 
 export function show(place, ...children) {
   place.replaceChildren();
@@ -41,8 +44,7 @@ export const button = (text, call, has = {}) =>
 
 export const link = (text, href, has = {}) => el("a", { href, ...has }, text);
 
-export const section = (title, ...children) =>
-  el("section", {}, el("h2", {}, title), ...children);
+export const section = (title, ...children) => el("section", {}, el("h2", {}, title), ...children);
 
 let made = 0;
 export const freshId = (word) => `${word}-${++made}`;

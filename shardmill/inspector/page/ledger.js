@@ -27,28 +27,57 @@ export function documentFlow(store) {
   const kept = store.splits.map((split) => node(split.name, split.documents, "kept"));
   const lost = buckets(entry, ["read", "kept"]);
   const ends = [...kept.filter((one) => one.value > 0), ...lost];
-  return { columns: [[read], ends], links: ends.map((to) => ({ from: read, to, value: to.value })) };
+  return {
+    columns: [[read], ends],
+    links: ends.map((to) => ({ from: read, to, value: to.value })),
+  };
 }
 
 export function tokenFlow(store) {
   const entry = store.ledger.tokens;
-  const inputs = [node("text", entry.encoded, "input"), node("separators", entry.separators, "input")].filter((one) => one.value > 0);
-  const all = node("tokens", inputs.reduce((sum, one) => sum + one.value, 0), "input");
-  const kept = store.splits.filter((split) => split.tokens > 0).map((split) => node(split.name, split.tokens, "kept"));
+  const inputs = [
+    node("text", entry.encoded, "input"),
+    node("separators", entry.separators, "input"),
+  ].filter((one) => one.value > 0);
+  const all = node(
+    "tokens",
+    inputs.reduce((sum, one) => sum + one.value, 0),
+    "input",
+  );
+  const kept = store.splits
+    .filter((split) => split.tokens > 0)
+    .map((split) => node(split.name, split.tokens, "kept"));
   const lost = buckets(entry, ["encoded", "separators", "kept"]);
   const ends = [...kept, ...lost];
   const links = ends.map((to) => ({ from: all, to, value: to.value }));
   const chat = store.splits.filter((split) => split.tokens > 0 && split.trained_tokens !== null);
   if (chat.length === 0) {
     if (inputs.length < 2) return { columns: [[all], ends], links };
-    return { columns: [inputs, [all], ends], links: [...inputs.map((from) => ({ from, to: all, value: from.value })), ...links] };
+    return {
+      columns: [inputs, [all], ends],
+      links: [...inputs.map((from) => ({ from, to: all, value: from.value })), ...links],
+    };
   }
   const sum = (of) => chat.reduce((total, split) => total + of(split), 0);
-  const trained = node("trained", sum((split) => split.trained_tokens), "kept");
-  const context = node("context only", sum((split) => split.tokens - split.trained_tokens), "plain");
+  const trained = node(
+    "trained",
+    sum((split) => split.trained_tokens),
+    "kept",
+  );
+  const context = node(
+    "context only",
+    sum((split) => split.tokens - split.trained_tokens),
+    "plain",
+  );
   for (const split of chat) {
     const from = kept.find((one) => one.name === split.name);
-    links.push({ from, to: trained, value: split.trained_tokens }, { from, to: context, value: split.tokens - split.trained_tokens });
+    links.push(
+      { from, to: trained, value: split.trained_tokens },
+      { from, to: context, value: split.tokens - split.trained_tokens },
+    );
   }
-  return { columns: [[all], ends, [trained, context]], links: links.filter((one) => one.value > 0) };
+  return {
+    columns: [[all], ends, [trained, context]],
+    links: links.filter((one) => one.value > 0),
+  };
 }

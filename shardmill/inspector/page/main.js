@@ -18,11 +18,22 @@ import { plans } from "./view-plans.js";
 import { step } from "./view-step.js";
 
 const VIEWS = { overview, documents, document: document_, plan: plans, mixture, step };
-const NAV = [["overview", "Overview"], ["documents", "Documents"], ["plan", "Plans"], ["mixture", "Mixture"], ["step", "Step"]];
-const place = document.getElementById("view"), picker = document.getElementById("store");
-let all = { stores: [], mixture: false }, lastStore = 0, shown = null;
+const NAV = [
+  ["overview", "Overview"],
+  ["documents", "Documents"],
+  ["plan", "Plans"],
+  ["mixture", "Mixture"],
+  ["step", "Step"],
+];
+const place = document.getElementById("view"),
+  picker = document.getElementById("store");
+let all = { stores: [], mixture: false },
+  lastStore = 0,
+  shown = null;
 
-const go = (route) => { location.hash = make(route); };
+const go = (route) => {
+  location.hash = make(route);
+};
 
 function target(view) {
   if (view === "mixture" || (view === "step" && all.stores.length === 0)) return { view };
@@ -31,8 +42,12 @@ function target(view) {
 
 function bar(route) {
   const current = route.view === "document" ? "documents" : route.view;
-  show(document.getElementById("nav"), NAV.map(([view, name]) =>
-    link(name, make(target(view)), { "aria-current": view === current ? "page" : null })));
+  show(
+    document.getElementById("nav"),
+    NAV.map(([view, name]) =>
+      link(name, make(target(view)), { "aria-current": view === current ? "page" : null }),
+    ),
+  );
   picker.value = String(lastStore);
 }
 
@@ -42,6 +57,7 @@ async function open() {
   else if (route.store === null && !(route.view === "step" && all.mixture)) route.store = lastStore;
   if (route.store !== null) lastStore = route.store;
   startView();
+  place.dataset.route = location.hash;
   keys.forget();
   bar(route);
   const known = all.stores.find((one) => one.store === lastStore);
@@ -51,18 +67,37 @@ async function open() {
   if (shown !== null && shown !== route.view) place.focus({ preventScroll: true });
   if (shown !== route.view) scrollTo(0, 0);
   shown = route.view;
-  if (route.view !== "mixture" && all.stores.length === 0 && !(route.view === "step" && all.mixture)) show(fresh, empty("No store is open.", "Start the page with a folder that holds stores: shardmill view FOLDER"));
-  else if (route.store !== null && known?.error) show(fresh, failure({ message: known.error }, start));
+  if (
+    route.view !== "mixture" &&
+    all.stores.length === 0 &&
+    !(route.view === "step" && all.mixture)
+  )
+    show(
+      fresh,
+      empty(
+        "No store is open.",
+        "Start the page with a folder that holds stores: shardmill view FOLDER",
+      ),
+    );
+  else if (route.store !== null && known?.error)
+    show(fresh, failure({ message: known.error }, start));
   else await VIEWS[route.view](fresh, { route, go, keys, all });
 }
 
 function search() {
   const box = document.getElementById("search");
-  if (box) { box.focus(); box.select(); return; }
+  if (box) {
+    box.focus();
+    box.select();
+    return;
+  }
   go({ store: lastStore, view: "documents" });
   const seen = new MutationObserver(() => {
     const found = document.getElementById("search");
-    if (found) { seen.disconnect(); found.focus(); }
+    if (found) {
+      seen.disconnect();
+      found.focus();
+    }
   });
   seen.observe(place, { childList: true, subtree: true });
 }
@@ -74,14 +109,27 @@ async function start() {
     show(place, failure(error, start));
     return;
   }
-  show(picker, all.stores.map((one) => el("option", { value: one.store }, one.error ? `${one.name} (cannot be opened)` : one.name)));
+  show(
+    picker,
+    all.stores.map((one) =>
+      el("option", { value: one.store }, one.error ? `${one.name} (cannot be opened)` : one.name),
+    ),
+  );
   lastStore = all.stores.find((one) => !one.error)?.store ?? 0;
   await open();
 }
 
 const keys = startKeys({ open: (view) => go(target(view)), search });
 startTheme(document.getElementById("theme"));
-document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); place.focus(); });
-picker.addEventListener("change", () => go({ store: Number(picker.value), view: ["documents", "plan"].includes(shown) ? shown : "overview" }));
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  place.focus();
+});
+picker.addEventListener("change", () =>
+  go({
+    store: Number(picker.value),
+    view: ["documents", "plan"].includes(shown) ? shown : "overview",
+  }),
+);
 addEventListener("hashchange", open);
 start();

@@ -10,44 +10,84 @@ import { count, range } from "./format.js";
 
 /** columns: [{name, number, cell(row)}]; rows may be links (`open(row)` gives what a row carries). */
 export function table(columns, rows, { caption, rowHas = () => ({}) } = {}) {
-  const head = columns.map((one) => el("th", { scope: "col", class: one.number && "number" }, one.name));
+  const head = columns.map((one) =>
+    el("th", { scope: "col", class: one.number && "number" }, one.name),
+  );
   const body = rows.map((row, at) =>
-    el("tr", rowHas(row, at), columns.map((one) =>
-      el(one.head ? "th" : "td", { scope: one.head && "row", class: [one.number && "number", one.class].filter(Boolean).join(" ") || null },
-        one.cell(row)))));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, caption && el("caption", { class: "hidden" }, caption),
-      el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+    el(
+      "tr",
+      rowHas(row, at),
+      columns.map((one) =>
+        el(
+          one.head ? "th" : "td",
+          {
+            scope: one.head && "row",
+            class: [one.number && "number", one.class].filter(Boolean).join(" ") || null,
+          },
+          one.cell(row),
+        ),
+      ),
+    ),
+  );
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el(
+      "table",
+      {},
+      caption && el("caption", { class: "hidden" }, caption),
+      el("thead", {}, el("tr", {}, head)),
+      el("tbody", {}, body),
+    ),
+  );
 }
 
 export const facts = (pairs) =>
-  el("dl", { class: "facts" },
-    pairs.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) =>
-      el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  el(
+    "dl",
+    { class: "facts" },
+    pairs
+      .filter(([, value]) => value !== null && value !== undefined)
+      .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+  );
 
 /** `go(start)` opens another page. */
 export function pager({ start, limit, total, what, go }) {
   const stop = Math.min(start + limit, total);
-  return el("div", { class: "pager" },
+  return el(
+    "div",
+    { class: "pager" },
     button("First", () => go(0), { disabled: start === 0 }),
     button("Previous", () => go(Math.max(0, start - limit)), { disabled: start === 0 }),
     el("span", {}, total === 0 ? `no ${what}` : `${range(start, stop)} of ${count(total)} ${what}`),
     button("Next", () => go(start + limit), { disabled: stop >= total }),
-    button("Last", () => go(Math.max(0, Math.floor((total - 1) / limit) * limit)), { disabled: stop >= total }));
+    button("Last", () => go(Math.max(0, Math.floor((total - 1) / limit) * limit)), {
+      disabled: stop >= total,
+    }),
+  );
 }
 
 export const empty = (title, ...what) =>
-  el("div", { class: "empty" }, el("p", { class: "empty-title" }, title), what.map((one) => el("p", {}, one)));
+  el(
+    "div",
+    { class: "empty" },
+    el("p", { class: "empty-title" }, title),
+    what.map((one) => el("p", {}, one)),
+  );
 
 export const code = (text) => el("code", {}, text);
 
 export function failure(error, retry) {
-  return el("div", { class: "failure", role: "alert" },
-    el("p", {}, error.message), retry && button("Try again", retry));
+  return el(
+    "div",
+    { class: "failure", role: "alert" },
+    el("p", {}, error.message),
+    retry && button("Try again", retry),
+  );
 }
 
-/** Fill `place` with what `work` gives; show that it is under way, and what went wrong. */
-export async function into(place, work) {
+/** Fill `place` with what `work` gives; show that it is under way, and, under `title`, what went wrong. */
+export async function into(place, work, title = null) {
   place.setAttribute("aria-busy", "true");
   if (!place.hasChildNodes()) show(place, el("p", { class: "waiting" }, "Reading\u2026"));
   try {
@@ -55,7 +95,14 @@ export async function into(place, work) {
     if (made !== undefined) show(place, made);
   } catch (error) {
     if (wasLeft(error)) return;
-    show(place, failure(error, () => { show(place); into(place, work); }));
+    show(
+      place,
+      title && el("h1", {}, title),
+      failure(error, () => {
+        show(place);
+        into(place, work, title);
+      }),
+    );
     announce(`Error: ${error.message}`);
     if (error.name === "TypeError" || error.name === "ReferenceError") throw error;
   } finally {
@@ -65,9 +112,16 @@ export async function into(place, work) {
 
 /** Buttons of which one is pressed. */
 export function choice(name, options, chosen, pick) {
-  return el("div", { class: "choice", role: "group", "aria-label": name },
+  return el(
+    "div",
+    { class: "choice", role: "group", "aria-label": name },
     options.map(([value, text]) =>
-      button(text, () => pick(value), { "aria-pressed": String(value === chosen), data: { value } })));
+      button(text, () => pick(value), {
+        "aria-pressed": String(value === chosen),
+        data: { value },
+      }),
+    ),
+  );
 }
 
 export function field(text, control, has = {}) {
@@ -75,20 +129,29 @@ export function field(text, control, has = {}) {
 }
 
 export const select = (options, chosen, has = {}) => {
-  const made = el("select", has, options.map(([value, text]) => el("option", { value }, text)));
+  const made = el(
+    "select",
+    has,
+    options.map(([value, text]) => el("option", { value }, text)),
+  );
   made.value = String(chosen);
   return made;
 };
 
 /** An object of the manifest as nested lists of names and values. */
 export function tree(value) {
-  if (value === null || typeof value !== "object") return code(value === null ? "none" : String(value));
+  if (value === null || typeof value !== "object")
+    return code(value === null ? "none" : String(value));
   const entries = Object.entries(value);
   if (entries.length === 0) return el("span", { class: "muted" }, "none");
   const list = el("dl", { class: "tree" });
   for (const [name, inner] of entries.slice(0, 200)) {
     add(list, el("div", {}, el("dt", {}, name), el("dd", {}, tree(inner))));
   }
-  if (entries.length > 200) add(list, el("div", {}, el("dt", {}, "\u2026"), el("dd", {}, `${count(entries.length - 200)} more`)));
+  if (entries.length > 200)
+    add(
+      list,
+      el("div", {}, el("dt", {}, "\u2026"), el("dd", {}, `${count(entries.length - 200)} more`)),
+    );
   return list;
 }

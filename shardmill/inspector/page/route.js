@@ -8,11 +8,19 @@ export const VIEWS = ["overview", "documents", "document", "plan", "mixture", "s
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
-  const parts = path.split("/").map(decode).filter((part) => part !== "");
+  const parts = path
+    .split("/")
+    .map(decode)
+    .filter((part) => part !== "");
   const numbered = /^\d+$/.test(parts[0] ?? "");
   const store = numbered ? Number(parts.shift()) : null;
   const view = VIEWS.includes(parts[0]) ? parts[0] : "overview";
-  return { store, view, rest: parts[1] ?? null, query: Object.fromEntries(new URLSearchParams(query)) };
+  return {
+    store,
+    view,
+    rest: parts[1] ?? null,
+    query: Object.fromEntries(new URLSearchParams(query)),
+  };
 }
 
 function decode(part) {
@@ -25,8 +33,12 @@ function decode(part) {
 }
 
 export function make({ store = null, view, rest = null, query = {} }) {
-  const parts = [store, view, rest].filter((part) => part !== null).map((part) => encodeURIComponent(part));
-  const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const parts = [store, view, rest]
+    .filter((part) => part !== null)
+    .map((part) => encodeURIComponent(part));
+  const kept = Object.entries(query).filter(
+    ([, value]) => value !== null && value !== undefined && value !== "",
+  );
   const asked = new URLSearchParams(kept).toString();
   return `#/${parts.join("/")}${asked ? `?${asked}` : ""}`;
 }

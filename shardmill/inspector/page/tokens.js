@@ -26,9 +26,16 @@ function box(view, at, cut) {
   if (view.trained?.[at]) kinds.push("trained");
   if (view.marker[at]) kinds.push("marker");
   if (text === "") kinds.push("inner");
-  const made = el("span", { class: kinds.join(" "), role: "option", tabindex: "-1", "aria-selected": "false" });
+  const made = el("span", {
+    class: kinds.join(" "),
+    role: "option",
+    tabindex: "-1",
+    "aria-selected": "false",
+  });
   made.dataset.at = at;
-  if (text === "") add(made, el("span", { class: "space", "aria-label": "part of a character" }, "\u2026"));
+  made.dataset.id = view.ids[at];
+  if (text === "")
+    add(made, el("span", { class: "space", "aria-label": "part of a character" }, "\u2026"));
   else if (/^[!-~]+$/.test(text)) made.textContent = text;
   else add(made, visible(text, { spaces: true }));
   if (cut.has(at)) add(made, el("span", { class: "control" }, "cut"));
@@ -43,16 +50,27 @@ function group(view, run, cut, shade) {
   }
   if (run.name === null) return made;
   const kinds = `run ${run.waste ? "waste" : shade ? "odd" : "even"}`;
-  return el("div", { class: kinds, role: "group", "aria-label": run.name },
-    el("span", { class: "run-name", "aria-hidden": "true" }, run.name, run.note && el("span", { class: "muted" }, ` ${run.note}`)),
-    el("div", { class: "run-tokens" }, made));
+  return el(
+    "div",
+    { class: kinds, role: "group", "aria-label": run.name },
+    el(
+      "span",
+      { class: "run-name", "aria-hidden": "true" },
+      run.name,
+      run.note && el("span", { class: "muted" }, ` ${run.note}`),
+    ),
+    el("div", { class: "run-tokens" }, made),
+  );
 }
 
 /** The list. `tell(at, sticky)` is called when a token is pointed at or chosen. */
 export function tokenList(view, runs, { name, tell, chosen = null }) {
   const cut = new Set(view.cut);
-  const list = el("div", { class: "tokens", role: "listbox", "aria-label": name, dir: "ltr" },
-    runs.map((run, number) => group(view, run, cut, number % 2)));
+  const list = el(
+    "div",
+    { class: "tokens", role: "listbox", "aria-label": name, dir: "ltr" },
+    runs.map((run, number) => group(view, run, cut, number % 2)),
+  );
   const boxes = list.querySelectorAll(".token");
   if (boxes.length === 0) return list;
   let current = Math.min(Math.max(chosen ?? 0, 0), boxes.length - 1);
@@ -66,13 +84,24 @@ export function tokenList(view, runs, { name, tell, chosen = null }) {
     boxes[at].setAttribute("aria-selected", "true");
     if (focus) boxes[at].focus();
     tell(at, true);
-    announce(`Token ${view.start + at}, id ${view.ids[at]}, ${spoken(view.texts[at])}${view.trained?.[at] ? ", trained" : ""}`);
+    announce(
+      `Token ${view.start + at}, id ${view.ids[at]}, ${spoken(view.texts[at])}${view.trained?.[at] ? ", trained" : ""}`,
+    );
   }
   const under = (event) => event.target.closest(".token");
-  list.addEventListener("pointerover", (event) => under(event) && tell(Number(under(event).dataset.at), false));
+  list.addEventListener(
+    "pointerover",
+    (event) => under(event) && tell(Number(under(event).dataset.at), false),
+  );
   list.addEventListener("pointerleave", () => tell(null, false));
-  list.addEventListener("click", (event) => under(event) && choose(Number(under(event).dataset.at), true));
-  list.addEventListener("focusin", (event) => under(event) && tell(Number(under(event).dataset.at), true));
+  list.addEventListener(
+    "click",
+    (event) => under(event) && choose(Number(under(event).dataset.at), true),
+  );
+  list.addEventListener(
+    "focusin",
+    (event) => under(event) && tell(Number(under(event).dataset.at), true),
+  );
   list.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     const next = moved(event.key, current, boxes);
@@ -104,14 +133,19 @@ function moved(key, at, boxes) {
 function beside(at, boxes, step) {
   const here = boxes[at].getBoundingClientRect();
   const wanted = here.left + here.width / 2;
-  let line = null, best = at, distance = Infinity;
+  let line = null,
+    best = at,
+    distance = Infinity;
   for (let next = at + step; next >= 0 && next < boxes.length; next += step) {
     const there = boxes[next].getBoundingClientRect();
     if (Math.abs(there.top - here.top) < here.height / 2) continue;
     if (line === null) line = there.top;
     if (Math.abs(there.top - line) > here.height / 2) break;
     const off = Math.abs(there.left + there.width / 2 - wanted);
-    if (off < distance) { distance = off; best = next; }
+    if (off < distance) {
+      distance = off;
+      best = next;
+    }
   }
   return best;
 }
@@ -121,9 +155,12 @@ export function plainText(view, { from = 0, to = view.texts.length } = {}) {
   const made = document.createDocumentFragment();
   let at = from;
   while (at < to) {
-    const trained = Boolean(view.trained?.[at]), marker = Boolean(view.marker[at]);
+    const trained = Boolean(view.trained?.[at]),
+      marker = Boolean(view.marker[at]);
     let stop = at + 1;
-    if (!marker) while (stop < to && Boolean(view.trained?.[stop]) === trained && !view.marker[stop]) stop += 1;
+    if (!marker)
+      while (stop < to && Boolean(view.trained?.[stop]) === trained && !view.marker[stop])
+        stop += 1;
     const text = visible(view.texts.slice(at, stop).join(""));
     const inner = marker ? el("span", { class: "marker-chip" }, text) : text;
     made.append(trained ? el("mark", { class: "trained-text" }, inner) : add(el("span"), inner));
@@ -132,9 +169,18 @@ export function plainText(view, { from = 0, to = view.texts.length } = {}) {
   return made;
 }
 
-export const legend = (trainedName = "trained") =>
-  el("p", { class: "legend" },
-    el("span", { class: "token trained", "aria-hidden": "true" }, "word"), ` ${trainedName}`,
-    el("span", { class: "token", "aria-hidden": "true" }, "word"), " not",
-    el("span", { class: "token marker", "aria-hidden": "true" }, "<|eot|>"), " marker",
-    el("span", { class: "space", "aria-hidden": "true" }, "\u00b7 \u21b5 \u2192"), " space, line, tab");
+export const legend = (view, trainedName = "trained") =>
+  el(
+    "p",
+    { class: "legend" },
+    view.trained !== null && [
+      el("span", { class: "token trained", "aria-hidden": "true" }, "word"),
+      ` ${trainedName}`,
+      el("span", { class: "token", "aria-hidden": "true" }, "word"),
+      " not",
+    ],
+    el("span", { class: "token marker", "aria-hidden": "true" }, "<|eot|>"),
+    " marker",
+    el("span", { class: "space", "aria-hidden": "true" }, "\u00b7 \u21b5 \u2192"),
+    " space, line, tab",
+  );

@@ -8,29 +8,69 @@ import { el, section } from "./dom.js";
 import { count, percent } from "./format.js";
 import { choice, code, empty, field, into, table } from "./parts.js";
 
-const FIELDS = [["samples", "Samples", 10000], ["points", "Points", 200], ["batch_size", "Batch size", 1], ["world", "World", 1]];
+const FIELDS = [
+  ["samples", "Samples", 10000],
+  ["points", "Points", 200],
+  ["batch_size", "Batch size", 1],
+  ["world", "World", 1],
+];
 
 export async function mixture(place, { route, go, all }) {
   if (!all.mixture) {
-    await into(place, async () => [el("div", { class: "title" }, el("h1", {}, "Mixture")),
-      empty("No mixture is open.", ["Start the page with the config of a training: ", code("shardmill view --config train.toml")])]);
+    await into(place, async () => [
+      el("div", { class: "title" }, el("h1", {}, "Mixture")),
+      empty("No mixture is open.", [
+        "Start the page with the config of a training: ",
+        code("shardmill view --config train.toml"),
+      ]),
+    ]);
     return;
   }
-  await into(place, async () => {
-    const asked = Object.fromEntries(FIELDS.map(([name, , usual]) => [name, route.query[name] ?? usual]));
-    const found = await get("mixture", asked);
-    const names = found.sources.map((source) => source.name);
-    const stacked = route.query.look === "areas";
-    const pick = choice("Chart", [["lines", "Lines"], ["areas", "Areas"]], stacked ? "areas" : "lines",
-      (look) => go({ ...route, query: { ...route.query, look: look === "areas" ? look : null } }));
-    return [
-      el("div", { class: "title" }, el("h1", {}, "Mixture"), el("span", { class: "muted" }, `${count(names.length)} sources, seed ${found.seed}`), pick),
-      form(route, asked, go),
-      el("p", { class: "hint" }, stacked ? "Shares of each source, on top of one another." : "Solid: what is drawn between two points. Dashed: what the phase asks for."),
-      shares({ points: found.points, names, phases: found.phases, stacked, unit: "samples" }),
-      el("div", { class: "two" }, section("Phases", phases(found, names)), section("Sources", sources(found))),
-    ];
-  });
+  await into(
+    place,
+    async () => {
+      const asked = Object.fromEntries(
+        FIELDS.map(([name, , usual]) => [name, route.query[name] ?? usual]),
+      );
+      const found = await get("mixture", asked);
+      const names = found.sources.map((source) => source.name);
+      const stacked = route.query.look === "areas";
+      const pick = choice(
+        "Chart",
+        [
+          ["lines", "Lines"],
+          ["areas", "Areas"],
+        ],
+        stacked ? "areas" : "lines",
+        (look) => go({ ...route, query: { ...route.query, look: look === "areas" ? look : null } }),
+      );
+      return [
+        el(
+          "div",
+          { class: "title" },
+          el("h1", {}, "Mixture"),
+          el("span", { class: "muted" }, `${count(names.length)} sources, seed ${found.seed}`),
+          pick,
+        ),
+        form(route, asked, go),
+        el(
+          "p",
+          { class: "hint" },
+          stacked
+            ? "Shares of each source, on top of one another."
+            : "Solid: what is drawn between two points. Dashed: what the phase asks for.",
+        ),
+        shares({ points: found.points, names, phases: found.phases, stacked, unit: "samples" }),
+        el(
+          "div",
+          { class: "two" },
+          section("Phases", phases(found, names)),
+          section("Sources", sources(found)),
+        ),
+      ];
+    },
+    "Mixture",
+  );
 }
 
 function form(route, asked, go) {
@@ -38,23 +78,48 @@ function form(route, asked, go) {
     event.preventDefault();
     go({ ...route, query: { ...route.query, ...Object.fromEntries(new FormData(event.target)) } });
   };
-  return el("form", { class: "form", "aria-label": "What is drawn", on: { submit: send } },
-    FIELDS.map(([name, text]) => field(text, el("input", { type: "number", name, min: "1", value: asked[name], required: true }))),
-    el("button", { type: "submit", class: "main" }, "Draw"));
+  return el(
+    "form",
+    { class: "form", "aria-label": "What is drawn", on: { submit: send } },
+    FIELDS.map(([name, text]) =>
+      field(
+        text,
+        el("input", { type: "number", name, min: "1", value: asked[name], required: true }),
+      ),
+    ),
+    el("button", { type: "submit", class: "main" }, "Draw"),
+  );
 }
 
-const phases = ({ phases: found }, names) => table([
-  { name: "phase", head: true, cell: (phase) => String(phase.number) },
-  { name: "from sample", number: true, cell: (phase) => count(phase.start) },
-  ...names.map((name, source) => ({ name, number: true, cell: (phase) => percent(phase.shares[source]) })),
-], found.map((phase, at) => ({ ...phase, number: at + 1 })), { caption: "Phases" });
+const phases = ({ phases: found }, names) =>
+  table(
+    [
+      { name: "phase", head: true, cell: (phase) => String(phase.number) },
+      { name: "from sample", number: true, cell: (phase) => count(phase.start) },
+      ...names.map((name, source) => ({
+        name,
+        number: true,
+        cell: (phase) => percent(phase.shares[source]),
+      })),
+    ],
+    found.map((phase, at) => ({ ...phase, number: at + 1 })),
+    { caption: "Phases" },
+  );
 
 function sources({ sources: found, points }) {
   const drawn = points[points.length - 1]?.counts ?? [];
-  return table([
-    { name: "source", head: true, cell: (source) => source.name },
-    { name: "rows", number: true, cell: (source) => count(source.rows) },
-    { name: "drawn", number: true, cell: (source) => count(drawn[source.at]) },
-    { name: "epochs", number: true, cell: (source) => source.rows ? (drawn[source.at] / source.rows).toFixed(2) : "-" },
-  ], found.map((source, at) => ({ ...source, at })), { caption: "Sources" });
+  return table(
+    [
+      { name: "source", head: true, cell: (source) => source.name },
+      { name: "rows", number: true, cell: (source) => count(source.rows) },
+      { name: "drawn", number: true, cell: (source) => count(drawn[source.at]) },
+      {
+        name: "epochs",
+        number: true,
+        cell: (source) => (source.rows ? (drawn[source.at] / source.rows).toFixed(2) : "-"),
+      },
+    ],
+    found.map((source, at) => ({ ...source, at })),
+    { caption: "Sources" },
+  );
 }

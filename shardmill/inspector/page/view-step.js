@@ -12,88 +12,256 @@ import { empty, field, into, pager, select } from "./parts.js";
 import { make } from "./route.js";
 import { legend, runsOf, tokenList } from "./tokens.js";
 
-const ROWS = 16, OPEN = 2;
-const NUMBERS = [["step", "Step", 0, 0], ["rank", "Rank", 0, 0], ["world", "World", 1, 1], ["batch_size", "Batch size", 1, 4],
-  ["seq_len", "seq_len", 1, 128], ["seed", "Seed", 0, 0]];
-const PASSED = ["split", "plan", "seq_len", "batch_size", "world", "rank", "step", "seed", "shuffle", "documents"];
+const ROWS = 16,
+  OPEN = 2;
+const NUMBERS = [
+  ["step", "Step", 0, 0],
+  ["rank", "Rank", 0, 0],
+  ["world", "World", 1, 1],
+  ["batch_size", "Batch size", 1, 4],
+  ["seq_len", "seq_len", 1, 128],
+  ["seed", "Seed", 0, 0],
+];
+const PASSED = [
+  "split",
+  "plan",
+  "seq_len",
+  "batch_size",
+  "world",
+  "rank",
+  "step",
+  "seed",
+  "shuffle",
+  "documents",
+];
 
 export async function step(place, { route, go, all }) {
-  await into(place, async () => {
-    const store = route.store === null ? null : await get(`stores/${route.store}`);
-    const result = el("div", { class: "steady", id: "batch", "aria-live": "off" });
-    if (route.query.step !== undefined) into(result, () => batch(route, go));
-    else show(result, empty("Say which step.", "The same numbers as in training give the same rows, to the token: seed, batch size, world and seq_len decide the order."));
-    return [el("div", { class: "title" }, el("h1", {}, "Step"), el("span", { class: "muted" }, "the exact batch of a rank, from the numbers alone")),
-      form(route, store, all, go), result];
-  });
+  await into(
+    place,
+    async () => {
+      const store = route.store === null ? null : await get(`stores/${route.store}`);
+      const result = el("div", { class: "steady", id: "batch", "aria-live": "off" });
+      if (route.query.step !== undefined) into(result, () => batch(route, go));
+      else
+        show(
+          result,
+          empty(
+            "Say which step.",
+            "The same numbers as in training give the same rows, to the token: seed, batch size, world and seq_len decide the order.",
+          ),
+        );
+      return [
+        el(
+          "div",
+          { class: "title" },
+          el("h1", {}, "Step"),
+          el("span", { class: "muted" }, "the exact batch of a rank, from the numbers alone"),
+        ),
+        form(route, store, all, go),
+        result,
+      ];
+    },
+    "Step",
+  );
 }
 
 function form(route, store, all, go) {
-  const places = [...(all.mixture ? [["", "the mixture"]] : []), ...all.stores.filter((one) => !one.error).map((one) => [String(one.store), one.name])];
+  const places = [
+    ...(all.mixture ? [["", "the mixture"]] : []),
+    ...all.stores.filter((one) => !one.error).map((one) => [String(one.store), one.name]),
+  ];
   const where = select(places, store === null ? "" : String(store.store));
-  where.addEventListener("change", () => go({ store: where.value === "" ? null : Number(where.value), view: "step" }));
+  where.addEventListener("change", () =>
+    go({ store: where.value === "" ? null : Number(where.value), view: "step" }),
+  );
   const usable = store?.plans.filter((plan) => !plan.error) ?? [];
-  const plan = usable.find((one) => one.name === route.query.plan) ?? (store?.kind === "chat" ? usable[0] : undefined);
+  const plan =
+    usable.find((one) => one.name === route.query.plan) ??
+    (store?.kind === "chat" ? usable[0] : undefined);
   const send = (event) => {
     event.preventDefault();
     go({ ...route, query: Object.fromEntries(new FormData(event.target)) });
   };
-  const usual = (name, value) => route.query[name] ?? (name === "seq_len" && plan ? plan.seq_len : value);
-  return el("form", { class: "form", "aria-label": "Which batch", on: { submit: send } },
+  const usual = (name, value) =>
+    route.query[name] ?? (name === "seq_len" && plan ? plan.seq_len : value);
+  return el(
+    "form",
+    { class: "form", "aria-label": "Which batch", on: { submit: send } },
     field("Data", where),
-    store && store.kind !== "chat" && field("Split", select(store.splits.map((one) => [one.name, one.name]), route.query.split ?? store.splits[0]?.name, { name: "split" })),
-    store && store.kind === "chat" && field("Plan", select(usable.length ? usable.map((one) => [one.name, one.name]) : [["", "none: shardmill pack"]], plan?.name ?? "", { name: "plan" })),
-    NUMBERS.map(([name, text, least, value]) => field(text, el("input", { type: "number", name, min: least, value: usual(name, value), required: true }))),
-    field("Shuffle", select([...(store ? [] : [["", "as configured"]]), ["global", "global"], ["block", "block"], ["none", "none"]], route.query.shuffle ?? (store ? "global" : ""), { name: "shuffle" })),
-    store?.kind !== "chat" && field("Documents", select([...(store ? [] : [["", "as configured"]]), ["0", "run on"], ["1", "kept apart"]], route.query.documents ?? (store ? "0" : ""), { name: "documents" })),
-    el("button", { type: "submit", class: "main" }, "Show the batch"));
+    store &&
+      store.kind !== "chat" &&
+      field(
+        "Split",
+        select(
+          store.splits.map((one) => [one.name, one.name]),
+          route.query.split ?? store.splits[0]?.name,
+          { name: "split" },
+        ),
+      ),
+    store &&
+      store.kind === "chat" &&
+      field(
+        "Plan",
+        select(
+          usable.length
+            ? usable.map((one) => [one.name, one.name])
+            : [["", "none: shardmill pack"]],
+          plan?.name ?? "",
+          { name: "plan" },
+        ),
+      ),
+    NUMBERS.map(([name, text, least, value]) =>
+      field(
+        text,
+        el("input", {
+          type: "number",
+          name,
+          min: least,
+          value: usual(name, value),
+          required: true,
+        }),
+      ),
+    ),
+    field(
+      "Shuffle",
+      select(
+        [
+          ...(store ? [] : [["", "as configured"]]),
+          ["global", "global"],
+          ["block", "block"],
+          ["none", "none"],
+        ],
+        route.query.shuffle ?? (store ? "global" : ""),
+        { name: "shuffle" },
+      ),
+    ),
+    store?.kind !== "chat" &&
+      field(
+        "Documents",
+        select(
+          [...(store ? [] : [["", "as configured"]]), ["0", "run on"], ["1", "kept apart"]],
+          route.query.documents ?? (store ? "0" : ""),
+          { name: "documents" },
+        ),
+      ),
+    el("button", { type: "submit", class: "main" }, "Show the batch"),
+  );
 }
 
 async function batch(route, go) {
-  const asked = Object.fromEntries(PASSED.filter((name) => route.query[name]).map((name) => [name, route.query[name]]));
+  const asked = Object.fromEntries(
+    PASSED.filter((name) => route.query[name]).map((name) => [name, route.query[name]]),
+  );
   const start = Number(route.query.start) || 0;
   const found = await get("step", { ...asked, store: route.store, start, limit: ROWS });
+  const { panel, teller } = detailsPanel();
   announce(`Step ${route.query.step}: ${plural(found.rows.length, "row")}`);
   return [
-    el("div", { class: "bar-row" }, el("h2", {}, `Samples ${range(found.samples, found.stop)}`),
-      el("span", { class: "muted" }, `of all ranks; rank ${count(found.rank)} of ${count(found.world)} has ${plural(found.batch_size, "row")}`), legend("a label")),
-    found.rows.map((row, at) => oneRow(row, at < OPEN, route.store)),
-    found.batch_size > ROWS && pager({ start, limit: ROWS, total: found.batch_size, what: "rows of this rank", go: (next) => go({ ...route, query: { ...route.query, start: next || null } }) }),
+    el(
+      "div",
+      { class: "bar-row" },
+      el("h2", {}, `Samples ${range(found.samples, found.stop)}`),
+      el(
+        "span",
+        { class: "muted" },
+        `of all ranks; rank ${count(found.rank)} of ${count(found.world)} has ${plural(found.batch_size, "row")}`,
+      ),
+      found.rows.length > 0 && legend(found.rows[0].view, "a label"),
+    ),
+    el(
+      "div",
+      { class: "with-details" },
+      el(
+        "div",
+        { class: "cards" },
+        found.rows.map((row, at) => oneRow(row, at < OPEN, route.store, teller)),
+      ),
+      panel,
+    ),
+    found.batch_size > ROWS &&
+      pager({
+        start,
+        limit: ROWS,
+        total: found.batch_size,
+        what: "rows of this rank",
+        go: (next) => go({ ...route, query: { ...route.query, start: next || null } }),
+      }),
   ];
 }
 
-function oneRow(row, open, store) {
+function oneRow(row, open, store, teller) {
   const body = el("div", { class: "step-body" });
-  const fill = () => { if (!body.hasChildNodes()) show(body, tokensOf(row, store)); };
-  const made = el("details", { class: "card step-row", open },
-    el("summary", {}, el("b", {}, `sample ${count(row.sample)}`), el("span", { class: "muted" },
-      ` ${row.source}${row.split === null ? "" : `/${row.split}`}, epoch ${count(row.epoch)}, window ${count(row.window)}`,
-      row.documents && `, ${plural(row.documents.length, "document")}`)), body);
+  const fill = () => {
+    if (!body.hasChildNodes()) show(body, tokensOf(row, store, teller));
+  };
+  const made = el(
+    "details",
+    { class: "card step-row", open },
+    el(
+      "summary",
+      {},
+      el("b", {}, `sample ${count(row.sample)}`),
+      el(
+        "span",
+        { class: "muted" },
+        ` ${row.source}${row.split === null ? "" : `/${row.split}`}, epoch ${count(row.epoch)}, window ${count(row.window)}`,
+        row.documents && `, ${plural(row.documents.length, "document")}`,
+      ),
+    ),
+    body,
+  );
   made.addEventListener("toggle", () => made.open && fill());
   if (open) fill();
   return made;
 }
 
-function tokensOf(row, store) {
-  const { view } = row, linked = store !== null && row.split !== null;
+function tokensOf(row, store, teller) {
+  const { view } = row,
+    linked = store !== null && row.split !== null;
   const part = (piece) => row.documents?.[piece];
-  const { panel, tell } = detailsPanel(view, (at) => ({
-    position: null, store: null, split: row.split,
-    more: [["column", count(view.start + at)], ["document", !part(view.piece?.[at]) ? (row.documents ? "padding" : "unknown")
-      : linked ? link(count(part(view.piece[at]).document), documentAt(store, row.split, part(view.piece[at]).document)) : count(part(view.piece[at]).document)]],
+  const tell = teller(view, (at) => ({
+    position: null,
+    store: null,
+    split: row.split,
+    more: [
+      ["sample", count(row.sample)],
+      ["column", count(view.start + at)],
+      [
+        "document",
+        !part(view.piece?.[at])
+          ? row.documents
+            ? "padding"
+            : "unknown"
+          : linked
+            ? link(
+                count(part(view.piece[at]).document),
+                documentAt(store, row.split, part(view.piece[at]).document),
+              )
+            : count(part(view.piece[at]).document),
+      ],
+    ],
   }));
-  const runs = runsOf(row.documents ? view.piece : null, view.ids.length, (piece) => (part(piece) ? `document ${count(part(piece).document)}` : "padding"));
+  const runs = runsOf(row.documents ? view.piece : null, view.ids.length, (piece) =>
+    part(piece) ? `document ${count(part(piece).document)}` : "padding",
+  );
   for (const run of runs) {
     run.waste = row.documents !== null && !part(run.run);
-    run.note = part(run.run) ? `tokens ${range(part(run.run).start, part(run.run).stop)}${border(view, run)}` : "";
+    run.note = part(run.run)
+      ? `tokens ${range(part(run.run).start, part(run.run).stop)}${border(view, run)}`
+      : "";
   }
-  return [view.note && el("p", { class: "note" }, view.note),
-    el("div", { class: "with-details" }, tokenList(view, runs, { name: `Tokens of sample ${row.sample}`, tell }), panel)];
+  return [
+    view.note && el("p", { class: "note" }, view.note),
+    tokenList(view, runs, { name: `Tokens of sample ${row.sample}`, tell }),
+  ];
 }
 
 function border(view, run) {
   if (view.start + run.start === 0 || view.trained === null) return "";
-  return view.trained[run.start] ? ", its first token is a label of the one before" : ", its first token is no label";
+  return view.trained[run.start]
+    ? ", its first token is a label of the one before"
+    : ", its first token is no label";
 }
 
-const documentAt = (store, split, number) => make({ store, view: "document", rest: String(number), query: { split } });
+const documentAt = (store, split, number) =>
+  make({ store, view: "document", rest: String(number), query: { split } });

@@ -12,20 +12,32 @@ const HIDDEN =
 const ALL_HIDDEN = new RegExp(HIDDEN.source, "gu");
 const SPACED = new RegExp(`[ ]|${HIDDEN.source}`, "gu");
 const NAMES = {
-  0x00: "NUL", 0x07: "BEL", 0x08: "BS", 0x0b: "VT", 0x0c: "FF", 0x0d: "CR", 0x1b: "ESC", 0x7f: "DEL",
-  0xa0: "NBSP", 0xad: "SHY", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ", 0xfeff: "BOM",
+  0x00: "NUL",
+  0x07: "BEL",
+  0x08: "BS",
+  0x0b: "VT",
+  0x0c: "FF",
+  0x0d: "CR",
+  0x1b: "ESC",
+  0x7f: "DEL",
+  0xa0: "NBSP",
+  0xad: "SHY",
+  0x200b: "ZWSP",
+  0x200c: "ZWNJ",
+  0x200d: "ZWJ",
+  0xfeff: "BOM",
 };
 
-const code = (character) =>
+export const codePoint = (character) =>
   `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-export const label = (character) => NAMES[character.codePointAt(0)] ?? code(character);
+export const label = (character) => NAMES[character.codePointAt(0)] ?? codePoint(character);
 
 function mark(character, spaces) {
   if (character === " ") return el("span", { class: "space" }, "\u00b7");
   if (character === "\n") return el("span", { class: "space" }, "\u21b5");
   if (character === "\t") return el("span", { class: "space" }, "\u2192", spaces ? "" : "\t");
-  return el("span", { class: "control", title: code(character) }, label(character));
+  return el("span", { class: "control", title: codePoint(character) }, label(character));
 }
 
 /** Nodes of one text. `spaces`: also spaces and line breaks are signs. */
@@ -47,7 +59,14 @@ export function visible(text, { spaces = false } = {}) {
 /** The same as a string, for labels and titles. */
 export const spoken = (text) =>
   text.replace(SPACED, (character) =>
-    character === " " ? "\u00b7" : character === "\n" ? "\u21b5" : character === "\t" ? "\u2192" : `[${label(character)}]`);
+    character === " "
+      ? "\u00b7"
+      : character === "\n"
+        ? "\u21b5"
+        : character === "\t"
+          ? "\u2192"
+          : `[${label(character)}]`,
+  );
 
 /** One line for lists: line breaks and tabs become single signs, the rest as in `visible`. */
 export const oneLine = (text) => visible(text.replace(/\s*\n\s*/g, " \u21b5 ").replace(/\t/g, " "));

@@ -1,0 +1,114 @@
+"""What a person does with the page, and sees.
+
+In: a driver, an address.  Out: texts, numbers.
+Promise: waits until the page has what is asked for, however slow the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from selenium.webdriver import Keys
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+WAIT = 60
+QUIET = """return document.querySelector('[aria-busy]') === null
+    && document.querySelector('.waiting') === null && document.querySelector('#view h1') !== null"""
+
+
+class Page:
+    """The inspector in a browser."""
+
+    def __init__(self, driver, url: str) -> None:
+        self.driver, self.url = driver, url
+        self.refused: list[str] = []  # parts of addresses that may answer with an error
+
+    def open(self, route: str) -> None:
+        """Load the page there, anew."""
+        self.driver.get("about:blank")
+        self.driver.get(self.url + route)
+        self.settled()
+
+    def go(self, route: str) -> None:
+        """Go there as a link does."""
+        self.run("location.hash = arguments[0]", route)
+        self.until("return document.getElementById('view').dataset.route === arguments[0]", route)
+        self.settled()
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, script: str, *arguments: Any) -> Any:
+        """The first true value of the script."""
+        wait = WebDriverWait(self.driver, WAIT, poll_frequency=0.05)
+        return wait.until(lambda one: one.execute_script(script, *arguments), script)
+
+    def settled(self) -> None:
+        self.until(QUIET)
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map(one => one.textContent)"
+        return self.run(script, selector)
+
+    def text(self, selector: str) -> str:
+        found = self.texts(selector)
+        assert len(found) == 1, f"{selector}: {len(found)} of them"
+        return found[0]
+
+    def click(self, selector: str, text: str | None = None) -> None:
+        """The one element, or the one with this text."""
+        found = self.driver.find_elements(By.CSS_SELECTOR, selector)
+        fitting = [one for one in found if text is None or one.text.strip() == text]
+        assert len(fitting) == 1, f"{selector} {text!r}: {len(fitting)} of {len(found)}"
+        self.run("arguments[0].scrollIntoView({block: 'center'})", fitting[0])
+        fitting[0].click()
+        self.settled()
+
+    def hover(self, selector: str, number: int) -> None:
+        found = self.driver.find_elements(By.CSS_SELECTOR, selector)[number]
+        self.run("arguments[0].scrollIntoView({block: 'center'})", found)
+        ActionChains(self.driver).move_to_element(found).perform()
+
+    def write(self, selector: str, text: str) -> None:
+        found = self.driver.find_element(By.CSS_SELECTOR, selector)
+        found.clear()
+        found.send_keys(text + Keys.ENTER)
+        self.settled()
+
+    def press(self, *keys: str) -> None:
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def facts(self, selector: str = ".details .facts") -> dict[str, str]:
+        names = self.texts(f"{selector} dt")
+        return dict(zip(names, self.texts(f"{selector} dd"), strict=True))
+
+    def table(self, caption: str) -> list[list[str]]:
+        """Cells of the table with this caption, row by row."""
+        return self.run(
+            """const found = [...document.querySelectorAll('#view table')].filter(
+                one => one.caption?.textContent === arguments[0]);
+            return [...found[0].tBodies[0].rows].map(row => [...row.cells].map(c => c.textContent))""",
+            caption,
+        )
+
+    def tokens(self, within: str = "#view") -> list[tuple[int, bool]]:
+        """Id of every box, and whether it is marked as trained."""
+        script = """return [...document.querySelectorAll(arguments[0] + ' .tokens .token')]
+            .map(one => [Number(one.dataset.id), one.classList.contains('trained')])"""
+        return [(number, trained) for number, trained in self.run(script, within)]
+
+    def complaints(self) -> list[str]:
+        """What the console complained of, but for refusals that were expected."""
+        found = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [one for one in found if not any(part in one for part in self.refused)]
+
+    def asked(self) -> list[str]:
+        """Every address that was asked for."""
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        sent = [one for one in events if one["method"] == "Network.requestWillBeSent"]
+        return [one["params"]["request"]["url"] for one in sent]
