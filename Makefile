@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: setup demo test quick check docs format bench bench-peers clean
+.PHONY: setup demo test quick check docs format bench bench-peers browser screenshots clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,13 @@ bench: $(STAMP)
 	$(PY) benchmarks/build.py
 	$(PY) benchmarks/read.py
 	$(PY) benchmarks/read.py --scale
+
+# Chromium and its driver, for the tests of the inspector's page. Nothing is done where they are.
+browser:
+	@test -x /usr/bin/chromium -a -x /usr/bin/chromedriver || .ci/install-browser
+
+screenshots: $(STAMP) browser
+	$(PY) -m tests.inspector.browser.screenshots
 
 # A venv of its own: these bring hundreds of packages. A peer that cannot be installed is left out.
 PEERS := .venv-peers/bin/python

@@ -1,8 +1,9 @@
 // The server's JSON.
 //
-// In: a path under /api and its query.  Out: the answer, or an ApiError with the server's own words.
-// Promise: a view that was left asks for nothing any more (its signal is aborted); nothing but this
-// server is asked.
+// In: a path under /api and its query.  Out: the answer, or an ApiError with the server's own
+// words.
+// Promise: a view that was left asks for nothing any more (its signal is aborted); nothing but
+// this server is asked.
 
 export class ApiError extends Error {
   constructor(message, status) {

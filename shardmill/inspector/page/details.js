@@ -1,7 +1,9 @@
 // The panel about one token.
 //
-// In: VIEWs, the place of a token in one, where that lies in its split.  Out: an element, and `teller`s.
-// Promise: pointing shows, choosing keeps; the question where a token comes from is asked only on request.
+// In: VIEWs, the place of a token in one, where that lies in its split.  Out: an element, and
+// `teller`s.
+// Promise: pointing shows, choosing keeps; the question where a token comes from is asked only on
+// request.
 
 import { get } from "./api.js";
 import { button, el, show } from "./dom.js";

@@ -1,7 +1,8 @@
 // Elements made with DOM calls alone.
 //
 // In: a tag, what it has, its children.  Out: the element.
-// Promise: strings become text nodes and attribute values, never markup; null children are left out.
+// Promise: strings become text nodes and attribute values, never markup; null children are left
+// out.
 // Not here: what is shown.
 
 const SVG = "http://www.w3.org/2000/svg";

@@ -1,9 +1,10 @@
 // Where everything went, as a flow from left to right.
 //
-// In: columns of nodes {name, value, kind}, and links {from, to, value} between neighbouring columns.
+// In: columns of nodes {name, value, kind}, and links {from, to, value} between neighbouring
+// columns.
 // Out: a figure.
-// Promise: heights are in proportion, except that what is there is never thinner than two pixels; the
-// numbers stand at every node and in the table.
+// Promise: heights are in proportion, except that what is there is never thinner than two pixels;
+// the numbers stand at every node and in the table.
 // Not here: what a ledger means (ledger.js).
 
 import { figure } from "./charts.js";
@@ -43,7 +44,9 @@ function ribbon(link, unit) {
   const [a, b] = [from.out, to.in];
   from.out += value * unit;
   to.in += value * unit;
-  const path = `M${x1},${a}C${middle},${a} ${middle},${b} ${x2},${b}V${b + thick}C${middle},${b + thick} ${middle},${a + thick} ${x1},${a + thick}Z`;
+  const upper = `M${x1},${a}C${middle},${a} ${middle},${b} ${x2},${b}`;
+  const [c, d] = [a + thick, b + thick];
+  const path = `${upper}V${d}C${middle},${d} ${middle},${c} ${x1},${c}Z`;
   return svg(
     "path",
     { class: `ribbon ${to.kind}`, d: path },

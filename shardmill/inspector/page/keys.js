@@ -1,7 +1,7 @@
 // The keyboard.
 //
-// Promise: nothing happens while somebody types in a field, or with a modifier; every key is listed in
-// the help.
+// Promise: nothing happens while somebody types in a field, or with a modifier; every key is
+// listed in the help.
 
 import { button, el, show } from "./dom.js";
 

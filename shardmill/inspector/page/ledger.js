@@ -1,7 +1,8 @@
 // A store's ledger as two flows: documents and tokens.
 //
 // In: the answer about a store.  Out: nodes and links, each bucket of the ledger once.
-// Promise: a bucket that this file does not know is shown under its own name; zero buckets are left out.
+// Promise: a bucket that this file does not know is shown under its own name; zero buckets are
+// left out.
 
 const words = (key) => key.replaceAll("_", " ");
 

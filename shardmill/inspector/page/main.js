@@ -1,8 +1,8 @@
 // The page: which view is open, the bar above it.
 //
 // In: the address.  Out: a view in <main>.
-// Promise: every change of view goes through the address, so back and forward work; what a view asked
-// is dropped when it is left.
+// Promise: every change of view goes through the address, so back and forward work; what a view
+// asked is dropped when it is left.
 
 import { get, startView } from "./api.js";
 import { el, link, show } from "./dom.js";
@@ -57,7 +57,7 @@ async function open() {
   else if (route.store === null && !(route.view === "step" && all.mixture)) route.store = lastStore;
   if (route.store !== null) lastStore = route.store;
   startView();
-  place.dataset.route = location.hash;
+  place.dataset.opened = Number(place.dataset.opened ?? 0) + 1; // for those who wait for a view
   keys.forget();
   bar(route);
   const known = all.stores.find((one) => one.store === lastStore);

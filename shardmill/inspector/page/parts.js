@@ -1,32 +1,30 @@
 // What several views are made of: tables, pagers, errors, empty states, facts.
 //
 // In: values and calls.  Out: elements.
-// Promise: tables have headers with scopes; a failed question is shown in the server's words with a retry.
+// Promise: tables have headers with scopes; a failed question is shown in the server's words with
+// a retry.
 // Not here: charts, tokens.
 
 import { wasLeft } from "./api.js";
 import { add, announce, button, el, show } from "./dom.js";
 import { count, range } from "./format.js";
 
-/** columns: [{name, number, cell(row)}]; rows may be links (`open(row)` gives what a row carries). */
-export function table(columns, rows, { caption, rowHas = () => ({}) } = {}) {
+/** columns: [{name, cell(row)}], with `number` for figures and `head` for what names a row. */
+export function table(columns, rows, { caption } = {}) {
   const head = columns.map((one) =>
     el("th", { scope: "col", class: one.number && "number" }, one.name),
   );
-  const body = rows.map((row, at) =>
+  const cell = (one, row) =>
+    el(
+      one.head ? "th" : "td",
+      { scope: one.head && "row", class: one.number && "number" },
+      one.cell(row),
+    );
+  const body = rows.map((row) =>
     el(
       "tr",
-      rowHas(row, at),
-      columns.map((one) =>
-        el(
-          one.head ? "th" : "td",
-          {
-            scope: one.head && "row",
-            class: [one.number && "number", one.class].filter(Boolean).join(" ") || null,
-          },
-          one.cell(row),
-        ),
-      ),
+      {},
+      columns.map((one) => cell(one, row)),
     ),
   );
   return el(
@@ -51,16 +49,15 @@ export const facts = (pairs) =>
       .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
 
-/** `go(start)` opens another page. */
-export function pager({ start, limit, total, what, go }) {
-  const stop = Math.min(start + limit, total);
+/** `go(start)` opens another page. `stop`: where this one ends, when an answer may be shorter. */
+export function pager({ start, limit, total, what, go, stop = Math.min(start + limit, total) }) {
   return el(
     "div",
     { class: "pager" },
     button("First", () => go(0), { disabled: start === 0 }),
     button("Previous", () => go(Math.max(0, start - limit)), { disabled: start === 0 }),
     el("span", {}, total === 0 ? `no ${what}` : `${range(start, stop)} of ${count(total)} ${what}`),
-    button("Next", () => go(start + limit), { disabled: stop >= total }),
+    button("Next", () => go(stop), { disabled: stop >= total }),
     button("Last", () => go(Math.max(0, Math.floor((total - 1) / limit) * limit)), {
       disabled: stop >= total,
     }),
@@ -86,7 +83,7 @@ export function failure(error, retry) {
   );
 }
 
-/** Fill `place` with what `work` gives; show that it is under way, and, under `title`, what went wrong. */
+/** Fill `place` with what `work` gives; show that it is under way, or what went wrong. */
 export async function into(place, work, title = null) {
   place.setAttribute("aria-busy", "true");
   if (!place.hasChildNodes()) show(place, el("p", { class: "waiting" }, "Reading\u2026"));

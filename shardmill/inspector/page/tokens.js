@@ -1,14 +1,15 @@
 // Every token a box.
 //
-// In: a VIEW of the API and what its runs (documents, turns, pieces) are called.  Out: a list of boxes.
-// Promise: one box a token, in order, whatever the text; one tab stop for all of them, arrows move; what
-// is trained is underlined and tinted; a new run starts a group with its name.
+// In: a VIEW of the API and what its runs (documents, turns, pieces) are called.  Out: a list of
+// boxes.
+// Promise: one box a token, in order, whatever the text; one tab stop for all of them, arrows
+// move; what is trained is underlined and tinted; a new run starts a group with its name.
 // Not here: the panel that tells about a token (details.js), asking for more of them.
 
 import { add, announce, el } from "./dom.js";
 import { spoken, visible } from "./visible.js";
 
-/** Borders of runs: [{start, stop, name, run}], from the numbers that the view has for each token. */
+/** Runs of tokens with one number: [{start, stop, name, run}]. */
 export function runsOf(numbers, length, nameOf) {
   if (numbers === null) return [{ start: 0, stop: length, name: null, run: 0 }];
   const runs = [];

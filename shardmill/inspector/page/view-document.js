@@ -1,8 +1,8 @@
 // One document or conversation, token by token, as text, or as bubbles.
 //
 // In: /documents/N.  Out: the view.
-// Promise: a page of tokens at a time, whatever the length; the address names the page, the token and
-// the way of looking.
+// Promise: a page of tokens at a time, whatever the length; the address names the page, the token
+// and the way of looking.
 // Not here: boxes (tokens.js), the panel (details.js), bubbles (chat.js).
 
 import { get } from "./api.js";
@@ -49,10 +49,11 @@ export async function document_(place, { route, go, keys }) {
         head(store, found, total, walk),
         note(found),
         way(route, found, at, go),
-        found.num_tokens > LIMIT &&
+        (start > 0 || found.view.stop < found.num_tokens) &&
           pager({
             start,
             limit: LIMIT,
+            stop: found.view.stop,
             total: found.num_tokens,
             what: "tokens",
             go: (next) =>

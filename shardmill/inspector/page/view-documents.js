@@ -1,7 +1,8 @@
 // Documents of a split: search, lengths, a list to walk through.
 //
 // In: /documents, /histogram, /search.  Out: the view.
-// Promise: a search goes on only when asked to, and says how far it looked; the list is one tab stop a row.
+// Promise: a search goes on only when asked to, and says how far it looked; the list is one tab
+// stop a row.
 // Not here: one document (view-document.js).
 
 import { get } from "./api.js";
@@ -201,7 +202,8 @@ async function found(store, query) {
   const hits = el("ol", { class: "rows", "aria-label": "Matches" }),
     state = el("div", { class: "pager", id: "search-state" });
   let total = 0,
-    scanned = 0;
+    scanned = 0,
+    unreadable = 0;
   const goOn = async (after) => {
     const answer = await get(`stores/${store}/search`, {
       split: query.split,
@@ -210,7 +212,8 @@ async function found(store, query) {
       after,
     });
     total += answer.matches.length;
-    scanned = answer.scanned;
+    scanned += answer.scanned;
+    unreadable += answer.unreadable;
     hits.append(
       ...answer.matches.map((match) =>
         line(store, query.split, match.document, match.at, [snippet(match)]),
@@ -220,7 +223,7 @@ async function found(store, query) {
     announce(looked);
     show(
       state,
-      el("span", {}, looked),
+      el("span", {}, looked, unreadable > 0 && `; ${count(unreadable)} are no text`),
       answer.next !== null && button("Go on", () => into(state, () => goOn(answer.next))),
       total === 0 &&
         answer.next === null &&
@@ -235,10 +238,8 @@ async function found(store, query) {
   return [hits, state];
 }
 
-/** The server counts characters; a string counts halves of them. */
 function snippet({ snippet: text, from, to }) {
-  const characters = [...text];
-  const part = (start, stop) => oneLine(characters.slice(start, stop).join(""));
+  const part = (start, stop) => oneLine(text.slice(start, stop));
   if (from === null || from === undefined) return el("span", { class: "row-text" }, oneLine(text));
   return el("span", { class: "row-text" }, part(0, from), el("mark", {}, part(from, to)), part(to));
 }

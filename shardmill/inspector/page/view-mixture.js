@@ -11,6 +11,7 @@ import { choice, code, empty, field, into, table } from "./parts.js";
 const FIELDS = [
   ["samples", "Samples", 10000],
   ["points", "Points", 200],
+  ["seq_len", "seq_len", 1024],
   ["batch_size", "Batch size", 1],
   ["world", "World", 1],
 ];

@@ -1,16 +1,16 @@
 // A pack plan: how full its rows are, and what lies in them.
 //
 // In: /plans.  Out: the view.
-// Promise: a row's bar is in proportion to its places; pieces and waste differ by more than colour.
+// Not here: one row (view-row.js), its bar (bars.js).
 
 import { get } from "./api.js";
+import { bar } from "./bars.js";
 import { histogram } from "./charts.js";
-import { detailsPanel } from "./details.js";
-import { button, el, link, svg } from "./dom.js";
+import { el, link } from "./dom.js";
 import { count, percent, plural } from "./format.js";
 import { choice, code, empty, into, pager } from "./parts.js";
 import { make } from "./route.js";
-import { legend, runsOf, tokenList } from "./tokens.js";
+import { oneRow } from "./view-row.js";
 
 const LIMIT = 40;
 
@@ -157,105 +157,3 @@ async function rows(route, base, go) {
     pager({ start, limit: LIMIT, total, what: "rows", go: (next) => to({ start: next || null }) }),
   ];
 }
-
-/** One row as a bar, a thousand units wide. */
-function bar({ row, used, room, pieces }, height = 14) {
-  const unit = 1000 / room;
-  return svg(
-    "svg",
-    {
-      class: "packed-bar",
-      role: "img",
-      viewBox: `0 0 1000 ${height}`,
-      preserveAspectRatio: "none",
-      "aria-label": `row ${row}: ${count(used)} of ${count(room)} places used by ${plural(pieces.length, "piece")}`,
-    },
-    svg("rect", { class: "waste", width: 1000, height }),
-    pieces.map((piece, at) =>
-      svg(
-        "rect",
-        {
-          class: at % 2 ? "piece odd" : "piece",
-          x: piece.place * unit,
-          width: Math.max(1, piece.length * unit - 1.5),
-          height,
-        },
-        svg(
-          "title",
-          {},
-          `example ${count(piece.example)}: ${count(piece.length)} tokens at ${count(piece.place)}`,
-        ),
-      ),
-    ),
-  );
-}
-
-async function oneRow(route, plan, base, go, keys) {
-  const number = Number(route.query.row),
-    found = await get(`${base}/rows/${number}`),
-    { view } = found;
-  const walk = (step) => {
-    const next = number + step;
-    if (next >= 0 && next < plan.rows) go({ ...route, query: { ...route.query, row: next } });
-  };
-  keys.walk(walk);
-  const example = (piece) => found.pieces[piece]?.example;
-  const { panel, teller } = detailsPanel();
-  const tell = teller(view, (at) => ({
-    position: null,
-    store: null,
-    split: null,
-    more: [
-      [
-        "example",
-        example(view.piece[at]) === undefined
-          ? "padding"
-          : link(count(example(view.piece[at])), exampleAt(route, plan, example(view.piece[at]))),
-      ],
-    ],
-  }));
-  const runs = runsOf(view.piece, view.ids.length, (piece) =>
-    example(piece) === undefined ? "padding" : `example ${count(example(piece))}`,
-  );
-  for (const run of runs) {
-    run.waste = example(run.run) === undefined;
-    run.note = plural(run.stop - run.start, "token");
-  }
-  return [
-    el(
-      "div",
-      { class: "title" },
-      el("h2", {}, `Row ${count(number)}`),
-      el("span", { class: "muted" }, `of ${count(plan.rows)}`),
-      el(
-        "div",
-        { class: "choice" },
-        button("\u2190 Previous", () => walk(-1), { disabled: number === 0 }),
-        button("Next \u2192", () => walk(1), { disabled: number + 1 >= plan.rows }),
-      ),
-      link("All rows", make({ ...route, query: { ...route.query, row: null } })),
-      el(
-        "p",
-        { class: "path" },
-        `${count(found.used)} of ${count(found.room)} places used, ${plural(found.pieces.length, "piece")}, ${count(found.room - found.used)} wasted`,
-      ),
-    ),
-    view.note && el("p", { class: "note" }, view.note),
-    el("div", { class: "row-bar" }, bar(found, 18)),
-    legend(view),
-    el(
-      "div",
-      { class: "with-details" },
-      tokenList(view, runs, { name: `Tokens of row ${number}`, tell }),
-      panel,
-    ),
-  ];
-}
-
-const exampleAt = (route, plan, example) =>
-  make({
-    store: route.store,
-    view: "document",
-    rest: String(example),
-    query: { split: plan.split },
-  });

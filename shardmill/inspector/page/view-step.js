@@ -1,16 +1,17 @@
 // What a rank trains on at a step.
 //
 // In: numbers of a training.  Out: the exact batch, row by row.
-// Promise: asked for only with numbers that somebody typed or an address holds; a part of a large batch at
-// a time; rows further down are made when they are opened.
+// Not here: one row of the batch (step-rows.js).
+// Promise: asked for only with numbers that somebody typed or an address holds; a part of a large
+// batch at a time; rows further down are made when they are opened.
 
 import { get } from "./api.js";
 import { detailsPanel } from "./details.js";
-import { announce, button, el, link, show } from "./dom.js";
+import { announce, el, show } from "./dom.js";
 import { count, plural, range } from "./format.js";
 import { empty, field, into, pager, select } from "./parts.js";
-import { make } from "./route.js";
-import { legend, runsOf, tokenList } from "./tokens.js";
+import { stepRow } from "./step-rows.js";
+import { legend } from "./tokens.js";
 
 const ROWS = 16,
   OPEN = 2;
@@ -41,7 +42,7 @@ export async function step(place, { route, go, all }) {
     async () => {
       const store = route.store === null ? null : await get(`stores/${route.store}`);
       const result = el("div", { class: "steady", id: "batch", "aria-live": "off" });
-      if (route.query.step !== undefined) into(result, () => batch(route, go));
+      if (route.query.step !== undefined) into(result, () => batch(route, go, all));
       else
         show(
           result,
@@ -148,12 +149,14 @@ function form(route, store, all, go) {
   );
 }
 
-async function batch(route, go) {
+async function batch(route, go, all) {
   const asked = Object.fromEntries(
     PASSED.filter((name) => route.query[name]).map((name) => [name, route.query[name]]),
   );
   const start = Number(route.query.start) || 0;
-  const found = await get("step", { ...asked, store: route.store, start, limit: ROWS });
+  const read = (more) => get("step", { ...asked, store: route.store, ...more });
+  const part = async (row, from) => (await read({ start: row, limit: 1, from })).rows[0];
+  const found = await read({ start, limit: ROWS });
   const { panel, teller } = detailsPanel();
   announce(`Step ${route.query.step}: ${plural(found.rows.length, "row")}`);
   return [
@@ -174,94 +177,25 @@ async function batch(route, go) {
       el(
         "div",
         { class: "cards" },
-        found.rows.map((row, at) => oneRow(row, at < OPEN, route.store, teller)),
+        found.rows.map((row, at) =>
+          stepRow(row, at < OPEN, {
+            all,
+            teller,
+            read: (from) => part(start + at, from),
+            length: found.seq_len + 1,
+          }),
+        ),
       ),
       panel,
     ),
-    found.batch_size > ROWS &&
+    (start > 0 || found.rows.length < found.batch_size) &&
       pager({
         start,
         limit: ROWS,
+        stop: start + found.rows.length,
         total: found.batch_size,
         what: "rows of this rank",
         go: (next) => go({ ...route, query: { ...route.query, start: next || null } }),
       }),
   ];
 }
-
-function oneRow(row, open, store, teller) {
-  const body = el("div", { class: "step-body" });
-  const fill = () => {
-    if (!body.hasChildNodes()) show(body, tokensOf(row, store, teller));
-  };
-  const made = el(
-    "details",
-    { class: "card step-row", open },
-    el(
-      "summary",
-      {},
-      el("b", {}, `sample ${count(row.sample)}`),
-      el(
-        "span",
-        { class: "muted" },
-        ` ${row.source}${row.split === null ? "" : `/${row.split}`}, epoch ${count(row.epoch)}, window ${count(row.window)}`,
-        row.documents && `, ${plural(row.documents.length, "document")}`,
-      ),
-    ),
-    body,
-  );
-  made.addEventListener("toggle", () => made.open && fill());
-  if (open) fill();
-  return made;
-}
-
-function tokensOf(row, store, teller) {
-  const { view } = row,
-    linked = store !== null && row.split !== null;
-  const part = (piece) => row.documents?.[piece];
-  const tell = teller(view, (at) => ({
-    position: null,
-    store: null,
-    split: row.split,
-    more: [
-      ["sample", count(row.sample)],
-      ["column", count(view.start + at)],
-      [
-        "document",
-        !part(view.piece?.[at])
-          ? row.documents
-            ? "padding"
-            : "unknown"
-          : linked
-            ? link(
-                count(part(view.piece[at]).document),
-                documentAt(store, row.split, part(view.piece[at]).document),
-              )
-            : count(part(view.piece[at]).document),
-      ],
-    ],
-  }));
-  const runs = runsOf(row.documents ? view.piece : null, view.ids.length, (piece) =>
-    part(piece) ? `document ${count(part(piece).document)}` : "padding",
-  );
-  for (const run of runs) {
-    run.waste = row.documents !== null && !part(run.run);
-    run.note = part(run.run)
-      ? `tokens ${range(part(run.run).start, part(run.run).stop)}${border(view, run)}`
-      : "";
-  }
-  return [
-    view.note && el("p", { class: "note" }, view.note),
-    tokenList(view, runs, { name: `Tokens of sample ${row.sample}`, tell }),
-  ];
-}
-
-function border(view, run) {
-  if (view.start + run.start === 0 || view.trained === null) return "";
-  return view.trained[run.start]
-    ? ", its first token is a label of the one before"
-    : ", its first token is no label";
-}
-
-const documentAt = (store, split, number) =>
-  make({ store, view: "document", rest: String(number), query: { split } });

@@ -1,16 +1,18 @@
 // Text in which everything can be seen.
 //
 // In: a string of the data.  Out: nodes: text, and small labels for what has no glyph of its own.
-// Promise: every character is shown once, in order; controls, bidi controls, zero width characters and
-// odd spaces are labels (U+202E), never themselves, so no text can reorder or hide what stands around it.
+// Promise: every character is shown once, in order; controls, bidi controls, zero width characters
+// and odd spaces are labels (U+202E), never themselves, so no text can reorder or hide what stands
+// around it.
 // Not here: tokens and their boxes.
 
 import { el } from "./dom.js";
 
-const HIDDEN =
-  /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0\u034f\u115f\u1160\u1680\u17b4\u17b5\u2000-\u200a\u202f\u205f\u2800\u3000\u3164\uffa0\u{e0100}-\u{e01ef}]/u;
-const ALL_HIDDEN = new RegExp(HIDDEN.source, "gu");
-const SPACED = new RegExp(`[ ]|${HIDDEN.source}`, "gu");
+const CLASSES = String.raw`\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}`;
+const SPACES = String.raw`\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000`;
+const FILLERS = String.raw`\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u{e0100}-\u{e01ef}`;
+const HIDDEN = new RegExp(`[${CLASSES}${SPACES}${FILLERS}]`, "gu");
+const SPACED = new RegExp(`[ ${CLASSES}${SPACES}${FILLERS}]`, "gu");
 const NAMES = {
   0x00: "NUL",
   0x07: "BEL",
@@ -42,7 +44,7 @@ function mark(character, spaces) {
 
 /** Nodes of one text. `spaces`: also spaces and line breaks are signs. */
 export function visible(text, { spaces = false } = {}) {
-  const wanted = spaces ? SPACED : ALL_HIDDEN;
+  const wanted = spaces ? SPACED : HIDDEN;
   wanted.lastIndex = 0;
   const nodes = [];
   let from = 0;

@@ -15,6 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 WAIT = 60
+OPENED = "return Number(document.getElementById('view').dataset.opened)"
 QUIET = """return document.querySelector('[aria-busy]') === null
     && document.querySelector('.waiting') === null && document.querySelector('#view h1') !== null"""
 
@@ -27,15 +28,20 @@ class Page:
         self.refused: list[str] = []  # parts of addresses that may answer with an error
 
     def open(self, route: str) -> None:
+        """Go there, as a link does if the page is loaded."""
+        here = self.driver.current_url
+        if not here.startswith(self.url) or here == self.url + route:
+            self.load(route)
+            return
+        before = self.run(OPENED)
+        self.run("location.hash = arguments[0]", route)
+        self.until(f"{OPENED} > arguments[0]", before)
+        self.settled()
+
+    def load(self, route: str) -> None:
         """Load the page there, anew."""
         self.driver.get("about:blank")
         self.driver.get(self.url + route)
-        self.settled()
-
-    def go(self, route: str) -> None:
-        """Go there as a link does."""
-        self.run("location.hash = arguments[0]", route)
-        self.until("return document.getElementById('view').dataset.route === arguments[0]", route)
         self.settled()
 
     def run(self, script: str, *arguments: Any) -> Any:
@@ -90,7 +96,8 @@ class Page:
         return self.run(
             """const found = [...document.querySelectorAll('#view table')].filter(
                 one => one.caption?.textContent === arguments[0]);
-            return [...found[0].tBodies[0].rows].map(row => [...row.cells].map(c => c.textContent))""",
+            return [...found[0].tBodies[0].rows].map(
+                row => [...row.cells].map(cell => cell.textContent))""",
             caption,
         )
 
@@ -104,6 +111,15 @@ class Page:
         """What the console complained of, but for refusals that were expected."""
         found = [entry["message"] for entry in self.driver.get_log("browser")]
         return [one for one in found if not any(part in one for part in self.refused)]
+
+    def told(self, name: str, value: str) -> dict[str, str]:
+        """The facts about a token, as soon as they are these."""
+        self.until(
+            """return [...document.querySelectorAll('.details dt')].some(one =>
+            one.textContent === arguments[0] && one.nextSibling.textContent === arguments[1])""",
+            *(name, value),
+        )
+        return self.facts()
 
     def asked(self) -> list[str]:
         """Every address that was asked for."""

@@ -33,7 +33,7 @@ class Shot:
     then: str = ""  # a script that runs before it is taken
 
 
-CHOOSE = "document.querySelectorAll('.token.trained')[5].click(); scrollTo(0, 0)"
+CHOOSE = "document.querySelectorAll('.tokens .trained')[5].click(); scrollTo(0, 0)"
 SHOTS = [
     Shot(name="overview", route="#/0/overview"),
     Shot(name="documents", route="#/0/documents?split=train"),

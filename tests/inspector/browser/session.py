@@ -94,6 +94,7 @@ def set_size(driver, width: int, height: int) -> None:
 
 
 def set_theme(driver, name: str) -> None:
-    """What the system prefers."""
-    wanted = {"name": "prefers-color-scheme", "value": name}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [wanted]})
+    """What the system prefers; nothing moves, so that what is measured stands still."""
+    wanted = {"prefers-color-scheme": name, "prefers-reduced-motion": "reduce"}
+    features = [{"name": one, "value": value} for one, value in wanted.items()]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

@@ -29,10 +29,12 @@ VIEWS = [
 
 NAMELESS = """
 const visible = one => one.getClientRects().length > 0;
-const named = one => [one.ariaLabel, one.textContent, one.title, one.getAttribute('aria-labelledby'),
-    ...[...(one.labels ?? [])].map(label => label.textContent)].some(text => text && text.trim());
-return [...document.querySelectorAll('button, a[href], input, select, summary, progress, [tabindex="0"],'
-    + ' dialog, nav, aside, svg[role=img], [role=listbox], [role=group], [role=region]')]
+const named = one => [one.ariaLabel, one.textContent, one.title,
+    one.getAttribute('aria-labelledby'), ...[...(one.labels ?? [])].map(label => label.textContent)]
+    .some(text => text && text.trim());
+return [...document.querySelectorAll('button, a[href], input, select, summary, progress,'
+    + ' [tabindex="0"], dialog, nav, aside, svg[role=img], [role=listbox], [role=group],'
+    + ' [role=region]')]
     .filter(visible).filter(one => !named(one)).map(one => one.outerHTML.slice(0, 120))"""
 
 HEADINGS = """return [...document.querySelectorAll('main h1, main h2, main h3')]
@@ -43,7 +45,8 @@ BARE = """return [...document.querySelectorAll('main svg')].filter(one => one.ro
     || !(one.ariaLabel || (one.querySelector('title') && one.querySelector('desc'))))
     .map(one => one.outerHTML.slice(0, 120))"""
 
-UNTOLD = """return [...document.querySelectorAll('figure.chart')].filter(one => !one.querySelector('table'))
+UNTOLD = """return [...document.querySelectorAll('figure.chart')]
+    .filter(one => !one.querySelector('table'))
     .concat([...document.querySelectorAll('th')].filter(one => !one.scope))
     .map(one => one.outerHTML.slice(0, 120))"""
 
@@ -65,7 +68,8 @@ const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
     const one = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || one.getClientRects().length === 0) continue;
-    if (one.closest('.hidden, .skip, dialog:not([open]), button:disabled, title, desc, option')) continue;
+    if (one.closest('.hidden, .skip, dialog:not([open]), button:disabled, title, desc, option'))
+        continue;
     const style = getComputedStyle(one), under = layers(one);
     const ink = one instanceof SVGElement ? style.fill : style.color;
     const key = ink + under.join();
@@ -99,7 +103,7 @@ def looked(driver, url) -> dict[str, Looked]:
     page.open("#/0/overview")
     found = {}
     for view in VIEWS:
-        page.go(view)
+        page.open(view)
         found[view] = look(page, driver)
     return found
 
@@ -180,7 +184,8 @@ def test_where_the_focus_is_can_be_seen(page):
         page.press("\ue004")
         style = page.run(
             """const style = getComputedStyle(document.activeElement);
-            return [document.activeElement.outerHTML.slice(0, 80), style.outlineStyle, style.outlineWidth]"""
+            return [document.activeElement.outerHTML.slice(0, 80), style.outlineStyle,
+                style.outlineWidth]"""
         )
         if style[1] == "none" or style[2] == "0px":
             unseen.append(style)

@@ -74,8 +74,8 @@ def shown(text: str) -> str:
 
 
 INTACT = """return window.pwned === undefined
-    && document.querySelector('main script, main img, main iframe, main base, main meta, main style,'
-        + ' main svg animate, main [style*=fixed], main a[href*=example]') === null
+    && document.querySelector('main script, main img, main iframe, main base, main meta,'
+        + ' main style, main svg animate, main [style*=fixed], main a[href*=example]') === null
     && document.querySelectorAll('header.top nav a').length === 5
     && document.baseURI.startsWith('http://127.0.0.1:')"""
 
