@@ -59,7 +59,7 @@ def test_an_address_that_others_reach_is_warned_of(place):
         ([], "nothing to look at"),
         (["."], "no store, and no folder with stores in it"),
         (["{place}", "--tokenizer", "nothing.model"], "no such file or folder"),
-        (["{place}", "--special", "x"], "wanted name=string"),
+        (["{place}", "--special", "x"], "wanted NAME=STRING"),
         (["{place}", "--host", "256.0.0.1"], "cannot be bound"),
     ],
 )
