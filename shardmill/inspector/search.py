@@ -155,7 +155,7 @@ def _documents(opened: OpenStore, split: str, first: int) -> Iterator[tuple[int,
 def _match(
     opened: OpenStore, split: str, document: tuple[int, int], at: int, text: str, words: Words
 ) -> tuple[dict[str, JSON] | None, int]:
-    """The first match that begins in the next tokens from `at` on, and how many were looked at."""
+    """The first match in the next tokens from `at` on, and how many were looked at."""
     begin, end = document
     lead = min(at, LEAD)
     over = 4 * len(text)  # a match goes on behind them: a character has at most four tokens
@@ -168,16 +168,12 @@ def _match(
     ids = ids[:most]
     whole = words.decode(ids)
     place = whole.find(text)
-    borders = words.borders(ids, whole) if place >= 0 else np.empty(0, np.int64)
-    while place >= 0:
-        last = int(np.searchsorted(borders, place, side="right")) - 1
-        token = int(np.searchsorted(borders, borders[last]))  # the first of a character's tokens
-        if token >= lead + looked:
-            break
-        if token >= lead:
-            return {"at": at - lead + token, **_snippet(whole, place, len(text))}, looked
-        place = whole.find(text, place + 1)
-    return None, looked
+    if place < 0:
+        return None, looked
+    borders = words.borders(ids, whole)
+    last = int(np.searchsorted(borders, place, side="right")) - 1
+    token = int(np.searchsorted(borders, borders[last]))  # the first of a character's tokens
+    return {"at": at - lead + token, **_snippet(whole, place, len(text))}, looked
 
 
 def _snippet(whole: str, place: int, length: int) -> dict[str, JSON]:

@@ -74,7 +74,7 @@ def chats() -> list[Conversation]:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`chats` with the plans train-64 and train-wide, `pages` of two splits, `train.toml`."""
+    """`chats` with three plans, `pages` of two splits, and `train.toml`, a mixture of those."""
     place = tmp_path_factory.mktemp("stores")
     feed = Feed(source=MemorySource(TEXTS), fill=(("val", 300), ("train", None)))
     spec = BuildSpec(append_eot=True, shard_bytes=256)
@@ -89,6 +89,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_plan(place / "chats", "train", options=PlanOptions(seq_len=160))
     wide = PlanOptions(seq_len=256, align_to=8, algorithm="first-fit")
     build_plan(place / "chats", "train", options=wide, name="wide")
+    split = PlanOptions(seq_len=21, algorithm="concatenate", long="split")
+    build_plan(place / "chats", "train", options=split, name="split")
     (place / "train.toml").write_text(CONFIG.format(pages=place / "pages"))
     return place
 

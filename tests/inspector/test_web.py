@@ -226,7 +226,10 @@ def test_a_step_that_makes_no_sense_is_told(client, path, message):
 def test_what_is_not_there_is_a_404(client, place, tmp_path):
     assert client.json(f"{STORES}/2") == (404, {"error": "store 2: wanted 0 to 1; see /api/stores"})
     status, facts = client.json(f"{STORES}/0/plans/nope")
-    assert (status, "its plans are: train-160, train-wide" in facts["error"]) == (404, True)
+    assert (status, "its plans are: train-160, train-split, train-wide" in facts["error"]) == (
+        404,
+        True,
+    )
     status, facts = client.json(f"{STORES}/0/blame?token=5")
     assert (status, "say so with --input" in facts["error"]) == (400, True)
     desk = open_desk(place)

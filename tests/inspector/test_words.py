@@ -85,6 +85,29 @@ def test_a_character_comes_with_its_last_token_and_a_broken_one_with_its_first()
     ]
 
 
+def test_where_a_run_is_read_as_a_whole_every_token_has_its_part_of_it(words):
+    """This decoder gives a broken character for every byte of a run that is not all valid."""
+    own = words["hf llama-like"]
+    run = "\U0001f600".encode() * 10 + b"\xff"
+    ids = np.frombuffer(run, np.uint8).astype(np.int64) + 3
+    assert own.decode(ids) == "\ufffd" * 41
+    texts = own.texts(ids)
+    assert "".join(texts) == "\ufffd" * 41
+    # four bytes still could be a character, so the fourth may add nothing, and the next one two
+    assert {len(text) for text in texts} <= {0, 1, 2}
+    assert own.texts(ids[:40]) == ["", "", "", "\U0001f600"] * 10
+
+
+@given(data=st.binary(max_size=120))
+@settings(deadline=None)
+def test_nothing_is_lost_when_no_prefix_may_be_decoded(words, data):
+    own = words["hf llama-like"]
+    ids = np.frombuffer("\U0001f600".encode() * 8 + data, np.uint8).astype(np.int64) + 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardmill.inspector.words._MOST_PREFIXES", 0)
+        assert "".join(own.texts(ids)) == own.decode(ids)
+
+
 def test_a_token_of_words_has_its_leading_space(words):
     own = words["byte-bpe"]
     ids = np.array(own.tokenizer.encode("the fox the fox"), np.int64)
