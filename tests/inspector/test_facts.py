@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardmill.build import build_plan
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.inspector import documents, plans, search, steps
 from shardmill.inspector.api import Desk
@@ -19,11 +20,11 @@ from shardmill.loading import Loader, PackSource, SampleStream, TokenSource
 from shardmill.loading.config import open_stream
 from shardmill.mapped import open_pack
 from shardmill.records import IGNORE_INDEX, ROLES, Ragged
-from shardmill.shards import open_store
-from shardmill.testing.chat_stores import read_examples
+from shardmill.shards import PlanOptions, open_store
+from shardmill.testing.chat_stores import build_small_chat_store, make_examples, read_examples
 from shardmill.testing.stores import build_small_store, read_documents
 from shardmill.tokenizer import open_tokenizer
-from tests.inspector.conftest import OPENED, TEXTS, ask, open_desk
+from tests.inspector.conftest import OPENED, SPECIALS, TEXTS, ask, open_desk
 
 STORE = "/stores/{store}"
 PLAN = f"{STORE}/plans/{{plan}}"
@@ -154,6 +155,22 @@ def test_rows_of_a_plan_are_those_of_its_space(desk, place, plan_names):
                 shown = "".join(view["texts"][at : at + length])
                 assert shown == OPENED.decode(wanted.ids[0, at : at + length])
             assert view["piece"] == owner.tolist()
+
+
+def test_pieces_of_a_row_are_decoded_apart(tmp_path):
+    emoji = OPENED.encode("\U0001f600")
+    talks = [([], [(2, [(number, True) for number in half])]) for half in (emoji[:2], emoji[2:])]
+    known = {"tokenizer_fingerprint": OPENED.fingerprint, "special_token_ids": {"eot": 3}}
+    build_small_chat_store(tmp_path / "s", {"train": make_examples(talks)}, **known)
+    options = PlanOptions(seq_len=4, algorithm="concatenate")
+    name = build_plan(tmp_path / "s", options=options).path.stem
+    desk = Desk(Shelf([tmp_path / "s"], Tokenizers(["byte:4"], SPECIALS)))
+    view = ask(desk, f"{PLAN}/rows/{{row}}", store=0, plan=name, row=0)["view"]
+    assert view["ids"] == [*emoji, 3]
+    assert view["texts"] == ["\ufffd", "", "\ufffd", "\ufffd", "<|e|>"]
+    assert view["piece"] == [0, 0, 1, 1, -1]
+    (row,) = ask(desk, "/step", store=0, plan=name, batch_size=1, step=0)["rows"]
+    assert (row["view"]["texts"], row["edges"]) == (view["texts"], [0, 2, 4])
 
 
 def test_a_plan_tells_how_full_its_rows_are_and_the_emptiest_first(desk, place, plan_names):
