@@ -264,7 +264,7 @@ def missing_store(folder: Path) -> StoreNotFoundError:
     found = next((name for name in _names_inside(folder) if looks_like_data(name)), None)
     if found is not None:
         return StoreNotFoundError(
-            f"{folder}: no {META}, so no finished store, though there are files like {found}; "
+            f"{folder}: no {META}, so no store or an unfinished one, with files like {found}; "
             "`shardmill check` is for folders of token files, and a store whose manifest is lost "
             "is built or copied again"
         )

@@ -263,7 +263,7 @@ def test_a_folder_of_token_files_is_not_called_a_build(here, told):
     Path("tokens/meta.json").unlink()
     code, _, err = told("diff", "store", "tokens")
     assert code == 2
-    assert "tokens: no meta.json, so no finished store, though there are files like a.bin" in err
+    assert "tokens: no meta.json, so no store or an unfinished one, with files like a.bin" in err
     assert "delete" not in err
 
 

@@ -252,7 +252,11 @@ def run(*args: str):
 def test_the_command_exits_0_for_identical_stores_and_1_for_others(tmp_path):
     a, b = (store_of(tmp_path / name, {"train": [(1,), (2,)]}) for name in "ab")
     same = run(str(a), str(b))
-    assert (same.exit_code, same.stdout) == (0, f"{a}, {b}: identical, 2 documents\n")
+    assert (same.exit_code, same.stdout) == (
+        0,
+        f"{a}, {b}: identical, 2 documents (by their manifests; `shardmill verify` reads the "
+        "contents)\n",
+    )
     c = store_of(tmp_path / "c", {"train": [(2,), (1,)]})
     other = run(str(a), str(c), "--tokenizer", "byte")
     assert other.exit_code == 1
