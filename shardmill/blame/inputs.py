@@ -17,7 +17,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import JSON
 from shardmill.shards import Manifest
-from shardmill.sources import ConcatSource, append_files, only_files, open_hub
+from shardmill.sources import ConcatSource, HubParquetSource, HubSource, append_files, only_files
 from shardmill.sources.filesource import FileSource
 
 AnySource: TypeAlias = Source | ConversationSource
@@ -53,11 +53,13 @@ def _reopened(recorded: dict[str, Any]) -> AnySource:
             f"the store was built from {_words(recorded)}, and does not tell where that lies; "
             "say so with --input (inputs=), as the build was told"
         )
-    options = {key: recorded[key] for key in ("config", "split", "field", "revision")}
+    options = {key: recorded[key] for key in ("name", "config", "split", "field", "revision")}
     shuffle = recorded.get("shuffle")
     if shuffle:
         options["shuffle"] = (shuffle["seed"], shuffle["buffer_size"])
-    return _matched(open_hub(recorded["dataset"], **options), recorded)
+    by_files = "num_files" in recorded  # else it was streamed
+    opened = HubParquetSource if by_files else HubSource
+    return _matched(opened(recorded["dataset"], **options), recorded)
 
 
 def _matched(source: AnySource, recorded: dict[str, Any]) -> AnySource:

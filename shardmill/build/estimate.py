@@ -129,7 +129,8 @@ def check_space(
 
 def is_surely_enough(folder: Path, feeds: Sequence[FeedGrains]) -> bool:
     """Whether no estimate is needed: the disk holds the worst that this input can become."""
-    files = (file for feed in feeds for file in getattr(feed.source, "files", ()))
+    found = (getattr(feed.source, "files", ()) for feed in feeds)
+    files = (file for listed in found if isinstance(listed, tuple) for file in listed)
     if any(file.name.lower().endswith(_PACKED) for file in files):
         return False
     size = sum(feed.source.size_hint() or 0 for feed in feeds)

@@ -35,9 +35,12 @@ def mark_of(grain: Source | ConversationSource) -> int:
     """A number that tells this grain from others of the same input, on every machine."""
     if isinstance(grain, Rest):
         return mark_of(grain.grain)
-    files: Sequence[Any] = getattr(grain, "files", ())
-    known = [[files[0].name, files[-1].name], len(files), getattr(grain, "part", "")]
-    named = json.dumps(known if files else grain.name)
+    files: Any = getattr(grain, "files", ())
+    if isinstance(files, tuple) and files:
+        known = [[files[0].name, files[-1].name], len(files), getattr(grain, "part", "")]
+        named = json.dumps(known)
+    else:
+        named = json.dumps(grain.name)
     return int(hashlib.sha256(named.encode()).hexdigest()[:_MARK_HEX], 16)
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from shardmill.errors import SourceError
 from shardmill.protocols import Source
-from shardmill.records import Cursor
+from shardmill.records import Cursor, TextBatch
 from shardmill.sources.concat import ConcatSource
 from shardmill.sources.files import InputFile
 from shardmill.sources.filesource import FileSource
@@ -31,6 +31,8 @@ from shardmill.sources.memory import MemorySource
 from shardmill.sources.parquet import open_parquet
 from shardmill.sources.parquetcolumn import group_edges
 
+_STEP = 64
+"""Rows that are passed at a time: one alone costs nearly as much."""
 _ID = "id"
 """The field or column in which rows usually name themselves."""
 
@@ -52,32 +54,40 @@ def read_row(
 
     `rows_before` tells how many lines of its file lie before a part of one; None: they are counted.
     """
-    one = _singly(source)
-    if one is None:
+    steps, one = _rebatched(source, _STEP), _rebatched(source, 1)
+    if steps is None or one is None:
         return None
-    before = cursor
-    for batch in one.batches(cursor):
+    cursor, number, _ = _batch_with(steps, cursor, number)
+    cursor, number, batch = _batch_with(one, cursor, number)
+    return str(batch.texts[number].as_py()), _place(one, cursor, batch.cursor, rows_before)
+
+
+def _batch_with(
+    source: Source, cursor: Cursor | None, number: int
+) -> tuple[Cursor | None, int, TextBatch]:
+    """The batch that holds text `number` behind a cursor: the cursor before it, which of its texts
+    it is, and itself."""
+    for batch in source.batches(cursor):
         if number < len(batch.texts):
-            text = str(batch.texts[number].as_py())
-            return text, _place(one, before, batch.cursor, rows_before)
+            return cursor, number, batch
         number -= len(batch.texts)
-        before = batch.cursor
+        cursor = batch.cursor
     raise SourceError(f"source {source.name!r}: ends before a document that it had; it changed")
 
 
-def _singly(source: Source) -> Source | None:
-    """The same source in batches of one row each."""
+def _rebatched(source: Source, num_rows: int) -> Source | None:
+    """The same source in batches of so many rows."""
     if isinstance(source, ConcatSource):
-        parts = [_singly(part) for part in source.parts]
+        parts = [_rebatched(part, num_rows) for part in source.parts]
         known = [part for part in parts if part is not None]
         return ConcatSource(known, name=source.name) if len(known) == len(parts) else None
     if isinstance(source, FileSource):
-        return source.with_limits(replace(source.limits, num_documents=1))
+        return source.with_limits(replace(source.limits, num_documents=num_rows))
     if isinstance(source, HubPiece):
-        return cast(Source, replace(source, limits=replace(source.limits, num_documents=1)))
+        return cast(Source, replace(source, limits=replace(source.limits, num_documents=num_rows)))
     if isinstance(source, HubParquetSource | HubSource | MemorySource):
         other: Any = copy(source)
-        other._limits = replace(other._limits, num_documents=1)
+        other._limits = replace(other._limits, num_documents=num_rows)
         if isinstance(source, HubParquetSource):
             other._files = None  # each of them has limits too
         return cast(Source, other)

@@ -133,6 +133,7 @@ def told(store: Path, split: str, source, **how):
     return [(one.token_id, one.row_id, one.own_id, one.characters) for one in found]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     batches=st.lists(folders, min_size=1, max_size=2),
