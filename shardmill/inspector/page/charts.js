@@ -9,6 +9,9 @@ import { el, freshId, svg } from "./dom.js";
 import { count, percent, rough } from "./format.js";
 import { table } from "./parts.js";
 
+/** On a phone drawings have less room, so that their words stay readable. */
+export const narrow = () => innerWidth < 640;
+
 /** A figure: the drawing, named for screen readers, and its numbers below. */
 export function figure({
   title,
@@ -19,6 +22,7 @@ export function figure({
   columns,
   rows,
   className = "",
+  caption = null,
 }) {
   const name = freshId("chart");
   const shown =
@@ -26,6 +30,7 @@ export function figure({
   return el(
     "figure",
     { class: `chart ${className}` },
+    caption && el("figcaption", {}, caption),
     svg(
       "svg",
       {
@@ -64,7 +69,10 @@ function grid(values, y, left, right, text) {
 }
 
 /** bins: [{from, to, count}]; bars of equal width, since bins are powers of two. */
-export function histogram(bins, { title, unit, what, width = 560, height = 190, marks = [] }) {
+export function histogram(
+  bins,
+  { title, unit, what, width = narrow() ? 400 : 560, height = 190, marks = [] },
+) {
   const most = Math.max(1, ...bins.map((bin) => bin.count));
   const left = 44,
     right = width - 8,
@@ -103,6 +111,7 @@ export function histogram(bins, { title, unit, what, width = 560, height = 190, 
     ];
   });
   return figure({
+    caption: title,
     title,
     width,
     height,

@@ -7,7 +7,7 @@
 // the numbers stand at every node and in the table.
 // Not here: what a ledger means (ledger.js).
 
-import { figure } from "./charts.js";
+import { figure, narrow } from "./charts.js";
 import { svg } from "./dom.js";
 import { count, percent } from "./format.js";
 
@@ -55,9 +55,10 @@ function ribbon(link, unit) {
 }
 
 function name(node, total, last) {
-  const x = last ? node.x + THICK + 7 : node.x + THICK + 7;
+  const x = node.x + THICK + 7;
   const middle = node.y + Math.max(node.size, 4) / 2;
-  const share = node.value === total ? "" : ` ${percent(node.value / total)}`;
+  const share =
+    node.value === total || (narrow() && !last) ? "" : ` ${percent(node.value / total)}`;
   return svg(
     "text",
     { class: "node-name", x, y: middle + 4 },
@@ -67,7 +68,7 @@ function name(node, total, last) {
   );
 }
 
-export function flow({ title, unit, columns, links, width = 620 }) {
+export function flow({ title, unit, columns, links, width = narrow() ? 430 : 620 }) {
   const most = Math.max(...columns.map((column) => column.length));
   const height = Math.max(170, 60 + most * 34),
     tail = 205;

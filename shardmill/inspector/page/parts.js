@@ -6,8 +6,8 @@
 // Not here: charts, tokens.
 
 import { wasLeft } from "./api.js";
-import { add, announce, button, el, show } from "./dom.js";
-import { count, range } from "./format.js";
+import { announce, button, el, show } from "./dom.js";
+import { count, plural, range } from "./format.js";
 
 /** columns: [{name, cell(row)}], with `number` for figures and `head` for what names a row. */
 export function table(columns, rows, { caption } = {}) {
@@ -135,20 +135,45 @@ export const select = (options, chosen, has = {}) => {
   return made;
 };
 
-/** An object of the manifest as nested lists of names and values. */
+const MOST_ENTRIES = 200,
+  OPEN_UP_TO = 8;
+
+const isPlain = (value) => value === null || typeof value !== "object";
+
+const plainText = (value) => (value === null ? "none" : String(value));
+
+function leaves(value) {
+  if (isPlain(value)) return 1;
+  return Object.values(value).reduce((sum, inner) => sum + leaves(inner), 0);
+}
+
+/** An object of the manifest as names and values; what is large inside is folded. */
 export function tree(value) {
-  if (value === null || typeof value !== "object")
-    return code(value === null ? "none" : String(value));
+  if (isPlain(value)) return code(plainText(value));
   const entries = Object.entries(value);
   if (entries.length === 0) return el("span", { class: "muted" }, "none");
-  const list = el("dl", { class: "tree" });
-  for (const [name, inner] of entries.slice(0, 200)) {
-    add(list, el("div", {}, el("dt", {}, name), el("dd", {}, tree(inner))));
+  if (Array.isArray(value) && value.every(isPlain)) {
+    return code(value.slice(0, MOST_ENTRIES).map(plainText).join(", "));
   }
-  if (entries.length > 200)
-    add(
-      list,
-      el("div", {}, el("dt", {}, "\u2026"), el("dd", {}, `${count(entries.length - 200)} more`)),
-    );
-  return list;
+  const rest = entries.length - MOST_ENTRIES;
+  return el(
+    "div",
+    { class: "tree" },
+    entries.slice(0, MOST_ENTRIES).map(([name, inner]) => branch(name, inner)),
+    rest > 0 && el("p", { class: "muted" }, `${count(rest)} more`),
+  );
+}
+
+function branch(name, value) {
+  const flat = isPlain(value) || Object.keys(value).length === 0;
+  if (flat || (Array.isArray(value) && value.every(isPlain))) {
+    return el("p", { class: "leaf" }, el("span", {}, name), " ", tree(value));
+  }
+  const many = leaves(value);
+  return el(
+    "details",
+    { open: many <= OPEN_UP_TO },
+    el("summary", {}, name, el("span", { class: "muted" }, ` ${plural(many, "value")}`)),
+    tree(value),
+  );
 }

@@ -170,18 +170,20 @@ export function plainText(view, { from = 0, to = view.texts.length } = {}) {
   return made;
 }
 
-export const legend = (view, trainedName = "trained") =>
+export const legend = (view, { trained = "trained", signs = true } = {}) =>
   el(
     "p",
     { class: "legend" },
     view.trained !== null && [
       el("span", { class: "token trained", "aria-hidden": "true" }, "word"),
-      ` ${trainedName}`,
+      ` ${trained}`,
       el("span", { class: "token", "aria-hidden": "true" }, "word"),
       " not",
     ],
     el("span", { class: "token marker", "aria-hidden": "true" }, "<|eot|>"),
     " marker",
-    el("span", { class: "space", "aria-hidden": "true" }, "\u00b7 \u21b5 \u2192"),
-    " space, line, tab",
+    signs && [
+      el("span", { class: "space", "aria-hidden": "true" }, "\u00b7 \u21b5 \u2192"),
+      " space, line, tab",
+    ],
   );

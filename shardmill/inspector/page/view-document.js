@@ -112,7 +112,12 @@ function way(route, found, at, go) {
   const pick = choice("Look at it as", looks, look, (next) =>
     go({ ...route, query: { ...route.query, look: next === "tokens" ? null : next } }),
   );
-  const bar = el("div", { class: "bar-row" }, pick, look !== "chat" && legend(found.view));
+  const bar = el(
+    "div",
+    { class: "bar-row" },
+    pick,
+    legend(found.view, { signs: look === "tokens" }),
+  );
   if (found.view.ids.length === 0)
     return [bar, el("p", { class: "empty" }, "It has no tokens here.")];
   if (look === "text")

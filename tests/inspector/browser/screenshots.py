@@ -37,11 +37,9 @@ CHOOSE = "document.querySelectorAll('.tokens .trained')[5].click(); scrollTo(0, 
 SHOTS = [
     Shot(name="overview", route="#/0/overview"),
     Shot(name="documents", route="#/0/documents?split=train"),
-    Shot(name="search", route="#/0/documents?split=train&kind=text&q=barometer"),
     Shot(name="tokens", route="#/2/document/3?split=train", then=CHOOSE),
     Shot(name="chat", route="#/2/document/5?split=train&look=chat"),
     Shot(name="plan", route="#/2/plan/train-first-fit?sort=waste"),
-    Shot(name="row", route="#/2/plan/train-first-fit?row=2"),
     Shot(name="mixture", route="#/mixture?samples=1000&points=100"),
     Shot(
         name="step",
