@@ -11,6 +11,7 @@ from typing import Any
 
 from selenium.webdriver import Keys
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -29,6 +30,7 @@ class Page:
 
     def open(self, route: str) -> None:
         """Go there, as a link does if the page is loaded."""
+        self.rest()
         here = self.driver.current_url
         if not here.startswith(self.url) or here == self.url + route:
             self.load(route)
@@ -37,6 +39,12 @@ class Page:
         self.run("location.hash = arguments[0]", route)
         self.until(f"{OPENED} > arguments[0]", before)
         self.settled()
+
+    def rest(self) -> None:
+        """Move the pointer off everything: what lies under it is pointed at."""
+        builder = ActionBuilder(self.driver, duration=0)
+        builder.pointer_action.move_to_location(0, 0)
+        builder.perform()
 
     def load(self, route: str) -> None:
         """Load the page there, anew."""
