@@ -9,6 +9,8 @@ import pytest
 
 from tests.inspector.browser.session import set_size, set_theme
 
+pytestmark = pytest.mark.slow  # a browser and a server start
+
 VIEWS = [
     "#/0/overview",
     "#/2/overview",

@@ -13,6 +13,8 @@ from shardmill.sources import open_chats, open_source
 from shardmill.tokenizer import open_tokenizer
 from tests.inspector.browser.session import running_view, skip_without_browser
 
+pytestmark = pytest.mark.slow  # a browser and a server start
+
 SPECIALS = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}
 HOSTILE = [
     "<script>window.pwned = 1</script>",

@@ -15,6 +15,8 @@ from shardmill.records import IGNORE_INDEX
 from shardmill.shards import open_store, read_plan
 from shardmill.testing.stores import read_documents
 
+pytestmark = pytest.mark.slow  # a browser and a server start
+
 
 def number(text: str) -> int:
     return int(re.sub(r"[^0-9]", "", text.split("(")[0]))
