@@ -59,7 +59,8 @@ def test_a_token_is_shown_in_the_row_it_came_from(built):
     assert found["text_after"] == ("b>" + "b 1 \u00e9<b>" * 8)[:200]
     assert (found["from"], found["to"], found["note"]) == (5, 6, "")
     last = ask(desk, f"{STORE}/blame", store=0, token=at + view["num_tokens"] - 7)
-    assert last["text"] == "" and "put behind the document by the build" in last["note"]
+    assert last["text"] == ""
+    assert "put behind the document by the build" in last["note"]
 
 
 def test_a_token_of_a_chat_is_shown_in_its_turn(built):
@@ -74,8 +75,8 @@ def test_a_token_of_a_chat_is_shown_in_its_turn(built):
 def test_what_is_missing_is_said(built):
     with pytest.raises(OptionError, match="does not tell where that lies; say so with --input"):
         ask(open_desk(built, "pages"), f"{STORE}/blame", store=0, token=1)
+    blind = open_desk(built, "pages", str(built / "*.jsonl"), tokenizer=False)
     with pytest.raises(OptionError, match="proved with its tokenizer: no tokenizer was named"):
-        blind = open_desk(built, "pages", str(built / "*.jsonl"), tokenizer=False)
         ask(blind, f"{STORE}/blame", store=0, token=1)
 
 
