@@ -18,7 +18,7 @@ from niels_gpt.cache.formats import META_FILE, SHARD_GLOB, TOKEN_DTYPE, TOKEN_DT
 from niels_gpt.cache.meta import read_meta, sha256_file
 from shardmill.errors import DamagedStoreError, StoreError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
-from shardmill.shards import Store, open_store
+from shardmill.shards import Store, open_store, refuse_excluded
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,9 @@ def find_shards(shards_dir: Path) -> list[TokenFile]:
     folder = shards_dir.resolve()  # the store is where the folder is, not where a link to it is
     meta = meta_beside(folder.parent)
     if meta is not None and _is_ours(meta):
-        files = open_store(folder.parent).token_files(folder.name)
+        store = open_store(folder.parent)
+        files = store.token_files(folder.name)
+        refuse_excluded(store, folder.name, "this reader")
     else:
         paths = sorted(folder.glob(SHARD_GLOB))
         dtype = _bare_dtype(shards_dir, meta)
@@ -66,6 +68,7 @@ def find_examples(
         for file in store.token_files(split):
             if file.path.name == tokens.name:
                 _check_index(store, split, idx)
+                refuse_excluded(store, split, "this reader")
                 return file, find_starts(idx, file.num_tokens), meta
     raise StoreError(
         f"{tokens_path}: the {META_FILE} beside it does not list this file, so it is not read; "

@@ -31,6 +31,7 @@ from shardmill.shards import (
     check_target,
     open_store,
     publish_folder,
+    refuse_excluded,
 )
 
 SHARD_BYTES = 2**27
@@ -48,6 +49,7 @@ class StoreSplit:
                 f"{folder}: holds conversations, whose loss mask these formats cannot hold: pack "
                 "them and convert the packed shard"
             )
+        refuse_excluded(self.store, split, "a conversion")
         self.split = split
         self.dtype = self.store.dtype
         self.num_documents = self.store.num_documents(split)

@@ -25,6 +25,7 @@ from shardmill.shards.exclude import (
     exclude_documents,
     exclude_spans,
     read_exclusions,
+    refuse_excluded,
     remove_exclusion,
     write_exclusions,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "read_manifest",
     "read_origins",
     "read_plan",
+    "refuse_excluded",
     "remove_exclusion",
     "verify_store",
     "write_exclusions",

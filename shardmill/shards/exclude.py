@@ -50,6 +50,17 @@ def read_exclusions(store: Store | str | Path) -> Exclusions:
     return decode_exclusions(data, found.manifest, where=str(found.folder / EXCLUDE))
 
 
+def refuse_excluded(store: Store, split: str, who: str) -> None:
+    """For readers that cannot leave anything out: refuse a split with excluded tokens."""
+    tokens = read_exclusions(store).num_tokens(split)
+    if tokens:
+        raise StoreError(
+            f"{store.folder}: {tokens:,} tokens of split {split!r} are excluded, and {who} gives "
+            "every token: see them with `shardmill exclude --list`; take them back with --remove, "
+            "or read a copy of the store without its exclude.json"
+        )
+
+
 def write_exclusions(store: Store | str | Path, entries: Sequence[ExcludeEntry]) -> Exclusions:
     """Put these entries in the place of all that are there; without entries the file goes."""
     found = store if isinstance(store, Store) else open_store(store)

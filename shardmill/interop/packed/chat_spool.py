@@ -17,7 +17,7 @@ from shardmill.interop.packed.records import LossMask
 from shardmill.interop.packed.spans import spread
 from shardmill.mapped import ChatSpace
 from shardmill.records import IntArray, OffsetArray
-from shardmill.shards import open_store
+from shardmill.shards import open_store, refuse_excluded
 
 
 class ChatStoreSpool(Closing):
@@ -30,6 +30,7 @@ class ChatStoreSpool(Closing):
                 f"{folder}: a store of documents, which have no loss mask; wanted a chat store"
             )
         self._space = ChatSpace(store, split)
+        refuse_excluded(store, split, "a packed shard")
 
     def __len__(self) -> int:
         return len(self._space)

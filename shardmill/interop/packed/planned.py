@@ -22,6 +22,7 @@ from shardmill.interop.packed.records import Alignment, PackedBin, checked_align
 from shardmill.mapped import PackedRows, PackSpace, open_pack
 from shardmill.packing import PackPlan
 from shardmill.records import Ragged
+from shardmill.shards import refuse_excluded
 
 _BLOCK = 2**18  # places of rows made together
 
@@ -98,7 +99,9 @@ class PlanShard(Closing):
         return _bin(self._opened().rows([number]), 0)
 
     def bins(self) -> Iterator[PackedBin]:
-        """All bins in order, many made at a time."""
+        """All bins in order, many made at a time; none may have an excluded token."""
+        space = self._opened()
+        refuse_excluded(space.store, space.split, "a conversion")
         step = max(1, _BLOCK // self.pack_size)
         for first in range(0, len(self), step):
             rows = self._opened().rows(np.arange(first, min(first + step, len(self))))
