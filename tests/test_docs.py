@@ -47,7 +47,7 @@ A line that is no longer on its page fails the test, so the list cannot grow old
 COMING = {"view"}
 """Commands that pages start as soon as `shardmill` has them."""
 
-SLOW = {"tutorial.md", "README.md", "building.md"}
+SLOW = {"tutorial.md", "README.md", "building.md", "clusters.md", "packed.md"}
 
 
 def page_id(path: Path) -> str:
@@ -76,6 +76,7 @@ def has_code(path: Path) -> bool:
     return path != FORMAT and any(block.language != "text" for block in blocks_of(path))
 
 
+@pytest.mark.timeout(900)  # many processes: on a busy machine a page takes minutes
 @pytest.mark.parametrize("path", [marked(path) for path in PAGES if has_code(path)])
 def test_the_blocks_of_a_page_run(path: Path, world: Path, tmp_path: Path, request) -> None:
     shutil.copytree(world.parent, tmp_path / "copy", symlinks=True)

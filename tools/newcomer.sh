@@ -32,7 +32,12 @@ path() {
 }
 
 began=$SECONDS
-status=0
-( path ) > >(tee "$log") 2>&1 || status=$?
+# Not `path || ...`: there bash would go on after a command that failed.
+set +e
+(
+  set -e
+  path
+) 2>&1 | tee "$log"
+status=${PIPESTATUS[0]}
 echo "exit $status after $((SECONDS - began)) s; log: $log"
 exit "$status"
