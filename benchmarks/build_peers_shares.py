@@ -1,11 +1,11 @@
 """What the cores do during one of our builds: read, encode, write, start, or nothing.
 
 In: a corpus, an engine.  Out: shares of the time of all cores.
-Promise: measured as CPU time in the threads of the worker processes of a real build. Encoding: the
-thread that encodes, the threads of the engine, the comparison with the reference. Writing: the
-thread that takes the ids, and all of the first process, which joins the segments of the others.
-Starting: imports, opening the tokenizer. Reading: what is left of a worker, which is the thread
-that reads and those of Arrow. Idle: what no process took. The proof is left out.
+Promise: measured as CPU time in the worker processes of a real build. Reading: making a batch of
+texts. Encoding: the calls of the engine, its threads, the comparison with the reference. Starting:
+imports, opening the tokenizer. Writing: what is left of a worker, which takes the ids and writes
+segments, and all of the first process, which joins them. Idle: what no process took. The proof is
+left out.
 Not here: speed.
 
 Workers get the clocks with their tools, which are of a class of this module.
@@ -17,7 +17,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ import build_peers_ours as ours
 from build_peers_corpus import Corpus
 
 from shardmill.build import hands as hands_module
+from shardmill.build import tokenise as tokenise_module
+from shardmill.build.grains import GrainBatch
 from shardmill.build.task import TextTask
 from shardmill.build.tools import WorkerTools
 from shardmill.protocols import Texts
@@ -40,27 +43,34 @@ class Clocks:
     """CPU seconds of this process, by what they were for."""
 
     def __init__(self) -> None:
-        self.encoding = self.watching = self.opening = self.writer = 0.0
+        self.reading = self.encoding = self.opening = 0.0
         self.engine_threads: set[int] = set()
 
     def told(self) -> dict[str, float]:
         """So far."""
         # A thread that is gone was none of the engine's: one began to read meanwhile, and ended.
         engine = sum(_cpu_of(thread) for thread in self.engine_threads & _threads())
-        encoding = self.encoding + self.watching + engine
-        writing = self.writer - self.watching - self.opening
-        starting = _STARTED + self.opening
-        reading = time.process_time() - encoding - writing - starting
-        return {
-            "reading": reading,
-            "encoding": encoding,
-            "writing": writing,
-            "starting": starting,
+        spent = {
+            "reading": self.reading,
+            "encoding": self.encoding + engine,
+            "starting": _STARTED + self.opening,
         }
+        return {**spent, "writing": time.process_time() - sum(spent.values())}
 
     def install(self) -> None:
         """Put the clocks into this process."""
         encode, watch, run = ChosenEncoder.encode_unwatched, ChosenEncoder.watch, TextTask.run
+        read = tokenise_module.read_grains
+
+        def timed_read(*arguments: Any) -> Generator[GrainBatch, None, None]:
+            with closing(read(*arguments)) as batches:
+                while True:
+                    begin = time.thread_time()
+                    found = next(batches, None)
+                    self.reading += time.thread_time() - begin
+                    if found is None:
+                        return
+                    yield found
 
         def timed_encode(encoder: ChosenEncoder, texts: Texts) -> Ragged:
             before, begin = _threads(), time.thread_time()
@@ -73,15 +83,14 @@ class Clocks:
         def timed_watch(encoder: ChosenEncoder, texts: Texts, ids: Ragged) -> None:
             begin = time.thread_time()
             watch(encoder, texts, ids)
-            self.watching += time.thread_time() - begin
+            self.encoding += time.thread_time() - begin
 
         def timed_run(task: TextTask, tools: Any, emit: Callable[[Any], None]) -> None:
-            begin = time.thread_time()
             run(task, tools, emit)
-            self.writer += time.thread_time() - begin
             path = Path(os.environ[_FOLDER], f"{os.getpid()}.json")
             path.write_text(json.dumps(self.told()), encoding="utf-8")
 
+        tokenise_module.read_grains = timed_read
         ChosenEncoder.encode_unwatched = timed_encode  # type: ignore[method-assign]
         ChosenEncoder.watch = timed_watch  # type: ignore[method-assign]
         TextTask.run = timed_run  # type: ignore[method-assign]

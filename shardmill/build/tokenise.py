@@ -96,15 +96,17 @@ def unit_portions(
 
     Where there are cores to spare, reading, encoding and what the caller does with portions go on
     at the same time, each in a thread of its own. Where there are none, one after the other takes a
-    sixth less CPU time: a batch stays in the caches of its core.
+    sixth less CPU time with a fast engine: a batch stays in the caches of its core. A reference
+    engine makes an object for every token, and keeps a thread, which has its own memory for them.
     """
-    ahead = read_ahead if desk.has_spare_cores else _as_asked
-    with closing(ahead(read_grains(grains, cursor))) as batches:
+    reading = read_ahead if desk.has_spare_cores else _as_asked
+    with closing(reading(read_grains(grains, cursor))) as batches:
         first = next(batches, None)
         encoder = desk.encoder(first.batch.texts if first is not None else [])
         rest = chain([first], batches) if first is not None else iter(())
         checked = _checked(rest, most_document)
-        with closing(ahead(_encoded(checked, encoder))) as encoded:
+        encoding = _as_asked if encoder.is_fast and not desk.has_spare_cores else read_ahead
+        with closing(encoding(_encoded(checked, encoder))) as encoded:
             for found, ids in encoded:
                 encoder.watch(found.batch.texts, ids)
                 documents, void = rules.apply(ids, source=source, first=given)
