@@ -59,9 +59,9 @@ def world(tmp_path_factory) -> Path:
     return write_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
-    """The environment of a client of a server that has the bucket of the pages."""
+    """The environment of a client of a server of its own: pages use the same places in it."""
     with LoopbackS3() as server:
         server.make_bucket("bucket")
         yield server.environment()
