@@ -68,16 +68,19 @@ def blame(
     shuffle: Annotated[
         Shuffle | None, typer.Option(help="As the training had it. Default: global.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of records.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Tell where tokens came from: source, file, row, characters.
 
-    The row is read and encoded again, and must give the stored tokens.
+    The row is read and encoded again, and must give the stored tokens. In place of --token, a
+    token of a document (--document, --offset) or of a training's batch (--step, --batch-size,
+    --seq-len, --row, --column) can be asked for.
 
-    Example: shardmill blame store --token 123456 --input 'pages/*.jsonl' --tokenizer spm.model
+    Prints source, file, row and characters of each token, with the text around it.
 
-    Example: shardmill blame store --step 31207 --batch-size 4 --seq-len 1024 --row 2 --column 17 \
---input 'pages/*.jsonl' --tokenizer spm.model
+    Example: shardmill blame store --token 99 --input 'data/*.jsonl' --tokenizer spm.model
+
+    Exit 0: found and proved. Exit 2: a mistake in the call, or another input than the build had.
     """
     store = open_store(folder)
     call = StepCall(
@@ -111,7 +114,7 @@ def blame(
         fill=None if fill is None else fill.split(","),
     )
     if as_json:
-        print(json.dumps([asdict(one) for one in found]))
+        print(json.dumps({"store": str(folder), "tokens": [asdict(one) for one in found]}))
         return
     for one in found:
         print("\n".join(_lines(one)))

@@ -74,10 +74,13 @@ def exclude(
     Tokens stay as they are. Readers pass over every sample that has an excluded token: another
     sample of the same source takes its place, and everything else keeps its place.
 
+    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
+
     Example: shardmill exclude store --document 17 --reason "takedown 4711"
 
-    Example: shardmill exclude --config train.toml --step 31200:31210 --world 8 --batch-size 4
-    --seq-len 1024 --reason "loss spike"
+    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
+
+    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
     """
     call = StepCall(
         world=world,
@@ -173,7 +176,7 @@ def _write(parts: list[Part], *, dry_run: bool, as_json: bool) -> None:
         if not as_json:
             typer.echo(_line(part, entry, fresh, dry_run=dry_run))
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps({"excluded": told}, indent=2))
 
 
 def _line(part: Part, entry: ExcludeEntry, fresh: int, *, dry_run: bool) -> str:

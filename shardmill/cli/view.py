@@ -42,10 +42,13 @@ def view(
 ) -> None:
     """Serve a page that shows stores: documents, tokens, masks, plans, the batch of any step.
 
-    Prints the address and answers until Ctrl-C. It reads, and writes nothing; on 127.0.0.1 only
-    this machine reaches it.
+    It reads, and writes nothing; on 127.0.0.1 only this machine reaches it.
 
-    Example: shardmill view data/wiki data/chats --tokenizer spm.model
+    Prints the address, and answers until Ctrl-C.
+
+    Example: shardmill view store chats --tokenizer spm.model
+
+    Exit 0: stopped with Ctrl-C. Exit 2: a mistake in the call, or an address that is taken.
     """
     from shardmill.inspector.api import Desk
     from shardmill.inspector.serve import is_loopback, open_server

@@ -64,7 +64,7 @@ def test_documents_are_excluded_with_a_receipt(run, tmp_path):
     )
     assert spans("pages") == [[36, 60]]
     _, out, _ = run("exclude", "pages/val", "--document", "0", "--reason", "b", "--json")
-    (facts,) = json.loads(out)
+    (facts,) = json.loads(out)["excluded"]
     assert facts == {
         "store": f"{tmp_path}/pages",
         "written": True,
@@ -105,7 +105,7 @@ def test_a_dry_run_tells_and_writes_nothing(run, tmp_path):
         f"{tmp_path}/pages: would be excluded, train: 1 documents (3), 12 tokens: x "
         "(12 of these tokens were not excluded before)\n",
     )
-    facts = json.loads(run(*arguments, "--json")[1])[0]
+    facts = json.loads(run(*arguments, "--json")[1])["excluded"][0]
     assert (facts["written"], facts["entry"]["number"]) == (False, None)
     assert not (tmp_path / "pages" / "exclude.json").exists()
 
