@@ -43,7 +43,10 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("tokenizer trian x", "no command 'trian'; did you mean train? (`shardmill tokenizer"),
         ("build x --tokeniser y", "no option --tokeniser; did you mean --tokenizer? (`shardmill b"),
         ("build x --val_tokens 3", "no option --val_tokens; did you mean --val-tokens?"),
-        ("build x --template y", "no option --template; shardmill build chats and shardmill blame have it"),
+        (
+            "build x --template y",
+            "no option --template; shardmill build chats and shardmill blame have it",
+        ),
         ("info store --debug", "--debug stands before the command"),
         ("info", "FOLDER is missing: The store to describe."),
         ("build data", "--out is missing: Where the store goes"),
