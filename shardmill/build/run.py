@@ -50,7 +50,7 @@ from shardmill.shards import (
     read_manifest,
     write_origins,
 )
-from shardmill.sources import stamp_of
+from shardmill.sources import stamp_of, tells_rows
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
 _JOURNAL = 2
@@ -202,9 +202,9 @@ class _Site:
         return staged
 
     def _origins(self) -> OriginLog | None:
-        """None where grains tell nothing: of conversations, and of sources that are one each."""
+        """None where no row could be told: of conversations, and of sources that are no files."""
         job = self.job
-        if not any(feed.can_travel for feed in self.feeds) or not job.feeds:
+        if not any(tells_rows(feed.source) for feed in job.feeds):
             return None
         if job.going_on is None:
             return OriginLog(self.feeds, job.splits)

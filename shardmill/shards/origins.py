@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from shardmill.atomic import atomic_write, cannot_write
-from shardmill.errors import DamagedStoreError, ManifestError
+from shardmill.errors import BuildError, DamagedStoreError, ManifestError
 from shardmill.records import OffsetArray
 from shardmill.shards.entries import Count, Manifest, Sha256
 from shardmill.shards.layout import ORIGINS
@@ -70,7 +70,7 @@ def write_origins(folder: Path, origins: Origins, manifest: Manifest) -> None:
         entries=len(origins.table),
     )
     for problem in _problems(header, origins, manifest):
-        raise AssertionError(f"{path}: refusing to write this table: {problem}")
+        raise BuildError(f"{path}: refusing to write this table: {problem}")
     line = msgspec.json.encode(header)
     line += b" " * (-(len(line) + 1) % _UNIT) + b"\n"
     data = line + np.ascontiguousarray(origins.table, "<i8").tobytes()

@@ -22,7 +22,7 @@ from shardmill.sources.openchats import open_chats
 from shardmill.sources.parquet import ParquetSource
 from shardmill.sources.rows import iter_jsonl_rows
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES
-from shardmill.sources.singly import RowPlace, read_row
+from shardmill.sources.singly import RowPlace, read_row, tells_rows
 from shardmill.sources.stamp import stamp_of
 from shardmill.sources.text import TextSource
 
@@ -53,4 +53,5 @@ __all__ = [
     "open_source",
     "read_row",
     "stamp_of",
+    "tells_rows",
 ]

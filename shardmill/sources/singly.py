@@ -62,6 +62,13 @@ def read_row(
     return str(batch.texts[number].as_py()), _place(one, cursor, batch.cursor, rows_before)
 
 
+def tells_rows(source: object) -> bool:
+    """Whether a source can be cut, and tells the row of each of its documents."""
+    if isinstance(source, ConcatSource):
+        return all(map(tells_rows, source.parts))
+    return isinstance(source, FileSource | HubParquetSource | HubPiece)
+
+
 def _batch_with(
     source: Source, cursor: Cursor | None, number: int
 ) -> tuple[Cursor | None, int, TextBatch]:
