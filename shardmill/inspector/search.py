@@ -22,6 +22,8 @@ from shardmill.inspector.documents import PREVIEW, beginning
 from shardmill.inspector.opened import OpenStore
 from shardmill.inspector.words import LEAD, Words
 from shardmill.records import JSON
+from shardmill.shards import read_origins
+from shardmill.shards.origins import FEED
 
 SECONDS = 1.0
 MOST_MATCHES = 50
@@ -95,20 +97,31 @@ def _by_number(opened: OpenStore, split: str, text: str) -> Found:
 
 
 def _by_source(opened: OpenStore, split: str, text: str, place: Place) -> Found:
-    """A store of one source has no other documents; of several nobody knows yet."""
+    """A store of one source has no other documents; of several its table of origins tells."""
     names = [str(source.get("name")) for source in opened.store.manifest.sources]
     if text not in names:
         raise OptionError(f"q={text[:80]!r}: no source of this store; wanted one of {names[:20]}")
+    first, end = 0, opened.store.num_documents(split)
     if len(names) > 1:
-        raise OptionError(
-            f"{opened.folder}: of {len(names)} sources, and the store does not tell which one a "
-            f"document is from; search for text"
-        )
-    total = opened.store.num_documents(split)
-    stop = min(total, place.document + MOST_MATCHES)
-    numbers = range(place.document, stop)
+        first, end = _documents_of(opened, split, names.index(text))
+    start = max(first, place.document)
+    stop = max(start, min(end, start + MOST_MATCHES))
+    numbers = range(start, stop)
     matches = [_first_lines(opened, split, number) for number in numbers]
-    return Found(matches, scanned=len(numbers), next=Place(stop) if stop < total else None)
+    return Found(matches, scanned=len(numbers), next=Place(stop) if stop < end else None)
+
+
+def _documents_of(opened: OpenStore, split: str, feed: int) -> tuple[int, int]:
+    """The documents start..stop of a split that one of its sources gave; they are neighbours."""
+    origins = read_origins(opened.folder, opened.store.manifest)
+    if origins is None:
+        raise OptionError(
+            f"{opened.folder}: of several sources, and it has no table of origins, which would "
+            "tell from which one a document is; search for text"
+        )
+    edges = np.append(origins.first(split), opened.store.num_documents(split))
+    rows = origins.table[:, FEED].searchsorted([feed, feed + 1])
+    return int(edges[rows[0]]), int(edges[rows[1]])
 
 
 def _first_lines(opened: OpenStore, split: str, number: int) -> JSON:

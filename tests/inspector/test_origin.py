@@ -80,6 +80,26 @@ def test_what_is_missing_is_said(built):
         ask(blind, f"{STORE}/blame", store=0, token=1)
 
 
+def test_the_documents_of_a_source_are_found(built):
+    feeds = [
+        Feed(source=open_source(str(built / f"{name}.jsonl"), field="body"), fill=fill)
+        for name, fill in (("a", (("val", 500), ("train", None))), ("b", (("train", None),)))
+    ]
+    build_store(feeds, built / "both", tokenizer=OPENED, spec=BuildSpec(append_eot=True))
+    desk = open_desk(built, "both")
+
+    def found(source: str, split: str) -> list[str]:
+        words = {"store": 0, "split": split, "kind": "source", "q": source}
+        matches = ask(desk, f"{STORE}/search", **words)["matches"]
+        return [match["snippet"][:1] for match in matches]
+
+    in_val = len(found("a.jsonl", "val"))
+    assert 0 < in_val < 30
+    assert found("a.jsonl", "train") == ["a"] * (30 - in_val)
+    assert found("b.jsonl", "train") == ["b"] * 30
+    assert found("b.jsonl", "val") == []
+
+
 def test_an_exclusion_is_told_and_steps_are_those_of_a_loader_that_knows_it(built):
     desk = open_desk(built, "pages")
 
