@@ -67,7 +67,7 @@ def test_json_and_report_tell_what_was_sent(call):  # noqa: F811
     assert code == 0, err
     receipt = json.loads(out)
     assert receipt == json.loads(Path("r.json").read_text())
-    assert (receipt["store"], receipt["sent_files"]) == ("memory://bucket/s", 3)
+    assert (receipt["store"], receipt["sent_files"]) == ("memory://bucket/s", 4)
     again = json.loads(call("build", "pages.jsonl", "--resume", *words)[1])
     assert (again["store"], again["sent_files"], again["resumed"]) == ("memory://bucket/s", 0, True)
 
