@@ -55,7 +55,7 @@ def exclude(
         Shuffle | None, typer.Option(help="As the training had it. Default: global.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file whose [data] table names the sources.")
+        Path | None, typer.Option(help="A TOML file whose \\[data] table names the sources.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The source's name, if it is not that of its folder.")
@@ -131,6 +131,9 @@ def _store(folder: Path | None, split: str | None) -> tuple[Store, str]:
 
 
 def _numbers(given: list[int], path: Path | None) -> OffsetArray:
+    wrong = next((number for number in given if not 0 <= number < 2**62), None)
+    if wrong is not None:
+        raise OptionError(f"--document {wrong!s:.40}: wanted a number from 0")
     if path is None:
         return np.array(given, np.int64)
     try:
@@ -140,7 +143,8 @@ def _numbers(given: list[int], path: Path | None) -> OffsetArray:
     found = list(given)
     for at, line in enumerate(lines, start=1):
         word = line.strip()
-        if word and not (word.isascii() and word.isdigit() and int(word) < 2**62):
+        digits = word.isascii() and word.isdigit() and len(word) < 20
+        if word and not (digits and int(word) < 2**62):
             raise OptionError(f"--documents {path}, line {at:,}: {line!r:.80}; wanted one number")
         found += [int(word)] if word else []
     if not found:

@@ -55,7 +55,7 @@ def show(
         Shuffle | None, typer.Option(help="As the training had it. Default: global.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file whose [data] table names the sources.")
+        Path | None, typer.Option(help="A TOML file whose \\[data] table names the sources.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The source's name, if it is not that of its folder.")

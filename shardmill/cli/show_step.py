@@ -37,6 +37,8 @@ from shardmill.loading.stream import Shuffle
 from shardmill.shards import Store, open_store
 
 State = dict[str, Any]
+MOST_ROWS = 2**20
+"""Of one rank at a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,8 @@ def _moment(call: StepCall, state: State, config: DataConfig, seq_len: int | Non
         raise OptionError("--seq-len is missing: how many inputs a row had")
     world = whole_number(1 if call.world is None else call.world, "--world")
     batch = whole_number(call.batch_size, "--batch-size")
+    if batch > MOST_ROWS:
+        raise OptionError(f"--batch-size {batch:,}: wanted at most {MOST_ROWS:,} to look at")
     # a flag, else the config, else the state; `read_state` refuses what disagrees with the state
     said = state if call.config is None else {}
     stream = open_stream(

@@ -21,7 +21,8 @@ def view(
         list[Path] | None, typer.Argument(help="Stores, or folders with stores in them.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file whose [data] table names a mixture to look at.")
+        Path | None,
+        typer.Option(help="A TOML file whose \\[data] table names a mixture to look at."),
     ] = None,
     tokenizer: Annotated[
         list[str] | None,
@@ -51,6 +52,7 @@ def view(
     Exit 0: stopped with Ctrl-C. Exit 2: a mistake in the call, or an address that is taken.
     """
     from shardmill.inspector.api import Desk
+    from shardmill.inspector.origin import open_inputs
     from shardmill.inspector.serve import is_loopback, open_server
 
     read = None if config is None else read_config(config)
@@ -58,6 +60,8 @@ def view(
         raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
     stores = find_stores([*(folders or []), *_stores_of(read)])
     shelf = Shelf(stores, _tokenizers(tokenizer, special, read))
+    for number in range(len(shelf)) if source else ():
+        open_inputs(shelf.manifest(number), source or ())  # what is not there is told now
     desk = Desk(shelf, read, source or ())
     with suppress(KeyboardInterrupt), open_server(desk, host, port) as server:
         if not is_loopback(host):

@@ -225,5 +225,7 @@ GET: Mapping[str, Answer] = {
     "/api/step": step,
     "/api/mixture": mixture,
 }
+LONG: tuple[Answer, ...] = (search_documents, blame, step)
+"""Answers that may take a second or more."""
 POST: Mapping[str, Answer] = {f"{_STORE}/verify": verify_start}
 """Everything that does more than read."""

@@ -41,13 +41,13 @@ def origin_facts(
         opened.store,
         split,
         token,
-        inputs=_opened(opened.store.manifest, inputs),
+        inputs=open_inputs(opened.store.manifest, inputs),
         tokenizer=words.tokenizer,
     )
     return _facts(found)
 
 
-def _opened(manifest: Manifest, inputs: Sequence[str]) -> AnySource | None:
+def open_inputs(manifest: Manifest, inputs: Sequence[str]) -> AnySource | None:
     """As the build opened it; None: nothing was named."""
     if not inputs:
         return None

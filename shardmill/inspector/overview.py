@@ -73,10 +73,14 @@ def store_facts(number: int, opened: OpenStore, tokenizer: str | None) -> dict[s
 
 def exclusion_facts(opened: OpenStore) -> dict[str, JSON] | None:
     """What is not trained on any more; None: everything is."""
-    found = opened.exclusions
+    try:
+        found = opened.exclusions
+    except StoreError as error:
+        return {"entries": 0, "documents": 0, "tokens": 0, "sha256": "", "error": str(error)}
     if not found.entries:
         return None
     return {
+        "error": None,
         "entries": len(found.entries),
         "documents": sum(len(entry.documents or ()) for entry in found.entries),
         "tokens": sum(found.num_tokens(split) for split in opened.splits),

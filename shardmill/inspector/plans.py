@@ -15,7 +15,7 @@ import numpy as np
 from shardmill.errors import OptionError
 from shardmill.inspector.documents import even_runs
 from shardmill.inspector.opened import OpenStore
-from shardmill.inspector.view import Tokens, shown
+from shardmill.inspector.view import shown, some_of
 from shardmill.mapped import PackSpace, RowPieces
 from shardmill.records import JSON, OffsetArray
 
@@ -108,13 +108,7 @@ def row_view(
     place = np.arange(start, stop)
     owner = np.searchsorted(begins, place, side="right") - 1
     owner[place >= ends[owner]] = -1
-    tokens = Tokens(
-        ids=rows.ids[0],
-        start=start,
-        stop=stop,
-        at=start,
-        edges=[*begins.tolist(), *ends.tolist()],
-    )
+    tokens = some_of(rows.ids[0], start, stop, np.append(begins, ends))
     view = shown(tokens, opened.reading, trained=rows.trained[0, start:stop], piece=owner)
     return {**row_facts(space, pieces, 0, number), "view": view}
 

@@ -20,7 +20,7 @@ from shardmill.errors import OptionError
 from shardmill.inspector.batch import Moment, read_row
 from shardmill.inspector.opened import OpenStore
 from shardmill.inspector.shelf import NO_TOKENIZER, Shelf
-from shardmill.inspector.view import Reading, Tokens, shown
+from shardmill.inspector.view import Reading, shown, some_of
 from shardmill.inspector.words import MOST_CHARACTERS
 from shardmill.loading import PlannedSample, RowSource, SampleStream, TokenSource
 from shardmill.loading.config import DataConfig, open_stream
@@ -120,7 +120,7 @@ def _row_facts(
     edges = _edges(moment.source_of(plan), plan)
     # columns of another document count as another piece
     piece = np.searchsorted(edges, np.arange(start, stop), side="right") - 1
-    tokens = Tokens(ids=ids, start=start, stop=stop, at=start, edges=edges.tolist())
+    tokens = some_of(ids, start, stop, edges)
     view = shown(tokens, _reading(plan, shelf), trained=row.trained[start:stop], piece=piece)
     documents: JSON = None
     if plan.documents is not None:

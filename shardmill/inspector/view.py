@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import TokenizerError
-from shardmill.inspector.words import Words, unreadable
+from shardmill.inspector.words import LEAD, TAIL, Words, unreadable
 from shardmill.records import JSON, BoolArray, IntArray
 
 MOST_TEXT = 300
@@ -42,6 +42,20 @@ class Tokens:
     stop: int
     at: int  # the offset of ids[start] in the document or row
     edges: Sequence[int] = ()  # where in ids another text begins: each is decoded alone
+
+
+def some_of(ids: IntArray, start: int, stop: int, edges: IntArray) -> Tokens:
+    """The tokens start..stop of a row, in which other texts begin at `edges`; of what stands around
+    them no more than decoding needs."""
+    first, last = max(0, start - LEAD), min(len(ids), stop + TAIL)
+    inner = edges[(edges > first) & (edges < last)] - first
+    return Tokens(
+        ids=ids[first:last],
+        start=start - first,
+        stop=stop - first,
+        at=start,
+        edges=inner.tolist(),
+    )
 
 
 def shown(

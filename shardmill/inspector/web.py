@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError, missing_extra
-from shardmill.inspector.api import GET, POST, Answer, Desk
+from shardmill.inspector.api import GET, LONG, POST, Answer, Desk
 from shardmill.inspector.query import Query
 from shardmill.records import JSON
 
@@ -52,6 +52,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _AT_ONCE = 4  # requests that are worked on; others wait
+_LONG_AT_ONCE = 2  # of those that may take a second, beside the others
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -87,9 +88,12 @@ def _is_number(host: str) -> bool:
 def build_app(desk: Desk, hosts: Hosts, page: Path = PAGE) -> ASGIApp:
     """The application; the files of `page` are listed now."""
     files = dict(_files(page))
-    gate = asyncio.Semaphore(_AT_ONCE)
+    gate, narrow = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_LONG_AT_ONCE)
     routes = [
-        *(Route(path, _endpoint(desk, answer, gate, 200)) for path, answer in GET.items()),
+        *(
+            Route(path, _endpoint(desk, answer, narrow if answer in LONG else gate, 200))
+            for path, answer in GET.items()
+        ),
         *(
             Route(path, _endpoint(desk, answer, gate, 202), methods=["POST"])
             for path, answer in POST.items()

@@ -180,6 +180,10 @@ def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
     if len(data) > MOST_BYTES:
         raise OptionError(f"{path}: would have {len(data):,} bytes, wanted at most {MOST_BYTES:,}")
     try:
+        for left in path.parent.glob(
+            f".{EXCLUDE}.*.tmp"
+        ):  # by a killed one: nobody else writes now
+            left.unlink(missing_ok=True)
         if entries:
             with atomic_write(path) as file:
                 file.write(data)
@@ -218,6 +222,10 @@ def _whole(numbers: npt.ArrayLike, name: str) -> OffsetArray:
 def _checked_reason(reason: str) -> str:
     if not isinstance(reason, str) or not reason.strip() or len(reason) > MOST_REASON:
         raise OptionError(f"reason={reason!r:.80}: wanted 1 to {MOST_REASON:,} characters")
+    try:
+        reason.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"reason={reason!r:.80}: not valid Unicode; wanted words") from error
     return reason
 
 

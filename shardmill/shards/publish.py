@@ -19,6 +19,7 @@ from shardmill.atomic import exchange, is_temporary, sync_folder, temporary_name
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.shards.checks import file_names
 from shardmill.shards.entries import Manifest
+from shardmill.shards.exclude_file import EXCLUDE
 from shardmill.shards.layout import META, is_own_name
 from shardmill.shards.manifest import read_manifest
 from shardmill.shards.store import open_store
@@ -65,6 +66,11 @@ def check_target(target: Path, *, overwrite: bool) -> bool:
             "ask for overwrite to replace it, or choose another folder"
         )
     for file in _foreign_files(target, set(file_names(manifest)) if manifest else set()):
+        if file == EXCLUDE:
+            raise StoreExistsError(
+                f"{target / file}: what was excluded from training here, by positions in tokens "
+                "that would be replaced; move it away first, and exclude again behind the build"
+            )
         raise StoreExistsError(
             f"{target / file}: no build of ours makes such a file, so it will not be deleted with "
             "the store around it; move it away first"

@@ -61,6 +61,9 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
             "--shape sharegp: did you mean 'sharegpt'? wanted one of",
         ),
         ("stream stream.toml --set data.sead=1", "unknown key; did you mean 'seed'?"),
+        ("exclude store --document 99999999999999999999999 --reason r", "wanted a number from 0"),
+        ("show store --step 0 --batch-size 99999999999 --seq-len 16", "wanted at most 1,048,576"),
+        ("view store --tokenizer spm.model --input nosuch", "nosuch"),
         ("stream stream.toml --set data.packing_mode=bins", '"; did you mean "bin"?'),
     ],
 )

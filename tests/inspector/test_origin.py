@@ -100,6 +100,13 @@ def test_the_documents_of_a_source_are_found(built):
     assert found("b.jsonl", "val") == []
 
 
+def test_a_damaged_list_of_exclusions_hides_nothing_else(built):
+    (built / "pages" / "exclude.json").write_text("garbage")
+    facts = ask(open_desk(built, "pages"), STORE, store=0)
+    assert facts["splits"][0]["documents"] == 60
+    assert "exclude.json" in facts["exclusions"]["error"]
+
+
 def test_an_exclusion_is_told_and_steps_are_those_of_a_loader_that_knows_it(built):
     desk = open_desk(built, "pages")
 

@@ -55,6 +55,18 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+def test_what_a_killed_one_left_is_removed_by_the_next(store):
+    (store / ".exclude.json.0123456789abcdef.tmp").write_bytes(b"half")
+    exclude_documents(store, [0], reason="a test")
+    assert verify_store(store).problems == []
+
+
+@pytest.mark.parametrize("reason", ["", " ", "x" * 1001, "\udcff"])
+def test_a_reason_that_is_none_is_refused(store, reason):
+    with pytest.raises(OptionError, match="reason="):
+        exclude_documents(store, [0], reason=reason)
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -210,7 +210,9 @@ function leftOut(store) {
       ? [
           {
             what: "excluded",
-            reason: `${plural(store.exclusions.tokens, "token")}, list ${short(store.exclusions.sha256)}`,
+            reason:
+              store.exclusions.error ??
+              `${plural(store.exclusions.tokens, "token")}, list ${short(store.exclusions.sha256)}`,
             rows: store.exclusions.documents,
           },
         ]
