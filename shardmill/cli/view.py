@@ -22,7 +22,7 @@ def view(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="A TOML file whose \\[data] table names a mixture to look at."),
+        typer.Option(help="A TOML file whose \\[data] table names a mixture."),
     ] = None,
     tokenizer: Annotated[
         list[str] | None,

@@ -180,9 +180,7 @@ def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
     if len(data) > MOST_BYTES:
         raise OptionError(f"{path}: would have {len(data):,} bytes, wanted at most {MOST_BYTES:,}")
     try:
-        for left in path.parent.glob(
-            f".{EXCLUDE}.*.tmp"
-        ):  # by a killed one: nobody else writes now
+        for left in path.parent.glob(f".{EXCLUDE}.*.tmp"):  # by a killed one: we hold the lock
             left.unlink(missing_ok=True)
         if entries:
             with atomic_write(path) as file:

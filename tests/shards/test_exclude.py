@@ -258,7 +258,7 @@ def test_what_cannot_be_excluded_is_refused_and_nothing_is_written(store, call, 
 def test_a_new_store_never_takes_exclusions_with_it_in_silence(store: Path) -> None:
     assert check_target(store, overwrite=True)
     exclude_documents(store, [0], reason="test")
-    with pytest.raises(StoreExistsError, match=r"exclude\.json: no build of ours makes such"):
+    with pytest.raises(StoreExistsError, match=r"exclude\.json: what was excluded from training"):
         check_target(store, overwrite=True)
 
 
