@@ -10,6 +10,7 @@ chat_stores.py  the same for stores of conversations
 spaces.py       token spaces equal the files behind one another
 sampling.py     orders are bijections, ranks a cover, mixtures keep their shares
 loading.py      one order on any ranks, and exact resume
+exclusion.py    what is excluded changes only the excluded places
 streaming.py    streams of documents go on exactly
 hub.py          a Hugging Face hub on loopback, with faults to order
 s3.py           an S3 server on loopback, with faults to order
@@ -21,6 +22,7 @@ each kind.
 
 __all__ = [
     "chat_stores",
+    "exclusion",
     "hub",
     "loading",
     "packed",

@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 from shardmill.loading import RowSource, SampleStream
 
+__all__ = ["Spans", "assert_only_excluded_places_change", "has_token"]
+
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Start and stop, in the token space of a split."""
 

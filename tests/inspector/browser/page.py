@@ -68,9 +68,9 @@ class Page:
         return self.run(script, selector)
 
     def text(self, selector: str) -> str:
-        found = self.texts(selector)
-        assert len(found) == 1, f"{selector}: {len(found)} of them"
-        return found[0]
+        """Of the one element, as soon as there is one."""
+        self.until("return document.querySelectorAll(arguments[0]).length === 1", selector)
+        return self.texts(selector)[0]
 
     def click(self, selector: str, text: str | None = None) -> None:
         """The one element, or the one with this text."""
@@ -79,6 +79,8 @@ class Page:
         assert len(fitting) == 1, f"{selector} {text!r}: {len(fitting)} of {len(found)}"
         self.run("arguments[0].scrollIntoView({block: 'center'})", fitting[0])
         fitting[0].click()
+        # a click may change the address, and the page hears of that a little later
+        self.driver.execute_async_script("setTimeout(arguments[0], 50)")
         self.settled()
 
     def hover(self, selector: str, number: int) -> None:
