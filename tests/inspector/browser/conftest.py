@@ -56,6 +56,9 @@ def on(driver):
         opened.append(Page(driver, address))
         return opened[-1]
 
+    driver.get("about:blank")  # what the page of the test before still asked for is not ours
+    for log in ("browser", "performance"):
+        driver.get_log(log)
     set_size(driver, 1280, 800)
     set_theme(driver, "light")
     yield of
