@@ -52,17 +52,9 @@ def _border(trained: BoolArray, part: slice) -> str:
 
 def batch_facts(moment: Moment, rows: list[Row], decode: Decode) -> dict[str, JSON]:
     """All numbers."""
-    stream = moment.stream
     return {
-        "samples": moment.samples,
-        "rank": moment.rank,
-        "world": moment.world,
-        "batch_size": moment.batch_size,
-        "seq_len": stream.seq_len,
-        "seed": stream.seed,
-        "shuffle": stream.shuffle,
-        "documents": moment.documents,
-        "fingerprint": stream.fingerprint,
+        **moment.facts(),
+        "fingerprint": moment.stream.fingerprint,
         "rows": [_row_facts(row, decode) for row in rows],
     }
 

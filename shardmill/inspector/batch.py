@@ -14,7 +14,7 @@ import numpy as np
 from shardmill.errors import OptionError
 from shardmill.loading import PackSource, PlannedSample, RowSource, SampleStream, plan_step
 from shardmill.mapped.documents import mask_labels
-from shardmill.records import IGNORE_INDEX, BoolArray, OffsetArray
+from shardmill.records import IGNORE_INDEX, JSON, BoolArray, OffsetArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,19 @@ class Moment:
 
     def source_of(self, plan: PlannedSample) -> RowSource:
         return next(one for one in self.stream.sources if one.name == plan.source)
+
+    def facts(self) -> dict[str, JSON]:
+        """What decides which rows these are, for JSON."""
+        return {
+            "samples": self.samples,
+            "rank": self.rank,
+            "world": self.world,
+            "batch_size": self.batch_size,
+            "seq_len": self.stream.seq_len,
+            "seed": self.stream.seed,
+            "shuffle": self.stream.shuffle,
+            "documents": self.documents,
+        }
 
     def plan(self) -> list[PlannedSample]:
         return plan_step(

@@ -78,17 +78,9 @@ def step_facts(
     planned = moment.plan()
     chosen = planned[rows[0] : rows[0] + rows[1]]
     most = max(1, min(tokens[1], MOST_TOKENS // max(1, len(chosen))))
-    stream = moment.stream
     return {
-        "samples": moment.samples,
+        **moment.facts(),
         "stop": moment.stop,
-        "rank": moment.rank,
-        "world": moment.world,
-        "batch_size": moment.batch_size,
-        "seq_len": stream.seq_len,
-        "seed": stream.seed,
-        "shuffle": stream.shuffle,
-        "documents": moment.documents,
         "start": rows[0],
         "rows": _rows(moment, chosen, shelf, (tokens[0], most)),
     }
