@@ -1,11 +1,16 @@
 """How close random windows come to a plain copy-and-cast of as many tokens read in order.
 
-    python benchmarks/gather.py [--tokens 400000000] [--rounds 15] [--calls 500] [--json]
+    python benchmarks/gather.py [--tokens 400000000] [--rounds 15] [--calls 500]
+                                [--cold-rounds 5] [--cold-calls 40] [--json]
 
-400M random uint16 tokens in six shards of 128 MiB, written to a temporary folder that is removed
-at the end; the page cache is warm. One batch is 32 windows of 1,025 tokens into int64. The limit is
-one thread casting the same number of tokens, in the order they lie in, into a reused int64 buffer.
-All contenders alternate in this process; a number is the median of the ratios of each round.
+400M random uint16 tokens in six shards of 128 MiB, written to a temporary folder (TMPDIR) that is
+removed at the end. One batch is 32 windows of 1,025 tokens into int64. The limit is one thread
+casting the same number of tokens, in the order they lie in, into a reused int64 buffer.
+
+Warm, all pages in memory: all contenders alternate in this process; a number is the median of the
+ratios of each round. Cold: before each measurement the kernel is told to forget the files
+(POSIX_FADV_DONTNEED, which works when nothing maps them), and a new space reads random batches,
+alone or with the next batches asked for (`prefetch`); a number is the median of the rounds.
 Exits with 1 when "gather" stays below the wanted 0.30.
 """
 
@@ -13,9 +18,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,16 +60,17 @@ class Contest:
     def __init__(self, files: list[TokenFile]) -> None:
         self.maps = [np.memmap(file.path, "<u2", mode="r") for file in files]
         self.arrays = [np.asarray(shard) for shard in self.maps]
-        self.space = TokenSpace(files)
+        self.space = TokenSpace(files, reader="mapped")
         self.windows = Windows(self.space, seq_len=SEQ_LEN)
         self.grouped = TokenSpace(files, reader="grouped")
+        self.pread = TokenSpace(files, reader="pread")
         self.out = np.empty((BATCH, LENGTH), np.int64)
         self.flat = self.out.reshape(-1)
         self.rng = np.random.default_rng(1)
         self.place = (0, 0)  # where the sequential reader stands: shard, token
         for array in self.arrays:  # every page of every map is touched before the clock runs
             int(array[:: 4096 // 2].sum())
-        for space in (self.space, self.grouped):
+        for space in (self.space, self.grouped, self.pread):
             for start in range(0, space.num_tokens, 2**20):
                 space.read(start, min(start + 2**20, space.num_tokens))
 
@@ -105,6 +114,7 @@ class Contest:
     def contenders(self) -> list[Contender]:
         starts, places = self.random_starts, self.places_in_shards
         space, grouped, windows, out = self.space, self.grouped, self.windows, self.out
+        pread = self.pread
         table: list[tuple[str, Any, Any]] = [
             (LIMIT, self.places_in_order, self.cast_in_order),
             (OURS, starts, lambda s: space.gather(s, LENGTH, out)),
@@ -115,15 +125,65 @@ class Contest:
             ),
             ("gather, new uint16 array", starts, lambda s: space.gather(s, LENGTH)),
             ("gather, portable reader", starts, lambda s: grouped.gather(s, LENGTH, out)),
+            ("gather, reader='pread'", starts, lambda s: pread.gather(s, LENGTH, out)),
+            ("gather, reader='pread', new uint16", starts, lambda s: pread.gather(s, LENGTH)),
             ("row by row into the buffer", places, self.row_by_row),
             ("sample by sample, stacked x and y", places, self.sample_by_sample),
         ]
         return [Contender(name=name, prepare=draw, run=run) for name, draw, run in table]
 
 
-def measure(num_tokens: int, *, rounds: int, calls: int) -> dict[str, Any]:
+def forget(files: list[TokenFile]) -> None:
+    """Let the kernel drop the pages of these files. Nothing may map them."""
+    for file in files:
+        with file.path.open("rb") as raw:
+            os.fsync(raw.fileno())
+            os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_cold(files: list[TokenFile], reader: Any, *, ahead: int, calls: int, seed: int) -> float:
+    """Seconds of a batch when nothing is in memory; `ahead` batches are asked for before."""
+    forget(files)
+    with TokenSpace(files, reader=reader) as space:
+        rng = np.random.default_rng(seed)
+        starts = rng.integers(0, space.num_tokens - LENGTH + 1, (calls, BATCH))
+        out = np.empty((BATCH, LENGTH), np.int64)
+        begun = time.perf_counter()
+        for asked in starts[:ahead]:
+            space.prefetch(asked, LENGTH)
+        for number, chosen in enumerate(starts):
+            if ahead and number + ahead < calls:
+                space.prefetch(starts[number + ahead], LENGTH)
+            space.gather(chosen, LENGTH, out)
+        return (time.perf_counter() - begun) / calls
+
+
+def measure_cold(files: list[TokenFile], *, rounds: int, calls: int) -> list[dict[str, Any]]:
+    if not hasattr(os, "posix_fadvise"):
+        return []
+    cases = [(reader, ahead) for ahead in (0, 8) for reader in ("mapped", "pread")]
+    times: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    for seed in range(rounds):
+        for reader, ahead in cases:
+            taken = read_cold(files, reader, ahead=ahead, calls=calls, seed=seed)
+            times[reader, ahead].append(taken)
+    forget(files)
+    return [
+        {
+            "name": f"cold, {reader}" + (f", {ahead} batches asked for" if ahead else ""),
+            "microseconds": round(1e6 * statistics.median(taken), 1),
+        }
+        for (reader, ahead), taken in times.items()
+    ]
+
+
+def measure(
+    num_tokens: int, *, rounds: int, calls: int, cold_rounds: int, cold_calls: int
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shardmill-gather-") as folder:
-        contest = Contest(write_corpus(Path(folder), num_tokens))
+        files = write_corpus(Path(folder), num_tokens)
+        cold = measure_cold(files, rounds=cold_rounds, calls=cold_calls)  # before they are mapped
+        contest = Contest(files)
         contenders = contest.contenders()
         alternate(contenders, rounds=1, calls=calls)
         times = alternate(contenders, rounds=rounds, calls=calls)
@@ -139,7 +199,7 @@ def measure(num_tokens: int, *, rounds: int, calls: int) -> dict[str, Any]:
     facts = {"tokens": num_tokens, "batch": BATCH, "length": LENGTH, "rounds": rounds}
     versions = {"numpy": np.__version__, "python": platform.python_version()}
     verdict = {"wanted": WANTED, "reached": round(reached, 4), "passed": reached >= WANTED}
-    return {**facts, "calls": calls, **versions, "rows": rows, **verdict}
+    return {**facts, "calls": calls, **versions, "rows": rows, "cold": cold, **verdict}
 
 
 def main() -> int:
@@ -147,17 +207,28 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=400_000_000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=500)
+    parser.add_argument("--cold-rounds", type=int, default=5)
+    parser.add_argument("--cold-calls", type=int, default=40)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.tokens < 2 * BATCH * LENGTH or args.rounds < 1 or args.calls < 1:
-        parser.error(f"--tokens from {2 * BATCH * LENGTH:,} on, --rounds and --calls from 1 on")
-    result = measure(args.tokens, rounds=args.rounds, calls=args.calls)
+    least = min(args.rounds, args.calls, args.cold_rounds, args.cold_calls)
+    if args.tokens < 2 * BATCH * LENGTH or least < 1:
+        parser.error(f"--tokens from {2 * BATCH * LENGTH:,} on, rounds and calls from 1 on")
+    result = measure(
+        args.tokens,
+        rounds=args.rounds,
+        calls=args.calls,
+        cold_rounds=args.cold_rounds,
+        cold_calls=args.cold_calls,
+    )
     if args.json:
         print(json.dumps(result, indent=2))
     else:
         print(f"{'contender':40} {'us a batch':>10} {'of the limit':>13}")
         for row in result["rows"]:
             print(f"{row['name']:40} {row['microseconds']:10.1f} {row['of_limit']:13.3f}")
+        for row in result["cold"]:
+            print(f"{row['name']:40} {row['microseconds']:10.1f}")
         print(f"gather reached {result['reached']:.3f} of the limit, wanted {WANTED:.2f}")
     return 0 if result["passed"] else 1
 

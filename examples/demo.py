@@ -92,7 +92,7 @@ def build() -> None:
     command += ["--wikitext-path", str(TEXT / "wikitext"), "--gutenberg-path", str(TEXT / "books")]
     command += ["--roam-dir", str(HERE / "notes")]
     command += ["--dolly-path", str(HERE / "chats/questions.jsonl")]
-    command += ["--oasst1-path", str(HERE / "chats/trees.jsonl")]
+    command += ["--oasst1-path", str(HERE / "chats/trees.jsonl"), "--sft-split", "tree"]
     subprocess.run(command, check=True)
 
 

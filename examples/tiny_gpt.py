@@ -63,8 +63,12 @@ class TinyGPT(nn.Module):
 
 
 def next_token_loss(model: TinyGPT, batch: dict[str, Tensor]) -> Tensor:
-    """The mean over all labels that count: those across a document's border are -100."""
-    logits = model(batch["input_ids"], batch["doc_ids"], batch["position_ids"])
+    """The mean over all labels that count: those across a document's border are -100. A batch
+    without `doc_ids` is one document a row."""
+    ids = batch["input_ids"]
+    documents = batch.get("doc_ids", torch.zeros_like(ids))
+    positions = batch.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
+    logits = model(ids, documents, positions)
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
 

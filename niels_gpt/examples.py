@@ -2,14 +2,15 @@
 
 In: lists of messages.  Out: a finished store with the splits train and val.
 Promise: the split is `torch.randperm(n)` over the n examples read, its first
-`max(1, int(n * val_frac))` are val (none when n < 2), and both splits keep the input's order;
-chats of one group stay on one side, a group counting as one; what cannot be rendered is dropped
-with an id and a reason. Memory does not grow with the tokens.
+`max(1, int(n * val_frac))` are val (none when n < 2), and both splits keep the input's order. A
+split by tree draws groups of chats instead and keeps each on one side. What cannot be rendered is
+dropped with an id and a reason. Memory does not grow with the tokens.
 Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.build).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,14 +23,16 @@ import torch
 
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.files import num_val
-from niels_gpt.messages import Chat, Message
+from niels_gpt.messages import Chat, Message, SplitUnit
 from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
 from shardmill.ahead import read_ahead
 from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
 from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
-from shardmill.errors import SourceError
+from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, IntArray
+
+log = logging.getLogger(__name__)
 
 BATCH_EXAMPLES = 1024
 BATCH_CHARACTERS = 4 * 2**20
@@ -37,16 +40,25 @@ BATCH_CHARACTERS = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRule:
-    """How examples are parted."""
+    """How examples are split; its text is the `split_rule` of meta.json."""
 
     val_frac: float
     seed: int
+    unit: SplitUnit = "example"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("example", "tree"):
+            raise OptionError(f"sft_split={self.unit!r}: wanted 'example' or 'tree'")
 
     def __str__(self) -> str:
-        return (
+        rule = (
             f"torch.randperm(n, seed {self.seed}): the first max(1, int(n * {self.val_frac})) to "
-            "val (none when n < 2), the rest to train; chats of one tree count as one"
+            "val (none when n < 2), the rest to train"
         )
+        if self.unit == "example":
+            return f"by example: {rule}"
+        # Kept word for word, so that caches from when this was the only rule can resume.
+        return f"{rule}; chats of one tree count as one"
 
 
 @dataclass(slots=True)
@@ -69,12 +81,20 @@ class _Groups:
 
     def assign(self, rule: SplitRule) -> Mapping[str, IntArray]:
         group = np.asarray(self.numbers, np.int64)
-        total = int(group.max(initial=-1)) + 1
-        generator = seeded(rule.seed)
-        order = torch.randperm(total, generator=generator).numpy()
+        drawn = group if rule.unit == "tree" else np.arange(len(group))
+        total = int(drawn.max(initial=-1)) + 1
+        order = torch.randperm(total, generator=seeded(rule.seed)).numpy()
         is_val = np.zeros(total, np.bool_)
         is_val[order[: num_val(total, rule.val_frac)]] = True
-        chosen = is_val[group]
+        chosen = is_val[drawn]
+        num_cut = len(np.intersect1d(group[chosen], group[~chosen]))
+        if num_cut:
+            log.warning(
+                "%d of %d trees have chats in both train and val, so val holds questions that "
+                "train has too; --sft-split tree keeps each tree on one side (recommended)",
+                num_cut,
+                len(self._named),
+            )
         return {"train": np.flatnonzero(~chosen), "val": np.flatnonzero(chosen)}
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.cache.formats import META_FILE, TOKENIZER_FILE
+from niels_gpt.cache.formats import META_FILE, TOKENIZER_FILE, TRAINED_TOKENIZER
 from niels_gpt.cache.meta import sha256_file, write_meta
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
 from shardmill.atomic import atomic_write
 from shardmill.errors import OptionError, StoreExistsError, TokenizerError
 from shardmill.shards import read_manifest
+
+log = logging.getLogger(__name__)
 
 
 def install_tokenizer(
@@ -27,15 +30,19 @@ def install_tokenizer(
 ) -> SentencePieceTokenizer:
     """The tokenizer in `cache_dir/tokenizer`, after copying `given` there when there is one.
 
-    `rebuilt` are the stores that will be built anew: no other may have another tokenizer's ids.
+    Without either, the model at artifacts/tokenizer, where training puts it, is copied.
+    `rebuilt` are the stores that this run replaces: no other store may use another tokenizer.
     In this process it encodes with `num_threads`.
     """
     target = cache_dir / "tokenizer" / TOKENIZER_FILE
     if given is None and not target.is_file():
-        raise OptionError(
-            f"{target} does not exist and no --tokenizer was given. Name the spm.model to use; "
-            f"to train one:\n  {train_command()}"
-        )
+        given = Path(TRAINED_TOKENIZER)
+        if not given.is_file():
+            raise OptionError(
+                f"no tokenizer: --tokenizer was not given, and neither {target} nor {given} "
+                f"exists. Name the spm.model to use, or train one:\n  {train_command()}"
+            )
+        log.info("tokenizer: %s (copied to %s)", given, target)
     tokenizer = load_tokenizer(target if given is None else given)
     model = tokenizer.model_path
     assert model is not None
@@ -91,8 +98,9 @@ def _trained_meta(model: Path) -> dict[str, Any]:
 
 
 def train_command() -> str:
-    """The command that trains a tokenizer with the recipe's special tokens."""
-    words = ["shardmill", "tokenizer", "train", "texts/*.txt", "--out", "tokenizer"]
+    """Trains a tokenizer with the recipe's special tokens, where build-all will find it."""
+    words = ["shardmill", "tokenizer", "train", "texts/*.txt"]
+    words += ["--out", str(Path(TRAINED_TOKENIZER).parent)]
     for name, text in SPECIAL_TOKENS.items():
         words += ["--special", f"{name}={text}"]
     return shlex.join(words)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypedDict
 
+SplitUnit = Literal["example", "tree"]
+"""What a chat split draws: single chats, or groups of chats (the threads of one tree)."""
+
 
 class Message(TypedDict):
     """One turn."""
@@ -14,10 +17,10 @@ class Message(TypedDict):
 
 
 class Chat(list[Message]):
-    """A conversation: a list of messages with a name, and the group it must stay with.
+    """A conversation: a list of messages with a name, and the group (tree) it belongs to.
 
-    Anything that takes `list[Message]` takes a `Chat`. Chats of one group (the threads of one
-    tree) go to the same side of a split; a plain list is a group of its own.
+    Anything that takes `list[Message]` takes a `Chat`. A split by tree keeps a group on one side;
+    a plain list is a group of its own.
     """
 
     __slots__ = ("group", "id")
@@ -30,4 +33,4 @@ class Chat(list[Message]):
         self.group = group
 
 
-__all__ = ["Chat", "Message"]
+__all__ = ["Chat", "Message", "SplitUnit"]

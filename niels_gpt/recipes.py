@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from niels_gpt.cache.build_cache import budget, stream_rule, whole_tokens
-from niels_gpt.cache.formats import TOKEN_DTYPE
+from niels_gpt.cache.formats import ROAM_DIR, TOKEN_DTYPE
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.files import SPLITS, split_folder
 from niels_gpt.data.fineweb_edu import local_pages
@@ -24,9 +24,15 @@ from niels_gpt.data.wikitext import hub_articles, local_articles
 from niels_gpt.sft_recipes import build_dolly, build_oasst1
 from niels_gpt.work import Run, Stub
 from shardmill.build import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
-from shardmill.errors import ShardmillError, SourceError, UnfinishedBuildError
+from shardmill.errors import ShardmillError, SourceError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Source
-from shardmill.shards import StoreFacts, empty_ledger, is_finished, write_placeholder
+from shardmill.shards import (
+    StoreFacts,
+    empty_ledger,
+    is_finished,
+    read_manifest,
+    write_placeholder,
+)
 from shardmill.sources import HubSource
 
 log = logging.getLogger(__name__)
@@ -130,12 +136,15 @@ def build_wikitext(run: Run, folder: Path) -> BuildReport:
     return _store(run, folder, _whole(train, val), spec)
 
 
-def build_roam(run: Run, folder: Path) -> BuildReport:
-    notes = run.settings.roam_dir
+def build_roam(run: Run, folder: Path) -> Built:
+    named = run.settings.roam_dir
+    notes = Path(ROAM_DIR) if named is None else named
     if not notes.is_dir():
-        raise SourceError(
-            f"{notes}: no such folder: name your notes with --roam-dir, or --skip roam"
-        )
+        if named is not None:
+            raise SourceError(
+                f"{notes}: no such folder: name your notes with --roam-dir, or --skip roam"
+            )
+        return _stub(run, folder, "roam", f"no {ROAM_DIR}: name a folder of notes with --roam-dir")
     return _by_file(run, folder, "roam", notes, run.settings.roam_val_frac)
 
 
@@ -143,16 +152,7 @@ def build_gutenberg(run: Run, folder: Path) -> Built:
     books = run.settings.gutenberg_path
     if books is not None:
         return _by_file(run, folder, "gutenberg", books, run.settings.gutenberg_val_frac)
-    if is_finished(folder):
-        return Stub(f"{folder}: built before; kept")
-    write_placeholder(
-        folder,
-        _stub_facts(run),
-        ("train", "val"),
-        dtype=TOKEN_DTYPE,
-        shard_bytes=whole_tokens(run.settings.shard_bytes),
-    )
-    return Stub("a stub: name a folder of books with --gutenberg-path")
+    return _stub(run, folder, "gutenberg", "name a folder of books with --gutenberg-path")
 
 
 RECIPES = (
@@ -164,6 +164,25 @@ RECIPES = (
     Recipe(name="oasst1", kind="sft", build=build_oasst1),
 )
 """In the order in which they are built."""
+
+
+def _stub(run: Run, folder: Path, name: str, advice: str) -> Stub:
+    """Folders and a meta.json with `"built": false`; a store built before is kept."""
+    if is_finished(folder):
+        if read_manifest(folder).tokenizer_sha256 != run.tokenizer.model_sha256:
+            raise StoreExistsError(
+                f"{folder}: built before with another tokenizer, and this run has no input to "
+                f"build it again: {advice}, or remove the folder"
+            )
+        return Stub(f"{folder}: built before; kept")
+    write_placeholder(
+        folder,
+        _stub_facts(run, name),
+        ("train", "val"),
+        dtype=TOKEN_DTYPE,
+        shard_bytes=whole_tokens(run.settings.shard_bytes),
+    )
+    return Stub(f"a stub: {advice}")
 
 
 def _by_file(run: Run, folder: Path, name: str, where: Path, val_frac: float) -> BuildReport:
@@ -222,10 +241,10 @@ def _spec(
     )
 
 
-def _stub_facts(run: Run) -> StoreFacts:
+def _stub_facts(run: Run, name: str) -> StoreFacts:
     tokenizer: CacheTokenizer = run.tokenizer
     return StoreFacts(
-        dataset_name="gutenberg",
+        dataset_name=name,
         dataset_config=None,
         dataset_revision=None,
         streaming=False,

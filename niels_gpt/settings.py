@@ -12,6 +12,7 @@ from typing import Any
 
 from niels_gpt.cache import formats
 from niels_gpt.data import dolly, fineweb_edu, oasst1, rows, wikitext
+from niels_gpt.messages import SplitUnit
 from shardmill.cli.sizes import parse_bytes
 from shardmill.tokenizer import EngineCheck, EngineChoice
 
@@ -29,7 +30,11 @@ class Settings:
     cache_dir: Path = field(default=Path("cache"), metadata=_flag("where the cache goes", Path))
     tokenizer: Path | None = field(
         default=None,
-        metadata=_flag("spm.model to copy into the cache; needed unless it is there already", Path),
+        metadata=_flag(
+            "spm.model to copy into the cache (default: the one in the cache, else "
+            f"{formats.TRAINED_TOKENIZER})",
+            Path,
+        ),
     )
     seed: int = field(default=formats.SEED, metadata=_flag("seed of every shuffle and split", int))
     shard_bytes: int = field(
@@ -64,7 +69,12 @@ class Settings:
     wikitext_config: str = field(default=wikitext.CONFIG, metadata=_flag("its configuration"))
     wikitext_revision: str | None = field(default=None, metadata=_flag("its commit, branch or tag"))
 
-    roam_dir: Path = field(default=Path("data/roam"), metadata=_flag("folder of notes", Path))
+    roam_dir: Path | None = field(
+        default=None,
+        metadata=_flag(
+            f"folder of notes (default: {formats.ROAM_DIR}; a stub when it is not there)", Path
+        ),
+    )
     roam_val_frac: float = field(
         default=formats.VAL_FRAC, metadata=_flag("share of the notes for val", float)
     )
@@ -78,6 +88,14 @@ class Settings:
 
     val_frac: float = field(
         default=formats.VAL_FRAC, metadata=_flag("share of the chats for val", float)
+    )
+    sft_split: SplitUnit = field(
+        default="example",
+        metadata=_flag(
+            "what the chat split counts: single chats, or whole trees of chats, so that answers "
+            "to one question stay on one side (recommended for oasst1)",
+            choices=("example", "tree"),
+        ),
     )
     dolly_path: Path | None = field(
         default=None, metadata=_flag("read dolly from this .jsonl", Path)

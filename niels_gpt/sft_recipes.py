@@ -6,17 +6,17 @@ finished store whose plan is equal and refuses another, saying what differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from niels_gpt.cache.formats import TOKEN_DTYPE
 from niels_gpt.data.dolly import chats_of_rows
 from niels_gpt.data.oasst1 import read_threads
 from niels_gpt.data.rows import open_rows
 from niels_gpt.examples import SplitRule, write_examples
-from niels_gpt.messages import Message
+from niels_gpt.messages import Message, SplitUnit
 from niels_gpt.work import Run
 from shardmill.build import BuildReport, BuildSpec
 from shardmill.build.spec import describe_difference
@@ -73,7 +73,9 @@ def build_dolly(run: Run, folder: Path) -> BuildReport:
         max_retries=settings.hub_retries,
     ).pinned()
     plan = _plan(run, source, {})
-    kept = _finished(run, folder, plan)
+    # Dolly has no trees, so both rules give the same bytes: a cache built with either is kept.
+    rules = [str(replace(_rule(run), unit=unit)) for unit in get_args(SplitUnit)]
+    kept = _finished(run, folder, plan, same_splits=rules)
     if kept is not None:
         return kept
     return _write(run, folder, chats_of_rows(source.rows()), _spec(run, "dolly15k", source, plan))
@@ -104,7 +106,8 @@ def build_oasst1(run: Run, folder: Path) -> BuildReport:
 
 
 def _rule(run: Run) -> SplitRule:
-    return SplitRule(val_frac=run.settings.val_frac, seed=run.settings.seed)
+    settings = run.settings
+    return SplitRule(val_frac=settings.val_frac, seed=settings.seed, unit=settings.sft_split)
 
 
 def _plan(run: Run, source: ChatInput, options: dict[str, JSON]) -> dict[str, JSON]:
@@ -117,12 +120,20 @@ def _plan(run: Run, source: ChatInput, options: dict[str, JSON]) -> dict[str, JS
     }
 
 
-def _finished(run: Run, folder: Path, plan: dict[str, JSON]) -> BuildReport | None:
-    """The store of an earlier run, when resuming and its plan is this one."""
+def _finished(
+    run: Run, folder: Path, plan: dict[str, JSON], *, same_splits: Sequence[str] = ()
+) -> BuildReport | None:
+    """The store of an earlier run, when resuming and its plan is this one.
+
+    Split rules in `same_splits` are taken as equal.
+    """
     if not run.resume or run.overwrite or not is_finished(folder):
         return None
     manifest = read_manifest(folder)
-    changes = describe_difference(manifest.options.get("plan"), plan)
+    before = manifest.options.get("plan")
+    if isinstance(before, dict) and before.get("split") in same_splits:
+        plan = {**plan, "split": before["split"]}
+    changes = describe_difference(before, plan)
     if changes:
         shown = "\n  ".join(changes[:8])
         raise StoreExistsError(

@@ -85,7 +85,7 @@ def cannot_write(path: Path, error: OSError) -> BuildError:
     """The one wording for a disk that does not take our bytes."""
     return BuildError(
         f"{path}: cannot write: {error.strerror}; nothing was published: make room and go on with "
-        "--resume, or build on another disk"
+        "resume=True, or build on another disk"
     )
 
 

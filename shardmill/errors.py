@@ -26,9 +26,18 @@ callers who do not know shardmill can still catch it.
 
 from __future__ import annotations
 
+import sys
+
+from shardmill.urls import scrub, scrub_error
+
 
 class ShardmillError(Exception):
-    """The root: `except ShardmillError` catches everything below."""
+    """The root: `except ShardmillError` catches everything below. No message holds a secret."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        scrub_error(sys.exception())  # a traceback shows what was handled when this was raised
+        self.args = tuple(scrub(arg) if isinstance(arg, str) else arg for arg in args)
 
 
 class MissingExtraError(ShardmillError, ImportError):

@@ -1,8 +1,6 @@
 """The names of the packed fine-tuning format in one place; no torch needed.
 
-In: lengths, spools, bins.  Out: packed shards.
-Promise: every name is the room's own, not a copy.
-Not here: datasets and collate, which are in `shardmill.pytorch`.
+Datasets and collate are in `shardmill.pytorch`.
 """
 
 from __future__ import annotations
@@ -40,10 +38,15 @@ if TYPE_CHECKING:
         ParquetShardWriter,
         convert_legacy_to_memmap,
     )
-    from shardmill.remote import write_memmap_to_cloud
+    from shardmill.remote import (
+        ChatSftOutputConfig,
+        process_chat_sft_pack_from_spool_core,
+        write_memmap_to_cloud,
+    )
 
 __all__ = [
     "BinAssignment",
+    "ChatSftOutputConfig",
     "ChatStoreSpool",
     "LegacyPickleWriter",
     "MemmapShard",
@@ -64,6 +67,7 @@ __all__ = [
     "open_memmap_shard",
     "open_packed",
     "pack_from_spool",
+    "process_chat_sft_pack_from_spool_core",
     "verify_memmap_shard",
     "write_memmap_to_cloud",
 ]
@@ -72,7 +76,9 @@ _LATER = {
     "shardmill.interop.packed": (
         *("LegacyPickleWriter", "ParquetShard", "ParquetShardWriter", "convert_legacy_to_memmap"),
     ),
-    "shardmill.remote": ("write_memmap_to_cloud",),
+    "shardmill.remote": (
+        *("ChatSftOutputConfig", "process_chat_sft_pack_from_spool_core", "write_memmap_to_cloud"),
+    ),
 }
 
 __getattr__ = later(__name__, {name: module for module, names in _LATER.items() for name in names})

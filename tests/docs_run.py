@@ -178,7 +178,7 @@ class PageRun:
             start_new_session=True,
         ) as process:
             try:
-                printed, told = process.communicate(timeout=200)
+                printed, told = process.communicate(timeout=600)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it left in the background, too
@@ -210,7 +210,7 @@ class PageRun:
             first = process.stdout.readline()
             process.send_signal(signal.SIGINT)
             rest = process.stdout.read()
-            process.wait(60)
+            process.wait(600)
         assert first, f"{block}: ended without a line"
         assert "Traceback" not in first + rest, f"{block}:\n{first}{rest}"
         return first + rest

@@ -19,7 +19,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), FORMAT])
 NOT_RUN: dict[str, dict[str, str]] = {
     "README.md": {
         "make demo    # trains a tokenizer, builds, verifies and shows real token stores; "
-        "downloads no data": "tools/newcomer.sh",
+        "downloads no data": ".ci/run",
         "make test    # everything, on your machine": "this",
     },
     "clusters.md": {
@@ -33,7 +33,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "training.md": {
         "make demo                                   # its stores are used, if they are there": (
-            "tools/newcomer.sh"
+            ".ci/run"
         ),
         "python examples/train_tiny_gpt.py           # 300 steps, a few minutes on two cores": (
             "minutes: the tutorial and tests/examples run it with --quick"

@@ -51,7 +51,7 @@ def test_a_page_is_a_script_of_its_files_commands_and_programs(tmp_path: Path) -
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert done.stdout == "1\n2\na = 1\n\n"

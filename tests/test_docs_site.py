@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

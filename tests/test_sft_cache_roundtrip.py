@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,11 +125,33 @@ def test_chats_of_one_tree_stay_on_one_side(tmp_path: Path) -> None:
     chats = [Chat(question(f"tree {n % 7}"), id=str(n), group=f"tree {n % 7}") for n in range(40)]
     for seed in range(6):
         folder = tmp_path / str(seed)
-        build_sft_cache(chats, str(folder), tokenizer=Bytes(), val_frac=0.3, seed=seed)
+        build_sft_cache(
+            chats, str(folder), tokenizer=Bytes(), val_frac=0.3, seed=seed, sft_split="tree"
+        )
         train = {tuple(ids) for ids in read_split(folder, "train")}
         val = {tuple(ids) for ids in read_split(folder, "val")}
         assert len(val) == 2
         assert not train & val
+
+
+def test_by_default_the_split_is_by_example_also_for_trees(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trees = [Chat(question(f"chat {n}"), id=str(n), group=f"tree {n % 7}") for n in range(40)]
+    plain = [question(f"chat {n}") for n in range(40)]
+    for name, chats in (("trees", trees), ("plain", plain)):
+        build_sft_cache(chats, str(tmp_path / name), tokenizer=Bytes(), val_frac=0.1, seed=3)
+    for split in ("train", "val"):
+        assert read_split(tmp_path / "trees", split) == read_split(tmp_path / "plain", split)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(3)).tolist()
+    wanted = [Bytes().encode(f"chat {n}") for n in sorted(order[:4])]
+    found = read_split(tmp_path / "trees", "val")
+    assert len(found) == len(wanted)
+    assert all(str(ids)[1:-1] in str(one) for ids, one in zip(wanted, found, strict=True))
+    assert [record.message for record in caplog.records if "trees" in record.message]
+    for name in ("trees", "plain"):
+        rule = read_meta(str(tmp_path / name / "meta.json"))["split_rule"]
+        assert rule.startswith("by example: ")
 
 
 def test_one_chat_alone_is_for_training(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from niels_gpt.cache.formats import TOKEN_DTYPE
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.shuffle import ShuffledSource
 from niels_gpt.examples import SplitRule, write_examples
-from niels_gpt.messages import Message
+from niels_gpt.messages import Message, SplitUnit
 from shardmill.build import BuildSpec, Feed, build_store
 from shardmill.errors import OptionError
 from shardmill.protocols import Source
@@ -92,6 +92,7 @@ def build_sft_cache(
     streaming: bool | None = None,
     append_eot: bool = False,
     overwrite: bool = False,
+    sft_split: SplitUnit = "example",
 ) -> None:
     """
     writes:
@@ -103,9 +104,10 @@ def build_sft_cache(
 
     A message is its role's token, its content, EOT; no system message is invented. An example
     ends in EOT as it is, so append_eot is recorded and adds nothing. A conversation that cannot
-    be rendered is dropped and listed in dropped.jsonl with a reason. See `SplitRule` for the split.
+    be rendered is dropped and listed in dropped.jsonl with a reason. See `SplitRule` for the split:
+    by example, or with sft_split="tree" by group, for a `Chat` that has one.
     """
-    rule = SplitRule(val_frac=val_frac, seed=seed)
+    rule = SplitRule(val_frac=val_frac, seed=seed, unit=sft_split)
     write_examples(
         examples,
         out_dir,

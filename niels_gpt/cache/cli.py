@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import shlex
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,10 @@ from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
 from shardmill.build.tools import num_cores
+from shardmill.cli.called import Call
+from shardmill.cli.mistakes import as_flags
 from shardmill.cli.progress import build_progress
+from shardmill.cli.stdout import SafeConsole, messages
 from shardmill.errors import OptionError, ShardmillError
 
 PROGRAM = "python -m niels_gpt.cache.cli"
@@ -36,12 +38,16 @@ PROGRAM = "python -m niels_gpt.cache.cli"
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, build, print the table."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with messages("shardmill", "niels_gpt", worded=_worded):
+        return _answered(words)
+
+
+def _answered(words: Sequence[str]) -> int:
     args = _parser().parse_args(words)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     try:
         return build_all(args, words)
     except ShardmillError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {_worded(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"stopped; go on with:\n  {_resume_command(words)}", file=sys.stderr)
@@ -72,10 +78,10 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
             on_progress=on_progress,
         )
         outcomes = build_sources(run, recipes)
-    Console().print(_table(outcomes))
+    SafeConsole().print(_table(outcomes))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
-        print(f"\n{outcome.recipe.name} failed: {outcome.error}", file=sys.stderr)
+        print(f"\n{outcome.recipe.name} failed: {_worded(str(outcome.error))}", file=sys.stderr)
     if failed:
         print(f"\ngo on with:\n  {_resume_command(words)}", file=sys.stderr)
     return 1 if failed else 0
@@ -130,6 +136,16 @@ def _size(unit: str, split: object) -> str:
     if split is None:
         return "-"
     return f"{split.documents:,} {unit}s\n{split.tokens:,} tokens"  # type: ignore[attr-defined]
+
+
+def _worded(message: str) -> str:
+    """The keywords of the library as flags of this command."""
+    names = ["resume", "overwrite", *(field.name for field in dataclasses.fields(Settings))]
+    flags = ("--" + name.replace("_", "-") for name in names)
+    command = SimpleNamespace(
+        params=[SimpleNamespace(opts=[flag], secondary_opts=()) for flag in flags]
+    )
+    return as_flags(message, Call(name=PROGRAM, command=command, debug=False))
 
 
 def _resume_command(words: Sequence[str]) -> str:

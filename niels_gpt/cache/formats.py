@@ -21,12 +21,17 @@ VAL_FRAC = 0.10
 
 META_FILE = "meta.json"
 TOKENIZER_FILE = "spm.model"
+TRAINED_TOKENIZER = "artifacts/tokenizer/spm.model"
+"""Where the recipe's tokenizer training writes its model, relative to the working folder."""
+ROAM_DIR = "data/roam"
+"""Where notes are looked for when no folder is named."""
 
 __all__ = [
     "FINEWEB_TRAIN_TOKENS",
     "FINEWEB_VAL_TOKENS",
     "INDEX_DTYPE",
     "META_FILE",
+    "ROAM_DIR",
     "SEED",
     "SHARD_BYTES",
     "SHARD_GLOB",
@@ -34,5 +39,6 @@ __all__ = [
     "TOKENIZER_FILE",
     "TOKEN_DTYPE",
     "TOKEN_DTYPE_STORED",
+    "TRAINED_TOKENIZER",
     "VAL_FRAC",
 ]

@@ -68,7 +68,7 @@ class GoingOn:
             raise OptionError(
                 f"engine={engine!r}: the tokens in {self.old.folder} were made by "
                 f"{made.get('engine')!r}, which goes on: ask for none, or build anew with "
-                "--overwrite"
+                "overwrite=True"
             )
 
 
@@ -105,7 +105,7 @@ def find_more(
     if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:
         raise BuildError(
             f"{old.folder}: full: its old files filled all splits, so that nothing of new ones "
-            "would be kept; build it anew with other limits and --overwrite"
+            "would be kept; build it anew with other limits and overwrite=True"
         )
     if files.fresh is None:
         return More(feed=ordered, plan=plan, going_on=None)
@@ -139,13 +139,13 @@ def _check_kind(old: OldStore) -> None:
     if chat or manifest.unit != "document":
         raise OptionError(
             f"{old.folder}: a store of {'conversations' if chat else 'examples'}; files are added "
-            "to stores of documents only: build it anew with --overwrite"
+            "to stores of documents only: build it anew with overwrite=True"
         )
     if _PLAN not in manifest.options or len(manifest.sources) != 1:
         raise OptionError(
             f"{old.folder}: was not built from one source by `shardmill build` "
             f"({len(manifest.sources)} sources), so nothing can be added to it: build it anew with "
-            "--overwrite"
+            "overwrite=True"
         )
 
 
@@ -168,7 +168,7 @@ def _check_plan(old: OldStore, plan: dict[str, Any], spec: BuildSpec, name: str)
     shown = "\n  ".join(changes[:8])
     raise BuildError(
         f"{old.folder}: was built otherwise, so nothing can be added to it (before -> now):\n"
-        f"  {shown}\nRepeat the options of the first build, or build it anew with --overwrite."
+        f"  {shown}\nRepeat the options of the first build, or build it anew with overwrite=True."
     )
 
 

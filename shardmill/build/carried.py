@@ -87,7 +87,7 @@ def keep_parcel(folder: Path, parcel: Parcel) -> Receipt:
             raise BuildError(
                 f"{folder / part}: segment {receipt.number} did not arrive as it was sent; it does "
                 "not count: look at the network and the memory of the machines, and go on with "
-                "--resume"
+                "resume=True"
             )
     write_receipt(folder, receipt)
     return receipt

@@ -114,7 +114,7 @@ class Crew(Closing):
             if known != receipt:
                 raise BuildError(
                     f"segment {receipt.number} of unit {receipt.key.folder} was made twice, and "
-                    "not alike: go on with --resume"
+                    "not alike: go on with resume=True"
                 )
             return
         assert receipt.number == len(state.receipts), "receipts of a unit come in order"

@@ -76,7 +76,7 @@ class EngineDesk:
         if self._goes_on is not None:
             raise BuildError(
                 f"{mismatch}\nThat engine made the tokens in front too: build the whole store anew "
-                "with --overwrite --engine reference."
+                "with overwrite=True and engine='reference'."
             ) from mismatch
         log.warning("%s\nstarting again with the reference engine", mismatch)
         self._work.remove_note("produced_by")
@@ -97,7 +97,7 @@ class EngineDesk:
         except TokenizerError as error:
             raise BuildError(
                 f"the tokens in front were made by an engine that is not here now ({error}): "
-                "install it, or build the whole store anew with --overwrite"
+                "install it, or build the whole store anew with overwrite=True"
             ) from error
 
     def _remember(self, produced_by: dict[str, JSON]) -> None:
@@ -109,5 +109,5 @@ class EngineDesk:
             if earlier.get(key) != produced_by.get(key):
                 raise BuildError(
                     f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
-                    f"{produced_by.get(key)!r}: restore that, or start again with --overwrite"
+                    f"{produced_by.get(key)!r}: restore that, or start again with overwrite=True"
                 )

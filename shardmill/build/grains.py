@@ -88,6 +88,6 @@ def _place(grains: Sequence[Source], cursor: Cursor | None) -> tuple[int, Cursor
     ):
         raise BuildError(
             f"a receipt holds the cursor {cursor!r:.200}, which is no place among "
-            f"{len(grains):,} grains: start again with --overwrite"
+            f"{len(grains):,} grains: start again with overwrite=True"
         )
     return number, inner, rows

@@ -109,7 +109,7 @@ def _open_cluster(workers: int | None, address: str | None) -> RayCluster:
         with cluster:
             raise OptionError(
                 f"Ray has {cluster.describe()} now: start a node, or say how many workers it will "
-                "have room for (--workers)"
+                "have room for (workers=)"
             )
     return cluster
 

@@ -59,7 +59,7 @@ def check_cover(units: Sequence[Sequence[Unit]], feeds: Sequence[FeedGrains]) ->
         if [unit.key.start for unit in mine] != edges[:-1] or edges[-1] != len(feed.grains):
             raise BuildError(
                 f"source {feed.source.name!r}: its units do not cover its {len(feed.grains):,} "
-                "grains once each: start again with --overwrite"
+                "grains once each: start again with overwrite=True"
             )
 
 

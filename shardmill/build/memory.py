@@ -9,10 +9,9 @@ Not here: measuring what was used (engines).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
+from shardmill.arguments import available_memory
 from shardmill.errors import BuildError, OptionError
 from shardmill.protocols import Tokenizer
 from shardmill.sources.batching import too_large
@@ -31,7 +30,6 @@ PLAIN_BYTES = 16
 LEAST_DOCUMENT = MIB
 """A document that always fits: into what a process may take anyway."""
 _UNKNOWN = 8 * 2**30
-_MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +88,15 @@ def no_memory(where: str) -> BuildError:
     """The one wording for memory that ran out."""
     return BuildError(
         f"{where}: the memory of this build is not enough for it; what is done is kept: allow more "
-        "(--memory), use fewer workers, or cut what is large in the input, and go on with --resume"
+        "(memory=), use fewer workers, or cut what is large in the input, and go on with "
+        "resume=True"
     )
 
 
 def free_memory() -> int:
     """Bytes that can be had without swapping, as far as the system tells."""
-    if _MEMINFO.exists():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", _MEMINFO.read_text())
-        if found is not None:
-            return int(found[1]) * 1024
-    return _UNKNOWN
+    found = available_memory()
+    return _UNKNOWN if found is None else found
 
 
 def _needed(workers: int) -> int:

@@ -10,10 +10,12 @@ Not here: what differs between kinds of builds (store.py, chats.py), how units g
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from shardmill.build import grains
 from shardmill.build.append import GoingOn
@@ -25,7 +27,14 @@ from shardmill.build.journal import WorkPlan, plan_work
 from shardmill.build.meter import Goal, Meter, OnProgress
 from shardmill.build.origins import OriginLog
 from shardmill.build.portion import Account, Portion
-from shardmill.build.spec import BuildReport, BuildSpec, Feed, plan_sha256, store_facts
+from shardmill.build.spec import (
+    BuildReport,
+    BuildSpec,
+    Feed,
+    describe_difference,
+    plan_sha256,
+    store_facts,
+)
 from shardmill.build.stage import Stage, in_groups
 from shardmill.build.task import TextTask
 from shardmill.build.tokenise import TokenRules
@@ -108,7 +117,7 @@ def run_build(
     check_shape(job.splits, job.rules.dtype, job.spec.shard_bytes)
     going_on = job.going_on
     if resume and is_finished(target) and not overwrite and going_on is None:
-        manifest = _same_store(target, job.plan)
+        manifest = _same_store(target, job)
         remove_workplace(target, job.plan)
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
     overwrite = overwrite or going_on is not None
@@ -296,7 +305,7 @@ def _check_unchanged(job: Job, stamps: list[JSON]) -> None:
         if before != now:
             raise SourceError(
                 f"source {source.name!r} changed while the store was built from it: wait for its "
-                "writer, then start again with --overwrite"
+                "writer, then start again with overwrite=True"
             )
 
 
@@ -310,7 +319,7 @@ def _check_dropped(staged: Path, manifest: Manifest) -> None:
     if found != manifest.dropped.sha256:
         raise BuildError(
             f"{path}: the disk keeps something else than was written; nothing was published: look "
-            "at the disk, and go on with --resume"
+            "at the disk, and go on with resume=True"
         )
 
 
@@ -325,17 +334,20 @@ def _size_hint(job: Job) -> int | None:
     return None if None in hints else sum(hint for hint in hints if hint is not None)
 
 
-def _same_store(target: Path, plan: dict[str, JSON]) -> Manifest:
+def _same_store(target: Path, job: Job) -> Manifest:
     manifest = read_manifest(target)
-    if manifest.options.get("plan_sha256") != plan_sha256(plan):
+    if manifest.options.get("plan_sha256") != plan_sha256(job.plan):
+        now = json.loads(json.dumps([source.describe() for source in job.sources]))
+        changes = describe_difference(cast(JSON, manifest.sources), now)
+        told = f" (before -> now: {'; '.join(changes[:4])})" if changes else ""
         if has_unfinished_build(target):
             raise StoreExistsError(
-                f"{target}: a finished store of other input or options stands here, and beside it "
-                "lies an unfinished build: if that was to replace it, go on with --resume "
-                "--overwrite"
+                f"{target}: a finished store of other input or options stands here{told}, and "
+                "beside it lies an unfinished build: if that was to replace it, go on with "
+                "resume=True and overwrite=True"
             )
         raise StoreExistsError(
-            f"{target}: a finished store of other input or options stands here, so there is "
-            "nothing to resume: build elsewhere, or replace it with --overwrite"
+            f"{target}: a finished store of other input or options stands here{told}, so there "
+            "is nothing to resume: build elsewhere, or replace it with overwrite=True"
         )
     return manifest

@@ -169,6 +169,6 @@ class UnitJournal:
         if inputs_of(self._unit.grains) != self._unit.key.inputs:
             raise SourceError(
                 f"{self._unit.name}: changed while it was read; a file must not change while a "
-                "store is built from it: wait for its writer, then start again with --overwrite"
+                "store is built from it: wait for its writer, then start again with overwrite=True"
             )
         return segment.seal(cursor, last=last)

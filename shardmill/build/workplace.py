@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from shardmill.arguments import refuse_url
 from shardmill.atomic import atomic_write, is_temporary
 from shardmill.build.spec import describe_difference
 from shardmill.errors import BuildError, BuildLockedError, OptionError, UnfinishedBuildError
@@ -69,6 +70,11 @@ class Workplace:
 
 def target_of(folder: str | Path) -> Path:
     """Where a store will stand, with every link followed."""
+    refuse_url(
+        folder,
+        "the folder of the store",
+        instead="to build to a URL use shardmill.remote.build_to, or `shardmill build --out URL`",
+    )
     try:
         return Path(folder).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a NUL
@@ -141,7 +147,7 @@ def _read_json(path: Path) -> dict[str, JSON] | None:
     except (ValueError, RecursionError) as error:
         raise BuildError(
             f"{path}: damaged ({error}), so this build cannot be resumed: start again with "
-            "--overwrite"
+            "overwrite=True"
         ) from error
     return cast(dict[str, JSON], value)
 
@@ -158,7 +164,7 @@ def _check_plan(store: Path, earlier: JSON, asked: dict[str, JSON]) -> None:
         raise UnfinishedBuildError(
             f"{store}: the unfinished build was asked for something else, so it cannot be "
             f"resumed (before -> now):\n  {shown}\n"
-            "Repeat the first command to resume it, or start again with --overwrite."
+            "Repeat the first command to resume it, or start again with overwrite=True."
         )
 
 

@@ -6,12 +6,13 @@ traceback for a user's mistake; `--debug` before the command shows it.
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
 from typing import Annotated
 
 import typer
 
+import shardmill
 from shardmill.cli.bench import bench
 from shardmill.cli.blame import blame
 from shardmill.cli.border import run
@@ -61,8 +62,20 @@ app.command(rich_help_panel=RUN)(stream)
 app.command(rich_help_panel=RUN)(bench)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"shardmill {shardmill.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show a traceback with every error.")
     ] = False,
@@ -72,7 +85,8 @@ def options(
 
 def main() -> None:
     """The entry point."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    for name in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY"):
+        os.environ.setdefault(name, "error")  # the clients print by handlers of their own
     sys.exit(run(app, sys.argv[1:]))
 
 

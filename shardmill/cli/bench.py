@@ -20,6 +20,7 @@ from shardmill.cli.bench_read import Shape, measure_reading
 from shardmill.cli.bench_text import Rate, measure_build, measure_engines, take_sample
 from shardmill.errors import OptionError
 from shardmill.loading.config import meant_split
+from shardmill.mapped.space import READERS, ReaderName
 from shardmill.shards import Store, open_store
 from shardmill.sources import open_source
 from shardmill.tokenizer import open_tokenizer
@@ -41,6 +42,9 @@ def bench(
     workers: Annotated[int, typer.Option(help="Processes that build.")] = 1,
     seq_len: Annotated[int, typer.Option(help="Inputs of a window that is read.")] = 1024,
     batch_size: Annotated[int, typer.Option(help="Windows that are read at a time.")] = 32,
+    reader: Annotated[
+        str, typer.Option(help="How the store is read: auto, mapped or pread.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure this machine on your own data: tokenise, build, read.
@@ -59,6 +63,7 @@ def bench(
     shape = Shape(
         seq_len=whole_number(seq_len, "seq_len"), batch_size=whole_number(batch_size, "batch_size")
     )
+    chosen = _reader(reader)
     whole_number(megabytes, "megabytes")
     whole_number(workers, "workers")
     if not 0 < seconds < 60:
@@ -85,7 +90,7 @@ def bench(
                 )
             )
         found, split = _to_read(store if store is not None else scratch / "store")
-        rates += _told(measure_reading(found, split, shape, seconds))
+        rates += _told(measure_reading(found, split, shape, seconds, chosen))
     facts = {
         "machine": platform.platform(),
         "cores": os.cpu_count(),
@@ -97,6 +102,12 @@ def bench(
     else:
         for line in _lines(rates):
             print(line)
+
+
+def _reader(name: str) -> ReaderName:
+    if name not in READERS:
+        raise OptionError(f"--reader {name}: wanted auto, mapped or pread")
+    return name
 
 
 def _to_read(folder: Path) -> tuple[Store, str]:

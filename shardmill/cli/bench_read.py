@@ -23,6 +23,7 @@ from shardmill.cli.bench_text import Rate
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.mapped import TokenSpace, open_tokens
+from shardmill.mapped.space import ReaderName
 from shardmill.records import OffsetArray
 from shardmill.shards import Store
 
@@ -42,12 +43,14 @@ class Shape:
         return self.seq_len * self.batch_size
 
 
-def measure_reading(store: Store, split: str, shape: Shape, seconds: float) -> Iterator[Rate]:
+def measure_reading(
+    store: Store, split: str, shape: Shape, seconds: float, reader: ReaderName = "auto"
+) -> Iterator[Rate]:
     """The limit, windows from anywhere, and a shuffled epoch."""
     shape = _fitting(store, split, shape)
-    source = TokenSource(store.folder, seq_len=shape.seq_len, split=split)
+    source = TokenSource(store.folder, seq_len=shape.seq_len, split=split, reader=reader)
     loader = Loader(SampleStream([source], seed=0), batch_size=shape.batch_size)
-    with open_tokens(store, split) as space, closing(loader):
+    with open_tokens(store, split, reader=reader) as space, closing(loader):
         batches = iter(loader)
         contenders = [
             _copies(store, split, shape),

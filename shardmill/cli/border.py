@@ -13,14 +13,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import typer
 
 from shardmill.cli.called import PROGRAM, Call, find_call, open_app
 from shardmill.cli.mistakes import check_words, our_mistake, usage_mistake
-from shardmill.cli.stdout import UnheardError, watched_stdout
+from shardmill.cli.stdout import UnheardError, indented, messages, watched_stdout
 from shardmill.errors import ShardmillError
+from shardmill.urls import remember
 
 DONE, FOUND, MISTAKE, FAULT, STOPPED, UNHEARD = 0, 1, 2, 70, 130, 141
 EXIT_CODES = {
@@ -39,8 +41,15 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
     """Run the command that the words name."""
     if sys.stderr is None:  # closed by the caller: what is said there is said to nobody
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - as long as the process
+    for word in words:
+        remember(word)
     root = open_app(app)
     call = find_call(root, words)
+    with messages(PROGRAM, worded=partial(our_mistake, call=call)):
+        return _answered(root, words, call)
+
+
+def _answered(root: Any, words: Sequence[str], call: Call) -> int:
     try:
         return _run(root, words)
     except _USAGE_ERROR as error:
@@ -76,7 +85,7 @@ def _run(root: Any, words: Sequence[str]) -> int:
 
 def _refused(error: BaseException, text: str, call: Call) -> int:
     trace = "".join(traceback.format_exception(error)) if call.debug else ""
-    _say(f"{trace}{PROGRAM}: {text}")
+    _say(f"{trace}{PROGRAM}: {indented(text)}")
     return MISTAKE
 
 

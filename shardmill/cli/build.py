@@ -21,6 +21,7 @@ from shardmill.cli.reports import (
     cost_words,
     left_out_words,
     print_plan,
+    repaired_words,
     run_facts,
     told_how_to_resume,
 )
@@ -200,7 +201,8 @@ def receipt(out: str, done: BuildReport) -> str:
     return (
         f"{out}: {ledger.documents.kept:,} documents, {ledger.tokens.kept:,} tokens, "
         f"{shards:,} shards; left out: {left_out_words(ledger)}, over budget: "
-        f"{ledger.tokens.over_budget:,} tokens; {done.seconds:.1f} s{cost_words(done)}"
+        f"{ledger.tokens.over_budget:,} tokens{repaired_words(ledger)}; "
+        f"{done.seconds:.1f} s{cost_words(done)}"
     )
 
 

@@ -21,10 +21,16 @@ from shardmill.chat import (
 )
 from shardmill.cli.output import open_output
 from shardmill.cli.progress import build_progress
-from shardmill.cli.reports import check_place, cost_words, run_facts, told_how_to_resume
+from shardmill.cli.reports import (
+    check_place,
+    cost_words,
+    repaired_words,
+    run_facts,
+    told_how_to_resume,
+)
 from shardmill.cli.sizes import parse_bytes
 from shardmill.cli.tokenizer import parse_specials
-from shardmill.errors import OptionError
+from shardmill.errors import OptionError, TemplateError
 from shardmill.protocols import Encoder, Tokenizer
 from shardmill.sources import SHAPES, open_chats
 from shardmill.tokenizer import open_tokenizer
@@ -161,12 +167,21 @@ def _jinja(template: str, tokenizer: str) -> ChatTemplate:
             source = Path(template).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"--template {template}: cannot be read: {error}") from error
+    if tokenizer.partition(":")[0] == "byte":
+        raise OptionError(
+            f"--tokenizer {tokenizer}: has no Jinja template and takes none; wanted a folder or "
+            "hub id that transformers opens, or a --template made of tokens"
+        )
     from shardmill.chat.jinja import open_jinja_template
     from shardmill.tokenizer.transformers_hub import load_transformers
 
     place = Path(tokenizer)
     folder = str(place.parent) if place.name == "tokenizer.json" and place.is_file() else tokenizer
-    return open_jinja_template(load_transformers(folder), chat_template=source)
+    loaded = load_transformers(folder)
+    try:
+        return open_jinja_template(loaded, chat_template=source)
+    except TemplateError as error:
+        raise TemplateError(f"--template {template}: {error}") from error
 
 
 def receipt(out: str, done: BuildReport) -> str:
@@ -177,7 +192,8 @@ def receipt(out: str, done: BuildReport) -> str:
     return (
         f"{out}: {ledger.documents.kept:,} conversations, {ledger.chat.turns:,} turns, "
         f"{ledger.tokens.kept:,} tokens, {ledger.chat.trained_tokens:,} trained; "
-        f"left out: {dropped or 'none'}; mask proved; {done.seconds:.1f} s{cost_words(done)}"
+        f"left out: {dropped or 'none'}{repaired_words(ledger)}; mask proved; "
+        f"{done.seconds:.1f} s{cost_words(done)}"
     )
 
 

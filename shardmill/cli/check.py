@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from shardmill.arguments import whole_number
 from shardmill.cli.check_scan import FoundTokens, IdScan, OnProgress, find_tokens, scan_ids
 from shardmill.cli.completing import complete_split
 from shardmill.cli.decoding import named_tokenizer
 from shardmill.cli.show_text import visible
+from shardmill.cli.stdout import safe_bars
 from shardmill.errors import StoreError, StoreNotFoundError
 from shardmill.loading.config import DataConfig, config_flags, config_toml
 from shardmill.loading.sources import EVERY_FILE
@@ -51,7 +52,8 @@ def check(
     """Check a folder of tokens; print the flags and the TOML that name it in a training config.
 
     Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
-    bytes of a store are compared with its manifest by `shardmill verify`.
+    flags can be pasted behind examples/train_tiny_gpt.py. The bytes of a store are compared with
+    its manifest by `shardmill verify`.
 
     Example: shardmill check tokens --file-pattern '*.bin' --seq-len 1024
 
@@ -149,8 +151,14 @@ def _config(found: FoundTokens, vocabulary: _Vocabulary, dtype: str | None) -> D
         file_pattern=found.file_pattern or EVERY_FILE,
         dtype=dtype if found.store is None else None,
         split=found.split,
-        tokenizer_path=vocabulary.tokenizer,
+        tokenizer_path=_from_anywhere(vocabulary.tokenizer),
     )
+
+
+def _from_anywhere(tokenizer: str | None) -> str | None:
+    """A path that also holds in another folder; anything else is the name of a tokenizer."""
+    is_path = tokenizer is not None and os.path.lexists(tokenizer)
+    return str(Path(str(tokenizer)).absolute()) if is_path else tokenizer
 
 
 def _facts(
@@ -234,12 +242,6 @@ def _as_flags(message: str) -> str:
 def _progress() -> Iterator[OnProgress]:
     """A bar of tokens on stderr, gone when the work is done."""
     columns = (TextColumn("check"), BarColumn(bar_width=30), TaskProgressColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *(*columns, TimeRemainingColumn()),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
+    with safe_bars(*columns, TimeRemainingColumn()) as bars:
         task = bars.add_task("check", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

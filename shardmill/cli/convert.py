@@ -10,10 +10,12 @@ import typer
 
 from shardmill.cli.completing import complete_split
 from shardmill.cli.places import check_local
+from shardmill.cli.tokenizer import parse_specials
 from shardmill.errors import OptionError
 from shardmill.interop.convert import ConvertOptions
 from shardmill.interop.convert import convert as convert_format
-from shardmill.interop.foreign import Separator
+from shardmill.interop.foreign import Separator, TokenizerFacts
+from shardmill.tokenizer import model_sha256_of, open_tokenizer
 
 _TOKENS = Literal["store", "megatron", "llmc", "datatrove", "dolma"]
 _PACKED = Literal["legacy", "memmap", "parquet"]
@@ -47,6 +49,13 @@ def convert(
         bool,
         typer.Option("--ignore-loss", help="Train on tokens that a .loss file leaves out."),
     ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="What made the tokens, recorded in the store: as for `build`."),
+    ] = None,
+    special: Annotated[
+        list[str] | None, typer.Option(help="NAME=STRING, once per special token of --tokenizer.")
+    ] = None,
     pack_size: Annotated[
         int | None, typer.Option(help="The most tokens a bin holds, if nothing says it.")
     ] = None,
@@ -73,7 +82,10 @@ def convert(
         check_local(place, name, instead=" (`shardmill pull` and `push` copy)")
     if eot_first and eot is None:
         raise OptionError("--eot-first: of which id? Give --eot too")
+    if tokenizer is not None and to_format != "store":
+        raise OptionError(f"--tokenizer {tokenizer}: only a store records one (--to store)")
     options = ConvertOptions(
+        tokenizer=None if tokenizer is None else _tokenizer_facts(tokenizer, special),
         split=split,
         dtype=dtype,
         separator=None if eot is None else Separator(token=eot, first=eot_first),
@@ -91,4 +103,15 @@ def convert(
     print(
         f"{target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with {source} "
         "token for token: equal"
+    )
+
+
+def _tokenizer_facts(name: str, special: list[str] | None) -> TokenizerFacts:
+    opened = open_tokenizer(name, specials=parse_specials(special) if special else None)
+    return TokenizerFacts(
+        name=name,
+        fingerprint=opened.fingerprint,
+        sha256=model_sha256_of(opened),
+        vocab_size=opened.vocab_size,
+        special_token_ids=opened.special_token_ids(),
     )

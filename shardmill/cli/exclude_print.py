@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shardmill.cli.show_text import visible
-from shardmill.shards import ExcludeEntry, Store, read_exclusions
+from shardmill.shards import ExcludeEntry, Exclusions, Manifest
 
 _SHOWN = 5  # documents told by number
 
@@ -46,12 +46,12 @@ def entry_facts(entry: ExcludeEntry) -> dict[str, Any]:
     return facts | {"tokens": entry.num_tokens}
 
 
-def excluded_lines(store: Store) -> dict[str, str]:
+def excluded_lines(manifest: Manifest, found: Exclusions) -> dict[str, str]:
     """Split by split, for a table."""
-    found = read_exclusions(store)
     splits = dict.fromkeys(entry.split for entry in found.entries)
     return {
-        f"excluded {split}": f"{found.num_tokens(split):,} of {store.num_tokens(split):,} tokens, "
+        f"excluded {split}": f"{found.num_tokens(split):,} of "
+        f"{manifest.splits[split].tokens:,} tokens, "
         f"by {sum(entry.split == split for entry in found.entries):,} entries "
         "(shardmill exclude --list)"
         for split in splits

@@ -109,7 +109,12 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
         found, meant = stream.take(samples), stream.take_all(samples)
         for number, chosen in by_value(found.source):
             source, items = stream.sources[number], found.item[chosen]
-            assert isinstance(source, TokenSource), "a config opens no other"
+            if not isinstance(source, TokenSource):
+                raise OptionError(
+                    f"source {source.name!r}: these steps saw rows of a pack plan of "
+                    f"{source.path}, and --step excludes windows only; exclude the conversations "
+                    "with --document (`shardmill show --plan` prints which a row has)"
+                )
             spans[number] = merge_spans(np.concatenate((spans[number], source.spans(items))))
             stand_ins[number] += int((items != meant.item[chosen]).sum())
     return spans, stand_ins

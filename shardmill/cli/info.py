@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardmill.arguments import is_url
 from shardmill.cli.exclude_print import entry_facts, excluded_lines
 from shardmill.cli.pack import listed_facts, listed_line
-from shardmill.shards import Ledger, Store, open_store, plans_of, read_exclusions
+from shardmill.cli.stdout import SafeConsole, one_line
+from shardmill.errors import StoreError
+from shardmill.remote import remote_manifest
+from shardmill.shards import (
+    Exclusions,
+    Ledger,
+    Manifest,
+    StoredPlan,
+    open_store,
+    plans_of,
+    read_exclusions,
+)
+from shardmill.shards.layout import DTYPES, ITEMSIZE
+from shardmill.shards.store import fingerprint
+from shardmill.urls import Url
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="The store to describe.")],
+    folder: Annotated[str, typer.Argument(help="The store to describe. A folder, or a URL.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
     """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
 
     Prints a table of splits and a list of facts. Names and sizes of all files are checked;
-    `shardmill verify` checks their contents.
+    `shardmill verify` checks their contents. Of a store at a URL only the manifest and the
+    exclusions are read.
 
     Example: shardmill info store
 
@@ -33,39 +49,71 @@ def info(
 
     Exit 0: told. Exit 2: no finished store there, or one that does not match its manifest.
     """
-    store = open_store(folder)
+    store = _read(folder)
     if as_json:
         print(json.dumps(_facts(store), indent=2, sort_keys=True))
         return
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
     console.print(_splits(store))
     console.print(_rest(store))
 
 
-def _facts(store: Store) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A store, here or at a URL."""
+
+    folder: str  # its path or URL, for people
+    manifest: Manifest
+    exclusions: Exclusions
+    plans: list[tuple[str, StoredPlan | StoreError]]  # they stay where they were made
+
+    @property
+    def dtype(self) -> str:
+        return DTYPES[self.manifest.token_dtype]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.manifest)
+
+
+def _read(folder: str | Path) -> _Described:
+    if is_url(folder):
+        manifest, exclusions = remote_manifest(str(folder))
+        name = str(Url(str(folder))).rstrip("/")
+        return _Described(folder=name, manifest=manifest, exclusions=exclusions, plans=[])
+    store = open_store(folder)
+    return _Described(
+        folder=str(store.folder),
+        manifest=store.manifest,
+        exclusions=read_exclusions(store),
+        plans=list(plans_of(store)),
+    )
+
+
+def _facts(store: _Described) -> dict[str, Any]:
     """The manifest, its lists of shards counted, its totals flat as in meta.json."""
     facts: dict[str, Any] = msgspec.to_builtins(store.manifest)
     for name, entry in facts["splits"].items():
         entry["shards"] = len(entry["shards"])
         facts[f"{name}_tokens"] = entry["tokens"]
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
-    facts["plans"] = [listed_facts(name, plan) for name, plan in plans_of(store)]
-    facts["exclusions"] = [entry_facts(entry) for entry in read_exclusions(store).entries]
+    facts["plans"] = [listed_facts(name, plan) for name, plan in store.plans]
+    facts["exclusions"] = [entry_facts(entry) for entry in store.exclusions.entries]
     return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
 
 
-def _splits(store: Store) -> Table:
+def _splits(store: _Described) -> Table:
     unit = store.manifest.unit + "s"
-    table = Table(title=Text(str(store.folder)), title_justify="left")
+    table = Table(title=Text(one_line(str(store.folder))), title_justify="left")
     table.add_column("split")
     for name in (unit, "tokens", "mean", "shards", "bytes"):
         table.add_column(name, justify="right")
     for name, split in store.manifest.splits.items():
         mean = f"{split.tokens / split.documents:,.1f}" if split.documents else "-"
-        size = sum(file.num_bytes for file in store.token_files(name))
+        size = split.tokens * ITEMSIZE[store.dtype]
         numbers = (split.documents, split.tokens)
         table.add_row(
-            name,
+            Text(one_line(name)),
             *(f"{number:,}" for number in numbers),
             mean,
             f"{len(split.shards):,}",
@@ -74,7 +122,7 @@ def _splits(store: Store) -> Table:
     return table
 
 
-def _rest(store: Store) -> Table:
+def _rest(store: _Described) -> Table:
     manifest = store.manifest
     name = " ".join(filter(None, (manifest.dataset_name, manifest.dataset_config)))
     specials = ", ".join(f"{k}={v}" for k, v in manifest.special_token_ids.items())
@@ -85,30 +133,35 @@ def _rest(store: Store) -> Table:
         "split rule": manifest.split_rule or "-",
         "dtype": store.dtype,
         "shard bytes": "one file" if manifest.shard_bytes is None else f"{manifest.shard_bytes:,}",
-        "tokenizer": f"{vocabulary}, sha256 {(manifest.tokenizer_sha256 or 'unknown')[:16]}",
+        "tokenizer": f"{vocabulary}, sha256 {(manifest.tokenizer_sha256 or 'unknown')[:16]}"
+        if manifest.tokenizer_fingerprint or manifest.tokenizer_sha256
+        else "not recorded; name it with `show --tokenizer`",
         "special ids": specials or "-",
         "end token": "behind each document" if manifest.append_eot else "not appended",
         "seed": str(manifest.seed),
         **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
         "fingerprint": store.fingerprint[:16],
-        **{f"plan {name}": listed_line(plan) for name, plan in plans_of(store)},
-        **excluded_lines(store),
+        **{f"plan {name}": listed_line(plan) for name, plan in store.plans},
+        **excluded_lines(manifest, store.exclusions),
     }
     table = Table(show_header=False, box=None)
     for label, value in rows.items():
-        table.add_row(label, Text(value))  # not markup: names may hold square brackets
+        # not markup: names may hold square brackets
+        table.add_row(Text(one_line(label)), Text(one_line(value)))
     return table
 
 
-def _chat(chat: dict[str, Any]) -> dict[str, str]:
-    """How conversations were rendered, when they were."""
-    if not chat:
+def _chat(chat: Any) -> dict[str, str]:
+    """How conversations were rendered, when they were. A manifest may say anything here."""
+    template = chat.get("template") if isinstance(chat, dict) else None
+    if not isinstance(template, dict):
         return {}
-    end = "with" if chat["train_on_eot"] else "without"
+    end = "with" if chat.get("train_on_eot") else "without"
+    name, sha256 = (str(template.get(key, "unknown")) for key in ("name", "sha256"))
     return {
-        "template": f"{chat['template']['name']}, sha256 {chat['template']['sha256'][:16]}",
-        "trained on": f"{chat['train_on']}, {end} the end of a turn",
+        "template": f"{name}, sha256 {sha256[:16]}",
+        "trained on": f"{chat.get('train_on', 'unknown')}, {end} the end of a turn",
     }
 
 

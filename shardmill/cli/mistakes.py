@@ -19,11 +19,18 @@ from shardmill.errors import OptionError
 
 _CHOICE = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>.*?)\.?$", re.DOTALL)
 _VALUE = r"'[^']*'|\"[^\"]*\"|[0-9]+(?:,[0-9]{3})*(?![\w.])|[\w./-]*\w"
-_LIBRARY_NAMES = {"run_on": "--engine"}
+_LIBRARY_NAMES = {
+    "run_on": "--engine",
+    "inputs": "--input",
+    "from_format": "--from",
+    "to_format": "--to",
+}
 """Keywords of the library that have another name as flags."""
 _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid float": "a number"}
 """What typer says of values, and what it means."""
 _SYSTEM = re.compile(r"\[Errno [0-9]+\] ([A-Z][^:'\"]*): '([^']+)'")
+_TWICE = re.compile(r"(--[a-z][a-z-]*) \(\1\)")
+"""What the library calls by both names: --fill (fill=)."""
 _EMPTY = re.compile(r"(--[a-z][a-z-]*)=")
 
 
@@ -73,7 +80,8 @@ def as_flags(message: str, call: Call) -> str:
         return message
     names = "|".join(map(re.escape, sorted(options, key=len, reverse=True)))
     found = re.compile(rf"(?<![\w.'\"`=-])({names})=({_VALUE}|(?=[\s,;:.)]|$))")
-    return found.sub(lambda match: _flag(options[match[1]], match[2]), message)
+    flags = found.sub(lambda match: _flag(options[match[1]], match[2]), message)
+    return _TWICE.sub(r"\1", flags)
 
 
 def _flag(option: tuple[str, str | None], value: str) -> str:

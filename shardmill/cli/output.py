@@ -18,7 +18,7 @@ from shardmill.cli.places import check_local
 from shardmill.cli.push import transfer_progress
 from shardmill.errors import OptionError
 from shardmill.remote.outgoing import build_to, scratch_store
-from shardmill.remote.place import shown
+from shardmill.urls import Url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,10 @@ def open_output(out: str, scratch: Path | None) -> Output:
             )
         check_local(out, "--out", instead=", or a URL such as s3://bucket/path")
         return Output(folder=Path(out), url=None, scratch=None, shown=str(Path(out)))
+    if scratch is not None:
+        check_local(scratch, "--scratch")
     folder = scratch_store(out, scratch)
-    return Output(folder=folder, url=out, scratch=scratch, shown=shown(out).rstrip("/"))
+    return Output(folder=folder, url=out, scratch=scratch, shown=str(Url(out)).rstrip("/"))
 
 
 @contextmanager

@@ -1,25 +1,30 @@
 """Folders of this machine, as a call names them.
 
-Promise: what is written like a place elsewhere never becomes a folder here that is called s3: or
-hub:owner.
+What is written like a URL or a hub dataset never becomes a local folder called s3: or hub:owner.
 """
 
 from __future__ import annotations
 
-import re
+import os
 from pathlib import Path
 
+from shardmill.arguments import is_url
 from shardmill.errors import OptionError
-
-_ELSEWHERE = re.compile(r"hub:|[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def check_local(place: str | Path, name: str, *, instead: str = "") -> None:
-    """Refuse the name of a place that is no folder here; `name` is the flag or argument."""
-    if not _ELSEWHERE.match(str(place)) or Path(place).exists():
+    """Refuse a place that is not a folder of this machine; `name` is the flag or argument."""
+    is_dataset = str(place).startswith("hub:")
+    if not (is_dataset or is_url(place)) or Path(place).exists():
         return
-    found = "a dataset of the hub" if str(place).startswith("hub:") else "a URL"
+    found = "a dataset of the hub" if is_dataset else "a URL"
     raise OptionError(
-        f"{name} {place}: {found}, wanted a folder of this machine{instead}; one that is really "
-        f"called so is written ./{place}"
+        f"{name} {place}: {found}, wanted a folder of this machine{instead}; a folder of that name "
+        f"is written ./{place}"
     )
+
+
+def check_file(path: Path, name: str) -> None:
+    """Refuse to write where something other than a file is: a link, a device, a pipe, a folder."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise OptionError(f"{name} {path}: found a link, device, pipe or folder; wanted a new file")

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from shardmill.build import Progress
+from shardmill.cli.stdout import SafeConsole, safe_bars
 
 LINE_SECONDS = 30.0
 """Between two lines of one source, where there is no terminal."""
@@ -120,7 +121,7 @@ class BarsOfSources:
 @contextmanager
 def build_progress(console: Console | None = None) -> Iterator[Callable[[Progress], None]]:
     """A callback for `build_store`; `console` stands for stderr."""
-    console = console or Console(stderr=True, soft_wrap=True)
+    console = console or SafeConsole(stderr=True, soft_wrap=True)
     if not console.is_terminal:
         yield Lines(console).show
         return
@@ -130,5 +131,5 @@ def build_progress(console: Console | None = None) -> Iterator[Callable[[Progres
         BarColumn(bar_width=20),
         TextColumn("{task.fields[words]}", markup=False),
     )
-    with Bars(*columns, console=console, transient=True) as bars:
+    with safe_bars(*columns, console=console) as bars:
         yield BarsOfSources(bars).show

@@ -81,6 +81,12 @@ def left_out_words(ledger: Ledger) -> str:
     return f"{sum(reasons.values()):,} documents{f' ({words})' if words else ''}"
 
 
+def repaired_words(ledger: Ledger) -> str:
+    """How many kept documents were changed, and why; empty when none was."""
+    words = ", ".join(f"{count:,} {why}" for why, count in ledger.repaired.items())
+    return f"; repaired: {words}" if words else ""
+
+
 def cost_words(done: BuildReport) -> str:
     """How well the machine was used; empty when nothing was built."""
     if done.cost is None or done.utilisation is None:

@@ -10,7 +10,7 @@ import typer
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_SENTENCES, Fit
 from shardmill.cli.completing import complete_split
-from shardmill.cli.show_example import show_example
+from shardmill.cli.show_example import show_example, show_row
 from shardmill.cli.show_step import StepCall, show_step
 from shardmill.errors import OptionError
 from shardmill.loading.stream import Shuffle
@@ -27,6 +27,11 @@ def show(
         str | None,
         typer.Option(help="Of which split. Default: 'train'.", autocompletion=complete_split),
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="Rows of this pack plan: its name, or its length if only one has it."),
+    ] = None,
+    row: Annotated[int | None, typer.Option(help="Which row of --plan. Default: 0.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
     ] = None,
@@ -66,12 +71,14 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ids, mask and turns.")] = False,
 ) -> None:
-    """Show one example, or the batch of a step: trained tokens green, others grey, structure bold.
+    """Show an example, a packed row, or the batch of a step: trained green, others grey.
 
-    Prints text, or ids when there is no --tokenizer. Without colours what is trained stands in
-    [[ ]]. Invisible characters are written out.
+    Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
+    trained stands in [[ ]]. Invisible characters are written out.
 
     Example: shardmill show store --example 7 --tokenizer spm.model
+
+    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
 
     Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
 
@@ -90,7 +97,21 @@ def show(
         config=config,
         name=name,
         documents=documents,
+        plan=plan,
     )
+    if row is not None and (plan is None or call.told() != ["--plan"]):
+        raise OptionError(f"--row {row}: that is a row of --plan alone, without --step or --config")
+    if example is None and call.told() == ["--plan"]:
+        show_row(
+            folder,
+            plan or "",
+            row or 0,
+            said=(split, seq_len),
+            tokenizer=(tokenizer, special),
+            max_tokens=max_tokens,
+            as_json=as_json,
+        )
+        return
     if example is None:
         show_step(
             folder,

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardmill.cli.show_text import Decode, Heading, Span, spans, visible
 from shardmill.inspector.batch import Moment, Row
+from shardmill.loading.rows import Documents
 from shardmill.records import JSON, BoolArray, IntArray
 
 
@@ -24,21 +25,53 @@ def row_pieces(
     """The row document by document; what is a label counts as trained."""
     plan, ids = row.plan, row.window
     split = "" if plan.split is None else f", split {plan.split!r}"
+    unit = "row" if row.packed else "window"
+    tokens = "" if row.packed else f", tokens {plan.start:,}..{plan.stop:,}"
     yield Heading(
         f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
-        f"epoch {plan.epoch:,}, window {plan.window:,}, tokens {plan.start:,}..{plan.stop:,}"
-        + ("" if plan.instead_of is None else f"; window {plan.instead_of:,} is excluded here")
+        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}"
+        + ("" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here")
     )
     trained = row.trained
     kept = np.arange(len(ids)) < max_tokens
-    if plan.documents is None:
-        yield Heading("nobody knows where its documents begin")
+    if plan.documents is None or row.columns is None:
+        yield Heading("it is not known where its documents begin")
         yield from spans(ids, trained, kept, markers, decode)
         return
-    for number, start, stop in plan.documents:
-        part = slice(start - plan.start, stop - plan.start)
+    if row.packed:
+        yield from packed_pieces(
+            plan.documents, row.columns, ids, trained, kept, decode=decode, markers=markers
+        )
+        return
+    for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
+        part = slice(first, last)
         yield Heading(f"document {number:,}, tokens {start:,}..{stop:,}{_border(trained, part)}")
         yield from spans(ids[part], trained[part], kept[part], markers, decode)
+
+
+def packed_pieces(
+    documents: Documents,
+    columns: tuple[tuple[int, int], ...],
+    ids: IntArray,
+    trained: BoolArray,
+    kept: BoolArray,
+    *,
+    decode: Decode,
+    markers: IntArray,
+) -> Iterator[Heading | Span]:
+    """A row of a pack plan: its examples one by one, padding only counted."""
+    following = [first for first, _ in columns[1:]] + [len(ids)]
+    for (number, start, stop), (first, last), end in zip(
+        documents, columns, following, strict=True
+    ):
+        part = slice(first, last)
+        yield Heading(
+            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
+            f"{int(trained[part].sum()):,} trained"
+        )
+        yield from spans(ids[part], trained[part], kept[part], markers, decode)
+        if last < end:
+            yield Heading(f"columns {last}..{end}: padding")
 
 
 def _border(trained: BoolArray, part: slice) -> str:
@@ -69,14 +102,16 @@ def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
         "text": decode(ids),
         "documents": None,
     }
-    if plan.documents is not None:
+    if plan.documents is not None and row.columns is not None:
         facts["documents"] = [
             {
                 "document": number,
                 "start": start,
                 "stop": stop,
-                "text": decode(ids[start - plan.start : stop - plan.start]),
+                "text": decode(ids[first:last]),
             }
-            for number, start, stop in plan.documents
+            for (number, start, stop), (first, last) in zip(
+                plan.documents, row.columns, strict=True
+            )
         ]
     return facts

@@ -1,6 +1,6 @@
-"""One example of a store, with what is trained and what is not.
+"""One example of a store, or one row of a pack plan, with what is trained and what is not.
 
-In: a store, a split and a number.  Out: the example on stdout, or as JSON.
+In: a store, a split or a plan, and a number.  Out: the example or row on stdout, or as JSON.
 Promise: every token is shown or counted as left out; text only with the store's own tokenizer.
 Not here: options (show), batches of a training (show_step).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ import numpy as np
 
 from shardmill.chat.fit import FIT_REASONS, Fit, FitPlan, plan_fit
 from shardmill.cli.decoding import decoder, marker_ids
+from shardmill.cli.show_batch import packed_pieces
 from shardmill.cli.show_print import print_pieces
 from shardmill.cli.show_text import Decode, Heading, Span, chat_pieces, spans
 from shardmill.errors import OptionError
+from shardmill.inspector.batch import pack_columns
+from shardmill.loading import PackSource
 from shardmill.mapped import ChatSpace, open_tokens
 from shardmill.records import ROLES, BoolArray, ChatExamples, Ragged
 from shardmill.shards import Store, open_store
@@ -54,6 +58,64 @@ def show_example(
     if plan is not None:
         pieces.append(Heading(_told(plan, int(seq_len or 0))))
     print_pieces(pieces)
+
+
+def show_row(
+    folder: Path | None,
+    plan: str,
+    number: int,
+    *,
+    said: tuple[str | None, int | None],
+    tokenizer: tuple[str | None, list[str] | None],
+    max_tokens: int,
+    as_json: bool,
+) -> None:
+    """Print a row of a pack plan; `said`: split and sequence length, if they were given."""
+    if folder is None:
+        raise OptionError(f"--plan {plan}: name the store to look into")
+    store = open_store(folder)
+    decode = decoder(*tokenizer, store)
+    with closing(PackSource(folder, plan)) as source:
+        wanted = zip(("--split", "--seq-len"), said, (source.split, source.seq_len), strict=True)
+        for flag, value, found in wanted:
+            if value not in (None, found):
+                raise OptionError(f"{flag} {value}: the plan {source.plan.stem!r} has {found}")
+        if not 0 <= number < len(source):
+            raise OptionError(f"--row {number}: the plan has {len(source):,} rows, from 0")
+        rows, documents = source.rows([number]), source.place(number).documents or ()
+    ids, trained, columns = rows.ids[0], rows.trained[0].copy(), pack_columns(rows, documents)
+    trained[0] = False  # the first token of a row is nobody's label
+    if as_json:
+        examples = [
+            {
+                "example": example,
+                "columns": [first, last],
+                "tokens": [start, stop],
+                "text": decode(ids[first:last]),
+            }
+            for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
+        ]
+        facts = {
+            "store": str(store.folder),
+            "plan": source.plan.stem,
+            "split": source.split,
+            "row": number,
+            "ids": ids.tolist(),
+            "trained": trained.astype(int).tolist(),
+            "examples": examples,
+        }
+        print(json.dumps(facts))
+        return
+    head = (
+        f"{folder}, plan {source.plan.stem!r}, split {source.split!r}, row {number:,} of "
+        f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
+        f"{int(trained.sum()):,} trained"
+    )
+    kept = np.arange(len(ids)) < max_tokens
+    pieces = packed_pieces(
+        documents, columns, ids, trained, kept, decode=decode, markers=marker_ids(store)
+    )
+    print_pieces([Heading(head), *pieces])
 
 
 def _read(store: Store, split: str, number: int) -> ChatExamples:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from shardmill.cli.show_text import Heading, Span, bracketed
+from shardmill.cli.stdout import SafeConsole
 
 
 def print_pieces(pieces: Sequence[Heading | Span]) -> None:
     """Trained green, the rest grey, markers bold; without colours trained stands in [[ ]]."""
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False, markup=False)
+    console = SafeConsole(
+        file=sys.stdout, highlight=False, soft_wrap=True, emoji=False, markup=False
+    )
     coloured = console.is_terminal and console.color_system is not None and not console.no_color
     line_open = False
     for piece in pieces if coloured else bracketed(pieces):

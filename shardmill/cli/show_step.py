@@ -34,7 +34,7 @@ from shardmill.loading.config import (
 )
 from shardmill.loading.state import read_state
 from shardmill.loading.stream import Shuffle
-from shardmill.shards import Store, open_store
+from shardmill.shards import Store, find_plan, open_store, read_plan
 
 State = dict[str, Any]
 MOST_ROWS = 2**20
@@ -56,6 +56,7 @@ class StepCall:
     config: Path | None = None
     name: str | None = None
     documents: bool | None = None
+    plan: str | None = None
 
     def told(self) -> list[str]:
         """The flags that were given."""
@@ -104,6 +105,9 @@ def find_moment(
     split, seq_len = row
     state = {} if call.state is None else _read_json(call.state)
     config = _config(folder, split, call, state)
+    if call.plan is not None and folder is not None and seq_len is None:
+        found = read_plan(find_plan(open_store(folder).folder, call.plan))
+        seq_len = found.facts.options.seq_len
     return config, _moment(call, state, config, seq_len)
 
 
@@ -125,7 +129,7 @@ def token_of_step(
 def _config(folder: Path | None, split: str | None, call: StepCall, state: State) -> DataConfig:
     """The config that was named, or one of the folder alone."""
     if call.config is not None:
-        for flag, value in (("--name", call.name), ("--split", split)):
+        for flag, value in (("--name", call.name), ("--split", split), ("--plan", call.plan)):
             if value is not None:
                 raise OptionError(f"{flag} {value}: that is said by {call.config}; leave it away")
         return read_config(call.config)
@@ -138,7 +142,9 @@ def _config(folder: Path | None, split: str | None, call: StepCall, state: State
     else:
         pattern = choose_pattern(folder)
     name = call.name or _name_in(state)  # it is part of the order; "": the folder's
-    alone = DatasetConfig(name=name, path=str(folder), split=split, file_pattern=pattern)
+    alone = DatasetConfig(
+        name=name, path=str(folder), split=split, file_pattern=pattern, plan=call.plan
+    )
     return DataConfig(datasets=(alone,))
 
 

@@ -3,7 +3,8 @@
 In: ids, mask, turns of one example, and a decoder.  Out: headings and spans, in order.
 Promise: every token is in one span, or counted in a heading as left out; no character of the data
 reaches a terminal that is not visible: controls, escapes and invisible ones are written as \\x1b,
-\\u200b; a line break is written \\n and broken there.
+\\u200b; a line break is written \\n and broken there. A joiner inside an emoji or a word that needs
+it stays.
 Not here: colours, printing (show.py).
 """
 
@@ -15,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardmill.cli.stdout import JOINED
 from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray
 
 Decode = Callable[[IntArray], str]
@@ -40,7 +42,10 @@ def visible(text: str) -> str:
     """The text with everything that cannot be seen written out; line breaks stay, marked."""
     if text.isprintable():
         return text
-    return "".join(_shown(character) for character in text)
+    joined = {found.start() for found in JOINED.finditer(text)}
+    return "".join(
+        character if place in joined else _shown(character) for place, character in enumerate(text)
+    )
 
 
 def _shown(character: str) -> str:

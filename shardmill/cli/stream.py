@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress as Bars
 
 from shardmill.arguments import whole_number
 from shardmill.atomic import atomic_write
+from shardmill.cli.places import check_file
 from shardmill.cli.show_print import print_pieces
+from shardmill.cli.stdout import safe_bars
 from shardmill.cli.stream_rows import (
     StreamRow,
     batch_rows,
@@ -84,6 +84,8 @@ def stream(
     whole_number(show, "--show", least=0)
     if save_state is not None and not save_state.parent.is_dir():
         raise OptionError(f"--save-state {save_state}: there is no folder {save_state.parent}")
+    if save_state is not None:
+        check_file(save_state, "--save-state")
     settings = read_config(config, override or ())
     process = (process_index, process_count)
     opened, tokenizer = _open(settings, evaluate, process)
@@ -153,8 +155,7 @@ def _run(opened: Stream, steps: int, show: int) -> Run:
     rows: list[StreamRow] = []
     done, ended = 0, False
     began = time.perf_counter()
-    console = Console(stderr=True)
-    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
+    with safe_bars() as bars:
         task = bars.add_task("steps", total=steps)
         while done < steps and not ended:
             batch = next(opened, None)
@@ -181,11 +182,12 @@ def _facts(
     saved: Path | None,
 ) -> dict[str, Any]:
     from shardmill.streaming import config_dict
+    from shardmill.streaming.tokenizers import effective_config
 
     decode, _ = stream_decoder(tokenizer)
     return {
         "config": str(config),
-        "effective": config_dict(settings),
+        "effective": config_dict(effective_config(settings, tokenizer)),
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.fingerprint,
         "steps": run.steps,

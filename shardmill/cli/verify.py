@@ -9,17 +9,22 @@ from typing import Annotated
 
 import typer
 
+from shardmill.arguments import is_url
 from shardmill.cli.push import transfer_progress
+from shardmill.remote import verify_remote
 from shardmill.shards import VerifyReport, verify_store
+from shardmill.urls import Url
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="The store to check.")],
+    folder: Annotated[str, typer.Argument(help="The store to check: a folder, or a URL.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Read a whole store and compare it with its manifest.
 
     Prints one line: ok, or DAMAGED; each problem on stderr.
+
+    A store at a URL is read once, and nothing of it is kept here.
 
     Example: shardmill verify store
 
@@ -27,8 +32,11 @@ def verify(
     finished store there.
     """
     with transfer_progress("verify") as on_progress:
-        report = verify_store(folder, on_progress=on_progress)
-    print(_as_json(folder, report) if as_json else _receipt(folder, report))
+        if is_url(folder):
+            name, report = str(Url(folder)), verify_remote(folder, on_progress=on_progress)
+        else:
+            name, report = str(Path(folder)), verify_store(folder, on_progress=on_progress)
+    print(_as_json(name, report) if as_json else _receipt(name, report))
     if not as_json:
         for problem in report.problems:
             print(f"  {problem}", file=sys.stderr)
@@ -36,20 +44,20 @@ def verify(
         raise typer.Exit(1)
 
 
-def _receipt(folder: Path, report: VerifyReport) -> str:
+def _receipt(name: str, report: VerifyReport) -> str:
     if report.ok:
         return (
-            f"{folder}: ok, {report.documents:,} documents, {report.tokens:,} tokens, "
+            f"{name}: ok, {report.documents:,} documents, {report.tokens:,} tokens, "
             f"{report.files:,} files"
         )
     count = len(report.problems)
-    return f"{folder}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}"
+    return f"{name}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}"
 
 
-def _as_json(folder: Path, report: VerifyReport) -> str:
+def _as_json(name: str, report: VerifyReport) -> str:
     return json.dumps(
         {
-            "store": str(folder),
+            "store": name,
             "ok": report.ok,
             "files": report.files,
             "tokens": report.tokens,

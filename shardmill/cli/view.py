@@ -33,7 +33,11 @@ def view(
     ] = None,
     source: Annotated[
         list[str] | None,
-        typer.Option("--input", help="What the stores were built from, to tell whence a token is."),
+        typer.Option(
+            "--input",
+            help="What stores were built from, to show which file and row a token came from: a "
+            "file, folder or glob, or STORE=FOLDER for one store.",
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 0,
@@ -52,7 +56,6 @@ def view(
     Exit 0: stopped with Ctrl-C. Exit 2: a mistake in the call, or an address that is taken.
     """
     from shardmill.inspector.api import Desk
-    from shardmill.inspector.origin import open_inputs
     from shardmill.inspector.serve import is_loopback, open_server
 
     read = None if config is None else read_config(config)
@@ -60,8 +63,6 @@ def view(
         raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
     stores = find_stores([*(folders or []), *_stores_of(read)])
     shelf = Shelf(stores, _tokenizers(tokenizer, special, read))
-    for number in range(len(shelf)) if source else ():
-        open_inputs(shelf.manifest(number), source or ())  # what is not there is told now
     desk = Desk(shelf, read, source or ())
     with suppress(KeyboardInterrupt), open_server(desk, host, port) as server:
         if not is_loopback(host):

@@ -16,12 +16,22 @@ import numpy as np
 from shardmill.compare.documents import compare_documents
 from shardmill.compare.facts import differing_facts
 from shardmill.compare.records import SplitDocuments, StoreDiff
+from shardmill.errors import ManifestError
 from shardmill.shards import Exclusions, Manifest, Store, open_store, read_exclusions
 
 
 def diff_stores(a: str | Path, b: str | Path) -> StoreDiff:
     """Compare two finished stores on this machine."""
     left, right = open_store(a), open_store(b)
+    try:
+        return _diff(left, right, str(a), str(b))
+    except RecursionError as error:
+        raise ManifestError(
+            f"{a}, {b}: sources or options of a manifest are nested too deeply to be compared"
+        ) from error
+
+
+def _diff(left: Store, right: Store, a: str, b: str) -> StoreDiff:
     excluded = tuple(_excluded(left, right))
     same = left.manifest == right.manifest
     if same:
@@ -30,8 +40,8 @@ def diff_stores(a: str | Path, b: str | Path) -> StoreDiff:
         found = compare_documents(left, right)
         splits, moved = found.splits, found.moved
     return StoreDiff(
-        a=str(a),
-        b=str(b),
+        a=a,
+        b=b,
         identical=same and not excluded,
         facts=differing_facts(left.manifest, right.manifest)
         | ({"exclusions": excluded} if excluded else {}),

@@ -48,16 +48,28 @@ def changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _source_changes(before: list[Any], now: list[Any]) -> Iterator[str]:
-    """How files are read, then which they are."""
-    yield from changes([_bare(one) for one in before], [_bare(one) for one in now])
-    old, new = (dict(_files(sources)) for sources in (before, now))
+    """How files are read, then which they are. A manifest may say anything of its sources."""
+    found = [
+        *changes([_bare(one) for one in before], [_bare(one) for one in now]),
+        *_file_changes(*(dict(_files(sources)) for sources in (before, now))),
+    ]
+    if not found and before != now:
+        found.append("the same files, recorded with other facts")
+    yield from found
+
+
+def _file_changes(
+    old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
     for word, names in (("removed", old.keys() - new.keys()), ("added", new.keys() - old.keys())):
         if names:
             some = ", ".join(sorted(names)[:5])
             yield f"{word} {len(names):,} files: {some}{', ...' if len(names) > 5 else ''}"
     for name in old:
         if name in new and _changed(old[name], new[name]):
-            yield f"changed {name}: {old[name]['bytes']:,} -> {new[name]['bytes']:,} bytes"
+            sizes = [entry.get("bytes") for entry in (old[name], new[name])]
+            told = [f"{size:,}" if isinstance(size, int) else repr(size) for size in sizes]
+            yield f"changed {name}: {told[0]} -> {told[1]} bytes"
     left, right = [n for n in old if n in new], [n for n in new if n in old]
     for first, second in zip(left, right, strict=True):
         if first != second:
@@ -70,26 +82,38 @@ def _files(sources: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     seen: dict[str, int] = {}
     for source in sources:
         for part in _leaves(source):
-            for entry in part.get("files") or ():
-                name = entry["file"]
+            for entry in part["files"] if isinstance(part.get("files"), list) else ():
+                facts = entry if isinstance(entry, dict) else {"file": entry}
+                name = facts.get("file", facts)
+                name = name if isinstance(name, str) else _short(name)
                 seen[name] = seen.get(name, 0) + 1
-                yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), entry
+                yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), facts
 
 
-def _leaves(source: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if source.get("kind") == "concat":
+def _leaves(source: Any) -> Iterator[Mapping[str, Any]]:
+    if _is_concat(source):
         for part in source["parts"]:
             yield from _leaves(part)
-    else:
+    elif isinstance(source, dict):
         yield source
 
 
-def _bare(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A source without its files."""
-    bare = _without(source, {"files"})
-    if source.get("kind") == "concat":
+def _bare(source: Any) -> Any:
+    """A source without its files, where it lists them."""
+    if not isinstance(source, dict):
+        return source
+    bare = _without(source, {"files"} if isinstance(source.get("files"), list) else set())
+    if _is_concat(source):
         bare["parts"] = [_bare(part) for part in source["parts"]]
     return bare
+
+
+def _is_concat(source: Any) -> bool:
+    return (
+        isinstance(source, dict)
+        and source.get("kind") == "concat"
+        and isinstance(source.get("parts"), list)
+    )
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -65,7 +65,7 @@ class Job:
     def _lost(self, words: str) -> TaskReport:
         error = BuildError(
             f"{self.name}: {words}; what the others did is kept: look for an input that takes too "
-            "much memory there, build with fewer workers, and go on with --resume"
+            "much memory there, build with fewer workers, and go on with resume=True"
         )
         return TaskReport(task=self.number, error=error, lost=True)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 _ray: Any = ray  # some of its functions have no types
 _SOCKETS = 70
 """Characters of a socket's name below Ray's folder; the kernel takes 107 in all."""
+_AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _KNOCK_SECONDS = 20.0
 _ANSWERS = (RayError, ConnectionError, RuntimeError, ValueError, OSError, ImportError)
 """What `ray.init` is known to raise for an address that is wrong or does not answer."""
@@ -43,6 +46,7 @@ class RayCluster(Closing):
         this machine)."""
         self._joined = not ray.is_initialized()
         self._folder: Path | None = None
+        self._auth: dict[str, str | None] = {}  # the settings before a Ray was started here
         if not self._joined:
             _check_same(address)
         elif address is None:
@@ -75,6 +79,9 @@ class RayCluster(Closing):
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self._auth:
+            _restore_auth(self._auth)
+            self._auth = {}
 
     def _nodes(self) -> list[tuple[int, float]]:
         """CPUs and bytes of memory of each living node."""
@@ -82,8 +89,9 @@ class RayCluster(Closing):
         return [(int(one.get("CPU", 0)), float(one.get("memory", 0))) for one in found]
 
     def _start(self, workers: int | None) -> None:
-        self._folder = _short_folder()
         try:
+            self._folder = _short_folder()
+            self._auth = _give_token()
             _init(
                 address="local",
                 num_cpus=workers,
@@ -94,7 +102,7 @@ class RayCluster(Closing):
             self.close()
             raise BuildError(
                 f"Ray could not be started on this machine: {error}; build without it "
-                "(--engine local), or give the address of one that runs (--ray-address)"
+                "(run_on='local'), or give the address of one that runs (ray_address=)"
             ) from error
 
 
@@ -105,7 +113,7 @@ def _join(address: str) -> None:
     except _ANSWERS as error:
         ray.shutdown()
         raise OptionError(
-            f"--ray-address {address}: {_first_lines(error)}; wanted the address of a Ray that "
+            f"ray_address={address!r}: {_first_lines(error)}; wanted the address of a Ray that "
             "runs, with the Python and Ray of this process: 'auto' on one of its nodes, or "
             "host:port of its head; one that asks for a token wants RAY_AUTH_MODE=token here. "
             "`ray status` shows whether it answers"
@@ -123,12 +131,37 @@ def _init(**options: Any) -> None:
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
+def _give_token() -> dict[str, str | None]:
+    """Set a token for a Ray that is started here; returns the settings before.
+
+    Without one Ray makes a token of its own and leaves it in ~/.ray, where later clusters of this
+    user find it and ask for it.
+    """
+    before = {name: os.environ.get(name) for name in _AUTH}
+    known = before["RAY_AUTH_TOKEN"] or before["RAY_AUTH_TOKEN_PATH"]
+    if not known and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return before
+
+
+def _restore_auth(before: dict[str, str | None]) -> None:
+    """Undo what `_give_token` and Ray changed, and let Ray forget the token it has read."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    with suppress(AttributeError):  # a Ray that is older than its tokens
+        _ray._raylet.Config.initialize("")
+        _ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
 def _check_same(address: str | None) -> None:
     """This process has joined a Ray already: it cannot join another."""
     here = _address()
     if address not in (None, "auto", here):
         raise OptionError(
-            f"--ray-address {address}: this process has joined the Ray at {here} already: leave it "
+            f"ray_address={address!r}: this process has joined the Ray at {here} already: leave it "
             "with ray.shutdown(), or give no address to use it"
         )
 

@@ -175,7 +175,7 @@ class RayEngine(Closing):
             raise BuildError(
                 f"a worker on Ray cannot start: {_words(error)}; every node needs shardmill "
                 f"{_VERSIONS['shardmill']} and Python {_VERSIONS['Python']} with the extras of "
-                "this one: install them there, and go on with --resume"
+                "this one: install them there, and go on with resume=True"
             ) from error
 
     def _say_if_stuck(self) -> None:
@@ -189,7 +189,7 @@ class RayEngine(Closing):
             memory = f" and {self._memory:,} bytes" if self._memory else ""
             log.warning(
                 "no worker could be placed for %.0f s: Ray has %s, and a worker wants 1 CPU%s; "
-                "waiting (Ctrl-C ends the build, and --resume goes on with it)",
+                "waiting (Ctrl-C ends the build; it can be resumed)",
                 now - self._idle_since,
                 self._cluster.describe(),
                 memory,
@@ -231,7 +231,7 @@ class _Hand:
             if found[name] != version:
                 raise BuildError(
                     f"{found['host']}: a worker there has {name} {found[name]}, this process has "
-                    f"{version}: install the same on all nodes, and go on with --resume"
+                    f"{version}: install the same on all nodes, and go on with resume=True"
                 )
         self.host, self.node = found["host"], found["node"]
         self.rest()

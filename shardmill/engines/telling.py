@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from shardmill.engines.travel import pack
 from shardmill.errors import BuildError
+from shardmill.urls import scrub
 
 Tell: TypeAlias = Callable[[str, Any], None]
 
@@ -44,7 +45,7 @@ def do_task(data: bytes, tools: Tools, tell: Tell) -> None:
         task = pickle.loads(data)
         task.run(opened, lambda note: tell("note", note))
     except Exception as error:  # noqa: BLE001 - told to the other side, which decides
-        error.add_note("".join(traceback.format_exception(error)))
+        error.add_note(scrub("".join(traceback.format_exception(error))))
         tell("failed", _portable(error))
     else:
         tell("ended", None)

@@ -38,8 +38,9 @@ class Desk:
     def __init__(
         self, shelf: Shelf, config: DataConfig | None = None, inputs: Sequence[str] = ()
     ) -> None:
-        """`inputs`: where the input of the stores lies, as their builds were told."""
-        self.shelf, self.config, self.inputs = shelf, config, inputs
+        """`inputs`: where the input of the stores is; see `find_inputs`."""
+        self.shelf, self.config = shelf, config
+        self.inputs = origin.find_inputs(shelf, inputs)
         self.checks = [Check(path) for path in shelf.paths]
         self._lock = threading.Lock()
         self._streams: OrderedDict[tuple[steps.Order, int], SampleStream] = OrderedDict()
@@ -76,7 +77,7 @@ def stores(desk: Desk, query: Query) -> JSON:  # noqa: ARG001 - every answer has
 def store(desk: Desk, query: Query) -> JSON:
     number = query.number("store")
     opened = desk.shelf.store(number)
-    return overview.store_facts(number, opened, desk.shelf.tokenizer_name(opened))
+    return overview.store_facts(number, opened, desk.shelf)
 
 
 def shards(desk: Desk, query: Query) -> JSON:
@@ -134,8 +135,9 @@ def plan_row(desk: Desk, query: Query) -> JSON:
 
 def blame(desk: Desk, query: Query) -> JSON:
     opened, split = _split(desk, query)
-    token = query.number("token")
-    return origin.origin_facts(opened, split, token, desk.inputs)
+    token, number = query.number("token"), query.number("store")
+    inputs = desk.inputs[number]() if number in desk.inputs else None
+    return origin.origin_facts(opened, split, token, inputs)
 
 
 def step(desk: Desk, query: Query) -> JSON:
@@ -158,13 +160,13 @@ def step(desk: Desk, query: Query) -> JSON:
 
 
 def mixture(desk: Desk, query: Query) -> JSON:
-    samples = query.number("samples", least=1, most=2**50)
-    points = query.number("points", 200, least=1, most=2000)
+    samples = query.whole("samples", least=1, most=2**50)
+    points = query.whole("points", least=1, most=2000)
     batch = query.number("world", 1, least=1, most=2**20) * query.number(
         "batch_size", 1, least=1, most=2**16
     )
     stream = desk.mixture(_order(query, 1024), batch)
-    facts = steps.mixture_facts(stream, samples, points)
+    facts = steps.mixture_facts(stream, desk.shelf, samples, points)
     return {**facts, "seq_len": stream.seq_len, "global_batch_size": batch, "seed": stream.seed}
 
 
@@ -201,7 +203,7 @@ def _order(query: Query, seq_len: int | None) -> steps.Order:
     chosen = query.choice("shuffle", _SHUFFLES, "as it is")
     return steps.Order(
         seq_len=query.number("seq_len", seq_len, least=1, most=2**24),
-        seed=None if query.optional("seed") is None else query.number("seed"),
+        seed=query.whole("seed"),
         shuffle=next((one for one in _SHUFFLES if one == chosen), None),
     )
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from shardmill.errors import OptionError
 from shardmill.loading import PackSource, PlannedSample, RowSource, SampleStream, plan_step
+from shardmill.loading.rows import Documents
+from shardmill.mapped import PackedRows
 from shardmill.mapped.documents import mask_labels
 from shardmill.records import IGNORE_INDEX, JSON, BoolArray, OffsetArray
 
@@ -67,6 +69,8 @@ class Row:
     input_ids: OffsetArray  # (seq_len,)
     labels: OffsetArray  # (seq_len,) IGNORE_INDEX at borders, when documents are kept apart
     last: int  # the window's last token, which is only a label
+    columns: tuple[tuple[int, int], ...] | None  # of `window`: each document's; None: not known
+    packed: bool  # a row of a pack plan: its documents are examples, and the rest is padding
 
     @property
     def window(self) -> OffsetArray:
@@ -79,20 +83,41 @@ class Row:
         return np.append(False, self.labels != IGNORE_INDEX)
 
 
+def tells_documents(source: RowSource) -> bool:
+    """Whether `borders` can answer: for a store, and for a folder whose end token is known."""
+    return source.split is not None or getattr(source, "eos_token_id", None) is not None
+
+
 def read_row(moment: Moment, plan: PlannedSample) -> Row:
     """The tokens of a planned sample."""
     source = moment.source_of(plan)
     input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
     source.fill([plan.window], input_ids, labels)
+    packed = isinstance(source, PackSource)
+    documents, first = plan.documents, plan.start
+    columns: tuple[tuple[int, int], ...] | None = None
     if isinstance(source, PackSource):  # what is not trained is not in its labels
-        last = int(source.rows([plan.window]).ids[0, -1])
+        found = source.rows([plan.window])
+        last = int(found.ids[0, -1])
+        columns = pack_columns(found, documents or ())
     else:
         last = int(labels[0, -1])
+        if documents is not None:
+            columns = tuple((start - first, stop - first) for _, start, stop in documents)
     if moment.documents:
-        if plan.documents is None:
+        if not tells_documents(source):
             raise OptionError(
                 f"--documents: nobody knows where the documents of {source.path} begin, since it "
                 f"is no store; look at it with --no-documents"
             )
         mask_labels(labels, source.borders(np.array([plan.window])))
-    return Row(plan, input_ids[0], labels[0], last)
+    return Row(plan, input_ids[0], labels[0], last, columns, packed)
+
+
+def pack_columns(found: PackedRows, documents: Documents) -> tuple[tuple[int, int], ...]:
+    """Where the examples of a single row lie in it, padding left out."""
+    begins = found.starts.values.tolist()
+    return tuple(
+        (begin, begin + stop - start)
+        for begin, (_, start, stop) in zip(begins, documents, strict=True)
+    )

@@ -8,12 +8,15 @@ Not here: searching (search), texts of tokens (words).
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from shardmill.errors import OptionError
+from shardmill.errors import TokenizerError
 from shardmill.inspector.opened import OpenStore
+from shardmill.inspector.query import NotThereError
 from shardmill.inspector.view import Tokens, preview, shown
 from shardmill.inspector.words import LEAD, TAIL
 from shardmill.records import JSON, ROLES, BoolArray, IntArray, OffsetArray
@@ -31,23 +34,65 @@ def document_page(opened: OpenStore, split: str, page: tuple[int, int]) -> dict[
     total = opened.store.num_documents(split)
     first = min(page[0], total)
     edges = opened.spans(split, first, min(first + page[1], total)).tolist()
-    documents: list[JSON] = [
-        {
-            "document": first + place,
-            "start": start,
-            "tokens": stop - start,
-            "trained": trained_in(opened, split, start, stop),
-            "preview": beginning(opened, split, start, stop),
-        }
-        for place, (start, stop) in enumerate(pairwise(edges))
-    ]
+    documents: list[JSON] = []
+    for place, (start, stop) in enumerate(pairwise(edges)):
+        role, text = beginning(opened, split, start, stop)
+        documents.append(
+            {
+                "document": first + place,
+                "start": start,
+                "tokens": stop - start,
+                "trained": trained_in(opened, split, start, stop),
+                "role": role,
+                "preview": text,
+            }
+        )
     return {"total": total, "documents": documents}
 
 
-def beginning(opened: OpenStore, split: str, start: int, stop: int) -> str:
-    """How the text of these tokens begins."""
-    ids = opened.open_tokens(split).read(start, min(stop, start + _PREVIEW_TOKENS))
-    return preview(ids, opened.reading, PREVIEW)
+def beginning(opened: OpenStore, split: str, start: int, stop: int) -> tuple[str | None, str]:
+    """What a document is listed with: its first words, and who says them (None: no conversation).
+
+    Of a conversation it is the first user turn, since agents share their system prompts; one
+    without a user is listed with its first turn.
+    """
+    role = None
+    if opened.is_chat:
+        arrays = opened.chat_arrays(split)
+        first, last = np.searchsorted(arrays.turn_starts, (start, stop)).tolist()
+        roles = np.array(arrays.turn_roles[first : min(last, first + MOST_TURNS)])
+        if len(roles):
+            turn = int(np.argmax(roles == ROLES.index("user")))  # 0 when no user is there
+            role = _role(int(roles[turn]))
+            start = int(arrays.turn_starts[first + turn])
+            if first + turn + 1 < last:
+                stop = int(arrays.turn_starts[first + turn + 1])
+    opening = opened.keep(("opening", role), partial(_opening, opened, role))
+    most = _PREVIEW_TOKENS + len(opening)
+    ids = opened.open_tokens(split).read(start, min(stop, start + most))
+    text = preview(ids, opened.reading, PREVIEW + len(opening))
+    return role, text.removeprefix(opening)[:PREVIEW]
+
+
+def _opening(opened: OpenStore, role: str | None) -> str:
+    """The text that the chat template writes before a turn of this role, such as
+    "<|im_start|>user"; "" when the store does not say, as with a Jinja template."""
+    words, options = opened.reading.words, opened.store.manifest.options
+    if words is None or role is None:
+        return ""
+    try:
+        template: dict[str, Any] = options["chat"]["template"]
+        ids, parts = template["markers"], template["spec"]["roles"][role]["before"]
+        return "".join(
+            words.decode(np.array([ids[part["marker"]]])) if "marker" in part else part["text"]
+            for part in parts
+        )
+    except (KeyError, TypeError, TokenizerError):  # then it is listed with the text
+        return ""
+
+
+def _role(number: int) -> str:
+    return ROLES[number] if number < len(ROLES) else f"role {number}"
 
 
 def trained_in(opened: OpenStore, split: str, start: int, stop: int) -> int | None:
@@ -73,8 +118,8 @@ def document_view(
     """The tokens start..start + limit of a document, and its turns."""
     total = opened.store.num_documents(split)
     if number >= total:
-        wanted = f"0 to {total - 1:,}" if total else "none: the split is empty"
-        raise OptionError(f"document {number:,}: split {split!r} has {total:,}; wanted {wanted}")
+        has = f"has {total:,}, numbered 0 to {total - 1:,}" if total else "is empty"
+        raise NotThereError(f"there is no document {number:,}: split {split!r} {has}")
     begin, end = opened.spans(split, number, number + 1).tolist()
     start = min(begin + page[0], end)
     stop = min(start + page[1], end)
@@ -126,7 +171,7 @@ def _turns(
     turns: list[JSON] = [
         {
             "turn": low + number,
-            "role": ROLES[role] if role < len(ROLES) else f"role {role}",
+            "role": _role(role),
             "start": start - document[0],
             "stop": stop - document[0],
             "trained": trained_in(opened, split, start, stop),

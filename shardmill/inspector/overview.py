@@ -28,7 +28,7 @@ def store_list(shelf: Shelf) -> list[JSON]:
         lines.append(
             {
                 "store": number,
-                "name": path.name,
+                "name": shelf.names[number],
                 "path": str(path),
                 "kind": found.kind,
                 "splits": list(found.splits),
@@ -38,7 +38,7 @@ def store_list(shelf: Shelf) -> list[JSON]:
     return lines
 
 
-def store_facts(number: int, opened: OpenStore, tokenizer: str | None) -> dict[str, JSON]:
+def store_facts(number: int, opened: OpenStore, shelf: Shelf) -> dict[str, JSON]:
     """Everything that fits a first page."""
     store, manifest = opened.store, opened.store.manifest
     plain: dict[str, Any] = msgspec.to_builtins(
@@ -50,7 +50,7 @@ def store_facts(number: int, opened: OpenStore, tokenizer: str | None) -> dict[s
     repaired = plain["ledger"]["repaired"]
     return {
         "store": number,
-        "name": store.folder.name,
+        "name": shelf.names[number],
         "path": str(store.folder),
         "kind": "chat" if store.is_chat else "text",
         "unit": manifest.unit,
@@ -58,7 +58,7 @@ def store_facts(number: int, opened: OpenStore, tokenizer: str | None) -> dict[s
         "vocab_size": manifest.vocab_size,
         "fingerprint": store.fingerprint,
         "tokenizer": {
-            "name": tokenizer,
+            "name": shelf.tokenizer_name(opened),
             "open": opened.reading.words is not None,
             "why": opened.reading.why,
             "fingerprint": manifest.tokenizer_fingerprint,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.errors import OptionError
 from shardmill.inspector.documents import even_runs
 from shardmill.inspector.opened import OpenStore
+from shardmill.inspector.query import NotThereError
 from shardmill.inspector.view import shown, some_of
 from shardmill.mapped import PackSpace, RowPieces
 from shardmill.records import JSON, OffsetArray
@@ -99,8 +99,9 @@ def row_view(
     """A row token by token; a token of no piece has the piece -1."""
     space = opened.plan(name, split)
     if number >= len(space):
-        wanted = f"0 to {len(space) - 1:,}" if len(space) else "none: the plan is empty"
-        raise OptionError(f"row {number:,}: the plan has {len(space):,}; wanted {wanted}")
+        total = len(space)
+        has = f"has {total:,}, numbered 0 to {total - 1:,}" if total else "is empty"
+        raise NotThereError(f"there is no row {number:,}: the plan {has}")
     pieces, rows = space.pieces([number]), space.rows([number])
     start = min(page[0], space.row_len)
     stop = min(start + page[1], space.row_len)

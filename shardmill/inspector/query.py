@@ -20,6 +20,10 @@ MOST_PAGE = 500
 """Entries of a list in one answer."""
 
 
+class NotThereError(OptionError):
+    """A document or row whose number is well formed, but which does not exist."""
+
+
 class Query:
     """The values of one request."""
 
@@ -42,6 +46,10 @@ class Query:
         if not least <= int(value) <= most:
             raise OptionError(f"{name}={int(value):,}: {wanted}")
         return int(value)
+
+    def whole(self, name: str, *, least: int = 0, most: int = 2**53 - 1) -> int | None:
+        """A whole number, or None when it was not sent."""
+        return None if self.optional(name) is None else self.number(name, least=least, most=most)
 
     def page(self, limit: int = 100, *, most: int = MOST_PAGE) -> tuple[int, int]:
         """start and limit."""

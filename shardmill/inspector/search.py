@@ -126,8 +126,8 @@ def _documents_of(opened: OpenStore, split: str, feed: int) -> tuple[int, int]:
 
 def _first_lines(opened: OpenStore, split: str, number: int) -> JSON:
     start, stop = opened.spans(split, number, number + 1).tolist()
-    snippet = beginning(opened, split, start, stop)
-    return {"document": number, "at": None, "snippet": snippet, "from": 0, "to": 0}
+    role, snippet = beginning(opened, split, start, stop)
+    return {"document": number, "at": None, "role": role, "snippet": snippet, "from": 0, "to": 0}
 
 
 def _by_text(opened: OpenStore, split: str, text: str, place: Place) -> Found:

@@ -21,6 +21,7 @@ from shardmill.inspector.view import Reading
 from shardmill.inspector.words import Words
 from shardmill.shards import Manifest, Store, open_store, read_manifest
 from shardmill.shards.layout import META
+from shardmill.shards.manifest import refuse_remote
 
 MOST_SHARDS = 250_000
 """Of all stores that are open at a time; the one in use may have more."""
@@ -46,6 +47,7 @@ def find_stores(folders: Sequence[Path]) -> list[Path]:
     """Each folder that is a store, and the stores right inside of those that are none."""
     found: list[Path] = []
     for folder in folders:
+        refuse_remote(folder)
         inside = [folder] if (folder / META).is_file() else sorted(_stores_in(folder))
         if not inside:
             raise StoreNotFoundError(
@@ -66,6 +68,23 @@ def _stores_in(folder: Path) -> Iterator[Path]:
         # a build that is not finished lies in a hidden folder
         if not path.name.startswith(".") and (path / META).is_file():
             yield path
+
+
+def names_apart(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The name of each folder; of those that share one, as much of the path as tells them apart.
+
+    /runs/1/chats, /runs/2/chats, /wiki -> 1/chats, 2/chats, wiki
+    """
+    same: dict[str, list[Path]] = {}
+    for path in paths:
+        same.setdefault(path.name, []).append(path)
+    found = {}
+    for group in same.values():
+        depth = 1
+        while len({path.parts[-depth:] for path in group}) < len(group):
+            depth += 1
+        found.update({path: "/".join(path.parts[-depth:]) for path in group})
+    return tuple(found[path] for path in paths)
 
 
 class Tokenizers:
@@ -91,6 +110,7 @@ class Shelf:
 
     def __init__(self, paths: Sequence[Path], tokenizers: Tokenizers) -> None:
         self.paths = tuple(paths)
+        self.names = names_apart(self.paths)
         self._tokenizers = tokenizers
         self._lock = threading.Lock()
         self._locks = [threading.Lock() for _ in self.paths]
@@ -102,8 +122,8 @@ class Shelf:
 
     def path(self, number: int) -> Path:
         if not 0 <= number < len(self.paths):
-            wanted = f"0 to {len(self) - 1}" if self.paths else "none: no store was named"
-            raise StoreNotFoundError(f"store {number:,}: wanted {wanted}; see /api/stores")
+            has = f"the stores are 0 to {len(self) - 1}" if self.paths else "no store was named"
+            raise StoreNotFoundError(f"there is no store {number:,}; {has}, see /api/stores")
         return self.paths[number]
 
     def store(self, number: int) -> OpenStore:
@@ -138,6 +158,11 @@ class Shelf:
         """The store in this folder, if it stands on the shelf."""
         found = folder.absolute()
         return self.store(self.paths.index(found)) if found in self.paths else None
+
+    def name_of(self, folder: Path) -> str | None:
+        """What the store in this folder is called, if it is on the shelf."""
+        found = folder.absolute()
+        return self.names[self.paths.index(found)] if found in self.paths else None
 
     def summary(self, number: int) -> Summary:
         """What the list says; opens the store once."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import OptionError
-from shardmill.inspector.batch import Moment, read_row
+from shardmill.inspector.batch import Moment, read_row, tells_documents
 from shardmill.inspector.opened import OpenStore
 from shardmill.inspector.shelf import NO_TOKENIZER, Shelf
 from shardmill.inspector.view import Reading, shown, some_of
@@ -27,6 +27,9 @@ from shardmill.loading.config import DataConfig, open_stream
 from shardmill.loading.stream import Shuffle
 from shardmill.records import JSON, OffsetArray
 
+_SAMPLES, _SOME_SAMPLES = 10_000, 1000  # of a mixture, without phases and at least with them
+_POINTS = 200  # of a mixture, for all phases
+_LEAST_SAMPLES = 25  # between two points, or a share would be of a few samples
 MOST_TOKENS = 2**16
 
 
@@ -137,7 +140,7 @@ def _row_facts(
 
 def _edges(source: RowSource, plan: PlannedSample) -> OffsetArray:
     """Columns of a row at which a document or the padding begins, the first at 0."""
-    if plan.documents is None:
+    if not tells_documents(source):
         return np.zeros(1, np.int64)
     inner = source.borders(np.array([plan.window])).places
     return np.append(0, inner)
@@ -151,14 +154,39 @@ def _reading(plan: PlannedSample, shelf: Shelf) -> Reading:
     return Reading(words=None, why=NO_TOKENIZER, markers=np.empty(0, np.int64))
 
 
-def mixture_facts(stream: SampleStream, samples: int, points: int) -> dict[str, JSON]:
-    """Shares of the sources over the first `samples` samples, at `points` places."""
-    ends = np.unique(np.linspace(0, samples, points + 1).astype(np.int64)).tolist()
+def mixture_facts(
+    stream: SampleStream, shelf: Shelf, samples: int | None, points: int | None
+) -> dict[str, JSON]:
+    """Shares of the sources over the first `samples` samples, at `points` places.
+
+    Without `samples` every phase is there; without `points` every phase has its own, so no share
+    is of two phases.
+    """
+    borders = [start for start, _ in stream.shares()]
+    if samples is None:
+        samples = max(2 * borders[-1], _SOME_SAMPLES) if borders[-1] else _SAMPLES
+    if points is None:
+        inside = [start for start in borders if start < samples]
+        each = max(1, _POINTS // len(inside))
+        runs = [
+            np.linspace(start, stop, min(each, max(1, (stop - start) // _LEAST_SAMPLES)) + 1)
+            for start, stop in pairwise([*inside, samples])
+        ]
+        places = np.concatenate(runs)
+    else:
+        places = np.linspace(0, samples, points + 1)
+    ends = np.unique(places.astype(np.int64)).tolist()
     counts = [stream.counts(end).tolist() for end in ends]
     return {
         "samples": samples,
         "sources": [
-            {"name": one.name, "path": str(one.path), "split": one.split, "rows": len(one)}
+            {
+                "name": one.name,
+                "path": str(one.path),
+                "store": shelf.name_of(one.path) if one.split is not None else None,
+                "split": one.split,
+                "rows": len(one),
+            }
             for one in stream.sources
         ],
         "phases": [

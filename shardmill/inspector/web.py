@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError, missing_extra
 from shardmill.inspector.api import GET, LONG, POST, Answer, Desk
-from shardmill.inspector.query import Query
+from shardmill.inspector.query import NotThereError, Query
 from shardmill.records import JSON
 
 try:
@@ -51,6 +51,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_NO_PAGE = "no-page.html"
 _AT_ONCE = 4  # requests that are worked on; others wait
 _LONG_AT_ONCE = 2  # of those that may take a second, beside the others
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -145,11 +146,17 @@ def _endpoint(
 
 def _file_endpoint(files: dict[str, Path]) -> Callable[[Request], object]:
     async def endpoint(request: Request) -> Response:
-        path = files.get(request.path_params["file"])
-        if path is None:
-            raise HTTPException(404)
+        name, status = request.path_params["file"], 200
+        if name not in files:
+            # a person who typed the address gets a page, a program gets JSON
+            typed = "text/html" in request.headers.get("accept", "")
+            if not typed or name.startswith("api/") or _NO_PAGE not in files:
+                raise HTTPException(404)
+            name, status = _NO_PAGE, 404
+        path = files[name]
         body = await run_in_threadpool(path.read_bytes)
-        return Response(body, media_type=TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+        headers = {"Cache-Control": "no-cache"}
+        return Response(body, status, media_type=TYPES[path.suffix], headers=headers)
 
     return endpoint
 
@@ -169,7 +176,7 @@ def _error(status: int, message: str) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    if isinstance(error, StoreNotFoundError):
+    if isinstance(error, StoreNotFoundError | NotThereError):
         return _error(404, str(error))
     return _error(400 if isinstance(error, OptionError) else 409, str(error))
 
@@ -179,7 +186,7 @@ async def _not_served(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     if error.status_code == 405:
         return _error(405, f"{request.method} {path}: this server is read-only; wanted GET")
-    return _error(error.status_code, f"{path}: nothing here; /api/stores lists the stores")
+    return _error(error.status_code, f"there is no address {path}; /api/stores lists the stores")
 
 
 async def _broken(request: Request, error: Exception) -> Response:  # noqa: ARG001

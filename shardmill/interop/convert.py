@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError, StoreNotFoundError
-from shardmill.interop.foreign import ForeignFile, Separator
+from shardmill.interop.foreign import ForeignFile, Separator, TokenizerFacts
 from shardmill.interop.parity import Parity, check_bins, check_documents, shard_bins
 from shardmill.records import JSON
 
@@ -43,6 +44,7 @@ class ConvertOptions:
     split: str = "train"  # of a store
     dtype: str | None = None  # of bare tokens: "uint16" or "uint32"
     separator: Separator | None = None  # between documents, for files without an index
+    tokenizer: TokenizerFacts | None = None  # of tokens that become a store
     ignore_loss: bool = False  # train on what a .loss file leaves out
     pack_size: int | None = None
     loss_mask_alignment: str | None = None
@@ -56,17 +58,26 @@ def convert(
     to_format: str,
     options: ConvertOptions | None = None,
 ) -> dict[str, JSON]:
-    """Write `target` and return the receipt: formats, counts, and the result of the comparison."""
+    """Write `target` and return the receipt: formats, counts, and the result of the comparison.
+
+    The receipt has "pack_size_rule" when nothing says the pack size of a legacy file, and the
+    length of its longest bin is taken.
+    """
+    for name, path in (("source", source), ("target", target)):
+        refuse_url(path, name, instead="copy with shardmill.remote.pull or push")
     if (from_format, to_format) not in PAIRS:
         offered = ", ".join(f"{one} to {other}" for one, other in PAIRS)
         raise OptionError(f"{from_format!r} to {to_format!r}: not offered; there is {offered}")
     said = options or ConvertOptions()
+    found: dict[str, JSON] = {}
     if to_format == "store":
         parity = _to_store(Path(source), Path(target), from_format, said)
     elif from_format == "store":
         parity = _to_megatron(Path(source), Path(target), said)
     else:
-        parity = _packed(Path(source), Path(target), (from_format, to_format), said)
+        bins = _open_bins(Path(source), from_format, said)
+        parity = _packed(Path(source), Path(target), to_format, bins)
+        found = {} if bins.rule is None else {"pack_size_rule": bins.rule}
     return {
         "source": str(source),
         "target": str(target),
@@ -75,6 +86,7 @@ def convert(
         parity.unit: parity.num_units,
         "tokens": parity.num_tokens,
         "parity": parity.to_json(),
+        **found,
     }
 
 
@@ -85,7 +97,9 @@ def open_foreign(path: str | Path, name: str, options: ConvertOptions) -> list[F
     if path.is_dir():
         paths = sorted(path.glob(_PATTERN[name]))
         if not paths:
-            raise StoreNotFoundError(f"{path}: no {_PATTERN[name]} in this folder; check --from")
+            raise StoreNotFoundError(
+                f"{path}: no {_PATTERN[name]} in this folder; check from_format="
+            )
     return [_open_one(one, name, options) for one in paths]
 
 
@@ -111,7 +125,8 @@ def _to_store(source: Path, target: Path, name: str, options: ConvertOptions) ->
     from shardmill.interop.stores import StoreOptions, store_from_files
 
     files = open_foreign(source, name, options)
-    return store_from_files(files, target, StoreOptions(split=options.split, name=source.name))
+    wanted = StoreOptions(split=options.split, name=source.name, tokenizer=options.tokenizer)
+    return store_from_files(files, target, wanted)
 
 
 def _to_megatron(source: Path, target: Path, options: ConvertOptions) -> Parity:
@@ -130,19 +145,19 @@ class _Bins:
 
     read: Callable[[], Iterator[PackedBin]]
     pack_size: int
+    rule: str | None  # how the pack size was found, if nothing said it
     alignment: str
     num_bins: int
     num_sequences: int
     largest_id: int
 
 
-def _packed(source: Path, target: Path, formats: tuple[str, str], said: ConvertOptions) -> Parity:
-    bins = _open_bins(source, formats[0], said)
-    writer = _writer(target, formats[1], bins)
+def _packed(source: Path, target: Path, to_format: str, bins: _Bins) -> Parity:
+    writer = _writer(target, to_format, bins)
     parity: list[Parity] = []
 
     def compare(staged: Path) -> None:
-        written = _read_bins(staged, formats[1])
+        written = _read_bins(staged, to_format)
         parity.append(check_bins(bins.read(), written, f"{source} and {target}"))
 
     try:
@@ -169,9 +184,11 @@ def _open_bins(path: Path, name: str, said: ConvertOptions) -> _Bins:
         from shardmill.interop.packed.legacy_reader import iter_legacy_bins
 
         sizes = legacy.measure_legacy(path)
+        pack_size, rule = legacy.legacy_pack_size(path, said.pack_size, sizes)
         return _Bins(
             read=lambda: iter_legacy_bins(path),
-            pack_size=legacy.legacy_pack_size(path, said.pack_size, sizes),
+            pack_size=pack_size,
+            rule=rule,
             alignment=legacy.legacy_alignment(path, said.loss_mask_alignment),
             num_bins=sizes.num_bins,
             num_sequences=sizes.num_sequences,
@@ -186,6 +203,7 @@ def _open_bins(path: Path, name: str, said: ConvertOptions) -> _Bins:
     return _Bins(
         read=read,
         pack_size=shard.pack_size,
+        rule=None,
         alignment=shard.loss_mask_alignment,
         num_bins=len(shard),
         num_sequences=num_sequences,
@@ -220,6 +238,7 @@ def _writer(target: Path, name: str, bins: _Bins) -> Any:
             bins.num_sequences,
             np.int32 if bins.largest_id < 2**31 else np.uint32,
             loss_mask_alignment=bins.alignment,
+            pack_size_rule=bins.rule,
         )
     if name == "parquet":
         from shardmill.interop.packed.parquet import ParquetShardWriter

@@ -24,6 +24,17 @@ BATCH_TOKENS = 2**22
 BATCH_DOCUMENTS = 2**16
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFacts:
+    """The tokenizer that made some tokens, as a store records it."""
+
+    name: str  # for messages
+    fingerprint: str
+    sha256: str | None  # of the model's file, if it is one
+    vocab_size: int
+    special_token_ids: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForeignFile:
     """One file of tokens and the documents in it."""

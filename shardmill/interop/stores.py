@@ -17,7 +17,13 @@ import numpy as np
 
 from shardmill.atomic import temporary_name
 from shardmill.errors import OptionError
-from shardmill.interop.foreign import BATCH_DOCUMENTS, ForeignFile, all_batches, document_cuts
+from shardmill.interop.foreign import (
+    BATCH_DOCUMENTS,
+    ForeignFile,
+    TokenizerFacts,
+    all_batches,
+    document_cuts,
+)
 from shardmill.interop.parity import Parity, check_documents
 from shardmill.mapped import open_tokens
 from shardmill.records import JSON, OffsetArray, Ragged
@@ -82,6 +88,7 @@ class StoreOptions:
     dtype: str | None = None  # None: uint16 for tokens of one or two bytes, else uint32
     shard_bytes: int | None = SHARD_BYTES
     name: str | None = None  # of the data
+    tokenizer: TokenizerFacts | None = None  # that made the tokens; None: not known
 
 
 def store_from_files(
@@ -110,9 +117,19 @@ def _write(files: Sequence[ForeignFile], staged: Path, options: StoreOptions) ->
     ) as writer:
         for file in files:
             for batch in file.batches():
+                _check_ids(file, batch, options.tokenizer)
                 writer.append(options.split, batch, where=str(file.path))
         documents, tokens = writer.num_documents(options.split), writer.num_tokens(options.split)
         writer.finish(_facts(files, options, documents, tokens))
+
+
+def _check_ids(file: ForeignFile, batch: Ragged, tokenizer: TokenizerFacts | None) -> None:
+    largest = int(batch.values.max(initial=0))
+    if tokenizer is not None and largest >= tokenizer.vocab_size:
+        raise OptionError(
+            f"{file.path}: id {largest:,}, but the tokenizer {tokenizer.name} has only "
+            f"{tokenizer.vocab_size:,} ids, so it did not make these tokens: name the one that did"
+        )
 
 
 def _facts(
@@ -135,6 +152,7 @@ def _facts(
         repaired={},
         chat=None,
     )
+    made = options.tokenizer
     return StoreFacts(
         dataset_name=options.name or files[0].path.name,
         dataset_config=None,
@@ -145,10 +163,10 @@ def _facts(
         shuffle_buffer=None,
         append_eot=False,
         unit="document",
-        tokenizer_sha256=None,
-        tokenizer_fingerprint=None,
-        vocab_size=None,
-        special_token_ids={},
+        tokenizer_sha256=None if made is None else made.sha256,
+        tokenizer_fingerprint=None if made is None else made.fingerprint,
+        vocab_size=None if made is None else made.vocab_size,
+        special_token_ids={} if made is None else made.special_token_ids,
         sources=sources,
         options={},
         ledger=ledger,

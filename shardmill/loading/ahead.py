@@ -25,9 +25,37 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from shardmill.errors import OptionError
+
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+
+
+class OneThread:
+    """A `with` block for one thread at a time. Another thread gets an error at once: both would
+    move one position, and batches would be lost."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what  # what each thread should open for itself
+        self._begin()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._begin()  # the thread that held it stayed in the parent
+        if not self._lock.acquire(blocking=False):
+            raise OptionError(
+                f"two threads ask this iterator at the same time, and a batch would be lost; let "
+                f"one thread ask and hand batches on, or open one {self._what} for each thread, "
+                f"with rank and world of its own"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _begin(self) -> None:
+        self._process, self._lock = os.getpid(), threading.RLock()
+
 
 NAP, LONGEST_NAP = 0.5e-3, 4e-3
 """Seconds without a call after which the consumer is taken to be busy with something else; more and

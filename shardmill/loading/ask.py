@@ -1,9 +1,10 @@
 """Ask the kernel for windows before their turn, when that is worth it.
 
-In: steps.  Out: nothing; `madvise(WILLNEED)` for the windows of the next steps.
-Promise: what is read is never changed by it. Told nothing, it asks from the moment a batch had to
-wait for the disk: the kernel counts that (major page faults of a thread), so data in memory
-cost two looks at a counter every fourth batch, and not a system call a window.
+In: steps.  Out: nothing; `madvise` or `posix_fadvise` for the windows of the next steps.
+Promise: what is read is never changed by it. Without an option it asks from the moment a batch had
+to wait for the disk: the kernel counts that for each thread (major page faults of maps, blocks read
+by pread), so data in memory cost two looks at a counter every fourth batch, and not a system call a
+window.
 Not here: reading. Not for two threads at a time.
 
 Asking hides the faults that would show that it is needed, so after some steps it stops and lets one
@@ -34,12 +35,19 @@ def disk_waits() -> int:
     return 0 if resource is None else resource.getrusage(_WHOSE).ru_majflt
 
 
+def disk_reads() -> int:
+    """How many blocks this thread had read from disk: what pread waits for is no page fault."""
+    return 0 if resource is None else resource.getrusage(_WHOSE).ru_inblock
+
+
 class Asker:
     """`ask` True: for every step. False: never. None: when batches wait for the disk."""
 
     def __init__(self, steps: Steps, *, ask: bool | None) -> None:
         self._steps = steps
         self._watch = ask is None
+        preads = any(getattr(one, "reader", "mapped") == "pread" for one in steps.stream.sources)
+        self._counted = disk_reads if preads else disk_waits
         self._until = 0 if ask is not True else None  # the step at which to stop; None: never
         self._asked = 0  # steps before this one were asked for, or have been read
         self._spell = FIRST_SPELL
@@ -50,13 +58,13 @@ class Asker:
         if self._until is None or step < self._until:
             self._ask(step)
         elif self._watch and not step % LOOK_EVERY:
-            self._waits = disk_waits()
+            self._waits = self._counted()
 
     def after(self, step: int) -> None:
         """`step` was read."""
         if not self._watch or step % LOOK_EVERY or self._until is None or step < self._until:
             return
-        if disk_waits() == self._waits:
+        if self._counted() == self._waits:
             self._spell = FIRST_SPELL
             return
         self._until = step + 1 + self._spell

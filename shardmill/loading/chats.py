@@ -11,11 +11,12 @@ Not here: which examples come when (sampling), several examples in one row (pack
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from shardmill.chat.fit import (
 )
 from shardmill.errors import OptionError
 from shardmill.mapped import ChatSpace
+from shardmill.mapped.space import ReaderName
 from shardmill.records import IGNORE_INDEX, BoolArray, ChatExamples, IntArray, OffsetArray
 from shardmill.shards import Manifest, open_store, read_exclusions
 from shardmill.shards.exclude_entries import touched
@@ -64,10 +66,12 @@ class ChatRows:
         seq_len: int,
         fit: Fit | str = Fit.DROP_OLDEST_TURNS,
         pad_id: int | None = None,
+        reader: ReaderName = "auto",
     ) -> None:
-        """`pad_id` None: the end of a turn, as the store's template has it."""
+        """`pad_id` None: the end of a turn, as the store's template has it. `reader`: as in
+        `TokenSource`."""
         store = open_store(folder)
-        self.space = ChatSpace(store, split)
+        self.space = ChatSpace(store, split, reader=reader)
         self.seq_len = whole_number(seq_len, "seq_len")
         if fit not in list(Fit):
             raise OptionError(f"fit={fit!r}: wanted one of {', '.join(Fit)}")
@@ -139,13 +143,20 @@ def _with_reason(plan: FitPlan, excluded: BoolArray) -> FitPlan:
     return replace(plan, dropped=left, counts=counts)
 
 
+def _end_ids(options: Mapping[str, Any]) -> list[Any]:
+    """What ends a turn, as the template says; none when the manifest says something else there."""
+    found: Any = options
+    for key in ("chat", "template", "end_ids"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
 def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
     """The id asked for, or else the one that ends a turn in this store."""
     if asked is None:
-        template = manifest.options.get("chat", {}).get("template", {})
         named = manifest.special_token_ids
-        ends = template.get("end_ids") or [named.get("eot", named.get("eos"))]
-        asked = ends[-1]
+        ends = _end_ids(manifest.options)
+        asked = ends[-1] if ends else named.get("eot", named.get("eos"))
     if asked is None:
         raise OptionError(
             f"{where}: the store names no end of turn, 'eot' or 'eos' to pad with; pass pad_id, "

@@ -16,10 +16,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import check_memory, whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading.ahead import Ahead
+from shardmill.loading.ahead import Ahead, OneThread
 from shardmill.loading.batch import Batch, SourceCounters
 from shardmill.loading.buffers import Buffers
 from shardmill.loading.make import BatchMaker
@@ -37,10 +37,10 @@ class Loader(Closing):
     """The steps of one rank. Its position, `samples`, counts samples of all ranks since the first.
 
     `batch_size` is of this rank: a step is `world * batch_size` samples. `documents=True` keeps
-    documents apart (see `Batch`). `ahead` batches are made early in a thread; 0: no thread.
-    `ask_ahead`: whether the kernel is asked to read the windows of the next steps; None: as soon as
-    a batch had to wait for the disk. A copy by pickle goes on from the same position. For one
-    thread at a time.
+    documents apart (see `Batch`); None: as the stream says. `ahead` batches are made early in a
+    thread; 0: no thread. `ask_ahead`: whether the kernel is asked to read the windows of the next
+    steps; None: as soon as a batch had to wait for the disk. A copy by pickle goes on from the same
+    position. For one thread: a second one that asks at the same time gets an OptionError.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Loader(Closing):
         rank: SupportsIndex = 0,
         world: SupportsIndex = 1,
         num_samples: SupportsIndex | None = None,
-        documents: bool = False,
+        documents: bool | None = None,
         ahead: SupportsIndex = 2,
         ask_ahead: bool | None = None,
     ) -> None:
@@ -67,12 +67,13 @@ class Loader(Closing):
         self.num_samples = (
             None if num_samples is None else whole_number(num_samples, "num_samples", least=0)
         )
-        self.documents = bool(documents)
+        self.documents = stream.documents if documents is None else bool(documents)
         self.ask_ahead = None if ask_ahead is None else bool(ask_ahead)
         self.ahead = whole_number(ahead, "ahead", least=0)
-        if documents:
+        if self.documents:
             for source in stream.sources:
                 source.borders(np.empty(0, np.int64))  # an error when nobody knows
+        self._check_memory()
         self._samples = 0
         self._current: weakref.ref[_Batches] | None = None
         self._told = False  # of samples that fill no step
@@ -147,6 +148,18 @@ class Loader(Closing):
         self._buffers = Buffers(shape, most=self.ahead + _SPARE)
         self._current = None
 
+    def _check_memory(self) -> None:
+        """Refuse batches that cannot fit: inputs and labels, documents and positions with them."""
+        size, seq_len = self._shape.batch_size, self.stream.seq_len
+        one = size * seq_len * 8 * (4 if self.documents else 2)
+        held = max(2, self.ahead + 1)  # one that was given, and those being made
+        check_memory(
+            held * one,
+            f"batch_size={size:,}: a batch of {size:,} x {seq_len:,} tokens takes "
+            f"{one / 1e9:,.1f} GB, and {held} are held at a time (ahead={self.ahead})",
+            "lower batch_size, ahead or seq_len",
+        )
+
     def _steps_left(self) -> int | None:
         if self.num_samples is None:
             return None
@@ -167,8 +180,13 @@ class _Batches(Iterator[Batch]):
     def __init__(self, loader: Loader, steps: Steps, batches: Ahead[Batch]) -> None:
         self._loader, self._steps, self._batches = loader, steps, batches
         self._closed = False
+        self._one_thread = OneThread("Loader")
 
     def __next__(self) -> Batch:
+        with self._one_thread:
+            return self._next()
+
+    def _next(self) -> Batch:
         if self._closed:
             raise OptionError(
                 "this iterator was ended by a newer one, by load_state_dict or by close; take a "

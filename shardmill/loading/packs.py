@@ -28,7 +28,7 @@ from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.loading.rows import Place, check_fill, checked_name, row_blocks
 from shardmill.mapped import PackedRows, PackSpace
 from shardmill.mapped.documents import Borders
-from shardmill.mapped.space import as_positions
+from shardmill.mapped.space import ReaderName, as_positions
 from shardmill.records import IGNORE_INDEX, BoolArray, OffsetArray
 from shardmill.shards import find_plan, open_store, read_exclusions, read_plan
 
@@ -45,25 +45,28 @@ class PackBatch(TypedDict):
 class PackSource:
     """Every row of a plan: a read-only sequence without a state.
 
-    `plan`: its name ("train-8192", as `shardmill pack --list` tells it) or its path. `name` is part
-    of the order, as in `TokenSource`; without one it is the name of the folder. `pad_id` None: the
-    end of a turn, as the store's template has it.
+    `plan`: its name ("train-8192", as `shardmill pack --list` prints it), its path, or its
+    `seq_len` when the store has one plan of that length. `name` is part of the order, as in
+    `TokenSource`; without one it is the name of the folder. `pad_id` None: the end of a turn, as
+    the store's template has it. `reader`: as in `TokenSource`.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        plan: str | Path,
+        plan: str | Path | int,
         *,
         name: str | None = None,
         pad_id: int | None = None,
+        reader: ReaderName = "auto",
     ) -> None:
         store = open_store(folder)
         found = read_plan(find_plan(store.folder, plan))
         self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
         if self.pad_id > np.iinfo(store.dtype).max:
             raise OptionError(f"pad_id={self.pad_id:,}: tokens of {store.folder} are {store.dtype}")
-        self._space = PackSpace(store, found, pad_id=self.pad_id)
+        self._space = PackSpace(store, found, pad_id=self.pad_id, reader=reader)
+        self.reader = self._space.reader
         self.path = store.folder
         self.split: str | None = found.facts.split  # never None: a plan is of a store
         self.plan = found.path
@@ -149,5 +152,5 @@ class PackSource:
     def __repr__(self) -> str:
         return (
             f"PackSource({str(self.path)!r}, {self.plan.stem!r}, name={self.name!r}, "
-            f"seq_len={self.seq_len:,}, rows={len(self):,})"
+            f"seq_len={self.seq_len:,}, rows={len(self):,}, reader={self.reader!r})"
         )

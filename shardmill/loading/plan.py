@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsIndex
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import check_memory, whole_number
 from shardmill.loading.rows import Documents, RowSource
 from shardmill.loading.steps import Shape, Steps
 from shardmill.loading.stream import SampleStream
+
+_ROW_BYTES = 500  # of a row that is described, and of its order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,11 @@ def plan_step(
         batch_size=whole_number(batch_size, "batch_size"),
         rank=whole_number(rank, "rank", least=0),
         world=whole_number(world, "world"),
+    )
+    check_memory(
+        _ROW_BYTES * shape.batch_size,
+        f"batch_size={shape.batch_size:,}: the description of as many rows",
+        "lower batch_size",
     )
     start = whole_number(samples, "samples", least=0)
     step = Steps(stream, shape, start=start, num_steps=1).at(0)

@@ -15,25 +15,32 @@ begin in one file and end in the next.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
 from shardmill.loading.rows import Documents, Place, check_fill, checked_name, row_blocks
 from shardmill.mapped import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
-from shardmill.mapped.documents import Borders, checked_starts, find_borders
+from shardmill.mapped.documents import Borders, borders_after, checked_starts, find_borders
 from shardmill.mapped.foreign import folder_fingerprint
+from shardmill.mapped.pread import held_by
+from shardmill.mapped.space import ReaderName
 from shardmill.mapped.splits import find_split
 from shardmill.records import OffsetArray
 from shardmill.shards import Exclusions, Store, read_exclusions
 
 EVERY_FILE = "*.npy"
 """The pattern that is taken when none is given; a store needs none."""
+_LOOK_FOR_EOS = 2**20  # tokens in which the end of a document should be found
+
+log = logging.getLogger(__name__)
 
 
 class TokenStore(Protocol):
@@ -67,7 +74,11 @@ class TokenSource:
 
     `split` None: the only split of the store, or the one that `path` itself names. `name` is part
     of the order: the same data under another name comes in another order. Without one it is the
-    name of the folder. `file_pattern` and `dtype` are for folders that are no store.
+    name of the folder. `file_pattern` and `dtype` are for folders that are no store, and so is
+    `eos_token_id`, the token that ends every document: with it a loader can keep documents apart.
+    `reader`: "mapped" maps the files, "pread" reads them with system calls (docs/loading.md says
+    when), "auto" is "pread" on network file systems. The attribute `reader` says what was chosen;
+    no token depends on it. A remote store reads through its cache and takes "auto" only.
     """
 
     def __init__(
@@ -79,30 +90,32 @@ class TokenSource:
         name: str | None = None,
         file_pattern: str = EVERY_FILE,
         dtype: npt.DTypeLike | None = None,
+        eos_token_id: int | None = None,
+        reader: ReaderName = "auto",
     ) -> None:
         self._of = _split_of(path, split)  # the store and the split
         self.split: str | None = None  # None: a folder that is no store
         self._documents: OffsetArray | None = None  # mapped at first use, in every process anew
         if self._of is not None:
             store, found = self._of
-            _check_store(store, file_pattern, dtype)
-            space = (
-                open_tokens(store, found) if isinstance(store, Store) else store.open_tokens(found)
-            )
+            _check_store(store, file_pattern, dtype, eos_token_id)
+            space = _open_space(store, found, reader)
             self.path, self.split = store.folder, found
             self.fingerprint = f"{store.fingerprint}/{found}"
         else:
             assert isinstance(path, str | Path), "anything else is a store"
             folder = open_token_folder(path, file_pattern, dtype=dtype)
-            space = TokenSpace(folder.files)
+            space = TokenSpace(folder.files, reader=reader)
             self.path = folder.folder
             self.fingerprint = folder_fingerprint(folder, space)
         self._windows = Windows(space, seq_len=seq_len)
+        self.reader = space.reader
         self.seq_len = self._windows.seq_len
         own = self.path.name if isinstance(path, str | Path) else path.name
         self.name = checked_name(own if name is None else name)
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
+        self.eos_token_id = check_eos(space, eos_token_id, self.name)
         self.excluded: ExcludedItems | None = self._find_excluded()
 
     def __len__(self) -> int:
@@ -137,20 +150,28 @@ class TokenSource:
         """Where documents begin in the split, on disk; None when nobody knows (a folder)."""
         if self._of is not None and self._documents is None:
             store, split = self._of
-            self._documents = checked_starts(store.document_starts(split), self.num_tokens)
+            starts = checked_starts(store.document_starts(split), self.num_tokens)
+            self._documents = held_by(self.reader, starts)
         return self._documents
 
     def borders(self, items: OffsetArray) -> Borders:
-        """Where documents begin in these windows; for a folder, where nobody knows, an error."""
+        """Where documents begin in these windows: by a store's index, or after every end token of
+        a folder. A folder without `eos_token_id` is an error."""
         starts = self.document_starts()
-        if starts is None:
+        if starts is not None:
+            return find_borders(starts, items * self.seq_len, self.seq_len + 1)
+        if self.eos_token_id is None:
             raise OptionError(
-                f"documents=True, but nobody knows where the documents of source {self.name!r} "
-                f"begin: {self.path} is a folder of tokens, not a store. Build a store, or let an "
-                f"end-of-document id tell: "
-                f"shardmill.pytorch.MemoryMappedDataset(pack_sequences=True, eos_token_id=...)"
+                f"documents=True, but nothing says where the documents of source {self.name!r} "
+                f"begin: {self.path} is a folder of tokens, not a store. Name the token that ends "
+                f"a document, TokenSource(..., eos_token_id=...), or build a store"
             )
-        return find_borders(starts, items * self.seq_len, self.seq_len + 1)
+        length = self.seq_len + 1
+        places = [np.empty(0, np.int64)]
+        for part in row_blocks(len(items), self.window_bytes):  # read just before, so cached
+            ids = self._windows.gather_unchecked(items[part])
+            places.append(borders_after(ids, self.eos_token_id).places + part.start * length)
+        return Borders(len(items), length, np.concatenate(places))
 
     def spans(self, items: OffsetArray) -> OffsetArray:
         """(n, 2) the tokens of these windows, start and stop."""
@@ -200,8 +221,19 @@ class TokenSource:
         split = "" if self.split is None else f", split={self.split!r}"
         return (
             f"TokenSource({str(self.path)!r}{split}, name={self.name!r}, "
-            f"seq_len={self.seq_len:,}, windows={len(self):,})"
+            f"seq_len={self.seq_len:,}, windows={len(self):,}, reader={self.reader!r})"
         )
+
+
+def _open_space(store: Store | TokenStore, split: str, reader: ReaderName) -> TokenSpace:
+    if isinstance(store, Store):
+        return open_tokens(store, split, reader=reader)
+    if reader != "auto":
+        raise OptionError(
+            f"reader={reader!r}: {store!r} is read through its cache; wanted 'auto'. A copy on "
+            f"this machine (`shardmill pull`) can be read with any reader"
+        )
+    return store.open_tokens(split)
 
 
 def _cut_out(starts: OffsetArray, start: int, stop: int) -> Documents:
@@ -224,7 +256,31 @@ def _split_of(
     return path, named
 
 
-def _check_store(store: Store | TokenStore, file_pattern: str, dtype: npt.DTypeLike | None) -> None:
+def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | None:
+    """The id that ends a document, if tokens of this kind can hold it; logged when none does."""
+    if eos_token_id is None:
+        return None
+    eos = whole_number(eos_token_id, "eos_token_id", least=0)
+    if eos > np.iinfo(space.dtype).max:
+        raise OptionError(
+            f"{name}: eos_token_id={eos:,} cannot occur in {space.dtype} tokens; these tokens come "
+            f"from another tokenizer"
+        )
+    looked_at = min(space.num_tokens, _LOOK_FOR_EOS)
+    if not (space.read(0, looked_at) == eos).any():
+        log.warning(
+            "%s: eos_token_id=%d is not among the first %s tokens; is it the right id?",
+            *(name, eos, f"{looked_at:,}"),
+        )
+    return eos
+
+
+def _check_store(
+    store: Store | TokenStore,
+    file_pattern: str,
+    dtype: npt.DTypeLike | None,
+    eos_token_id: int | None,
+) -> None:
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "
@@ -235,6 +291,11 @@ def _check_store(store: Store | TokenStore, file_pattern: str, dtype: npt.DTypeL
         raise OptionError(
             f"file_pattern={file_pattern!r}, but {store.folder} is a store and is read whole, as "
             f"its manifest lists it; leave the pattern away"
+        )
+    if eos_token_id is not None:
+        raise OptionError(
+            f"eos_token_id={eos_token_id!r}, but {store.folder} is a store, whose index says where "
+            f"documents begin; leave it out"
         )
     if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
         raise OptionError(f"{store.folder}: its tokens are {store.dtype}, but dtype={dtype!r}")

@@ -25,6 +25,9 @@ KIND = "shardmill.loader"
 MOST_BYTES = 1000
 """Of a state as JSON. Sources that do not fit in are not listed, only counted."""
 
+MOST_SAMPLES = 2**62
+"""Of a position: twice as many are the most that an order can number, and steps need room."""
+
 _EXCLUSIONS = "exclusions"  # the one key that is there only when it says something
 _SHORT = 16  # hex digits that tell one source's data from another's
 _NEXT = "open the same data with the same arguments, or begin a new run without this state"
@@ -71,6 +74,11 @@ def read_state(state: Mapping[str, Any], stream: SampleStream) -> int:
         raise StateMismatchError(
             f"the state's {error}; it was changed since it was saved"
         ) from None
+    if samples > MOST_SAMPLES:
+        raise StateMismatchError(
+            f"samples: the state has {samples:,}, wanted at most {MOST_SAMPLES:,}; it was changed "
+            f"since it was saved"
+        )
     tell_change(state.get(_EXCLUSIONS), stream.exclusions, "Loader")
     return samples
 

@@ -61,6 +61,7 @@ class SampleStream:
     `weights` None: by number of windows. `phases`: (first sample, weights), rising. `shuffle`:
     "global" shuffles all windows of a source, "block" reads 4 MiB at a time, for data larger than
     memory (docs/sampling.md tells what that costs in mixing), "none" keeps their order.
+    `documents`: whether loaders of this stream keep documents apart unless told otherwise.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class SampleStream:
         shuffle: Shuffle = "global",
         temperature: float = 1.0,
         phases: Sequence[tuple[int, Sequence[float]]] = (),
+        documents: bool = False,
     ) -> None:
+        self.documents = bool(documents)
         self.sources = _checked_sources(sources)
         self.seq_len = self.sources[0].seq_len
         self.shuffle: Shuffle = shuffle
@@ -96,6 +99,7 @@ class SampleStream:
             "shuffle": shuffle,
             "temperature": temperature,
             "phases": [(start, [*chosen]) for start, chosen in phases],
+            "documents": self.documents,
         }
         self.order_fingerprint = self._mixture.fingerprint
         self._excluded = self._find_excluded()

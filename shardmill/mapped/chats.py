@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError
-from shardmill.mapped.space import MAX_MAPS, as_positions, first_outside, open_tokens
+from shardmill.mapped.pread import held_by
+from shardmill.mapped.space import MAX_MAPS, ReaderName, as_positions, first_outside, open_tokens
 from shardmill.records import ROLES, BoolArray, ChatExamples, OffsetArray, Ragged
 
 if TYPE_CHECKING:
@@ -25,12 +26,19 @@ if TYPE_CHECKING:
 class ChatSpace:
     """Every conversation of a split: a read-only sequence without a state."""
 
-    def __init__(self, store: Store, split: str, *, max_maps: int = MAX_MAPS) -> None:
+    def __init__(
+        self, store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
+    ) -> None:
+        """`max_maps`, `reader`: as in `TokenSpace`."""
         self.store, self.split = store, split
-        self._max_maps = max_maps
-        self._chat = store.chat_arrays(split)
-        self._starts = store.document_starts(split)
-        self._tokens = open_tokens(store, split, max_maps=max_maps)
+        self._options = (max_maps, reader)
+        self._tokens = open_tokens(store, split, max_maps=max_maps, reader=reader)
+        self.reader = self._tokens.reader
+        self._starts = held_by(self.reader, store.document_starts(split))
+        chat = store.chat_arrays(split)
+        self._mask_bits = held_by(self.reader, chat.mask_bits)
+        self._turn_starts = held_by(self.reader, chat.turn_starts)
+        self._turn_roles = held_by(self.reader, chat.turn_roles)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -41,13 +49,13 @@ class ChatSpace:
         positions, offsets = spread(starts, stops)
         turns, turn_offsets = spread(*self._turns(starts, stops))
         moved = np.repeat(offsets[:-1] - starts, np.diff(turn_offsets))
-        roles = self._chat.turn_roles[turns]
+        roles = self._turn_roles[turns]
         if len(roles) and roles.max() >= len(ROLES):
             raise self._damaged(f"a turn has the role {roles.max()}")
         return ChatExamples(
             ids=Ragged(self._tokens.gather(positions, 1)[:, 0], offsets),
             mask=self._bits(positions),
-            turn_starts=self._chat.turn_starts[turns] + moved,
+            turn_starts=self._turn_starts[turns] + moved,
             turn_roles=roles,
         )
 
@@ -64,10 +72,13 @@ class ChatSpace:
         self._tokens.close()
 
     def __repr__(self) -> str:
-        return f"ChatSpace({str(self.store.folder)!r}, {self.split!r}, examples={len(self):,})"
+        return (
+            f"ChatSpace({str(self.store.folder)!r}, {self.split!r}, examples={len(self):,}, "
+            f"{self.reader})"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.store, self.split, self._max_maps)
+        return _reopen, (self.store, self.split, *self._options)
 
     def _spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
         """Where these conversations start and stop in the token space."""
@@ -87,13 +98,13 @@ class ChatSpace:
 
     def _turns(self, starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
         """Which turns lie in these spans."""
-        first, last = np.searchsorted(self._chat.turn_starts, np.stack((starts, stops)))
+        first, last = np.searchsorted(self._turn_starts, np.stack((starts, stops)))
         if (last <= first).any():
             raise self._damaged("an example has no turn")
         return first, last
 
     def _bits(self, positions: OffsetArray) -> BoolArray:
-        packed = self._chat.mask_bits[positions >> 3]
+        packed = self._mask_bits[positions >> 3]
         trained: BoolArray = ((packed >> (positions & 7).astype(np.uint8)) & 1).view(np.bool_)
         return trained
 
@@ -115,5 +126,5 @@ def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, Offset
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets
 
 
-def _reopen(store: Store, split: str, max_maps: int) -> ChatSpace:
-    return ChatSpace(store, split, max_maps=max_maps)
+def _reopen(store: Store, split: str, max_maps: int, reader: ReaderName) -> ChatSpace:
+    return ChatSpace(store, split, max_maps=max_maps, reader=reader)

@@ -29,6 +29,9 @@ DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 _WIDTHS = {"uint16": 2, "uint32": 4}
 
+_OPEN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+"""A pipe in the place of a shard must not block; its size is then found to be wrong."""
+
 
 class ShardFiles:
     """The non-empty files, in order. Holds names and numbers, some hundred bytes a shard."""
@@ -90,7 +93,7 @@ class ShardFiles:
         The caller closes it.
         """
         try:
-            descriptor = os.open(self.paths[shard], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            descriptor = os.open(self.paths[shard], _OPEN)
         except FileNotFoundError as missing:
             raise self._missing(shard) from missing
         except OSError as error:

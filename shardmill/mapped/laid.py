@@ -61,12 +61,16 @@ class LaidShards:
         try:
             self._addresses.lay(descriptor, place, num_bytes, skip)
         except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
+            out_of_maps = error.errno == errno.ENOMEM
+            advice = (
+                "lower max_maps, close other spaces, or raise vm.max_map_count or the limit of "
+                "addresses (ulimit -v)"
+                if out_of_maps
+                else f"{os.strerror(error.errno or 0)}: some file systems allow few maps or none"
+            )
             raise StoreError(
                 f"{self._files.paths[shard]}: the kernel refused another map; this space holds "
-                f"{self._num_laid:,}; lower max_maps, close other spaces, or raise "
-                f"vm.max_map_count or the limit of addresses (ulimit -v)"
+                f"{self._num_laid:,}; {advice}; reader='pread' needs no map"
             ) from error
         finally:
             os.close(descriptor)

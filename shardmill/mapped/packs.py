@@ -20,9 +20,11 @@ import numpy.typing as npt
 from shardmill.errors import DamagedStoreError
 from shardmill.mapped.chats import spread
 from shardmill.mapped.chunks import Chunks, cut_chunks, put, take
-from shardmill.mapped.space import as_positions, first_outside, open_tokens
+from shardmill.mapped.pread import held_by
+from shardmill.mapped.space import ReaderName, as_positions, first_outside, open_tokens
 from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
-from shardmill.shards import Store, StoredPlan, check_plan, open_store, read_plan
+from shardmill.shards import PlanArrays, Store, StoredPlan, check_plan, open_store, read_plan
+from shardmill.shards.plan_entries import NAMES
 
 _ASK = 2048  # tokens of a piece that are asked of the kernel at a time
 
@@ -54,16 +56,22 @@ class PackedRows:
 class PackSpace:
     """Every row of a plan: a read-only sequence without a state. Threads may share it."""
 
-    def __init__(self, store: Store, plan: StoredPlan, *, pad_id: int = 0) -> None:
-        """`pad_id` must be an id of the store's dtype."""
+    def __init__(
+        self, store: Store, plan: StoredPlan, *, pad_id: int = 0, reader: ReaderName = "auto"
+    ) -> None:
+        """`pad_id` must be an id of the store's dtype. `reader`: as in `TokenSpace`."""
         check_plan(plan, store)
         self.store, self.plan, self.split = store, plan, plan.facts.split
         self.row_len, self.pad_id = plan.facts.row_len, pad_id
         self._offsets = np.zeros(len(plan.arrays.counts) + 1, np.int64)
         np.cumsum(plan.arrays.counts, out=self._offsets[1:])
-        self._mask_bits = store.chat_arrays(self.split).mask_bits
-        self._documents = store.document_starts(self.split)
-        self._tokens = open_tokens(store, self.split)
+        self._tokens = open_tokens(store, self.split, reader=reader)
+        self._reader, self.reader = reader, self._tokens.reader  # as asked for, as chosen
+        self._mask_bits = held_by(self.reader, store.chat_arrays(self.split).mask_bits)
+        self._documents = held_by(self.reader, store.document_starts(self.split))
+        self._arrays = PlanArrays(
+            **{name: held_by(self.reader, getattr(plan.arrays, name)) for name in NAMES}
+        )
         self.dtype = self._tokens.dtype
 
     def __len__(self) -> int:
@@ -96,7 +104,7 @@ class PackSpace:
         if wrong is not None:
             raise IndexError(f"row {rows[wrong]:,} of {len(self):,}")
         numbers, offsets = spread(self._offsets[rows], self._offsets[rows + 1])
-        examples = self.plan.arrays.examples[numbers].astype(np.int64)
+        examples = self._arrays.examples[numbers].astype(np.int64)
         starts, lengths = self._spans(numbers, examples)
         step = self.plan.facts.options.align_to
         sizes = lengths if step == 1 else -(-lengths // step) * step
@@ -133,16 +141,20 @@ class PackSpace:
         self._tokens.close()
 
     def __repr__(self) -> str:
-        return f"PackSpace({str(self.plan.path)!r}, rows={len(self):,}, row_len={self.row_len:,})"
+        return (
+            f"PackSpace({str(self.plan.path)!r}, rows={len(self):,}, row_len={self.row_len:,}, "
+            f"{self.reader})"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.store, self.plan.path, self.plan.fingerprint, self.pad_id)
+        path, wanted = self.plan.path, self.plan.fingerprint
+        return _reopen, (self.store, path, wanted, self.pad_id, self._reader)
 
     def _spans(
         self, numbers: OffsetArray, examples: OffsetArray
     ) -> tuple[OffsetArray, OffsetArray]:
         """Where these pieces begin in the token space, and how long they are."""
-        arrays, num_tokens = self.plan.arrays, self._tokens.num_tokens
+        arrays, num_tokens = self._arrays, self._tokens.num_tokens
         starts = self._documents[examples]
         stops = np.full(len(examples), num_tokens, np.int64)
         inner = examples < len(self._documents) - 1
@@ -183,17 +195,19 @@ class PackSpace:
         )
 
 
-def _reopen(store: Store, path: Path, fingerprint: str, pad_id: int) -> PackSpace:
+def _reopen(
+    store: Store, path: Path, fingerprint: str, pad_id: int, reader: ReaderName
+) -> PackSpace:
     plan = read_plan(path)
     if plan.fingerprint != fingerprint:
         raise DamagedStoreError(
             f"{path}: another plan than when this one was pickled (sha256 {plan.fingerprint[:12]}, "
             f"wanted {fingerprint[:12]}); it was packed again meanwhile: open it again"
         )
-    return PackSpace(store, plan, pad_id=pad_id)
+    return PackSpace(store, plan, pad_id=pad_id, reader=reader)
 
 
-def open_pack(path: str | Path, *, pad_id: int = 0) -> PackSpace:
+def open_pack(path: str | Path, *, pad_id: int = 0, reader: ReaderName = "auto") -> PackSpace:
     """The rows of the plan at `path`, which lies in the folder `packs` of its store."""
     plan = read_plan(Path(path))
-    return PackSpace(open_store(plan.path.parent.parent), plan, pad_id=pad_id)
+    return PackSpace(open_store(plan.path.parent.parent), plan, pad_id=pad_id, reader=reader)

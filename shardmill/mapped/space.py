@@ -3,7 +3,7 @@
 In: `TokenFile` records, in order, of either dtype; or a store and a split.  Out: copies of ids.
 Promise: `gather` equals slicing the concatenation of all files; the result never depends on
 `max_maps`, the reader or the process; copies pickle by path, survive fork and spawn, and open
-their files anew where they arrive.
+their files again where they arrive.
 Not here: epochs, shuffling, documents, the shift between inputs and targets.
 """
 
@@ -12,15 +12,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import check_memory, whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError, StoreError
-from shardmill.mapped import memory
+from shardmill.mapped import memory, pread
 from shardmill.mapped.files import ShardFiles
 from shardmill.mapped.grouped import GroupedReader
 from shardmill.mapped.ranged import RangedReader
@@ -34,10 +34,22 @@ logger = logging.getLogger(__name__)
 MAX_MAPS = 4096
 """Shards mapped at a time, unless told otherwise."""
 
+_LARGE = 2**28
+"""Tokens of a gather from which on it is asked whether they fit into memory."""
+
 MOST_MAPS = 16_384
 """The kernel allows a process 65,530 maps; a shard takes up to two; others need some too."""
 
-ReaderName: TypeAlias = Literal["auto", "ranged", "grouped"]
+ReaderName: TypeAlias = Literal["auto", "mapped", "pread", "ranged", "grouped"]
+"""How shards are read. Tokens are the same with every reader.
+
+"mapped" maps files: the quickest, but a file that is cut while it is mapped ends the process
+(SIGBUS). "pread" reads with system calls: a file that is cut is an error. "auto" is "pread" on
+network file systems and "mapped" elsewhere. "ranged" (one address range, 64-bit Linux) and
+"grouped" (one map after another, everywhere) are the two ways to map."""
+
+
+READERS: tuple[ReaderName, ...] = get_args(ReaderName)
 
 
 class Reader(Protocol):
@@ -49,11 +61,13 @@ class Reader(Protocol):
 
 
 class TokenSpace(Closing):
-    """Tokens 0..num_tokens of all files behind one another. Threads may share it.
+    """Tokens 0..num_tokens of all files, one file after another. Threads may share it.
 
-    `reader`: "ranged" reads one address range (64-bit Linux), "grouped" one map after another
-    (everywhere, a few times slower); "auto" takes the first that works here.
+    `max_maps`: the most shards that are mapped, or open, at a time. `reader`: see `ReaderName`;
+    the attribute of that name says what was chosen, "mapped" or "pread".
     """
+
+    reader: Literal["mapped", "pread"]
 
     def __init__(
         self,
@@ -67,8 +81,11 @@ class TokenSpace(Closing):
                 f"max_maps={max_maps:,}: wanted 1 to {MOST_MAPS:,}; the kernel allows a process "
                 f"65,530 maps, and a shard takes up to two"
             )
-        if reader not in ("auto", "ranged", "grouped"):
-            raise OptionError(f"reader={reader!r}: wanted 'auto', 'ranged' or 'grouped'")
+        if reader not in READERS:
+            choices = ", ".join(map(repr, READERS))
+            raise OptionError(f"reader={reader!r}: wanted {choices}")
+        if reader == "pread" and not pread.SUPPORTED:
+            raise OptionError("reader='pread': this system has no preadv; wanted 'mapped'")
         self._files = files if isinstance(files, ShardFiles) else ShardFiles(files)
         self._max_maps = max_maps
         self._choice = reader
@@ -77,6 +94,7 @@ class TokenSpace(Closing):
         self.num_tokens = int(self._files.counts.sum())
         self.dtype: np.dtype[Any] = np.dtype(f"uint{8 * self._files.width}")
         self._wide_enough = {self.dtype}  # dtypes of `out` that were found to do
+        self.reader = self._chosen()
 
     def gather(
         self, starts: npt.ArrayLike, length: int, out: npt.NDArray[Any] | None = None
@@ -116,11 +134,15 @@ class TokenSpace(Closing):
         closed = ", closed" if self._closed else ""
         return (
             f"TokenSpace({self.num_tokens:,} {self.dtype} tokens in {len(self._files):,} "
-            f"shards{closed})"
+            f"shards, {self.reader}{closed})"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.reader = self._chosen()  # this machine may have them on another file system
 
     def gather_unchecked(
         self, starts: OffsetArray, length: int, out: npt.NDArray[Any] | None = None
@@ -131,6 +153,9 @@ class TokenSpace(Closing):
         """
         shape = (len(starts), length)
         if out is None:
+            if shape[0] * length > _LARGE:
+                what = f"{shape[0]:,} windows of {length:,} tokens"
+                check_memory(shape[0] * length * self.dtype.itemsize, what, "ask for fewer")
             out = np.empty(shape, self.dtype)
         elif type(out) is not np.ndarray or out.dtype not in self._wide_enough:
             self._check_out(out)
@@ -173,8 +198,15 @@ class TokenSpace(Closing):
             opened = self._opened = (process, self._open_reader())
         return opened[1]
 
+    def _chosen(self) -> Literal["mapped", "pread"]:
+        if self._choice == "auto":
+            return pread.reader_for(self._files.paths)
+        return "pread" if self._choice == "pread" else "mapped"
+
     def _open_reader(self) -> Reader:
-        if self._choice == "grouped" or (self._choice == "auto" and not memory.SUPPORTED):
+        if self.reader == "pread":
+            return pread.PreadReader(self._files, max_open=self._max_maps)
+        if self._choice == "grouped" or (self._choice != "ranged" and not memory.SUPPORTED):
             return GroupedReader(self._files, max_maps=self._max_maps)
         try:
             return RangedReader(self._files, max_maps=self._max_maps)
@@ -185,9 +217,12 @@ class TokenSpace(Closing):
             return GroupedReader(self._files, max_maps=self._max_maps)
 
 
-def open_tokens(store: Store, split: str, *, max_maps: int = MAX_MAPS) -> TokenSpace:
-    """All tokens of a split. Pickles as the store's path and fingerprint."""
-    return TokenSpace(ShardFiles.of_store(store, split), max_maps=max_maps)
+def open_tokens(
+    store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
+) -> TokenSpace:
+    """All tokens of a split. Pickles as the store's path and fingerprint. `reader`: how shards are
+    read, see `ReaderName`."""
+    return TokenSpace(ShardFiles.of_store(store, split), max_maps=max_maps, reader=reader)
 
 
 def as_positions(positions: npt.ArrayLike) -> OffsetArray:

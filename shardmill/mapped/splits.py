@@ -14,6 +14,7 @@ from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.mapped.declared import META_JSON
 from shardmill.shards import Store, open_store
+from shardmill.shards.manifest import refuse_remote
 
 _FORMAT = re.compile(rb'"format"\s*:\s*"shardmill-store"')
 _MAX_META = 2**30
@@ -24,6 +25,7 @@ def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] 
 
     A store with one split needs no name. A damaged or unfinished store is an error, not None.
     """
+    refuse_remote(path)
     folder = Path(path).absolute()
     if _is_ours(folder):
         store, named = open_store(folder), split
@@ -45,6 +47,12 @@ def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] 
             + f": split={meant!r}, or open {store.folder / meant}"
         )
     return store, named
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether `path` is a store, sound or not, or a split of one: where `find_split` gives one."""
+    folder = Path(path).absolute()
+    return _is_ours(folder) or _is_ours(folder.parent)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from shardmill.packing.pack import (
     first_fit_shuffle,
 )
 from shardmill.packing.pieces import Long, Pieces
-from shardmill.packing.plan import PackMetrics, PackPlan
+from shardmill.packing.plan import PackMetrics, PackPlan, plan_of_bins
 
 __all__ = [
     "PACKERS",
@@ -30,4 +30,5 @@ __all__ = [
     "concatenate",
     "first_fit_decreasing",
     "first_fit_shuffle",
+    "plan_of_bins",
 ]

@@ -1,8 +1,7 @@
-"""Which items lie in which row, as two flat arrays.
+"""Which items lie in which row, as two flat arrays (CSR).
 
-In: the row of each item, or lists of items.  Out: `BinAssignment` in CSR form.
-Promise: every item once, in rising order within its row; checked when it comes from a caller.
-Not here: how rows are chosen; what an item is.
+Every item is in one row. Ours are in rising order within a row; those of a caller, which are
+checked, in the caller's order.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class BinAssignment:
 
         Without `num_items` there are as many as the lists hold.
         """
-        lists = [np.asarray(items, dtype=np.int64).reshape(-1) for items in bins]
+        lists = [_items(items, number) for number, items in enumerate(bins)]
         offsets = np.concatenate(([0], np.cumsum([len(items) for items in lists]))).astype(np.int64)
         indices = np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
         _check_partition(indices, len(indices) if num_items is None else num_items)
@@ -76,6 +75,17 @@ def _order(keys: npt.NDArray[np.uint16]) -> IntArray:
 def index_dtype(count: int) -> type[np.int32 | np.int64]:
     """The smaller integer that counts so far."""
     return np.int32 if count <= 2**31 else np.int64
+
+
+def _items(items: Sequence[int], number: int) -> OffsetArray:
+    """The items of bin `number`, as they were given: nothing is rounded."""
+    try:
+        found = np.asarray(items)
+    except ValueError:  # lists of several lengths
+        found = np.empty((0, 0))
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise OptionError(f"bin {number:,}: {items!r:.100}, wanted the numbers of its items")
+    return found.astype(np.int64, copy=False)
 
 
 def _check_partition(indices: OffsetArray, num_items: int) -> None:

@@ -1,9 +1,7 @@
 """What every packer returns: pieces, the rows they share, and how good that is.
 
-In: pieces and the row of each.  Out: `PackPlan`, with `PackMetrics`.
-Promise: a plan is a partition of its pieces; no row is over capacity; the numbers of the metrics
-sum up to the tokens that came in.
-Not here: choosing rows (best_fit, first_fit, pack); reading tokens.
+A plan is a partition of its pieces, no row is over capacity, and the numbers of the metrics sum up
+to the tokens that came in.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.packing.assignment import BinAssignment
+from shardmill.packing.assignment import BinAssignment, index_dtype
 from shardmill.packing.pieces import Pieces
 from shardmill.records import IntArray, OffsetArray
 
@@ -71,6 +69,54 @@ def aligned(lengths: IntArray, align_to: int) -> IntArray:
     if align_to == 1:
         return lengths
     return -(-lengths.astype(np.int64, copy=False) // align_to) * align_to
+
+
+def plan_of_bins(bins: BinAssignment, lengths: OffsetArray, capacity: int) -> PackPlan:
+    """The plan of bins that somebody else chose, each example in one bin.
+
+    The examples of a bin follow one another. What goes over `capacity` is cut: the end of the
+    example that crosses it, and the examples after that one. A bin without tokens has no row.
+    """
+    order = bins.indices.astype(np.int64)
+    sizes = lengths[order]
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    counts = np.diff(bins.offsets)
+    start = ends[:-1] - np.repeat(ends[bins.offsets[:-1]], counts)  # in the bin, before any cut
+    kept = np.clip(capacity - start, 0, sizes)
+    cut, gone = (kept > 0) & (kept < sizes), (kept == 0) & (sizes > 0)
+    used = kept > 0
+    row_counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[used], minlength=len(counts))
+    offsets = np.concatenate(([0], np.cumsum(row_counts[row_counts > 0])))
+    by_example = np.argsort(order[used], kind="stable")
+    number = index_dtype(len(lengths))
+    indices = np.empty(len(by_example), number)
+    indices[by_example] = np.arange(len(by_example))
+    stop = kept[used][by_example]
+    num_tokens = int(stop.sum())
+    return PackPlan(
+        rows=BinAssignment(offsets.astype(np.int64), indices),
+        pieces=Pieces(
+            example=order[used][by_example].astype(number),
+            start=np.zeros_like(stop),
+            stop=stop,
+            long=np.flatnonzero(lengths > capacity),
+        ),
+        align_to=1,
+        metrics=PackMetrics(
+            capacity=capacity,
+            num_rows=len(offsets) - 1,
+            lower_bound=-(-num_tokens // capacity),
+            num_examples=len(lengths),
+            num_empty=int(np.count_nonzero(lengths == 0)),
+            num_items=len(stop),
+            num_tokens=num_tokens,
+            num_split=0,
+            num_truncated=int(np.count_nonzero(cut)),
+            truncated_tokens=int((sizes - kept)[cut].sum()),
+            num_dropped=int(np.count_nonzero(gone)),
+            dropped_tokens=int(sizes[gone].sum()),
+        ),
+    )
 
 
 def metrics_of(

@@ -16,6 +16,7 @@ from shardmill.pytorch.memory_mapped import MemoryMappedDataset
 from shardmill.pytorch.mixture_dataset import MixtureDataset
 from shardmill.pytorch.mixture_sampler import MixtureSampler
 from shardmill.pytorch.packed import (
+    GPTSFTPackedDataset,
     GPTSFTPackedMemmapDataset,
     GPTSFTPackedMultiShardDataset,
     PackedDataset,
@@ -29,6 +30,7 @@ from shardmill.pytorch.token_loader import TokenLoader
 
 __all__ = [
     "DistributedSampler",
+    "GPTSFTPackedDataset",
     "GPTSFTPackedMemmapDataset",
     "GPTSFTPackedMultiShardDataset",
     "LoaderConfig",

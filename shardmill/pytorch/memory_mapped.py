@@ -32,6 +32,7 @@ from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
+from shardmill.loading.sources import check_eos
 from shardmill.mapped import TokenSpace, open_token_folder, open_tokens
 from shardmill.mapped.declared import dtype_name
 from shardmill.mapped.documents import (
@@ -44,15 +45,14 @@ from shardmill.mapped.documents import (
 )
 from shardmill.mapped.foreign import folder_fingerprint
 from shardmill.mapped.layout import part_of, running_edges
-from shardmill.mapped.space import as_positions, first_outside
+from shardmill.mapped.pread import held_by
+from shardmill.mapped.space import ReaderName, as_positions, first_outside
 from shardmill.mapped.splits import find_split
 from shardmill.pytorch.samples import Sample, Samples
 from shardmill.records import OffsetArray
 from shardmill.shards import Store, read_exclusions
 
 logger = logging.getLogger(__name__)
-
-_LOOK_FOR_EOS = 2**20  # tokens in which an end of document should be found
 
 
 class MemoryMappedDataset(Closing, Dataset[Sample]):
@@ -71,10 +71,13 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         dtype: npt.DTypeLike | None = None,
         *,
         split: str | None = None,
+        reader: ReaderName = "auto",
     ) -> None:
-        """`dtype`: for `.bin` files, when nothing beside them says it. `split`: of a store."""
+        """`dtype`: for `.bin` files, when nothing beside them says it. `split`: of a store.
+        `reader`: as in `shardmill.TokenSource`."""
         self._space: TokenSpace | None = None
         self._epoch = 0
+        self._reader: ReaderName = reader
         self.seq_len = whole_number(seq_len, "seq_len", least=2)
         self.pack_sequences = pack_sequences
         self._of = find_split(data_dir, split)  # the store and the split
@@ -153,7 +156,8 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
 
     def __repr__(self) -> str:
         return (
-            f"MemoryMappedDataset({self.name!r}, seq_len={self.seq_len:,}, samples={len(self):,})"
+            f"MemoryMappedDataset({self.name!r}, seq_len={self.seq_len:,}, samples={len(self):,}, "
+            f"reader={self._opened().reader!r})"
         )
 
     def _open_split(
@@ -174,7 +178,7 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
             )
         if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
             raise OptionError(f"{store.folder}: its tokens are {store.dtype}, but dtype={dtype!r}")
-        self._space = open_tokens(store, split)
+        self._space = open_tokens(store, split, reader=self._reader)
         self.name = f"{store.folder.name}/{split}"
         self.dtype_rule = f"store: its manifest says {store.dtype}"
         self.fingerprint = f"{store.fingerprint}/{split}"
@@ -184,7 +188,7 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         self, folder: Path, file_pattern: str, dtype: npt.DTypeLike | None
     ) -> OffsetArray:
         found = open_token_folder(folder, file_pattern, dtype=dtype)
-        self._space = TokenSpace(found.files)
+        self._space = TokenSpace(found.files, reader=self._reader)
         self.name = found.folder.name
         self.dtype_rule = f"{found.decided.rule}: {found.decided.reason}"
         self.fingerprint = folder_fingerprint(found, self._space)
@@ -212,16 +216,8 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
                 "pack_sequences=True needs eos_token_id, the id that ends every document; only a "
                 "shardmill store knows where its documents begin without one"
             )
-        eos = whole_number(eos_token_id, "eos_token_id", least=0)
-        space = self._opened()
-        if eos > np.iinfo(space.dtype).max:
-            raise OptionError(f"eos_token_id={eos:,} cannot occur in {space.dtype} tokens")
-        looked_at = min(space.num_tokens, _LOOK_FOR_EOS)
-        if not (space.read(0, looked_at) == eos).any():
-            logger.warning(
-                "%s: eos_token_id=%d is not among the first %s tokens; is it the right id?",
-                *(self.name, eos, f"{looked_at:,}"),
-            )
+        eos = check_eos(self._opened(), eos_token_id, self.name)
+        assert eos is not None, "it was given"
         return eos
 
     def _opened(self) -> TokenSpace:
@@ -232,7 +228,8 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         if self._of is not None and self._documents is None:
             store, split = self._of
             starts = store.document_starts(split)
-            self._documents = checked_starts(starts, self._opened().num_tokens)
+            checked = checked_starts(starts, self._opened().num_tokens)
+            self._documents = held_by(self._opened().reader, checked)
         return self._documents
 
     def _starts(self, indices: npt.ArrayLike) -> OffsetArray:

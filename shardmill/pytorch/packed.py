@@ -1,11 +1,9 @@
 """Datasets of packed bins, under the names Megatron users know.
 
-In: packed shards of any format.  Out: items of input_ids, seq_boundaries and loss_mask.
-Promise: opening is instant, an item costs what it holds; files are mapped anew in every process
-that unpickles a dataset; a negative index is a padding sample, whose mask is all zero; the order
-of `max_num_samples` is a pure function of (seed, epoch, position). A row of a plan with an excluded
-token is never given: another one, always the same, stands in for it.
-Not here: batches (packed_collate), formats (interop.packed).
+Opening reads manifests only, and an item costs what it holds. Each process that unpickles a dataset
+maps the files itself. A negative index is a padding sample, whose mask is all zero. The order of
+`max_num_samples` is a pure function of (seed, epoch, position). A row of a plan with an excluded
+token is never given: another row, always the same, takes its place.
 """
 
 from __future__ import annotations
@@ -26,14 +24,17 @@ from torch.utils.data import Dataset
 
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
-from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.interop.packed import MemmapShard, PackedShard, open_packed
+from shardmill.interop.packed.given import path_to_read
 from shardmill.interop.packed.open import check_pack_size, packed_format, refuse_spool
 from shardmill.interop.packed.planned import PlanShard
+from shardmill.interop.packed.seals import read_json
 from shardmill.interop.packed.staging import MANIFEST
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.mapped import open_pack
 from shardmill.pytorch.packed_collate import Item, collate_packed
+from shardmill.records import IntArray
 from shardmill.sampling import Permutation
 from shardmill.shards import read_exclusions
 
@@ -65,7 +66,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
     ) -> None:
         """`tokenizer` is kept, and its `eos_id` pads batches; nothing is encoded with it."""
         self.tokenizer = tokenizer
-        self._paths = [str(path) for path in paths]
+        self._paths = [str(path_to_read(path)) for path in paths]
         self._alignment, self._pack_size = loss_mask_alignment, pack_size
         self._shards: list[PackedShard] | None = self._open()
         self._identities = _identities(self._shards)
@@ -92,9 +93,10 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         return self._edges[-1]
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """`input_ids` (L,) int64, `loss_mask` (L,) uint8, `seq_boundaries`: starts and L.
+        """`input_ids` (L,) int32, `loss_mask` (L,) uint8, `seq_boundaries`: starts and L.
 
-        Index -1 is the last sample, but with a mask of zeros: samplers fill up batches with it.
+        A bin with an id of 2**31 or more, which int32 does not hold, has int64 `input_ids`. Index
+        -1 is the last sample, but with a mask of zeros: samplers fill up batches with it.
         """
         number = whole_number(index, "index", least=None)
         if not -len(self) <= number < len(self):
@@ -105,7 +107,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         shard = bisect.bisect_right(self._edges, chosen) - 1
         found = self._opened()[shard].read_bin(self._given(shard, chosen - self._edges[shard]))
         return {
-            "input_ids": found.input_ids.astype(np.int64),
+            "input_ids": _as_int32(found.input_ids),
             "seq_boundaries": found.seq_boundaries,
             "loss_mask": np.zeros_like(found.loss_mask) if padding else found.loss_mask.copy(),
         }
@@ -197,17 +199,38 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         if self.max_num_samples is not None:
             size = self.num_bins if self.samples_mapping is None else len(self.samples_mapping)
             epoch, at = divmod(position, size)
-            if self._order is None or self._order[0] != epoch:
-                self._order = epoch, Permutation(size, self.seed, "packed", "epoch", epoch)
-            position = self._order[1][at]
+            order = self._order  # another thread may replace it at any moment
+            if order is None or order[0] != epoch:
+                order = epoch, Permutation(size, self.seed, "packed", "epoch", epoch)
+                self._order = order
+            position = order[1][at]
         return position if self.samples_mapping is None else int(self.samples_mapping[position])
 
 
-class GPTSFTPackedMemmapDataset(PackedDataset):
-    """One memmap_padded_v1 shard. The options are those of `PackedDataset`."""
+class GPTSFTPackedDataset(PackedDataset):
+    """One legacy `.npy` file. The options are those of `PackedDataset`."""
 
     def __init__(self, file_path: str | Path, tokenizer: Any = None, **kwargs: Any) -> None:
+        self.file_path = str(file_path)
         super().__init__([file_path], tokenizer, **_known(kwargs))
+
+    def _open(self) -> list[PackedShard]:
+        for path in self._paths:
+            if packed_format(path) != "legacy":
+                raise StoreError(f"{path}: no legacy .npy file; create_sft_dataset opens any")
+        return super()._open()
+
+
+class GPTSFTPackedMemmapDataset(PackedDataset):
+    """One memmap_padded_v1 shard. The options are those of `PackedDataset`.
+
+    `shard_dir`: the folder, as it was given. `manifest`: what is in its manifest.json.
+    """
+
+    def __init__(self, file_path: str | Path, tokenizer: Any = None, **kwargs: Any) -> None:
+        self.file_path = self.shard_dir = str(file_path)
+        super().__init__([file_path], tokenizer, **_known(kwargs))
+        self.manifest, _ = read_json(Path(file_path), "packed shard")
 
     def _open(self) -> list[PackedShard]:
         shards = [MemmapShard(path, loss_mask_alignment=self._alignment) for path in self._paths]
@@ -215,7 +238,11 @@ class GPTSFTPackedMemmapDataset(PackedDataset):
 
 
 class GPTSFTPackedMultiShardDataset(PackedDataset):
-    """Several packed shards as one dataset; the options count for all of them together."""
+    """Several packed shards as one dataset; the options count for all of them together.
+
+    `shards`: each as a dataset of its own, with all its bins in order. `shard_offsets`:
+    (shards + 1,) the number of the first bin of each, and of all bins.
+    """
 
     def __init__(
         self, shard_dirs: Sequence[str | Path], tokenizer: Any = None, **kwargs: Any
@@ -223,13 +250,32 @@ class GPTSFTPackedMultiShardDataset(PackedDataset):
         if isinstance(shard_dirs, str | Path) or not len(shard_dirs):
             raise OptionError(f"shard_dirs={shard_dirs!r}: wanted a list of at least one shard")
         super().__init__(shard_dirs, tokenizer, **_known(kwargs))
+        self.shard_offsets = np.array(self._edges)
+        self._datasets: list[PackedDataset] | None = None
+
+    @property
+    def shards(self) -> list[PackedDataset]:
+        if self._datasets is None:
+            options = {"pack_size": self._pack_size, "loss_mask_alignment": self._alignment}
+            self._datasets = [
+                create_sft_dataset(path, self.tokenizer, **options) for path in self._paths
+            ]
+        return self._datasets
+
+    def close(self) -> None:
+        super().close()
+        for dataset in self._datasets or ():
+            dataset.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_datasets": None}
 
 
 def create_sft_dataset(path: str | Path, tokenizer: Any = None, **kwargs: Any) -> PackedDataset:
     """The dataset of whatever packed data is at `path`: a memmap shard, a folder of such shards,
     Parquet, the `.plan` of a chat store, whose rows are made as they are asked for, or a legacy
     `.npy` file, which only the restricted reader touches."""
-    path = Path(path)
+    path = path_to_read(path)
     shards = [] if (path / MANIFEST).exists() else sorted(path.glob(f"*/{MANIFEST}"))
     folders = [found.parent for found in shards if not found.parent.name.startswith(".")]
     for folder in folders:
@@ -238,7 +284,15 @@ def create_sft_dataset(path: str | Path, tokenizer: Any = None, **kwargs: Any) -
         return GPTSFTPackedMultiShardDataset(folders, tokenizer, **kwargs)
     if packed_format(path) == "memmap":
         return GPTSFTPackedMemmapDataset(path, tokenizer, **kwargs)
+    if packed_format(path) == "legacy":
+        return GPTSFTPackedDataset(path, tokenizer, **kwargs)
     return PackedDataset([path], tokenizer, **_known(kwargs))
+
+
+def _as_int32(ids: IntArray) -> IntArray:
+    """A copy as int32, or as int64 if an id does not fit: numpy would wrap it without a word."""
+    fits = np.can_cast(ids.dtype, np.int32) or not len(ids) or int(ids.max()) < 2**31
+    return ids.astype(np.int32 if fits else np.int64)
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import Sampler
 
 from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, StateMismatchError
+from shardmill.errors import OptionError, ShardmillError, StateMismatchError
+from shardmill.loading.state import MOST_SAMPLES
 from shardmill.pytorch.states import VERSION, State, check_state, position
 from shardmill.records import OffsetArray
 from shardmill.sampling.keys import checked_seed
@@ -86,6 +87,7 @@ class RankedSampler(Sampler[int]):
         """Go to the start of another epoch. Naming the present one changes nothing, so a
         position that was loaded is kept."""
         number = whole_number(epoch, "epoch", least=0)
+        self._check_epoch(number, OptionError)
         if number != self._epoch:
             self._epoch, self._samples, self._waits = number, 0, False
 
@@ -157,11 +159,20 @@ class RankedSampler(Sampler[int]):
                 f"{who}: samples={samples:,}, but an epoch has {self.epoch_samples:,}; wanted what "
                 f"state_dict() gave"
             )
+        self._check_epoch(epoch, StateMismatchError)
         self._load(found)
         self._epoch = epoch
         self.move_to(samples)
         self._turn = object()
         self.revision += 1
+
+    def _check_epoch(self, epoch: int, error: type[ShardmillError]) -> None:
+        """Refuse an epoch whose samples cannot be numbered."""
+        if (epoch + 1) * self.epoch_samples > MOST_SAMPLES:
+            raise error(
+                f"{type(self).__name__}: epoch={epoch:,} of {self.epoch_samples:,} samples: a run "
+                f"has at most {MOST_SAMPLES:,} samples"
+            )
 
     _free: tuple[str, ...] = ()  # keys of `_identity` that `_load` takes over
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.ahead import OneThread
 from shardmill.loading.exclusion import tell_change
 from shardmill.pytorch.distributed import DistributedSampler
 from shardmill.pytorch.drawing import BatchDraws
@@ -184,8 +185,13 @@ class Batches(Iterator[Any]):
         self._batches = owner.batches_yielded
         self._place = self._where()
         self._done = False
+        self._one_thread = OneThread("StatefulDataLoader")
 
     def __next__(self) -> Any:
+        with self._one_thread:
+            return self._next()
+
+    def _next(self) -> Any:
         if self._done:
             raise StopIteration
         self._check()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,9 @@ def local_contents(folder: Path) -> Contents:
     excluded = read_bytes(folder / EXCLUDE) if contents.kind == "store" else None
     contents = with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
     table = folder / ORIGINS
-    if not table.is_file() or table.is_symlink():
+    if table.is_symlink() or not table.is_file():
+        if os.path.lexists(table):
+            log.warning("%s: a link, a pipe or a folder, not a file; the store goes without", table)
         return contents
     size = table.stat().st_size
     return with_origins(contents, size, lambda: table.read_bytes(), where=str(table))

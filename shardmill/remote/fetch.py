@@ -12,10 +12,13 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from shardmill.errors import DamagedStoreError, StoreError
+from shardmill.remote.hashing import file_sha256
 from shardmill.remote.place import BLOCK, Place
 from shardmill.remote.records import FileFact
+from shardmill.remote.retry import attempt
 
 OnBytes = Callable[[int], None]
 
@@ -23,7 +26,8 @@ OnBytes = Callable[[int], None]
 def fetch(place: Place, fact: FileFact, size: int, path: Path, on_bytes: OnBytes) -> None:
     """The file of `size` bytes at `path`; what lies there is taken for its beginning."""
     for _ in range(2):
-        found = _fetch_once(place, fact.name, size, path, on_bytes)
+        once = _fetch_web if place.is_web else _fetch_once
+        found = once(place, fact.name, size, path, on_bytes)
         if found == fact.sha256:
             return
         os.truncate(path, 0)
@@ -66,8 +70,50 @@ def _fetch_once(place: Place, name: str, size: int, path: Path, on_bytes: OnByte
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(
-            f"{path}: cannot write: {error.strerror}; make room, then do the same again: what has "
-            "arrived is kept"
-        ) from error
+        raise _unwritable(path, error) from error
     return digest.hexdigest()
+
+
+def _fetch_web(place: Place, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
+    """As `_fetch_once`, in one request; a further one goes on where that was cut off, or begins
+    again if the server does not serve ranges."""
+
+    def get() -> None:
+        with _opened(path) as file:
+            done = os.fstat(file.fileno()).st_size
+            if done > size:
+                done = file.truncate(0)
+            on_bytes(done)
+            for at, piece in place.web_pieces(name, done) if done < size else ():
+                try:
+                    if at != done:
+                        file.truncate(at)  # no ranges: from the beginning
+                    file.write(piece[: size - at])
+                    done = at + len(piece)
+                    if done >= size:
+                        file.flush()
+                        os.fsync(file.fileno())
+                except OSError as error:
+                    raise _unwritable(path, error) from error
+                on_bytes(min(done, size))
+                if done > size:
+                    break
+        if done != size:
+            raise ConnectionError(f"{done:,} bytes came, wanted {size:,}")
+
+    attempt(f"{place.url}/{name}", get)
+    return file_sha256(path)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("a+b")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path}: cannot write: {error.strerror}; make room, then do the same again: what has "
+        "arrived is kept"
+    )

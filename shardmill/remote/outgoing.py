@@ -29,16 +29,14 @@ from shardmill.errors import (
 )
 from shardmill.remote.contents import LARGEST, local_contents
 from shardmill.remote.locks import LockedFile
-from shardmill.remote.place import Place, open_place, shown
+from shardmill.remote.place import Listing, Place, open_target
 from shardmill.remote.receive import remote_contents
 from shardmill.remote.records import OnProgress, Receipt
-from shardmill.remote.send import MARK, Listing, is_push_of, send
+from shardmill.remote.send import MARK, PROBE, is_push_of, send, settle
 from shardmill.shards.layout import META
+from shardmill.urls import Url
 
 log = logging.getLogger(__name__)
-
-PROBE = ".shardmill-probe"
-"""Written and removed before a build: whoever may not do so learns it now, not after hours."""
 
 _STORE, _LOCK = "store", "lock"
 _PASSING = "passing-"  # how the names of folders begin that no later run needs
@@ -71,7 +69,7 @@ def build_to(
     manifest is given to the block, which must find its build done. `overwrite` lets the store
     replace another one there, in the moment it is whole here.
     """
-    place = open_place(url, storage_options)
+    place = open_target(url, storage_options)
     folder = scratch_store(url, scratch)
     with _alone(folder.parent, place.url):
         if _is_finished(place, folder, resume=resume, overwrite=overwrite):
@@ -88,7 +86,7 @@ def build_to(
 
 def scratch_store(url: str, scratch: str | Path | None = None) -> Path:
     """Where the store for this URL is built."""
-    plain = shown(url).rstrip("/")
+    plain = str(Url(url)).rstrip("/")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", plain.rpartition("/")[2])[:40]
     root = Path(scratch).absolute() if scratch is not None else cache_folder("builds")
     return root / f"{name}-{hashlib.sha256(plain.encode()).hexdigest()[:16]}" / _STORE
@@ -107,9 +105,12 @@ def _is_finished(place: Place, folder: Path, *, resume: bool, overwrite: bool) -
             f"{place.url}: a store that was built for it and not sent lies in {folder}: send it "
             "with resume (--resume), or start again with overwrite (--overwrite)"
         )
-    place.write(PROBE, b"shardmill looks whether it may write here\n")
+    place.pipe(PROBE, b"shardmill looks whether it may write here\n")  # not after hours of work
     place.remove(PROBE)
-    return resume and not overwrite and META in found
+    if not (resume and not overwrite and META in found):
+        return False
+    settle(place, found)
+    return True
 
 
 def _refuse(place: Place, folder: Path, found: Listing, *, resume: bool) -> None:
@@ -135,7 +136,9 @@ def _refuse(place: Place, folder: Path, found: Listing, *, resume: bool) -> None
                 "build to another place"
             )
     else:
-        strange = sorted(name for name in found if name != PROBE and not name.endswith("/"))
+        strange = sorted(
+            name for name in found if not name.startswith(".shardmill-") and name[-1:] != "/"
+        )
         if any(strange):
             raise StoreExistsError(
                 f"{place.url}: holds {strange[-1]!r} and no {META}, so it is no store; nothing was "

@@ -1,9 +1,9 @@
-"""Write a packed shard where no file can be mapped.
+"""Write packed shards to an fsspec file system.
 
-In: an fsspec file system, a folder of it, a function that writes bins.  Out: the shard there.
-Promise: on a local disk it is written in place; elsewhere it is written to a temporary folder and
-pushed, the manifest last; a failure leaves nothing there that looks finished.
-Not here: bins (interop.packed).
+On a local disk a shard is written in place. Elsewhere it is written to a temporary folder and sent
+when it is complete: a memmap shard with its manifest last, the file of another storage after the
+record beside it. Every file is compared with what was sent. A failure leaves nothing there that
+looks finished, and nothing finished is replaced.
 """
 
 from __future__ import annotations
@@ -11,15 +11,83 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from shardmill.errors import StoreExistsError
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from shardmill.arguments import is_url, refuse_url
+from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.interop.packed.memmap import MemmapShardWriter
+from shardmill.interop.packed.pack import pack_with, shard_name
 from shardmill.remote.contents import LARGEST, local_contents
-from shardmill.remote.place import place_of, shown
+from shardmill.remote.hashing import file_sha256, is_same
+from shardmill.remote.place import Place, place_of
+from shardmill.remote.records import FileFact
 from shardmill.remote.send import send
+from shardmill.urls import Url
 
 _WORKERS = 6  # a shard has six files
+_LOCAL = {"file", "local"}
+
+
+class ChatSftOutputConfig(BaseModel):
+    """How `process_chat_sft_pack_from_spool_core` stores a shard. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    packed_storage: Literal["legacy_npy_pickle", "memmap_v1"] = "legacy_npy_pickle"
+
+
+def process_chat_sft_pack_from_spool_core(
+    *,
+    spool_dir: str,
+    output_dir: str,
+    shard_id: str,
+    pack_size: int,
+    packer: Any,
+    output_fs: Any,
+    dtype: npt.DTypeLike = np.int32,
+    packed_storage: str = "legacy_npy_pickle",
+) -> dict[str, Any]:
+    """Pack the local spool at `spool_dir` into `output_dir` of an fsspec file system; the receipt.
+
+    The shard is `output_dir/shard_id`, with `.npy` or `.parquet` for those storages. `packer`: a
+    name, a function or an object; see `pack_with`. Sequences that do not fit into `pack_size` are
+    cut at their end; the receipt counts them as "truncated" and "truncated_tokens" ("dropped" and
+    "dropped_tokens" when a packer filled a bin with more than it holds), and a warning says so.
+    """
+    refuse_url(spool_dir, "spool_dir", instead="copy the spool with shardmill.remote.pull first")
+    place = _place(output_fs, output_dir)
+    name = shard_name(shard_id, packed_storage)
+
+    def pack(folder: Path) -> dict[str, Any]:
+        return pack_with(
+            packer,
+            spool_dir,
+            folder,
+            shard_id=shard_id,
+            pack_size=pack_size,
+            packed_storage=packed_storage,
+            dtype=dtype,
+        )
+
+    if _LOCAL & set(place.protocols):
+        given = str(output_dir).rstrip("/")
+        as_given = given and not given.startswith("~") and not is_url(given)
+        return pack(Path(given if as_given else place.root))
+    shard = place_of(place.fs, place.path(name), f"{place.url}/{name}")
+    _refuse_finished(shard)
+    with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
+        receipt = pack(Path(scratch))
+        if packed_storage == "memmap_v1":
+            _send_folder(Path(scratch, name), shard)
+        else:
+            _refuse_finished(shard)
+            for path in sorted(Path(scratch).iterdir(), key=lambda path: path.name == name):
+                _send_file(path, place)
+    return receipt | {"output_path": f"{str(Url(str(output_dir))).rstrip('/')}/{name}"}
 
 
 def write_memmap_to_cloud(
@@ -32,17 +100,13 @@ def write_memmap_to_cloud(
 ) -> dict[str, Any]:
     """The manifest of the shard that `write_fn` writes; it calls `write_bin`, not `finalize`."""
     shape = (num_bins, pack_size, total_seq_starts)
-    place = place_of(output_fs, output_fs._strip_protocol(output_dir), shown(str(output_dir)))
-    if {"file", "local"} & set(place.protocols):
+    place = _place(output_fs, output_dir)
+    if _LOCAL & set(place.protocols):
         return _written(Path(place.root), shape, write_fn)
-    for name in LARGEST.keys() & place.listing().keys():
-        raise StoreExistsError(
-            f"{place.url}: a finished folder is there ({name}); remove it or choose another place"
-        )
+    _refuse_finished(place)
     with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
-        folder = Path(scratch, "shard")
-        manifest = _written(folder, shape, write_fn)
-        send(folder, local_contents(folder), place, (_WORKERS, None), False)
+        manifest = _written(Path(scratch, "shard"), shape, write_fn)
+        _send_folder(Path(scratch, "shard"), place)
         return manifest
 
 
@@ -52,3 +116,38 @@ def _written(
     with MemmapShardWriter(folder, *shape) as writer:
         write_fn(writer)
         return writer.finalize()
+
+
+def _place(fs: Any, folder: str) -> Place:
+    """A folder of this file system; the URL of another one is refused."""
+    if not hasattr(fs, "protocol") or not hasattr(fs, "_strip_protocol"):
+        raise OptionError(f"output_fs={fs!r:.100}: wanted an fsspec file system")
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    if str(folder).partition("://")[0].lower() not in protocols:
+        ours = " or ".join(sorted(protocols))
+        instead = f"output_fs is for {ours}: give a folder of it, or the file system of the URL"
+        refuse_url(folder, "output_dir", instead=instead)
+    return place_of(fs, fs._strip_protocol(str(folder)), str(Url(str(folder))))
+
+
+def _refuse_finished(shard: Place) -> None:
+    """Refuse a place where a file is, or a folder with a manifest."""
+    if shard.listing().keys() & {"", *LARGEST}:  # the listing of a file is the file, as ""
+        raise StoreExistsError(
+            f"{shard.url}: a finished shard is there; remove it or choose another place"
+        )
+
+
+def _send_folder(folder: Path, place: Place) -> None:
+    send(folder, local_contents(folder), place, (_WORKERS, None), False)
+
+
+def _send_file(path: Path, place: Place) -> None:
+    fact = FileFact(name=path.name, size=path.stat().st_size, sha256=file_sha256(path))
+    place.put(path, path.name, lambda _: None)
+    if not is_same(place, fact, path, place.info(path.name)):
+        place.remove(path.name)
+        raise DamagedStoreError(
+            f"{place.url}/{path.name}: what arrived is not what was sent, and was removed; pack "
+            "again"
+        )

@@ -11,15 +11,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import refuse_url, whole_number
 from shardmill.atomic import atomic_write, sync_folder
-from shardmill.errors import BuildLockedError, StoreError, StoreExistsError, StoreNotFoundError
+from shardmill.errors import (
+    BuildLockedError,
+    DamagedStoreError,
+    ManifestError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
 from shardmill.interop.packed.memmap import open_memmap_shard
 from shardmill.remote.contents import (
     LARGEST,
@@ -32,12 +40,23 @@ from shardmill.remote.contents import (
 from shardmill.remote.fetch import check_size, fetch
 from shardmill.remote.hashing import check_local
 from shardmill.remote.parallel import in_parallel
-from shardmill.remote.place import Place, open_place
+from shardmill.remote.place import Listing, Place, open_place
 from shardmill.remote.records import Contents, FileFact, Meter, OnProgress, Receipt
 from shardmill.remote.send import MARK
-from shardmill.shards import open_store, read_exclusions, write_exclusions
+from shardmill.shards import (
+    Exclusions,
+    Manifest,
+    VerifyReport,
+    open_store,
+    read_exclusions,
+    write_exclusions,
+)
 from shardmill.shards.exclude_file import EXCLUDE, MOST_BYTES
 from shardmill.shards.layout import META, ORIGINS
+from shardmill.shards.manifest import decode_manifest
+from shardmill.shards.origins import MAX_ORIGINS_BYTES, decode_origins
+from shardmill.shards.scan import foreign
+from shardmill.shards.store import fingerprint
 
 _PART = ".part"
 
@@ -53,12 +72,12 @@ def pull(
     """Copy the finished folder at `url` to `folder`. Interrupted, do the same again."""
     began = time.monotonic()
     workers = whole_number(workers, "workers")
+    refuse_url(folder, "folder", instead="name a folder of this machine")
     place, target = open_place(url, storage_options), Path(folder).absolute()
-    found = place.listing()
+    found = files_at(place)
     contents = _with_origins(place, found, remote_contents(place, found), target)
     sizes = {
-        fact.name: check_size(place, fact, found.get(fact.name, {}).get("size"))
-        for fact in contents.files
+        fact.name: check_size(place, fact, _size(place, fact, found)) for fact in contents.files
     }
     meter = Meter(sum(sizes.values()) + len(contents.manifest), progress)
     if _is_here(target, contents):
@@ -78,6 +97,96 @@ def pull(
         kept_files=len(sizes) - len(fetched) + 1 - own,
         seconds=time.monotonic() - began,
     )
+
+
+def verify_remote(
+    url: str,
+    *,
+    workers: int = 8,
+    on_progress: OnProgress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> VerifyReport:
+    """Read the whole store at `url` once and compare it with its manifest; nothing is kept here.
+
+    As `verify_store`: what is wrong is a problem in the report, no finished store an error.
+    """
+    place = open_place(url, storage_options)
+    found = files_at(place)
+    try:
+        contents = remote_contents(place, found)
+        if contents.kind != "store":
+            raise StoreNotFoundError(f"{place.url}: a {contents.kind}, not a store: pull it")
+        manifest = decode_manifest(contents.manifest, where=place.url)
+    except ManifestError as error:
+        return VerifyReport(problems=[str(error)], files=1, tokens=0, documents=0)
+    sizes = {fact.name: _size(place, fact, found) for fact in contents.files}
+    meter = Meter(sum(size or 0 for size in sizes.values()), on_progress)
+
+    def problem(fact: FileFact) -> str | None:
+        try:
+            size = check_size(place, fact, sizes[fact.name])
+        except DamagedStoreError as error:
+            return str(error).removeprefix(f"{place.url}/")
+        sha256 = place.sha256(fact.name, size)
+        meter.set(fact.name, size)
+        if sha256 != fact.sha256:
+            return f"{fact.name}: its sha256 is {sha256 or 'unknown'}, wanted {fact.sha256}"
+        return None
+
+    problems = [text for text in in_parallel(workers, problem, contents.files) if text]
+    if ORIGINS in found:
+        problems += _origin_problems(place, found, contents)
+    listed = dict.fromkeys((*sizes, EXCLUDE, ORIGINS), 0)
+    problems += foreign(listed, dict.fromkeys(found))
+    sound = len(sizes) - len(problems)
+    return VerifyReport(
+        problems=problems,
+        files=1 + max(sound, 0) + (ORIGINS in found),
+        tokens=sum(split.tokens for split in manifest.splits.values()),
+        documents=sum(split.documents for split in manifest.splits.values()),
+    )
+
+
+def _origin_problems(place: Place, found: Listing, contents: Contents) -> list[str]:
+    size = found[ORIGINS]["size"]
+    if size > MAX_ORIGINS_BYTES:
+        return [f"{ORIGINS}: {size:,} bytes, wanted at most {MAX_ORIGINS_BYTES:,}"]
+    manifest = decode_manifest(contents.manifest, where=place.url)
+    try:
+        decode_origins(place.read(ORIGINS, size), manifest, where=ORIGINS)
+    except StoreError as error:
+        return [str(error)]
+    return []
+
+
+def remote_manifest(
+    url: str, *, storage_options: Mapping[str, Any] | None = None
+) -> tuple[Manifest, Exclusions]:
+    """What the store at `url` says of itself, and what is excluded there. Reads nothing else."""
+    place = open_place(url, storage_options)
+    contents = remote_contents(place, files_at(place))
+    if contents.kind != "store":
+        raise StoreNotFoundError(f"{place.url}: a {contents.kind}, not a store: pull it")
+    manifest = decode_manifest(contents.manifest, where=place.url)
+    nothing = Exclusions(store=fingerprint(manifest), entries=(), sha256=None)
+    return manifest, contents.exclusions or nothing
+
+
+def files_at(place: Place) -> Listing:
+    """What is at a place, to find a finished folder there. A web server is not listed: it is asked
+    for the files that only a listing would tell of."""
+    if not place.is_web:
+        return place.listing()
+    most = {**LARGEST, EXCLUDE: MOST_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
+    found = {name: place.web_size(name, bound) for name, bound in most.items()}
+    return {name: {"size": size} for name, size in found.items() if size is not None}
+
+
+def _size(place: Place, fact: FileFact, found: Listing) -> int | None:
+    """Bytes of a file at a place; a web server is asked only for what the manifest does not say."""
+    if not place.is_web:
+        return found.get(fact.name, {}).get("size")
+    return place.web_size(fact.name, sys.maxsize) if fact.size is None else fact.size
 
 
 def remote_contents(place: Place, found: Mapping[str, Mapping[str, Any]]) -> Contents:

@@ -45,7 +45,7 @@ class Receipt:
     """What a push or a pull did. Files and bytes count the manifest too."""
 
     folder: Path
-    url: str  # without a password
+    url: str  # without secrets
     kind: str
     manifest_sha256: str
     files: int

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardmill.errors import ShardmillError, StoreError, StoreNotFoundError
+from shardmill.urls import safe_cause, scrub
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -45,18 +46,18 @@ def attempt(what: str, action: Callable[[], T]) -> T:
             raise
         except client_errors() as error:
             if not is_transient(error):
-                raise explained(what, error) from error
+                raise explained(what, error) from safe_cause(error)
             if number == ATTEMPTS:
                 raise StoreError(
                     f"{what}: gave up after {ATTEMPTS} tries: {_words(error)}; look at the "
                     "connection, then do the same again: what has arrived is kept"
-                ) from error
-            logger.debug("%s: try %d failed: %s", what, number, error)
+                ) from safe_cause(error)
+            logger.debug("%s: try %d failed: %s", what, number, _words(error))
         except (NotImplementedError, ValueError) as error:  # an archive, a web server
             raise StoreError(
                 f"{what}: this kind of place cannot do that: {_words(error)}; take one that can be "
                 "read, written and listed"
-            ) from error
+            ) from safe_cause(error)
         time.sleep(pause(number))
     raise AssertionError("unreachable")
 
@@ -74,6 +75,9 @@ def pause(number: int) -> float:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may go well a moment later."""
+    status = getattr(error, "status", None)  # of a web server; 0: it sent us in a circle
+    if isinstance(status, int):
+        return status >= 500 or status in (408, 425, 429)
     if isinstance(error, (ConnectionError, TimeoutError, *_classes(_LOST))):
         return True
     answer = getattr(error.__cause__ or error, "response", None)
@@ -88,7 +92,9 @@ def explained(what: str, error: BaseException) -> StoreError:
     """An error that no second try will mend."""
     if isinstance(error, FileNotFoundError):
         return StoreNotFoundError(f"{what}: not there: {_words(error)}; check bucket and path")
-    if isinstance(error, PermissionError):
+    if type(error).__name__ == "TooManyRedirects":
+        return StoreError(f"{what}: the server redirects in a circle; check the URL")
+    if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
         return StoreError(f"{what}: not allowed: {_words(error)}; check the credentials")
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return StoreError(
@@ -100,7 +106,7 @@ def explained(what: str, error: BaseException) -> StoreError:
 
 def _words(error: BaseException) -> str:
     text = str(error) or type(error).__name__
-    return " ".join(text.split())[:300]
+    return scrub(" ".join(text.split()))[:300]
 
 
 def _classes(table: dict[str, tuple[str, ...]]) -> tuple[type[BaseException], ...]:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
@@ -24,7 +24,7 @@ from shardmill.remote.cache import FileCache, Lease
 from shardmill.remote.fetch import check_size, fetch
 from shardmill.remote.parallel import in_parallel
 from shardmill.remote.place import Place, open_place
-from shardmill.remote.receive import remote_contents
+from shardmill.remote.receive import files_at, remote_contents
 from shardmill.remote.records import Contents
 from shardmill.remote.tokens import remote_tokens
 from shardmill.shards import Exclusions, SplitEntry
@@ -33,6 +33,10 @@ from shardmill.shards.layout import DTYPES
 from shardmill.shards.manifest import decode_manifest
 from shardmill.shards.maps import map_index
 from shardmill.shards.store import fingerprint
+from shardmill.urls import Url
+
+How: TypeAlias = tuple[Url, str, int, int, dict[str, Any]]
+"""URL, folder of the cache, its bytes, threads, options of the client."""
 
 
 def open_remote(
@@ -47,17 +51,18 @@ def open_remote(
 
     `max_bytes` bounds the whole folder `cache`, whoever shares it: give all the same number.
     """
-    how = (url, str(Path(cache).absolute()), max_bytes, workers, dict(storage_options or {}))
+    how = (Url(url), str(Path(cache).absolute()), max_bytes, workers, dict(storage_options or {}))
     place = open_place(url, storage_options)
-    contents = remote_contents(place, place.listing())
+    contents = remote_contents(place, files_at(place))
     return RemoteStore(contents, how)
 
 
 class RemoteStore(Closing):
     """A finished store that is somewhere else. Made by `open_remote`; threads may share it."""
 
-    def __init__(self, contents: Contents, how: tuple[str, str, int, int, dict[str, Any]]) -> None:
-        self.url, folder, max_bytes, workers, self._options = how
+    def __init__(self, contents: Contents, how: How) -> None:
+        self._url, folder, max_bytes, workers, self._options = how
+        self.url = str(self._url)  # without secrets
         if contents.kind != "store":
             raise OptionError(f"{self.url}: a {contents.kind}, not a store: pull it to read it")
         self._how, self._contents = how, contents
@@ -175,7 +180,7 @@ class RemoteStore(Closing):
     def _place(self) -> Place:
         """A client of this process: none survives a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_place(self.url, self._options)
+            self._opened = os.getpid(), open_place(self._url.reveal(), self._options)
         return self._opened[1]
 
     def _index_files(self) -> list[str]:
@@ -206,10 +211,10 @@ class RemoteStore(Closing):
         return f"RemoteStore({self.url!r}, splits={list(self.splits)}, files held={held})"
 
 
-def _reopen(how: tuple[str, str, int, int, dict[str, Any]], wanted: str) -> RemoteStore:
+def _reopen(how: How, wanted: str) -> RemoteStore:
     url, cache, max_bytes, workers, options = how
     store = open_remote(
-        url, cache=cache, max_bytes=max_bytes, workers=workers, storage_options=options
+        url.reveal(), cache=cache, max_bytes=max_bytes, workers=workers, storage_options=options
     )
     if store._contents.manifest_sha256 != wanted:
         raise DamagedStoreError(f"{url}: was replaced since this store was pickled; open it again")

@@ -56,8 +56,8 @@ def refuse_excluded(store: Store, split: str, who: str) -> None:
     if tokens:
         raise StoreError(
             f"{store.folder}: {tokens:,} tokens of split {split!r} are excluded, and {who} gives "
-            "every token: see them with `shardmill exclude --list`; take them back with --remove, "
-            "or read a copy of the store without its exclude.json"
+            "every token: see them with `shardmill exclude --list`; take them back with `shardmill "
+            "exclude --remove`, or read a copy of the store without its exclude.json"
         )
 
 

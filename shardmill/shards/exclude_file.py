@@ -76,14 +76,14 @@ def decode_exclusions(data: bytes, manifest: Manifest, *, where: str) -> Exclusi
     return Exclusions(store=file.store, entries=file.entries, sha256=file.sha256)
 
 
-def read_bytes(path: Path) -> bytes | None:
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
     """The bytes of the file, if it is a plain one of possible size; None: there is none."""
     try:
         kind = path.lstat()
         if not stat.S_ISREG(kind.st_mode):
             raise ManifestError(f"{path}: not a plain file (a link?); put the file itself there")
-        if kind.st_size > MOST_BYTES:
-            raise ManifestError(f"{path}: {kind.st_size:,} bytes, wanted at most {MOST_BYTES:,}")
+        if kind.st_size > most:
+            raise ManifestError(f"{path}: {kind.st_size:,} bytes, wanted at most {most:,}")
         return path.read_bytes()
     except FileNotFoundError:
         return None

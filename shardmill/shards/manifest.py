@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from shardmill.arguments import refuse_url
 from shardmill.atomic import atomic_write, cannot_write, sync_folder
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.shards.checks import manifest_problems
@@ -112,8 +113,19 @@ def write_placeholder(
     return manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
+def refuse_remote(folder: str | Path) -> None:
+    """Say what to do with a store at a URL where one on this machine is wanted."""
+    refuse_url(
+        folder,
+        "the store",
+        instead="copy it with `shardmill pull URL DIR`, or read it through a cache with "
+        "shardmill.remote.open_remote; `shardmill info` and `verify` take a URL",
+    )
+
+
+def read_manifest(folder: str | Path) -> Manifest:
     """The manifest of `folder`, checked for everything that needs no other file."""
+    refuse_remote(folder)
     path = Path(folder) / META
     return decode_manifest(_read_meta(path), where=str(path))
 

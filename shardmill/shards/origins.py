@@ -23,6 +23,7 @@ from shardmill.atomic import atomic_write, cannot_write
 from shardmill.errors import BuildError, DamagedStoreError, ManifestError
 from shardmill.records import OffsetArray
 from shardmill.shards.entries import Count, Manifest, Sha256
+from shardmill.shards.exclude_file import read_bytes
 from shardmill.shards.layout import ORIGINS
 from shardmill.shards.store import fingerprint
 
@@ -84,15 +85,8 @@ def write_origins(folder: Path, origins: Origins, manifest: Manifest) -> None:
 def read_origins(folder: Path, manifest: Manifest) -> Origins | None:
     """The table of the store at `folder`, after all checks; None when it has none."""
     path = Path(folder) / ORIGINS
-    if not path.is_file() or path.is_symlink():
-        return None
-    try:
-        if path.stat().st_size > MAX_ORIGINS_BYTES:
-            raise ManifestError(f"{path}: too large for a table of origins; {_NEXT}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}; {_NEXT}") from error
-    return decode_origins(data, manifest, where=str(path))
+    data = read_bytes(path, MAX_ORIGINS_BYTES)
+    return None if data is None else decode_origins(data, manifest, where=str(path))
 
 
 def decode_origins(data: bytes, manifest: Manifest, *, where: str) -> Origins:

@@ -83,17 +83,46 @@ def plan_path(folder: Path, split: str, name: str) -> Path:
     return Path(folder) / PACKS / f"{split}-{name}{SUFFIX}"
 
 
-def find_plan(folder: Path, plan: str | Path) -> Path:
-    """The file of a plan: by its name ("train-8192", as `list_plans` tells it), or by its path."""
+def find_plan(folder: Path, plan: str | Path | int) -> Path:
+    """The file of a plan: by its name ("train-8192", as `list_plans` tells it), by its path, or by
+    its `seq_len` when it is the only plan of that length."""
+    if isinstance(plan, bool) or not isinstance(plan, str | Path | int):
+        raise OptionError(f"plan {plan!r}: wanted the name of a plan, its path or its seq_len")
+    if isinstance(plan, int):
+        return _plan_of_length(Path(folder), plan)
     if isinstance(plan, Path) or plan.endswith(SUFFIX) or os.sep in plan:
         return Path(plan).absolute()
     path = Path(folder).absolute() / PACKS / f"{plan}{SUFFIX}"
     if not path.is_file():
+        if plan.isascii() and plan.isdigit():
+            return _plan_of_length(Path(folder), int(plan))
         known = choices(plan, list_plans(folder), verb="its plans are")
         raise StoreNotFoundError(
             f"{folder}: no plan {plan!r}; {known} (`shardmill pack` makes them)"
         )
     return path
+
+
+def _plan_of_length(folder: Path, seq_len: int) -> Path:
+    found = []
+    for name in list_plans(folder):
+        path = folder.absolute() / PACKS / f"{name}{SUFFIX}"
+        try:
+            if read_plan(path).facts.options.seq_len == seq_len:
+                found.append(path)
+        except StoreError:
+            continue  # it has a name, by which it is refused with the reason
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise OptionError(
+            f"{folder}: no plan of seq_len {seq_len}; make one with "
+            f"`shardmill pack {folder} --seq-len {seq_len}`"
+        )
+    names = ", ".join(repr(path.name.removesuffix(SUFFIX)) for path in found)
+    raise OptionError(
+        f"{folder}: {len(found)} plans have seq_len {seq_len}: {names}; name one of them"
+    )
 
 
 def list_plans(folder: str | Path) -> list[str]:
@@ -115,7 +144,8 @@ def write_plan(path: Path, facts: PlanFacts, arrays: PlanArrays, *, overwrite: b
         if path.is_file() and path.read_bytes() == data:
             return len(data)
         raise StoreExistsError(
-            f"{path}: another plan stands here; choose another name (--name), or ask for overwrite"
+            f"{path}: another plan stands here; choose another name (name=), or replace it with "
+            "overwrite=True"
         )
     try:
         path.parent.mkdir(exist_ok=True)

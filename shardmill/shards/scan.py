@@ -72,7 +72,7 @@ def modification_times(found: Listing, files: Sequence[str]) -> OffsetArray:
     return np.fromiter((found[file].stat().st_mtime_ns for file in files), np.int64, len(files))
 
 
-def foreign(wanted: Mapping[str, int | None], found: Listing) -> Iterator[str]:
+def foreign(wanted: Mapping[str, int | None], found: Mapping[str, object]) -> Iterator[str]:
     """One sentence per file that looks like data of a store, but is not listed."""
     for file in sorted(found.keys() - wanted.keys() - {META}):
         name = file.rpartition("/")[2]

@@ -20,13 +20,14 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
 from shardmill.shards.entries import Manifest, SplitEntry
 from shardmill.shards.layout import DTYPES, META, mask_bytes
-from shardmill.shards.manifest import read_manifest
+from shardmill.shards.manifest import read_manifest, refuse_remote
 from shardmill.shards.maps import NEXT_STEP, ChatArrays, map_bytes, map_index
 from shardmill.shards.scan import damage, list_files, modification_times, wanted_sizes
 
 
 def open_store(folder: str | Path) -> Store:
     """The store at `folder`, after the cheap checks: manifest, and every file's name and size."""
+    refuse_remote(folder)
     folder = Path(folder).absolute()
     manifest = read_manifest(folder)
     if not manifest.built:

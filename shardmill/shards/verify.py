@@ -10,6 +10,7 @@ Not here: repair. A damaged store is copied or built again, a plan is packed aga
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from shardmill.shards.exclude import document_spans
 from shardmill.shards.exclude_entries import as_spans
 from shardmill.shards.exclude_file import EXCLUDE, decode_exclusions, read_bytes
 from shardmill.shards.layout import DTYPES, ORIGINS
-from shardmill.shards.manifest import read_manifest
+from shardmill.shards.manifest import read_manifest, refuse_remote
 from shardmill.shards.maps import map_index
 from shardmill.shards.origins import read_origins
 from shardmill.shards.plan_contents import content_problems
@@ -56,6 +57,7 @@ def verify_store(folder: str | Path, *, on_progress: OnProgress | None = None) -
     `on_progress(done, total)` is called with bytes. A folder with no finished store raises
     StoreNotFoundError; everything else that is wrong is a problem in the report.
     """
+    refuse_remote(folder)
     folder = Path(folder).absolute()
     try:
         manifest = read_manifest(folder)
@@ -101,8 +103,15 @@ class _Check:
 
     def plan_problems(self) -> Iterator[str]:
         """After `problems`: examples are those of an index that was found sound."""
+        folder = self.folder / PACKS
+        if folder.is_symlink() or (os.path.lexists(folder) and not folder.is_dir()):
+            yield f"{PACKS}: not a folder (a link?); put the folder itself there"
+            return
         for name, plan in plans_of(Store(self.folder, self.manifest, {})):
             file = f"{PACKS}/{name}{SUFFIX}"
+            if (self.folder / file).is_symlink():
+                yield f"{file}: a link; put the file itself there"
+                continue
             if isinstance(plan, StoreError):
                 yield f"{file}: {str(plan).removeprefix(f'{self.folder / file}: ')}"
                 continue

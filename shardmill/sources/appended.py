@@ -18,7 +18,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON
 from shardmill.sources.concat import ConcatSource
-from shardmill.sources.files import InputFile, has_content
+from shardmill.sources.files import InputFile, content_of, has_content
 from shardmill.sources.filesource import FileSource
 
 _Found = tuple[int, InputFile]  # the number of a leaf, and a file of it
@@ -85,7 +85,7 @@ def _leaves(source: Source) -> Iterator[FileSource]:
     else:
         raise OptionError(
             f"source {source.name!r} is no list of files, and only files can be added to a store: "
-            "build it anew with --overwrite"
+            "build it anew with overwrite=True"
         )
 
 
@@ -99,7 +99,7 @@ def _recorded(before: Mapping[str, Any]) -> Iterator[tuple[dict[str, JSON], list
     else:
         raise OptionError(
             f"the store was built from {before.get('name')!r} ({before.get('kind')}), which is no "
-            "list of files, and only files can be added to files: build it anew with --overwrite"
+            "list of files, and only files can be added to files: build it anew with overwrite=True"
         )
 
 
@@ -114,24 +114,33 @@ def _take(
     if not candidates:
         raise SourceError(
             f"{name}: the store was built from this file, but it is not among the inputs now; name "
-            "all old files beside the new ones, or build the store anew with --overwrite"
+            "all old files beside the new ones, or build the store anew with overwrite=True"
         )
     alike = [one for one in candidates if leaves[one[0]].manner == manner]
     if not alike:
         at, file = candidates[0]
         raise SourceError(
             f"{file.place}: was read as {dict(manner)}, now it would be {leaves[at].manner}; "
-            "repeat the options of the first build, or build the store anew with --overwrite"
+            "repeat the options of the first build, or build the store anew with overwrite=True"
         )
     for one in alike:
         if has_content(one[1], entry):
             candidates.remove(one)
             return one
     raise SourceError(
-        f"{alike[0][1].place}: changed since the store was built from it (now "
-        f"{alike[0][1].num_bytes:,} bytes, {entry['bytes']:,} then); put the old file back, or "
-        "build the store anew with --overwrite"
+        f"{alike[0][1].place}: changed since the store was built from it "
+        f"({_difference(alike[0][1], entry)}); put the old file back, or build the store anew with "
+        "overwrite=True"
     )
+
+
+def _difference(file: InputFile, recorded: Mapping[str, Any]) -> str:
+    """What of a file is not as recorded, then -> now."""
+    if file.num_bytes != recorded["bytes"]:
+        return f"bytes {recorded['bytes']:,} -> {file.num_bytes:,}"
+    found = content_of(file, whole="sha256" in recorded)
+    changed = [f"{key} {recorded.get(key)} -> {found[key]}" for key in found]
+    return f"{file.num_bytes:,} bytes as then, but {', '.join(changed)}"
 
 
 def _joined(source: Source, leaves: Sequence[FileSource], order: Sequence[_Found]) -> Source:

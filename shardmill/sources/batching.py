@@ -52,7 +52,7 @@ def too_large(where: str, found: str, most: int) -> SourceError:
     """The one wording for what does not fit into memory."""
     return SourceError(
         f"{where}: {found}; with the memory that there is, {most:,} can be read: cut it into "
-        "several, allow more memory (--memory), or use fewer workers"
+        "several, allow more memory (memory=), or use fewer workers"
     )
 
 

@@ -22,7 +22,7 @@ from shardmill.records import JSON, ConversationBatch, Cursor, Drop
 from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.chatbatches import Spot, Unit, batched
 from shardmill.sources.cursors import counts_of, fields_of
-from shardmill.sources.files import fingerprint_files, stamp_of_file
+from shardmill.sources.files import InputFile, fingerprint_files, stamp_of_file
 from shardmill.sources.inputs import FileInput, Placed, RecordInput
 from shardmill.sources.inputs_arrow import HubRecords
 from shardmill.sources.jsonl import OnBad
@@ -102,6 +102,16 @@ class ChatSource:
     def size_hint(self) -> int | None:
         files = [entry.file for entry in self._inputs if isinstance(entry, FileInput)]
         return sum(file.num_bytes for file in files) if len(files) == len(self._inputs) else None
+
+    def of_files(self, files: Sequence[InputFile]) -> ChatSource:
+        """The same source over files by other names, one for each input; all inputs are files."""
+        source = copy(self)
+        source._description = None
+        source._inputs = tuple(map(copy, self._inputs))
+        for entry, file in zip(source._inputs, files, strict=True):
+            assert isinstance(entry, FileInput), "a hub is no file"
+            entry.file = file
+        return source
 
     def limited(self, num_bytes: int) -> ChatSource:
         """The same source, which refuses lines that hold more than `num_bytes` of text."""

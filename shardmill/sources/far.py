@@ -12,19 +12,20 @@ Not here: which files there are (`farlist`); what the bytes mean; local files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 
-from shardmill.errors import MissingExtraError, SourceError, missing_extra
+from shardmill.errors import MissingExtraError, OptionError, SourceError, missing_extra
 from shardmill.records import JSON
 from shardmill.sources.farretry import asked
 from shardmill.sources.localfiles import sha256_of_ends
 from shardmill.sources.ranges import Range, RangedFile, blocks_of
-from shardmill.sources.urls import shown
+from shardmill.urls import Url, safe_cause
 
 FIRST_BLOCK = 256 * 2**10
 """A reader of the first lines alone costs no more."""
@@ -44,12 +45,12 @@ _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 class FarPath:
     """Where a file lies, and what it was when it was listed. Small to send."""
 
-    url: str = field(repr=False)  # for the client alone: it may hold a signature
+    url: Url
     identity: tuple[str, str] | None  # ("etag", "9b2c..."); None: this store has none
     changed: float | None  # when it was written, as the store says; of a store without identity
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return str(self.url)
 
 
 def check_far(path: FarPath, num_bytes: int) -> None:
@@ -98,21 +99,21 @@ def describe_far(path: FarPath, num_bytes: int, end_bytes: int) -> dict[str, JSO
         return {"sha256_of_ends": sha256_of_ends(stream, num_bytes, end_bytes)}
 
 
-def connected(url: str) -> tuple[Any, str]:
+def connected(url: Url) -> tuple[Any, str]:
     """The client for a URL, and what it calls the file. Asks nobody anything yet."""
-    protocol = url.partition("://")[0].lower()
+    if url.refusal is not None:
+        raise OptionError(url.refusal)
+    protocol = url.scheme
     try:
-        fs, name = fsspec.core.url_to_fs(url, **_OPTIONS.get(protocol, {}))
+        fs, name = fsspec.core.url_to_fs(url.reveal(), **_OPTIONS.get(protocol, {}))
     except ImportError as missing:
         raise _missing(protocol, missing) from missing
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:  # an archive is opened here
         raise SourceError(
-            f"{shown(url)}: {shown(str(error))}; wanted something like s3://bucket/folder"
-        ) from None
+            f"{url}: {error}; wanted something like s3://bucket/folder"
+        ) from safe_cause(error)
     if not str(name).strip("/"):
-        raise SourceError(
-            f"{shown(url)}: names no bucket; wanted something like s3://bucket/folder"
-        )
+        raise SourceError(f"{url}: names no bucket; wanted something like s3://bucket/folder")
     return fs, str(name)
 
 
@@ -134,7 +135,7 @@ def size_of(info: dict[str, Any], where: str) -> int:
     return size
 
 
-def _info(url: str) -> dict[str, Any]:
+def _info(url: Url) -> dict[str, Any]:
     fs, name = connected(url)
     fs.invalidate_cache()  # of listings, which may be old
     found: dict[str, Any] = fs.info(name)
@@ -143,6 +144,11 @@ def _info(url: str) -> dict[str, Any]:
 
 def _fetch(fs: Any, name: str, start: int, stop: int) -> bytes:
     data: bytes = fs.cat_file(name, start=start, end=stop)
+    if len(data) > stop - start:
+        raise SourceError(
+            f"the server at {urlsplit(name).netloc.rpartition('@')[2]} does not serve ranges: "
+            f"{len(data):,} bytes came, {stop - start:,} were asked for; download the file first"
+        )
     if len(data) != stop - start:
         raise ConnectionError(
             f"{len(data):,} bytes came, {stop - start:,} were asked for (from {start:,})"

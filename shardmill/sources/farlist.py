@@ -19,7 +19,7 @@ from typing import Any
 from shardmill.errors import SourceError
 from shardmill.sources.far import FarPath, connected, known_by, size_of
 from shardmill.sources.farretry import asked
-from shardmill.sources.urls import shown
+from shardmill.urls import Url
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,9 @@ class _Listing:
 
 def find_far(where: str, suffixes: tuple[str, ...]) -> list[Found]:
     """The files there, in order; a file named outright may end in anything. May be none."""
-    fs, path = connected(where)
-    listing = asked(partial(_list, fs, path.rstrip("/") or path), shown(where))
+    url = Url(where)
+    fs, path = connected(url)
+    listing = asked(partial(_list, fs, path.rstrip("/") or path), str(url))
     found = [
         _found(fs, info, name, _relative(name, listing.root))
         for name, info in listing.files.items()
@@ -58,7 +59,7 @@ def find_far(where: str, suffixes: tuple[str, ...]) -> list[Found]:
     if len(kept) < len(found):
         logger.info(
             "%s: left out %d files, hidden or of other endings",
-            shown(where),
+            url,
             len(found) - len(kept),
         )
     return sorted(kept, key=lambda file: file.name)
@@ -86,7 +87,7 @@ def _fixed_part(pattern: str) -> str:
 
 def _relative(name: str, root: str) -> str:
     inner = name.removeprefix(root).lstrip("/")
-    return shown(name).rpartition("/")[2] if name.startswith(_WEB) else inner
+    return str(Url(name)).rpartition("/")[2] if name.startswith(_WEB) else inner
 
 
 def _is_shown(name: str, suffixes: tuple[str, ...], listing: _Listing) -> bool:
@@ -96,10 +97,10 @@ def _is_shown(name: str, suffixes: tuple[str, ...], listing: _Listing) -> bool:
 
 
 def _found(fs: Any, info: dict[str, Any], client_name: str, name: str) -> Found:
-    url = str(fs.unstrip_protocol(client_name))
+    url = Url(str(fs.unstrip_protocol(client_name)))
     if connected(url) != (fs, client_name):
         raise SourceError(
-            f"{shown(url)}: addresses of this kind cannot be given to another process; copy the "
+            f"{url}: addresses of this kind cannot be given to another process; copy the "
             "files to a disk or a bucket"
         )
     identity, changed = known_by(info)

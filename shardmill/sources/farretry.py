@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from shardmill.ahead import StoppedError, pause
 from shardmill.errors import HubError, ShardmillError, SourceError
-from shardmill.sources.urls import shown
+from shardmill.urls import safe_cause, scrub
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,7 @@ def asked(ask: Callable[[], Answer], where: str) -> Answer:
 def _bear(error: Exception, number: int, where: str) -> None:
     """Pause before the next try; or raise when there should be none."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    found = shown(said)[:300]
-    # An error that must be mended in the telling may not be shown as the cause either.
-    cause = error if found == said[:300] else None
+    found, cause = scrub(said)[:300], safe_cause(error)
     if not is_passing(error):
         if type(error).__module__ == "builtins" and not isinstance(error, OSError):
             raise error  # a fault of ours

@@ -14,6 +14,8 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING
 from shardmill.errors import SourceError
 from shardmill.records import JSON
 from shardmill.sources.localfiles import common_parent, find_local, sha256_of_ends, unreadable
-from shardmill.sources.urls import is_url, local_path, shown
+from shardmill.urls import Url
 
 if TYPE_CHECKING:
     from shardmill.sources.far import FarPath
@@ -33,6 +35,9 @@ FULL_HASH_BYTES = 64 * 2**20
 END_BYTES = 64 * 2**10
 
 Where = str | Path | Sequence[str | Path]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LOCAL = re.compile(r"(?:file|local)://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ def list_files(where: Where, *, suffixes: tuple[str, ...]) -> tuple[InputFile, .
         files = _files_listed(where, suffixes)
     if not files:
         raise SourceError(
-            f"{shown(str(where))}: no file here ends in {', '.join(suffixes)}; name another "
+            f"{Url(str(where))}: no file here ends in {', '.join(suffixes)}; name another "
             "folder, or a glob"
         )
     names = [file.name for file in files]
@@ -71,21 +76,34 @@ def list_files(where: Where, *, suffixes: tuple[str, ...]) -> tuple[InputFile, .
 
 
 def _files_at(where: str | Path, suffixes: tuple[str, ...]) -> list[InputFile]:
-    if not isinstance(where, Path) and is_url(where):
+    if not isinstance(where, Path) and _is_far(where):
         from shardmill.sources.farlist import find_far
 
         return [
             InputFile(place=found.path, name=found.name, num_bytes=found.num_bytes)
             for found in find_far(where, suffixes)
         ]
-    root, paths = find_local(local_path(where), suffixes)
+    root, paths = find_local(_local_path(where), suffixes)
     return [_input_file(path, root) for path in paths]
 
 
+def _is_far(where: str | Path) -> bool:
+    """Whether this names something that is not on this machine. A path that exists does not."""
+    if isinstance(where, Path) or _LOCAL.match(where) or not _SCHEME.match(where):
+        return False
+    # Unlike that of a Path, this takes a name that is too long for a disk.
+    return not os.path.exists(where)  # noqa: PTH110
+
+
+def _local_path(where: str | Path) -> Path:
+    """The path of a local file, with or without "file://"."""
+    return where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
+
+
 def _files_listed(where: Sequence[str | Path], suffixes: tuple[str, ...]) -> list[InputFile]:
-    urls = [path for path in where if is_url(path)]
+    urls = [path for path in where if _is_far(path)]
     if not urls:
-        paths = [local_path(path) for path in where]
+        paths = [_local_path(path) for path in where]
         root = common_parent(paths)
         return [_input_file(path, root) for path in paths]
     if len(urls) < len(where):
@@ -98,7 +116,10 @@ def _files_listed(where: Sequence[str | Path], suffixes: tuple[str, ...]) -> lis
 
 def _names_apart(files: Sequence[InputFile]) -> list[str]:
     """Names relative to the folder that all files have in common."""
-    parts = [str(file.place).split("/") for file in files]
+    parts = [
+        str(file.place).split("/") if isinstance(file.place, Path) else file.place.url.names
+        for file in files
+    ]
     same = 0
     while all(len(names) > same + 1 for names in parts) and len({n[same] for n in parts}) == 1:
         same += 1
@@ -148,7 +169,7 @@ def fingerprint_files(files: Iterable[InputFile]) -> list[JSON]:
     files = list(files)
     whole = sum(file.num_bytes for file in files) < FULL_HASH_BYTES
     return [
-        {"file": file.name, "bytes": file.num_bytes, **_content_of(file, whole=whole)}
+        {"file": file.name, "bytes": file.num_bytes, **content_of(file, whole=whole)}
         for file in files
     ]
 
@@ -157,7 +178,7 @@ def has_content(file: InputFile, recorded: Mapping[str, JSON]) -> bool:
     """Whether a file is what `fingerprint_files` once recorded of it, its name aside."""
     if file.num_bytes != recorded["bytes"]:
         return False
-    now = _content_of(file, whole="sha256" in recorded)
+    now = content_of(file, whole="sha256" in recorded)
     return now == {key: recorded[key] for key in recorded if key not in ("file", "bytes")}
 
 
@@ -195,7 +216,8 @@ def _input_file(path: Path, root: Path) -> InputFile:
         raise unreadable(path, error) from error
 
 
-def _content_of(file: InputFile, *, whole: bool) -> dict[str, JSON]:
+def content_of(file: InputFile, *, whole: bool) -> dict[str, JSON]:
+    """What identifies a file's content: a hash of all of it or of its ends, or its store's word."""
     path = file.place
     if not isinstance(path, Path):
         from shardmill.sources.far import describe_far

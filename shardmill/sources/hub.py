@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from shardmill.ahead import pause
 from shardmill.errors import HubError, SourceError, missing_extra
+from shardmill.urls import safe_cause, scrub
 
 try:
     import datasets
@@ -256,17 +257,18 @@ def retried(ask: Callable[[], Answer], retry: Retry, what: str) -> Answer:
 
 def wait_or_raise(error: Exception, failures: int, retry: Retry, what: str, progress: str) -> None:
     """Pause before the next try; or raise when there should be none."""
-    found = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    words = scrub(str(error)).splitlines()
+    found = f"{type(error).__name__}: {words[0] if words else ''}"
     if not is_transient(error):
         raise SourceError(
             f"{what}: {found}; {progress}; no retry would help: check the name, configuration, "
             "split, revision and your access"
-        ) from error
+        ) from safe_cause(error)
     if failures > retry.max_retries:
         raise HubError(
             f"{what}: unreachable at {datasets.config.HF_ENDPOINT} after {failures} tries "
             f"({found}); {progress}; when the hub answers again, resume: nothing is lost"
-        ) from error
+        ) from safe_cause(error)
     seconds = min(retry.delay * 2 ** (failures - 1), _MAX_DELAY) * random.uniform(0.5, 1.0)
     logger.warning(
         "%s: %s; try %d of %d in %.1f s", what, found, failures + 1, retry.max_retries + 1, seconds

@@ -37,6 +37,7 @@ from shardmill.sources.hubsource import (
     retry_of,
 )
 from shardmill.sources.parquetcolumn import is_text
+from shardmill.urls import Url
 
 if TYPE_CHECKING:
     from shardmill.sources.hub import HubFile, ParquetSplit
@@ -84,7 +85,7 @@ class HubParquetSource:
         self._files: tuple[HubPiece, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"HubParquetSource({self._dataset!r}, split={self._options.split!r})"
+        return f"HubParquetSource({str(Url(self._dataset))!r}, split={self._options.split!r})"
 
     @property
     def name(self) -> str:

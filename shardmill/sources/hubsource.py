@@ -21,6 +21,7 @@ from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
 from shardmill.sources.clean import clean, strings_to_arrow
 from shardmill.sources.cursors import counts_of, fields_of
 from shardmill.sources.fields import choose_field
+from shardmill.urls import Url
 
 if TYPE_CHECKING:
     from shardmill.sources.hub import HubDataset, Retry
@@ -73,7 +74,7 @@ class HubSource:
         self._field: str | None = None
 
     def __repr__(self) -> str:
-        return f"HubSource({self._dataset!r}, split={self._options.split!r})"
+        return f"HubSource({str(Url(self._dataset))!r}, split={self._options.split!r})"
 
     @property
     def name(self) -> str:

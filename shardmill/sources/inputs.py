@@ -14,7 +14,6 @@ import json
 import logging
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
@@ -25,9 +24,9 @@ from shardmill.sources.batching import DEFAULT_LIMITS
 from shardmill.sources.clean import BOM_BYTES
 from shardmill.sources.cursors import counts_of
 from shardmill.sources.files import InputFile, check_unchanged, open_file
-from shardmill.sources.jsonline import ESCAPED
 from shardmill.sources.lines import line_blocks
 from shardmill.sources.record import Misfit, Record, decode_record, kind_of
+from shardmill.urls import scrub
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +94,9 @@ class JsonlRecords(FileInput):
         start, first_line = mark or (0, 0)
         name = self.file.name
         check_unchanged(self.file)
-        limits = replace(self.limits, most_bytes=self.limits.most_input(ESCAPED))
-        blocks = line_blocks(self.file, start=start, first_line=first_line, limits=limits)
+        blocks = line_blocks(
+            self.file, start=start, first_line=first_line, limits=self.limits, is_json=True
+        )
         for block in blocks:
             base = block.end - len(block.data)
             ends = zip(block.lines(), block.stops.tolist(), strict=True)
@@ -142,7 +142,8 @@ def json_input(file: InputFile) -> JsonlRecords | JsonListRecords:
         while not first and (data := bytes(stream.read(2**16))):
             first = data.removeprefix(BOM_BYTES).lstrip(_WHITE)[:1]
     if first == b"{":
-        logger.info("%s: begins with an object, so it is read as JSON lines", file.place)
+        where = scrub(str(file.place))
+        logger.info("%s: begins with an object, so it is read as JSON lines", where)
         return JsonlRecords(file)
     return JsonListRecords(file)
 

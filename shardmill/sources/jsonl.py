@@ -25,7 +25,6 @@ from shardmill.sources.fields import choose_field
 from shardmill.sources.files import InputFile, Where, list_files
 from shardmill.sources.filesource import FileSource
 from shardmill.sources.jsonline import (
-    ESCAPED,
     BadJsonError,
     BadRow,
     Rows,
@@ -68,7 +67,7 @@ class _JsonlReader(LinesOfFiles):
     """Lines of files, whole or in ranges."""
 
     kind = "jsonl"
-    _expansion = ESCAPED
+    _is_json = True
 
     def __init__(
         self, files: tuple[InputFile, ...], field: str | None, on_bad: OnBad, limits: BatchLimits
@@ -108,8 +107,11 @@ class _JsonlReader(LinesOfFiles):
         return self._field[0]
 
     def _field_in(self, file: InputFile) -> str | None:
-        limits = replace(self._line_limits(), num_bytes=_LOOK_BYTES)
-        for block in line_blocks(file, start=0, first_line=0, limits=limits):
+        limits = self._limits
+        if limits.most_bytes is not None:  # the same lines are refused as when they are read
+            limits = limits.refusing(max(limits.most_bytes + limits.num_bytes - _LOOK_BYTES, 1))
+        limits = replace(limits, num_bytes=_LOOK_BYTES)
+        for block in line_blocks(file, start=0, first_line=0, limits=limits, is_json=True):
             for number, line in filled_lines(block):
                 try:
                     row = read_object(line)

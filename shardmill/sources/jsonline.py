@@ -28,9 +28,6 @@ from shardmill.errors import SourceError
 from shardmill.sources.clean import replace_surrogates
 from shardmill.sources.lines import LineBlock
 
-ESCAPED = 6
-"""Bytes of JSON that a byte of text takes at most, as \\u0000."""
-
 _OPEN, _CLOSE, _NEWLINE, _RETURN = b"{}\n\r"
 _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JSON_NAMES = {type(None): "null", bool: "a boolean", int: "a number", float: "a number"}

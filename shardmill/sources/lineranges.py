@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
@@ -48,7 +48,7 @@ class LinesOfFiles:
 
     _limits: BatchLimits
     _range: LineRange | None = None
-    _expansion = 1  # bytes of a line for each byte of its text, at most
+    _is_json = False  # whether a line may hold its text escaped
 
     @property
     def part(self) -> str:
@@ -96,18 +96,16 @@ class LinesOfFiles:
         """For `options`: which documents a range gives."""
         return {} if self._range is None else {"bytes": [self._range.start, self._range.stop]}
 
-    def _line_limits(self) -> BatchLimits:
-        """Those of lines: `most_bytes` is of a line."""
-        return replace(self._limits, most_bytes=self._limits.most_input(self._expansion))
-
     def _blocks(self, file: InputFile, position: JSON) -> Iterator[LineBlock]:
-        owned, limits = self._range, self._line_limits()
+        owned = self._range
         if owned is not None:
-            return range_blocks(file, owned, position, limits)
+            return range_blocks(file, owned, position, self._limits, is_json=self._is_json)
         start, line = 0, 0
         if position is not None:
             start, line = counts_of(position, ("bytes", "lines"), file.name)
-        return line_blocks(file, start=start, first_line=line, limits=limits)
+        return line_blocks(
+            file, start=start, first_line=line, limits=self._limits, is_json=self._is_json
+        )
 
     def _position(self, block: LineBlock) -> Cursor:
         """Behind a block."""
@@ -122,7 +120,7 @@ class LinesOfFiles:
 
 
 def range_blocks(
-    file: InputFile, owned: LineRange, position: JSON, limits: BatchLimits
+    file: InputFile, owned: LineRange, position: JSON, limits: BatchLimits, *, is_json: bool
 ) -> Iterator[LineBlock]:
     """Blocks of the lines that a range owns, from `position` on (None: the first)."""
     if position is None:
@@ -131,7 +129,9 @@ def range_blocks(
         start, line = _place_in(file, owned, position)
     if start is None or start >= owned.stop:
         return iter(())
-    return line_blocks(file, start=start, first_line=line, limits=limits, stop=owned.stop)
+    return line_blocks(
+        file, start=start, first_line=line, limits=limits, stop=owned.stop, is_json=is_json
+    )
 
 
 def _place_in(file: InputFile, owned: LineRange, position: JSON) -> tuple[int, int]:

@@ -4,8 +4,8 @@ In: a file and how much of it was read before.  Out: blocks that end at a line's
 Promise: the blocks joined are exactly the rest of the (decompressed) file, or of its lines that
 begin before `stop`; only the very last may lack its newline; a line longer than a block arrives
 whole, or is refused when it is longer than the limits allow, before it is read to its end; a
-compressed file that breaks off or is damaged is an error, never a short file. Memory: about two
-blocks, or the longest line, whatever a file unpacks to.
+compressed file that breaks off, is damaged or has no bytes is an error, never a short file. Memory:
+about two blocks, or the longest line that is allowed, whatever a file unpacks to.
 Not here: what a line means; which lines are wanted (`lineranges`).
 """
 
@@ -54,47 +54,87 @@ class LineBlock:
 
 
 def line_blocks(
-    file: InputFile, *, start: int, first_line: int, limits: BatchLimits, stop: int | None = None
+    file: InputFile,
+    *,
+    start: int,
+    first_line: int,
+    limits: BatchLimits,
+    stop: int | None = None,
+    is_json: bool = False,
 ) -> Iterator[LineBlock]:
     """Blocks within the limits, from byte `start` on, which must be the start of a line; of a plain
-    file also up to the last line that begins before byte `stop`, which lies behind `start`. A line
-    may have `limits.most_bytes`, its end included."""
+    file also up to the last line that begins before byte `stop`, which lies behind `start`.
+
+    A line may have `limits.most_input()` bytes, its end included; with `is_json` an escape such as
+    \\u0041 counts as the one byte of text that it may be.
+    """
+    most = limits.most_input()
     # A little under the limit, so that a block with its last line usually is one batch.
     cell = limits.num_bytes - limits.num_bytes // 16
     with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
         wanted = chunks if stop is None else _to_line_end(chunks, start, stop)
-        if limits.most_bytes is not None:
-            wanted = _bounded(wanted, start, limits.most_bytes, file)
+        if most is not None:
+            wanted = _bounded(wanted, start, most, file, is_json=is_json)
         for data in _whole_lines(wanted, start, cell):
             for block in _cut_block(data, start, first_line, limits):
-                _check_lines(block, limits.most_bytes, file)
+                _check_lines(block, most, file, is_json=is_json)
                 start = block.end
                 first_line += len(block.stops)
                 yield block
 
 
-def _bounded(chunks: Iterator[bytes], start: int, most: int, file: InputFile) -> Iterator[bytes]:
+class _Length:
+    """Bytes of an unfinished line. Of JSON: the least that its text can have.
+
+    A prefix never measures more than the whole line, so a line is refused or not wherever the
+    chunks end: an escape counts once it is complete, and no escape decodes to less than one byte.
+    """
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._num_bytes = 0
+        self._rest = b""  # a backslash whose escape is in the next piece
+
+    def add(self, piece: bytes) -> int:
+        """The length so far."""
+        if self._is_json and (self._rest or b"\\" in piece):
+            # \\ is one byte; of what is left \n is one byte and \u0041 at least one.
+            piece = (self._rest + piece).replace(b"\\\\", b"_")
+            self._rest = b"\\" if piece.endswith(b"\\") else b""
+            self._num_bytes -= piece.count(b"\\") + 4 * piece.count(b"\\u")
+        self._num_bytes += len(piece)
+        return self._num_bytes
+
+
+def _bounded(
+    chunks: Iterator[bytes], start: int, most: int, file: InputFile, *, is_json: bool
+) -> Iterator[bytes]:
     """The chunks, until a line that has no end yet is too long."""
-    begin = start  # of the line that is open
+    begin, length = start, _Length(is_json=is_json)  # of the line that is open
     for chunk in chunks:
         newline = chunk.rfind(b"\n")
-        begin = start + newline + 1 if newline >= 0 else begin
+        if newline >= 0:
+            begin, length = start + newline + 1, _Length(is_json=is_json)
         start += len(chunk)
-        if start - begin > most:
+        if length.add(chunk[newline + 1 :]) > most:
             raise _too_long(file, begin, f"{start - begin:,} bytes and no end of the line", most)
         yield chunk
 
 
-def _check_lines(block: LineBlock, most: int | None, file: InputFile) -> None:
+def _check_lines(block: LineBlock, most: int | None, file: InputFile, *, is_json: bool) -> None:
     """The lines that are whole, to the byte."""
     if most is None or len(block.data) <= most:
         return
     edges = np.concatenate(([0], block.stops))
-    lengths = np.diff(edges)
-    longest = int(lengths.argmax())
-    if lengths[longest] > most:
-        begin = block.end - len(block.data) + int(edges[longest])
-        raise _too_long(file, begin, f"a line of {lengths[longest]:,} bytes", most)
+    for number in np.flatnonzero(np.diff(edges) > most).tolist():
+        begin, end = int(edges[number]), int(edges[number + 1])
+        length, found = _Length(is_json=is_json), 0
+        for piece in range(begin, end, _COUNT_BYTES):
+            found = length.add(block.data[piece : min(piece + _COUNT_BYTES, end)])
+        if found > most:
+            begin_of_block = block.end - len(block.data)
+            words = f"a line of {end - begin:,} bytes"
+            raise _too_long(file, begin_of_block + begin, words, most)
 
 
 def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
@@ -160,10 +200,12 @@ def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[byt
             end = rest.find(b"\n", max(missing - 1, 0)) + 1 if len(rest) >= missing else 0
             if not end:
                 break
-            yield b"".join((*pending, memoryview(rest)[:end]))
+            block = b"".join((*pending, memoryview(rest)[:end]))
             start += num_pending + end
             rest = rest[end:]
-            pending, num_pending = [], 0
+            pending, num_pending = [], 0  # before the block is used: it may be large
+            yield block
+            del block
         pending.append(rest)
         num_pending += len(rest)
     last = b"".join(pending)
@@ -196,6 +238,9 @@ def read_chunks(
     name = file.name.lower()
     try:
         if name.endswith(_COMPRESSED):
+            if file.num_bytes == 0:
+                # A decompressor takes this for a regular end.
+                raise EOFError("the file has 0 bytes, but even an empty one compresses to more")
             with open_file(file) as raw:
                 yield from _skip(_unpacked(raw, name, size), start, file)
         else:

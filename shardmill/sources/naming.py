@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardmill.sources.files import Where
-from shardmill.sources.urls import shown
+from shardmill.urls import Url
 
 
 def name_of(where: Where) -> str:
     """The last part of the path: "books" for "data/books/", "a.jsonl" for "data/a.jsonl"."""
     if isinstance(where, str | Path):
-        path = Path(shown(str(where)))
+        path = Path(str(Url(str(where))))
         return path.name or path.resolve().name or "files"
     return name_of(where[0]) if len(where) == 1 else f"{len(where)} files"

@@ -25,7 +25,7 @@ from shardmill.sources.hubsource import HubSource
 from shardmill.sources.jsonl import JSONL_SUFFIXES, JsonlSource
 from shardmill.sources.parquet import PARQUET_SUFFIXES, ParquetSource
 from shardmill.sources.text import TEXT_SUFFIXES, TextSource
-from shardmill.sources.urls import shown
+from shardmill.urls import Url
 
 SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSONL_SUFFIXES, "parquet": PARQUET_SUFFIXES}
 _ALL_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
@@ -52,7 +52,7 @@ def open_source(
     named = [spec] if isinstance(spec, str | Path) else list(spec)
     names = [str(part) for part in named]
     if len(set(names)) < len(names):
-        twice = shown(max(names, key=names.count))
+        twice = Url(max(names, key=names.count))
         raise SourceError(f"named more than once: {twice}; name it once")
     parts = [_open_one(str(part), kind, options) for part in named]
     if not parts:
@@ -114,7 +114,7 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
         known = [name for name in inspect.signature(make).parameters if name != "where"]
         strange = sorted(set(options) - set(known))
         raise OptionError(
-            f"{shown(where)}: the option {', '.join(strange)} does not apply to this kind of "
+            f"{Url(where)}: the option {', '.join(strange)} does not apply to this kind of "
             f"input; options here: {', '.join(known)}"
         ) from error
     return make(where, **options)
@@ -129,7 +129,7 @@ def _kind_of(where: str, kind: str | None) -> str:
     kinds = {_kind_of_name(file.name): file.name for file in files}
     if None in kinds:
         raise SourceError(
-            f"{shown(where)}: {kinds[None]} ends in none of {', '.join(_ALL_SUFFIXES)}; "
+            f"{Url(where)}: {kinds[None]} ends in none of {', '.join(_ALL_SUFFIXES)}; "
             f"say what it is with kind= ({', '.join(_KINDS)})"
         )
     if len(kinds) > 1:
@@ -138,8 +138,8 @@ def _kind_of(where: str, kind: str | None) -> str:
             where if is_glob(where) else f"{where.rstrip('/')}/**/*{next(iter(SUFFIXES['jsonl']))}"
         )
         raise SourceError(
-            f"{shown(where)}: several kinds of files: {found}; choose one with a glob such as "
-            f"'{shown(glob)}', or with kind="
+            f"{Url(where)}: several kinds of files: {found}; choose one with a glob such as "
+            f"'{Url(glob)}', or with kind="
         )
     (found_kind,) = kinds
     assert found_kind is not None

@@ -2,7 +2,8 @@
 
 In: `.jsonl` files, plain or compressed.  Out: one dict per row, in order.
 Promise: blank lines are not rows; a line that is no JSON object is an error naming file and line;
-strings are valid text (what is not becomes U+FFFD), otherwise as they stand in the file.
+strings are valid text (what is not becomes U+FFFD), otherwise as they stand in the file. A row of
+more than 256 MiB of text is refused before it is read whole.
 Not here: which parts of a row are text. For chats and other sets that are more than one text.
 """
 
@@ -21,6 +22,7 @@ from shardmill.sources.lines import line_blocks
 from shardmill.sources.record import repaired
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
+_LIMITS = DEFAULT_LIMITS.refusing(256 * 2**20)  # of one row, so that a damaged file takes no more
 
 
 def iter_jsonl_rows(where: Where) -> Iterator[dict[str, Any]]:
@@ -31,7 +33,7 @@ def iter_jsonl_rows(where: Where) -> Iterator[dict[str, Any]]:
 
 def _rows(file: InputFile) -> Iterator[dict[str, Any]]:
     check_unchanged(file)
-    for block in line_blocks(file, start=0, first_line=0, limits=DEFAULT_LIMITS):
+    for block in line_blocks(file, start=0, first_line=0, limits=_LIMITS, is_json=True):
         for number, line in filled_lines(block):
             try:
                 yield _row(line)

@@ -34,7 +34,7 @@ class BinRules:
     buffer_documents: int = 4096  # packed together; more fill rows better and take more memory
     buffer_tokens: int = 2**24  # a buffer ends before the document that would bring it over this
     max_per_row: int | None = None  # pieces in a row
-    algorithm: Literal["first-fit", "best-fit"] = "best-fit"
+    algorithm: Literal["first-fit", "best-fit"] = "first-fit"
     seed: int | None = None  # of the order of a buffer's rows; None: by their first document
 
     def __post_init__(self) -> None:

@@ -29,7 +29,11 @@ from shardmill.streaming.iterator import BatchIterator
 from shardmill.streaming.open import open_eval_source, open_train_source
 from shardmill.streaming.order import StreamOrder
 from shardmill.streaming.pipeline import BatchShape, Packing, Pipeline, SharedEncoder
-from shardmill.streaming.tokenizers import StreamTokenizer, open_stream_tokenizer
+from shardmill.streaming.tokenizers import (
+    StreamTokenizer,
+    effective_config,
+    open_stream_tokenizer,
+)
 
 if TYPE_CHECKING:
     from shardmill.streaming.grained import StreamIterator
@@ -123,7 +127,7 @@ def _build(
     tokenizer = open_stream_tokenizer(config)
     pipeline = open_pipeline(config, purpose, tokenizer)
     make = partial(BatchIterator, pipeline, process_index=index, process_count=count)
-    return StreamIterator(make, config, tokenizer)
+    return StreamIterator(make, effective_config(config, tokenizer), tokenizer)
 
 
 def which_process(index: int | None, count: int | None) -> tuple[int, int]:

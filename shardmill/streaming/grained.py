@@ -19,7 +19,10 @@ from shardmill.streaming.tokenizers import StreamTokenizer
 
 
 class StreamIterator(PrefetchedIterator[Batch]):
-    """Batches, `config.data.grain_prefetch` of them made early in a thread."""
+    """Batches, `config.data.grain_prefetch` of them made early in a thread.
+
+    `config.model` has the vocabulary and the ids that hold, whatever the file said.
+    """
 
     def __init__(
         self, make: Callable[[], BatchIterator], config: StreamConfig, tokenizer: StreamTokenizer

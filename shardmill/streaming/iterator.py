@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardmill.ahead import StoppedError
-from shardmill.arguments import whole_number
+from shardmill.arguments import check_memory, whole_number
 from shardmill.closing import Closing
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.streaming.batch import make_batch
@@ -68,6 +68,12 @@ class BatchIterator(Closing, Iterator[Batch]):
                 f"num_streams={self._num_streams} cannot be shared by {self.process_count} "
                 f"processes (DataLoader workers count as processes); {_divisors(self._num_streams)}"
             )
+        shape = pipeline.shape
+        check_memory(
+            16 * shape.rows * (shape.seq_len + 1),
+            f"a batch of [{shape.grad_accum:,}, {shape.batch_size:,}, {shape.seq_len:,}]",
+            "lower grad_accum, batch_size or seq_len",
+        )
         self._positions = {stream: Position() for stream in self._own_streams(self._num_streams)}
         self._batch = Counts()
         self._texts = PlaceTexts()

@@ -1,21 +1,22 @@
 """The tokenizer that a config names, with the ids that a stream needs.
 
 In: a `StreamConfig`.  Out: a `StreamTokenizer`.
-Promise: an id of the config wins over the tokenizer's own; BOS and EOS are never ids that text can
-become; what is taken in place of something missing is announced; a vocabulary that does not hold
-every id is refused with both numbers.
+Promise: the tokenizer's own BOS, EOS and pad ids replace those of the config unless
+`auto_set_special_tokens` is false; ids that are put into documents, or that mask labels, are never
+ids that text can become; the vocabulary is rounded up, and never smaller than the ids need.
+Whatever differs from what the config says is logged with both numbers.
 Not here: encoding documents (encode), keeping the tokenizer (snapshot).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
-from shardmill.streaming.config import StreamConfig, TokenizerSection
+from shardmill.streaming.config import ModelSection, StreamConfig, TokenizerSection
 from shardmill.streaming.snapshot import kind_of, load_tokenizer, special_strings
 from shardmill.streaming.stream_tokenizer import (
     DocumentIds,
@@ -23,14 +24,13 @@ from shardmill.streaming.stream_tokenizer import (
     make_stream_tokenizer,
 )
 from shardmill.tokenizer import ByteTokenizer, open_tokenizer
+from shardmill.tokenizer.specials import usual_id
 
-__all__ = ["StreamTokenizer", "open_stream_tokenizer"]
+__all__ = ["StreamTokenizer", "effective_config", "open_stream_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
-_BOS_NAMES = ("bos", "<s>", "begin_of_text")
-_EOS_NAMES = ("eos", "</s>", "eot", "endoftext", "end_of_text")
-_PAD_NAMES = ("pad", "<pad>", "[PAD]")
+_BYTE_IDS = {"pad": 0, "bos": 1, "eos": 2}  # of a byte tokenizer with room for them
 _AT = "data.tokenizer"
 
 
@@ -56,6 +56,17 @@ def open_stream_tokenizer(config: StreamConfig) -> StreamTokenizer:
             *(_AT, section.snapshot, kept.ids, ids),
         )
     return opened
+
+
+def effective_config(config: StreamConfig, tokenizer: StreamTokenizer) -> StreamConfig:
+    """The config with the vocabulary and the ids that hold: what a model is made from."""
+    model = ModelSection(
+        vocab_size=tokenizer.vocab_size,
+        bos_token_id=tokenizer.bos_id,
+        eos_token_id=tokenizer.eos_id,
+        pad_token_id=tokenizer.pad_id,
+    )
+    return config.model_copy(update={"model": model})
 
 
 def _open_base(section: TokenizerSection) -> Tokenizer:
@@ -88,7 +99,8 @@ def _from_snapshot(section: TokenizerSection, kept: Tokenizer) -> Tokenizer:
                 f"keys of {_AT} name {named!r} with {named.fingerprint[:16]}; leave the snapshot "
                 "away for a new run, or the other keys to go on with it"
             )
-        return named
+        # a byte tokenizer has no files: without specials in the config, those that were kept hold
+        return named if section.kind != "byte" or section.specials is not None else kept
     strings = special_strings(kept)
     for name, text in (section.specials or {}).items():
         if strings.get(name) != text:
@@ -100,42 +112,79 @@ def _from_snapshot(section: TokenizerSection, kept: Tokenizer) -> Tokenizer:
 
 
 def _find_ids(config: StreamConfig, tokenizer: Tokenizer) -> DocumentIds:
-    section, model = config.data.tokenizer, config.model
+    section = config.data.tokenizer
     named = tokenizer.special_token_ids() if section.auto_set_special_tokens else {}
-    bos = _one_id("bos", model.bos_token_id, named, _BOS_NAMES)
-    eos = _one_id("eos", model.eos_token_id, named, _EOS_NAMES)
-    pad = _one_id("pad", model.pad_token_id, named, _PAD_NAMES)
-    for name, number in (("bos", bos), ("eos", eos), ("pad", pad)):
+    ids = _updated_ids(config.model, named)
+    # given a meaning, in documents or in labels; padding is marked by the attention mask
+    used = {"bos": section.add_bos, "eos": section.add_eos or not config.data.train_on_eos}
+    if isinstance(tokenizer, ByteTokenizer) and section.auto_set_special_tokens and not named:
+        needed = {"pad": True, "bos": section.add_bos, "eos": section.add_eos}
+        _add_byte_ids(ids, tokenizer, needed)
+    for name, number in ids.items():
         if number is not None:
-            _check_id(name, number, tokenizer, config)
-    for name, number, wanted in (("bos", bos, section.add_bos), ("eos", eos, section.add_eos)):
-        if wanted and number is None:
+            _check_id(name, number, tokenizer, config, used=used.get(name, False))
+    for name, wanted in (("bos", section.add_bos), ("eos", section.add_eos)):
+        if wanted and ids[name] is None:
             raise OptionError(
                 f"{_AT}.add_{name} is true, but there is no {name.upper()} id: {tokenizer!r} has "
                 f"the specials {sorted(named) or 'none'}; set model.{name}_token_id, or name its "
                 f'string ({_AT}.specials = {{ {name} = "..." }}), or say {_AT}.add_{name} = false'
             )
     return DocumentIds(
-        bos_id=bos,
-        eos_id=eos,
-        pad_id=_pad_id(pad, eos, bos),
+        bos_id=ids["bos"],
+        eos_id=ids["eos"],
+        pad_id=_pad_id(ids["pad"], ids["eos"], ids["bos"]),
         add_bos=section.add_bos,
         add_eos=section.add_eos,
         max_doc_tokens=section.max_doc_tokens,
     )
 
 
-def _one_id(
-    name: str, said: int | None, named: Mapping[str, int], names: Sequence[str]
-) -> int | None:
-    if said is not None:
-        return said
-    found = next((candidate for candidate in names if candidate in named), None)
-    if found is None:
-        return None
-    if found != name:
-        _log.info("no special token is called %s; %s (%d) is taken", name, found, named[found])
-    return named[found]
+def _updated_ids(model: ModelSection, named: Mapping[str, int]) -> dict[str, int | None]:
+    """The config's ids. What the tokenizer itself calls bos, eos or pad replaces them; a stand-in
+    such as "eot" serves only where the config says nothing."""
+    ids: dict[str, int | None] = {
+        "bos": model.bos_token_id,
+        "eos": model.eos_token_id,
+        "pad": model.pad_token_id,
+    }
+    replaced = []
+    for name, said in ids.items():
+        if said is None:
+            ids[name] = usual_id(name, named)
+        elif named.get(name, said) != said:
+            ids[name] = named[name]
+            replaced.append(f"model.{name}_token_id {named[name]} (the config says {said})")
+    if replaced:
+        _log.warning(
+            "the tokenizer's own ids are used: %s; %s.auto_set_special_tokens = false keeps those "
+            "of the config",
+            *(", ".join(replaced), _AT),
+        )
+    return ids
+
+
+def _add_byte_ids(
+    ids: dict[str, int | None], tokenizer: ByteTokenizer, needed: Mapping[str, bool]
+) -> None:
+    """Pad 0, BOS 1 and EOS 2 where `byte_offset` leaves room, each if it is missing, needed and not
+    the id of another; else an id that documents need is the first free one after the bytes.
+
+    An id that nothing needs stays None: it is part of the fingerprint, and so of every state.
+    """
+    taken = set(ids.values())
+    after = tokenizer.vocab_size
+    for name in ("pad", "eos", "bos"):
+        if ids[name] is not None or not needed[name]:
+            continue
+        own = _BYTE_IDS[name]
+        if tokenizer.byte_offset >= len(_BYTE_IDS) and own not in taken:
+            ids[name] = own
+        elif name != "pad":
+            while after in taken:
+                after += 1
+            ids[name] = after
+        taken.add(ids[name])
 
 
 def _pad_id(pad: int | None, eos: int | None, bos: int | None) -> int:
@@ -150,24 +199,27 @@ def _pad_id(pad: int | None, eos: int | None, bos: int | None) -> int:
     return taken[1]
 
 
-def _check_id(name: str, number: int, tokenizer: Tokenizer, config: StreamConfig) -> None:
+def _check_id(
+    name: str, number: int, tokenizer: Tokenizer, config: StreamConfig, *, used: bool
+) -> None:
+    """Refuse an id that the model does not have, and one of text if it is `used`."""
     key = f"model.{name}_token_id"
     if isinstance(tokenizer, ByteTokenizer):
         first = tokenizer.byte_offset
-        if first <= number < first + 256:
+        if used and first <= number < first + 256:
             raise OptionError(
                 f"{key} is {number}, but the ids {first} to {first + 255} are bytes of text, which "
                 f"would be taken for it; choose one from {first + 256} on, or raise "
                 f"{_AT}.byte_offset to {number + 1} or more to keep it"
             )
         return
-    limit = max(_rounded(tokenizer.vocab_size, config), config.model.vocab_size or 0)
+    limit = _rounded(max(tokenizer.vocab_size, config.model.vocab_size or 0), config)
     if number >= limit:
         raise OptionError(
             f"{key} is {number:,}, but {tokenizer!r} has {tokenizer.vocab_size:,} ids "
             f"({limit:,} with those the model has beyond them); wanted less"
         )
-    if name != "pad" and _is_text(tokenizer, number):
+    if used and _is_text(tokenizer, number):
         raise OptionError(
             f"{key} is {number:,}, which is {tokenizer.decode([number])!r} and no special token "
             f"of {tokenizer!r}: text would be taken for it; choose a special token "
@@ -187,20 +239,23 @@ def _is_text(tokenizer: Tokenizer, number: int) -> bool:
 
 
 def _vocab_size(config: StreamConfig, tokenizer: Tokenizer, ids: DocumentIds) -> int:
-    largest = max(
-        number for number in (ids.bos_id, ids.eos_id, ids.pad_id, 0) if number is not None
-    )
+    given = (ids.bos_id, ids.eos_id, ids.pad_id)
+    largest = max(number for number in given if number is not None)
     needed = max(tokenizer.vocab_size, largest + 1)
     said = config.model.vocab_size
-    if said is None:
-        return _rounded(needed, config)
-    if said < needed:
-        raise OptionError(
-            f"model.vocab_size is {said:,}, but the tokenizer and its special ids need "
-            f"{needed:,}; set it to {_rounded(needed, config):,} (a multiple of "
-            f"{_AT}.vocab_size_multiple), or leave it away"
+    size = _rounded(max(needed, said or 0), config)
+    if said is not None and said < needed:
+        _log.warning(
+            "model.vocab_size is raised from %s to %s: the tokenizer and its special ids need %s, "
+            "rounded up to a multiple of %s.vocab_size_multiple",
+            *(f"{said:,}", f"{size:,}", f"{needed:,}", _AT),
         )
-    return said
+    elif said not in (None, size):
+        _log.info(
+            "model.vocab_size is rounded up from %s to %s, a multiple of %s.vocab_size_multiple",
+            *(f"{said:,}", f"{size:,}", _AT),
+        )
+    return size
 
 
 def _rounded(size: int, config: StreamConfig) -> int:

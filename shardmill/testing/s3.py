@@ -39,6 +39,10 @@ sys.stdin.read()
 """
 _SERVER_QUIET = {"MOTO_S3_DEFAULT_MAX_KEYS": "50"}  # so that listings come in pages
 _ERROR = b"<Error><Code>ServiceUnavailable</Code><Message>fault</Message></Error>"
+_NOT_IMPLEMENTED = (
+    b"<Error><Code>NotImplemented</Code><Message>A header you provided implies functionality that "
+    b"is not implemented</Message><Header>If-None-Match</Header></Error>"
+)
 
 
 class LoopbackS3:
@@ -48,6 +52,8 @@ class LoopbackS3:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.lock = threading.Lock()
+        self.conditions = "kept"  # "ignored" or "refused": a service without conditional requests
+        self._one_request = threading.Lock()
         self.port = 0  # of the server behind the proxy
         self._moto: subprocess.Popen[str] | None = None
         self._proxy: _Proxy | None = None
@@ -121,8 +127,22 @@ class LoopbackS3:
     def forward(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, bytes, list[tuple[str, str]]]:
-        """Ask the server itself."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        """Ask the server itself.
+
+        One request at a time: S3 checks a condition and writes in one step, and a reader sees the
+        old object or the new one. moto does neither when two requests meet.
+        """
+        if self.conditions != "kept" and "If-None-Match" in headers and method in ("PUT", "POST"):
+            if self.conditions == "refused":
+                return 501, _NOT_IMPLEMENTED, []
+            headers = {key: value for key, value in headers.items() if key != "If-None-Match"}
+        with self._one_request:
+            return self._forward(method, path, body, headers)
+
+    def _forward(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes, list[tuple[str, str]]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()

@@ -8,6 +8,7 @@ Not here: keeping specials out of text; each kind does that in its own model.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,12 +17,32 @@ import numpy as np
 from shardmill.errors import TokenizerError
 from shardmill.records import JSON, IntArray
 
+_log = logging.getLogger(__name__)
+
 DEFAULT_SPECIALS: Mapping[str, str] = {
     "sys": "<|sys|>",
     "usr": "<|usr|>",
     "asst": "<|asst|>",
     "eot": "<|eot|>",
 }
+
+USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+    "bos": ("bos", "<s>", "begin_of_text"),
+    "eos": ("eos", "</s>", "eot", "endoftext", "end_of_text"),
+    "pad": ("pad", "<pad>", "[PAD]"),
+}
+"""What the start and the end of a document and padding are called; the first is their own name,
+the others stand in for it."""
+
+
+def usual_id(role: str, named: Mapping[str, int]) -> int | None:
+    """The id for "bos", "eos" or "pad" among a tokenizer's special tokens; a stand-in is logged."""
+    found = next((name for name in USUAL_NAMES[role] if name in named), None)
+    if found is None:
+        return None
+    if found != role:
+        _log.info("no special token is called %s; %s (%d) is taken", role, found, named[found])
+    return named[found]
 
 
 class SpecialRuns:

@@ -91,6 +91,29 @@ def test_other_input_is_refused_by_name(pages, tmp_path):
         blame_token(store, "train", 0, inputs=JsonlSource(pages), tokenizer=BYTES)
 
 
+def test_other_chats_are_refused_by_the_name_of_their_file(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}
+    tokenizer = ByteTokenizer(byte_offset=4, specials=SPECIALS)
+    for name in ("a.jsonl", "b.jsonl"):
+        write(tmp_path / "chats" / name, [chat])
+    build_chats(
+        open_chats(tmp_path / "chats"),
+        tmp_path / "store",
+        template=bind_template(known_template("four-marker"), tokenizer),
+        tokenizer=tokenizer,
+        spec=BuildSpec(),
+    )
+    write(tmp_path / "chats/b.jsonl", [chat, chat])
+    with pytest.raises(SourceError, match=r"b\.jsonl: bytes \d+ -> \d+"):
+        blame_token(
+            tmp_path / "store",
+            "train",
+            0,
+            inputs=open_chats(tmp_path / "chats"),
+            tokenizer=tokenizer,
+        )
+
+
 def test_what_is_not_there_is_refused(pages, tmp_path):
     store, source = build(JsonlSource(pages), tmp_path / "store"), JsonlSource(pages)
     for token in (-1, open_store(store).num_tokens("train")):

@@ -51,7 +51,7 @@ def test_rows_of_a_hub_are_told_by_file_and_number(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr
     by_file, streamed = json.loads(done.stdout)

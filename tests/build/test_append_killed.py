@@ -82,10 +82,9 @@ def test_killed_again_and_again_the_store_is_the_old_one_or_the_new_one(grown):
     while True:
         command = [sys.executable, "-c", KILLED, str(grown / "files"), str(grown / "s")]
         build = subprocess.Popen([*command, "1" if rounds % 3 else "2"])
-        began = time.monotonic()
         journal = grown / ".s.building/segments"
         known = set(journal.glob("*/*.json"))
-        while build.poll() is None and time.monotonic() < began + 120:
+        while build.poll() is None:
             if len(set(journal.glob("*/*.json")) - known) >= 2 and rounds < 3:
                 build.send_signal(signal.SIGKILL)
                 break
@@ -167,7 +166,7 @@ def test_an_engine_that_is_caught_out_puts_the_old_tokens_in_doubt(grown, monkey
     mark = grown / "differs"
     mark.touch()
     monkeypatch.setenv("TESTS_DIFFERS", str(mark))
-    with pytest.raises(BuildError, match="--overwrite --engine reference"):
+    with pytest.raises(BuildError, match="overwrite=True and engine='reference'"):
         add(grown / "files", grown / "s", workers=2, unit_bytes=4_000, tokenizer=Differing())
     assert not mark.exists()
     assert folder_digest(grown / "s") == folder_digest(grown / "old")

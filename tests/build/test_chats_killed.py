@@ -74,7 +74,7 @@ def test_killed_at_random_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> 
     assert ledger.documents.dropped["bad_json"] == 80
     assert ledger.documents.dropped["no_assistant"] > 100
     kills = midway = 0
-    while kills < 6 or not (tmp_path / "killed").exists():
+    while kills < 6 or midway < 2 or not (tmp_path / "killed").exists():
         build = start("killed")
         try:
             assert build.wait(timeout=float(draw.uniform(0.4, 0.9)) * duration) == 0
@@ -82,16 +82,17 @@ def test_killed_at_random_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> 
             build.send_signal(signal.SIGKILL)
             build.wait()
             kills += 1
-            midway += any((tmp_path / ".killed.building").glob("segments/*/*.json"))
+            sealed = any((tmp_path / ".killed.building").glob("segments/*/*.json"))
+            midway += sealed
+            duration *= 1 if sealed else 1.3  # the machine is slower now
             if not (tmp_path / "killed").exists():
                 with pytest.raises(StoreNotFoundError):
                     open_store(tmp_path / "killed")
             continue
-        if kills < 6:
+        if kills < 6 or midway < 2:
             for path in sorted((tmp_path / "killed").rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
             (tmp_path / "killed").rmdir()
-    assert midway >= 2, "some kills found sealed segments"
     assert folder_digest(tmp_path / "killed") == wanted
     assert verify_store(tmp_path / "killed").problems == []
     assert not (tmp_path / ".killed.building").exists()

@@ -165,7 +165,7 @@ def test_a_full_disk_is_told_and_resume_goes_on_when_there_is_room(corpus, tiny_
             while True:
                 os.write(file.fileno(), bytes(4096))
 
-    with pytest.raises(BuildError, match=r"No space left on device.*--resume"):
+    with pytest.raises(BuildError, match=r"No space left on device.*resume=True"):
         build(corpus, tiny_disk / "s", workers=workers, on_progress=fill_it_up)
     assert not (tiny_disk / "s").exists()
     (tiny_disk / "others").unlink()

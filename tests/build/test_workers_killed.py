@@ -20,7 +20,8 @@ from shardmill.sources import BatchLimits, JsonlSource, MemorySource
 from shardmill.tokenizer import ByteTokenizer
 from tests.build.corpora import write_corpus
 from tests.build.parts import Deadly, Differing, Slow, Wide
-from tests.helpers import folder_digest
+from tests.engines.processes import lives
+from tests.helpers import folder_digest, wait_for
 
 KILLED = """
 import sys
@@ -48,20 +49,6 @@ def children(pid: int) -> list[int]:
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "waited two minutes"
-        time.sleep(0.01)
 
 
 class Killing:

@@ -38,7 +38,9 @@ POLICIES = [
 ALL = TrainPolicy(train_on="all")
 TRAIN = TrainPolicy()
 COMMON = settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 words = nasty_texts(tuple(MARKERS.values()))
 kinds = st.sampled_from(CHAT_TOKENIZERS)

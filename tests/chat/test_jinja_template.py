@@ -490,3 +490,63 @@ def test_the_ids_are_those_of_apply_chat_template() -> None:
 def test_a_tokenizer_that_renders_no_jinja_is_told_so() -> None:
     with pytest.raises(TemplateError, match="ByteTokenizer cannot render Jinja templates"):
         open_jinja_template(ByteTokenizer(), chat_template="{{ messages }}")
+
+
+_NESTED = "{% for a in messages %}" * 25 + "x" + "{% endfor %}" * 25
+BROKEN = {
+    "break outside a loop": "{{ messages[0].content }}\n{% break %}",
+    "too many nested loops": _NESTED,
+    "division by zero": "{{ messages[0].content }}\n{{ 1 // 0 }}",
+    "a range without end": "a\n{% for n in range(10 ** 10) %}x{% endfor %}",
+    "endless recursion": "a\n{% macro f() %}{{ f() }}{% endmacro %}\n{{ f() }}",
+    "a string beyond memory": "a\n{{ 'a' * 10 ** 17 }}",
+    "a float beyond its range": "a\n{{ 10.0 ** 1000 }}",
+    "Python's insides": "a\n{{ messages.__class__.__mro__ }}",
+    "a changed message": "a\n{{ messages[0].pop('role') }}",
+    "an undefined name": "a\n{{ nothing.here }}",
+    "its own refusal": "a\n{{ raise_exception('no such thing') }}",
+    "an empty cycler": "a\n{{ cycler() }}",
+    "a file to include": "a\n{% include 'x' %}",
+    "an unknown filter": "a\n{{ 'x' | nofilter }}",
+    "broken syntax": "a\n{% if %}",
+    "an unknown encoding": "a\n{{ 'x'.encode('nope') }}",
+}
+LINES = {
+    "division by zero": 2,
+    "a range without end": 2,
+    "endless recursion": 2,
+    "a string beyond memory": 2,
+    "Python's insides": 2,
+    "an undefined name": 2,
+    "its own refusal": 2,
+    "an empty cycler": 2,
+    "an unknown filter": 2,
+    "broken syntax": 2,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BROKEN))
+def test_whatever_goes_wrong_inside_a_template_is_our_error_with_its_line(kind: str) -> None:
+    with pytest.raises(TemplateError) as refused:
+        open_jinja_template(
+            make_tokenizer(CHATML), chat_template=BROKEN[kind], name="of a stranger"
+        )
+    words = str(refused.value)
+    assert words.startswith("chat template 'of a stranger'")
+    assert "\n" not in words
+    assert len(words) < 600
+    if kind in LINES:
+        assert f"line {LINES[kind]}" in words
+
+
+def test_an_error_that_is_not_the_templates_doing_is_not_blamed_on_it() -> None:
+    class Gone:
+        chat_template = CHATML
+        all_special_tokens: tuple[str, ...] = ()
+        all_special_ids: tuple[int, ...] = ()
+
+        def apply_chat_template(self, *_: object, **__: object) -> object:
+            raise ImportError("jinja2 is not installed")
+
+    with pytest.raises(ImportError):
+        open_jinja_template(Gone())  # type: ignore[arg-type]

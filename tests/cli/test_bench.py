@@ -75,8 +75,18 @@ def test_a_store_alone_is_read_and_batches_fit_into_it(here):
     shape = Shape(seq_len=400, batch_size=32)  # val holds one window of it
     rates = list(measure_reading(store, "val", shape, 0.01))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
+    rates = list(measure_reading(store, "val", shape, 0.01, reader="pread"))
+    assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
     with pytest.raises(OptionError, match="its largest shard has 500 tokens, a window 501"):
         list(measure_reading(store, "val", Shape(seq_len=500, batch_size=1), 0.01))
+
+
+def test_a_wrong_reader_is_refused_before_anything_is_built(here, told, scratch):
+    code, _, err = told("bench", "data/*.jsonl", "--tokenizer", "spm.model", "--reader", "mmap")
+    assert code == 2
+    assert "--reader mmap: wanted auto, mapped or pread" in err
+    code, _, err = told("bench", "--store", "store", "--reader", "pread", *QUICK)
+    assert code == 0, err
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=20), wanted=st.integers(1, 300))

@@ -28,7 +28,7 @@ PYTHON = (sys.executable, "-m", "shardmill")
 def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     """In a process of its own, where streams are real."""
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.run(words, check=False, timeout=120, **settings)  # type: ignore[call-overload]
+    return subprocess.run(words, check=False, timeout=600, **settings)  # type: ignore[call-overload]
 
 
 # what was probably meant

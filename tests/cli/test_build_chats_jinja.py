@@ -71,3 +71,22 @@ def test_the_tokenizers_own_template_builds_a_store_and_a_wrong_one_is_refused(
     assert code == 2
     assert "refused" in err or "template" in err
     assert json.loads(Path("s/meta.json").read_text())["ledger"]["documents"]["kept"] == 30
+
+
+@pytest.mark.parametrize(
+    "source", ["a\n{{ cycler() }}", "a\n{{ 1 // 0 }}", "a\n{{ messages[0].pop('role') }}"]
+)
+def test_a_failure_inside_a_template_is_a_mistake_of_the_input_not_a_fault_of_ours(
+    call,  # noqa: F811
+    model: Path,
+    source: str,
+):
+    write_chats(Path("c.jsonl"))
+    Path("strange.jinja").write_text(source)
+    options = ["build", "chats", "c.jsonl", "--out", "s", "--tokenizer", str(model)]
+    code, out, err = call(*options, "--template", "strange.jinja")
+    assert (code, out) == (2, "")
+    assert "strange.jinja" in err
+    assert "line 2" in err
+    assert "Traceback" not in err
+    assert not Path("s").exists()

@@ -46,7 +46,7 @@ def test_bash_completes_after_the_installation(here, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=600,
     )
     installed, _, *completed = done.stdout.splitlines()
     assert installed.startswith("bash completion installed in "), done.stderr

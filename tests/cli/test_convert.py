@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.cli import main
+from shardmill.interop.packed import open_packed
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store, read_documents
 from tests.interop.test_unpickle import BIN, Calls, save
@@ -51,16 +52,26 @@ def test_a_store_goes_to_megatron_and_back_with_receipts(call):
     assert [ids.tolist() for ids in read_documents(Path("back"), "val")] == [[1, 2], [3]]
 
 
-def test_a_legacy_shard_needs_its_pack_size(call):
+@pytest.mark.parametrize("target", ["memmap", "parquet"])
+def test_a_legacy_shard_without_a_pack_size_has_that_of_its_longest_bin(call, caplog, target):
     save(Path("a.npy"), [BIN])
-    ways = ("--from", "legacy", "--to", "memmap", "--loss-mask-alignment", "label")
-    code, out, err = call("a.npy", "m", *ways)
-    assert (code, out) == (2, "")
-    assert "its longest, bin 0, has 3 tokens" in err
-    assert "Traceback" not in err
-    code, out, _ = call("a.npy", "m", *ways, "--pack-size", "4")
+    ways = ("--from", "legacy", "--to", target, "--loss-mask-alignment", "label")
+    code, out, _ = call("a.npy", "m.parquet", *ways, "--json")
     assert code == 0
-    assert out == "m: 1 bins, 3 tokens, compared with a.npy token for token: equal\n"
+    assert json.loads(out)["pack_size_rule"] == "longest_bin"
+    assert "pack_size=3, the length of its longest bin" in caplog.text
+    caplog.clear()
+    assert open_packed("m.parquet").pack_size == 3
+    code, out, _ = call("a.npy", "given.parquet", *ways, "--pack-size", "4")
+    assert (code, caplog.text) == (0, "")
+    assert out == "given.parquet: 1 bins, 3 tokens, compared with a.npy token for token: equal\n"
+    assert open_packed("given.parquet").pack_size == 4
+    if target == "memmap":
+        rules = [
+            json.loads(Path(name, "manifest.json").read_text()).get("pack_size_rule")
+            for name in ("m.parquet", "given.parquet")
+        ]
+        assert rules == ["longest_bin", None]
 
 
 def test_nothing_is_overwritten(call):

@@ -199,7 +199,7 @@ def test_a_folder_without_a_manifest_is_shown_too(show, folder):
     numbers = [int(first) + place for place in range(4)]
     assert "ids are shown" in err
     assert out.endswith(
-        "-- nobody knows where its documents begin\n"
+        "-- it is not known where its documents begin\n"
         f"{numbers[0]} [[{numbers[1]} {numbers[2]} {numbers[3]} ]]\n"
     )
 

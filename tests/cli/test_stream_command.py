@@ -153,7 +153,13 @@ def test_evaluation_has_its_own_data_and_ends(run) -> None:
     [
         (["--set", "data.sead=3"], "override 'data.sead=3': data.sead: unknown key; did you mean"),
         (["--set", "data.seed"], "found no '='; wanted KEY=VALUE"),
-        (["--set", "model.eos_token_id=null"], "data.tokenizer.add_eos is true, but there is no"),
+        (
+            [
+                *("--set", "model.eos_token_id=null"),
+                *("--set", "data.tokenizer.auto_set_special_tokens=false"),
+            ],
+            "data.tokenizer.add_eos is true, but there is no",
+        ),
         (["--set", "model.eos_token_id=7"], "the ids 0 to 255 are bytes of text"),
         (["--steps", "-1"], "--steps=-1: wanted at least 0"),
         (["--show", "-1"], "--show=-1: wanted at least 0"),

@@ -17,8 +17,9 @@ HEAD, SECOND = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the address o
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """Sockets have short names, and the folders of pytest have long ones."""
-    folder = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    """Below the temporary folder, unless sockets in it would get names that are too long."""
+    usual = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="t-", dir=usual if len(usual) <= 20 else "/tmp"))
     try:
         yield folder
     finally:
@@ -27,13 +28,19 @@ def short_folder() -> Iterator[Path]:
 
 @contextmanager
 def ray_nodes(num_cpus: int, environ: dict[str, str] | None = None) -> Iterator[Nodes]:
-    """A cluster of one node that this process has not joined."""
+    """A cluster of one node that this process has not joined.
+
+    Ray's `Cluster` records its address in Ray's default folder, wherever its nodes keep their
+    files, and fails when nothing has made that folder. So the default folder is a new one here,
+    which the head node makes, and no cluster of this machine is taken for another.
+    """
     from ray.cluster_utils import Cluster
 
-    with short_folder() as folder:
+    with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
         nodes = Nodes(Cluster(), environ or {})
         try:
-            nodes.add(num_cpus, HEAD, temp_dir=str(folder), include_dashboard=False)
+            nodes.add(num_cpus, HEAD, include_dashboard=False)
             yield nodes
         finally:
             nodes.cluster.shutdown()

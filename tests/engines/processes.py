@@ -1,10 +1,12 @@
-"""Looking at processes and waiting for them."""
+"""Looking at processes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from tests.helpers import wait_for
+
+__all__ = ["lives", "wait_for"]
 
 
 def lives(pid: int) -> bool:
@@ -13,10 +15,3 @@ def lives(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} seconds"
-        time.sleep(0.02)

@@ -110,25 +110,56 @@ def test_a_ray_that_was_joined_before_is_used_and_left(cluster):
         RayCluster("127.0.0.9:6379")
 
 
+def test_a_cluster_starts_where_ray_has_never_run(tmp_path, monkeypatch):
+    """Ray's default folder does not exist, and is not made."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "never"))
+    with ray_nodes(1) as nodes:
+        assert nodes.address
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_for_ray_that_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
+    code = "from shardmill.engines.ray_cluster import RayCluster\nRayCluster(workers=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "RAY_TMPDIR": str(tmp_path / "never")},
+    )
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("shardmill.errors.BuildError: Ray could not be started on this machine")
+    assert str(tmp_path / "never") in said
+    assert "run_on='local'" in said
+
+
 ALONE = """
+import os
 from shardmill.engines.ray_cluster import RayCluster
 from shardmill.engines.ray_engine import RayEngine
 from tests.engines.tasks import Doing
-with RayCluster(workers=3) as cluster, RayEngine(cluster, 3) as engine:
-    assert cluster.num_cpus == 3
-    assert all(report.error is None for report in engine.run(0, iter([Doing("a")])))
+before = dict(os.environ)
+for workers in (3, 1):
+    with RayCluster(workers=workers) as cluster, RayEngine(cluster, workers) as engine:
+        assert cluster.num_cpus == workers
+        assert all(report.error is None for report in engine.run(0, iter([Doing("a")])))
+    changed = {name for name in os.environ if os.environ[name] != before.get(name)}
+    assert not {name for name in changed if "AUTH" in name}, changed
 print("done")
 """
 
 
 def test_a_ray_that_is_started_here_leaves_nothing_and_prints_nothing():
+    """Also when it is started again, and no token in HOME that later clusters would ask for."""
     with short_folder() as place:
+        for name in ("home", "ray"):
+            (place / name).mkdir()
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", ALONE],
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "RAY_TMPDIR": str(place)},
+            env={**os.environ, "RAY_TMPDIR": str(place / "ray"), "HOME": str(place / "home")},
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-        assert list(place.iterdir()) == []
+        assert sorted(path.name for path in place.rglob("*")) == ["home", "ray"]

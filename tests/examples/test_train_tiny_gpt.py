@@ -14,10 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from shardmill.records import Ragged
+from shardmill.testing.stores import build_small_store
+from shardmill.tokenizer import TrainSpec, train_tokenizer
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPT = EXAMPLES / "train_tiny_gpt.py"
@@ -42,7 +47,7 @@ def command(out: Path, data: Path, *more: str) -> list[str]:
 
 def run(out: Path, data: Path, *more: str) -> str:
     done = subprocess.run(
-        command(out, data, *more), capture_output=True, text=True, timeout=120, check=False
+        command(out, data, *more), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -58,7 +63,7 @@ def run_until_killed(out: Path, data: Path, step: int, *more: str) -> str:
             if line.startswith(f"step {step:4}"):
                 break
         process.kill()
-        assert process.wait(timeout=60) == -signal.SIGKILL
+        assert process.wait(timeout=600) == -signal.SIGKILL
     return "".join(told)
 
 
@@ -142,7 +147,7 @@ def test_the_position_in_the_checkpoint_is_small_json_of_the_whole_job(whole):
 
 def refusal(out: Path, data: Path, *more: str) -> str:
     done = subprocess.run(
-        command(out, data, *more), capture_output=True, text=True, timeout=120, check=False
+        command(out, data, *more), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 1
     return done.stderr
@@ -206,9 +211,103 @@ def test_thirty_lines_of_the_readme_train_from_a_store(tmp_path):
     assert len(block.splitlines()) <= 30
     code = block + "print(loader.samples, loss.item())\n"  # nothing of the blocks before
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     samples, loss = done.stdout.split()
     assert samples == "160"
     assert float(loss) < 4.0  # from log(257) = 5.55
+
+
+def write_folder(folder: Path, kind: str) -> None:
+    """Tokens as another tool leaves them, or a store."""
+    ids = np.random.default_rng(0).integers(3, 90, 4000).astype(np.uint16)
+    ids[::50] = 2
+    if kind == "store":
+        pieces = Ragged.from_lengths(ids.astype(np.int64), [50] * 80)
+        build_small_store(folder, {"train": pieces, "val": pieces})
+        return
+    folder.mkdir(parents=True)
+    for number, part in enumerate(np.split(ids, 2)):
+        if kind == "npy":
+            np.save(folder / f"shard_{number}.npy", part)
+        else:
+            part.tofile(folder / f"shard_{number}.bin")
+    if kind == "bin":
+        (folder / "metadata.yaml").write_text("dtype: uint16\nvocab_size: 100\ntokenizer: gpt2\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npy", "bin", "store"])
+def test_the_line_that_check_prints_can_be_pasted(tmp_path, kind):
+    folder = tmp_path / "it's my data" / "tokens"
+    write_folder(folder, kind)
+    checked = subprocess.run(
+        [sys.executable, "-m", "shardmill", "check", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert checked.returncode == 0, checked.stderr
+    (line,) = [line for line in checked.stdout.splitlines() if "--data." in line]
+    start = f"{sys.executable} {SCRIPT} --quick --steps 3 --out {tmp_path / 'run'}"
+    done = subprocess.run(
+        ["bash", "-c", f"{start} {line}"], capture_output=True, text=True, timeout=240, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(folder) in done.stdout.replace("\n", "")  # what it reads
+    assert [int(row["tokens"]) for row in rows(tmp_path / "run")] == [8, 16, 24]
+    state = json.loads(checkpoint(tmp_path / "run")["loader"])
+    assert [name for name, _ in state["sources"]] == ["tokens"]
+
+
+@pytest.mark.slow
+def test_a_config_with_flags_trains_a_packed_mixture_and_resumes(tmp_path):
+    for name in ("one", "two"):
+        write_folder(tmp_path / name, "npy")
+    tokenizer = tmp_path / "spm"
+    (tmp_path / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
+    spec = TrainSpec(vocab_size=288, model_type="byte-bpe")
+    train_tokenizer(tokenizer, files=[tmp_path / "words.txt"], spec=spec)
+    (tmp_path / "train.toml").write_text(
+        '[data]\npack_sequences = true\n[[data.datasets]]\nname = "one"\npath = "one"\n'
+        '[[data.datasets]]\nname = "two"\npath = "two"\nweight = 3\n'
+    )
+    words = ["--quick", "--out", str(tmp_path / "run"), "--config", str(tmp_path / "train.toml")]
+    call = [sys.executable, str(SCRIPT), *words]
+
+    def run_in(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*call, *more], capture_output=True, text=True, timeout=240, cwd=tmp_path
+        )
+
+    refused = run_in("--steps", "4")
+    assert refused.returncode == 1
+    assert "data.tokenizer_path is not set" in refused.stderr
+    path = f"--data.tokenizer_path={tokenizer / 'tokenizer.json'}"
+    done = run_in("--steps", "4", path)
+    assert done.returncode == 0, done.stderr
+    assert [(row["one"], row["two"]) for row in rows(tmp_path / "run")][-1] == ("8", "24")
+    again = run_in("--steps", "4", path, "--resume")
+    assert again.returncode == 0, again.stderr
+    other = run_in("--steps", "4", path, "--resume", "--data.seed=5")
+    assert other.returncode == 1
+    assert "this state is not of this stream" in other.stderr
+
+
+def test_flags_that_nothing_takes_are_refused(tmp_path):
+    for words, message in (
+        (["--data.dataset_pth=x"], "did you mean 'dataset_path'"),
+        (["--data", "x", "--data.dataset_path=y"], "--data and --data.dataset_path"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--data.dataset_path=y", "--bogus"], "unrecognized arguments: --bogus"),
+    ):
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), "--out", str(tmp_path / "run"), *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode in (1, 2)
+        assert message in done.stderr
+        assert not (tmp_path / "run").exists()

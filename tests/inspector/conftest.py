@@ -129,7 +129,7 @@ class Client:
     def send(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             given = {"Host": f"{self.host}:{self.port}"} | (headers or {})
@@ -159,7 +159,7 @@ def serving(desk: Desk, page: Path) -> Iterator[Client]:
             yield Client("127.0.0.1", server.hosts.port)
         finally:
             server.stop()
-            thread.join(60)
+            thread.join(600)
     assert not thread.is_alive()
 
 

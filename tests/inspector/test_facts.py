@@ -6,29 +6,38 @@ import shutil
 import time
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from shardmill.build import build_plan
+from shardmill.build import BuildSpec, build_chats, build_plan
+from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.inspector import documents, plans, search, steps
 from shardmill.inspector.api import Desk
 from shardmill.inspector.documents import even_runs
 from shardmill.inspector.shelf import Shelf, Tokenizers, find_stores
 from shardmill.loading import Loader, PackSource, SampleStream, TokenSource
-from shardmill.loading.config import open_stream
+from shardmill.loading.config import open_stream, read_config
 from shardmill.mapped import open_pack
-from shardmill.records import IGNORE_INDEX, ROLES, Ragged
+from shardmill.records import IGNORE_INDEX, ROLES, Conversation, Ragged
 from shardmill.shards import PlanOptions, open_store
+from shardmill.sources import MemoryChats
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples, read_examples
 from shardmill.testing.stores import build_small_store, read_documents
 from shardmill.tokenizer import open_tokenizer
-from tests.inspector.conftest import OPENED, SPECIALS, TEXTS, ask, open_desk
+from tests.inspector.conftest import CONFIG, OPENED, SPECIALS, TEXTS, ask, open_desk
 
 STORE = "/stores/{store}"
 PLAN = f"{STORE}/plans/{{plan}}"
 CHATS, PAGES = 0, 1
+LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+MARKS = {
+    "four-marker": SPECIALS,
+    "chatml": {one: one for one in ("<|im_start|>", "<|im_end|>")},
+    "llama-3": {one: one for one in LLAMA},
+}
 
 
 def test_the_list_and_the_overview_say_what_the_manifest_says(desk, place):
@@ -109,6 +118,81 @@ def test_a_conversation_has_its_mask_and_its_turns(desk, place):
         ]
         line = ask(desk, f"{STORE}/documents", store=CHATS, start=number, limit=1)["documents"][0]
         assert line["trained"] == mask.sum()
+
+
+def talk(*turns: tuple[str, str]) -> Conversation:
+    return Conversation(messages=[{"role": role, "content": text} for role, text in turns])
+
+
+@pytest.mark.parametrize("name", ["four-marker", "chatml", "llama-3"])
+def test_a_conversation_is_listed_with_its_first_user_turn(tmp_path, name):
+    own = open_tokenizer("byte:4", specials=MARKS[name])
+    prompt = ("system", "You are an agent. " * 40)
+    talks = [
+        talk(prompt, ("user", f"task {n}"), ("assistant", "yes"), ("user", "more"))
+        for n in range(9)
+    ]
+    talks.append(talk(prompt, ("assistant", "nobody asked")))
+    talks.append(talk(("user", "user\nis what I say"), ("assistant", "no")))
+    build_chats(
+        MemoryChats(talks),
+        tmp_path / "s",
+        template=bind_template(known_template(name), own),
+        tokenizer=own,
+        spec=BuildSpec(),
+    )
+    desk = Desk(Shelf([tmp_path / "s"], Tokenizers(["byte:4"], MARKS[name])))
+    found = ask(desk, f"{STORE}/documents", store=0)["documents"]
+    listed = [(one["role"], one["preview"]) for one in found]
+    assert [role for role, _ in listed] == [*["user"] * 9, "system", "user"]
+    for number, (_, text) in enumerate(listed[:9]):
+        assert text.startswith(f"task {number}")
+    assert listed[9][1].startswith("You are an agent.")
+    assert listed[10][1].startswith("user\nis what I say")
+    (match,) = all_matches(desk, store=0, kind="id", q="3")
+    assert (match["role"], match["snippet"]) == listed[3]
+
+
+def test_text_is_listed_from_its_beginning(desk):
+    found = ask(desk, f"{STORE}/documents", store=PAGES, split="train")["documents"]
+    assert {one["role"] for one in found} == {None}
+
+
+def test_stores_of_one_name_are_named_with_as_much_folder_as_tells_them_apart(tmp_path):
+    paths = [tmp_path / part for part in ("x/1/out/s", "x/2/out/s", "y/2/out/s", "t", "z/t", "own")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        build_small_store(path, {"train": Ragged.from_sequences([[1]])})
+    desk = Desk(Shelf(paths, Tokenizers([], None)))
+    names = [one["name"] for one in ask(desk, "/stores")["stores"]]
+    assert names[:3] == ["x/1/out/s", "x/2/out/s", "y/2/out/s"]
+    assert names[3:] == [f"{tmp_path.name}/t", "z/t", "own"]
+    assert [ask(desk, STORE, store=number)["name"] for number in range(6)] == names
+
+
+@pytest.mark.parametrize("starts", [(), (12,), (3, 12, 40_000), (1, 2, 3)])
+def test_the_mixture_shows_every_phase_when_nothing_is_chosen(place, tmp_path, starts):
+    text = CONFIG.format(pages=place / "pages").partition("[[data.phases]]")[0]
+    for number, start in enumerate(starts):
+        shares = f"{{ pages = {number % 2}, other = 1 }}"
+        text += f"\n[[data.phases]]\nstart_step = {start}\ndataset_weights = {shares}\n"
+    (tmp_path / "train.toml").write_text(text)
+    desk = open_desk(place)
+    desk.config = read_config(tmp_path / "train.toml")
+    found = ask(desk, "/mixture", seq_len=8)
+    borders = [phase["start"] for phase in found["phases"]]
+    assert borders == [0, *starts]
+    ends = [point["sample"] for point in found["points"]]
+    assert ends == sorted(set(ends))
+    assert found["samples"] == ends[-1] > borders[-1]
+    assert set(starts) <= set(ends)  # a share is of one phase
+    assert len(ends) <= 400
+    for point in found["points"]:
+        phase = max(at for at, start in enumerate(borders) if start < point["sample"])
+        for share, wanted in zip(point["shares"], found["phases"][phase]["shares"], strict=True):
+            if wanted in (0, 1):
+                assert share == wanted
+    assert [one["store"] for one in found["sources"]] == ["pages", "pages"]
 
 
 def test_pages_of_a_document_are_its_parts(desk):
@@ -339,7 +423,7 @@ def test_an_empty_split_has_views_too(tmp_path):
     assert ask(desk, f"{STORE}/documents", store=0) == {"total": 0, "documents": []}
     found = ask(desk, f"{STORE}/histogram", store=0)
     assert (found["bins"], found["mean"], found["documents"]) == ([], None, 0)
-    with pytest.raises(OptionError, match=r"document 0: split 'train' has 0; wanted none"):
+    with pytest.raises(OptionError, match="there is no document 0: split 'train' is empty"):
         ask(desk, f"{STORE}/documents/{{document}}", store=0, document=0)
 
 
@@ -367,7 +451,8 @@ def test_a_search_finds_every_document_once_however_often_it_is_broken_off(
     if seconds == 0.0:  # every call ends after one look
         ticks = iter(range(10**9))
         monkeypatch.setattr(search, "SECONDS", 2)
-        monkeypatch.setattr(search.time, "monotonic", lambda: next(ticks))
+        # only the clock of `search`: a server of another test must not sleep by these ticks
+        monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     matches = all_matches(desk, store=PAGES, split="train", q=text)
     decoded = [OPENED.decode(ids) for ids in read_documents(place / "pages", "train")]
     assert [match["document"] for match in matches] == [

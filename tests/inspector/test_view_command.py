@@ -11,8 +11,11 @@ import urllib.request
 
 import pytest
 
+from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.sources import open_source
 from tests.cli.test_build_chats import call  # noqa: F401
-from tests.inspector.conftest import SPECIALS
+from tests.inspector.browser.session import running_view
+from tests.inspector.conftest import OPENED, SPECIALS
 
 FLAGS = ["--tokenizer", "byte:4"]
 FLAGS += [word for name, text in SPECIALS.items() for word in ("--special", f"{name}={text}")]
@@ -27,15 +30,29 @@ def test_it_prints_its_address_answers_and_ends_with_ctrl_c(place):
         try:
             url = server.stdout.readline()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\n", url)
-            with urllib.request.urlopen(f"{url.strip()}api/stores", timeout=60) as answer:
+            with urllib.request.urlopen(f"{url.strip()}api/stores", timeout=600) as answer:
                 found = json.load(answer)
             assert [one["name"] for one in found["stores"]] == ["chats", "pages"]
             assert found["mixture"] is True
             server.send_signal(signal.SIGINT)
-            out, err = server.communicate(timeout=60)
+            out, err = server.communicate(timeout=600)
         finally:
             server.kill()
     assert (server.returncode, out, err) == (0, "", "shardmill: stopped\n")
+
+
+def test_several_stores_start_with_one_folder_of_input(place, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name} row"}}\n')
+        feed = Feed(source=open_source(tmp_path / f"{name}.jsonl"), fill=(("train", None),))
+        build_store([feed], tmp_path / "s" / name, tokenizer=OPENED, spec=BuildSpec())
+    (tmp_path / "poem.txt").write_text("of no store")
+    command = [str(tmp_path / "s" / "one"), str(tmp_path / "s" / "two"), *FLAGS]
+    with running_view([*command, "--input", str(tmp_path)]) as url:
+        for number, name in enumerate(("one", "two")):
+            address = f"{url}api/stores/{number}/blame?token=1"
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert json.load(answer)["file"] == f"{name}.jsonl"
 
 
 def test_an_address_that_others_reach_is_warned_of(place):
@@ -46,7 +63,7 @@ def test_an_address_that_others_reach_is_warned_of(place):
         try:
             assert server.stdout.readline().startswith("http://127.0.0.1:")
             server.send_signal(signal.SIGINT)
-            _, err = server.communicate(timeout=60)
+            _, err = server.communicate(timeout=600)
         finally:
             server.kill()
     assert "anybody who reaches this address reads the data" in err

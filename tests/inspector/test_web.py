@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shardmill.inspector.web import HEADERS, Hosts
+from shardmill.inspector.web import HEADERS, PAGE, Hosts
 from tests.inspector.conftest import HOSTILE, open_desk, serving
 
 STORES = "/api/stores"
@@ -169,7 +169,6 @@ BAD = [
     ("1/documents", "split is missing: wanted one of 'train', 'val'"),
     ("1/documents?split=test", "split='test'"),
     ("1/shards?split=test", "split='test'"),
-    ("0/documents/40", "document 40: split 'train' has 40; wanted 0 to 39"),
     ("0/documents/-1", "document=-1"),
     (f"0/documents/{HUGE}", "document='999"),
     ("0/documents/1?limit=10001", "limit=10,001"),
@@ -177,7 +176,6 @@ BAD = [
     ("x", "store='x'"),
     ("0/plans/train-160?split=val", "of the split 'train', not of 'val'"),
     ("0/plans/train-160/rows?sort=up", "sort='up': wanted one of 'row', 'waste'"),
-    ("0/plans/train-160/rows/999999", "row 999,999: the plan has"),
     ("0/search", "q is missing"),
     ("0/search?q=x&kind=regex", "kind='regex'"),
     ("0/search?q=x&after=7", "after='7': wanted the `next`"),
@@ -223,8 +221,38 @@ def test_a_step_that_makes_no_sense_is_told(client, path, message):
     assert message in facts["error"]
 
 
-def test_what_is_not_there_is_a_404(client, place, tmp_path):
-    assert client.json(f"{STORES}/2") == (404, {"error": "store 2: wanted 0 to 1; see /api/stores"})
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (f"{STORES}/2", "there is no store 2; the stores are 0 to 1, see /api/stores"),
+        (
+            f"{STORES}/0/documents/40",
+            "there is no document 40: split 'train' has 40, numbered 0 to 39",
+        ),
+        (f"{STORES}/0/plans/train-160/rows/999999", "there is no row 999,999: the plan has"),
+        (f"{STORES}/0/nothing", f"there is no address {STORES}/0/nothing; /api/stores lists"),
+        ("/documents/5", "there is no address /documents/5"),
+    ],
+)
+def test_what_is_not_there_is_a_404_that_says_so(client, path, message):
+    status, facts = client.json(path)
+    assert (status, list(facts)) == (404, ["error"])
+    assert message in facts["error"]
+
+
+def test_a_browser_at_an_unknown_address_gets_a_page_with_a_way_home(place):
+    with serving(open_desk(place), PAGE) as other:
+        for path in ("/stores/0", "/index.htm", "/<script>alert(1)</script>"):
+            status, headers, body = other.send(path, headers={"Accept": "text/html,*/*"})
+            assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8")
+            assert b"There is no such page" in body
+            assert b'href="/"' in body
+            assert b"alert" not in body
+        status, facts = other.json("/api/nothing", headers={"Accept": "text/html,*/*"})
+        assert (status, list(facts)) == (404, ["error"])
+
+
+def test_what_cannot_be_looked_up_is_told(client, place, tmp_path):
     status, facts = client.json(f"{STORES}/0/plans/nope")
     assert (status, "its plans are: train-160, train-split, train-wide" in facts["error"]) == (
         404,
@@ -276,7 +304,7 @@ def test_a_client_that_goes_away_stops_nothing(client):
 
 def test_what_is_no_http_is_refused(client):
     for data in (b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a b\r\nX\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=600) as connection:
             connection.sendall(data)
             assert b" 400 " in connection.recv(65536).split(b"\r\n")[0] + b" "
     assert client.json(STORES)[0] == 200

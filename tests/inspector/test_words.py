@@ -32,7 +32,9 @@ def reading(words: Words | None) -> Reading:
 @pytest.mark.parametrize("kind", [*KINDS, *HF_KINDS])
 @given(text=nasty_texts(["<|eot|>", "</s>"]), data=st.data())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_the_texts_of_all_tokens_join_to_the_decoded_text(words, kind, text, data):
     own = words[kind]
@@ -49,7 +51,9 @@ def test_the_texts_of_all_tokens_join_to_the_decoded_text(words, kind, text, dat
 @pytest.mark.parametrize("kind", ["byte", "unigram", "bpe", "byte-bpe", "hf llama-like"])
 @given(data=st.data())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_ids_that_are_no_valid_text_join_too(words, kind, data):
     own = words[kind]

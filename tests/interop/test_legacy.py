@@ -26,7 +26,11 @@ from shardmill.interop.packed.legacy import (
     iter_legacy_bins,
     read_record,
 )
-from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
+from shardmill.interop.packed.memmap import (
+    MemmapShardWriter,
+    open_memmap_shard,
+    verify_memmap_shard,
+)
 from tests.interop.test_unpickle import BIN, packed_bins, read, save
 
 LABEL = {"loss_mask_alignment": "label"}
@@ -94,10 +98,8 @@ def test_conversion_keeps_every_token_mask_and_start(tmp_path_factory, bins):
         assert found.seq_starts.tolist() == wanted["seq_start_id"]
 
 
-def test_the_pack_size_is_never_guessed(tmp_path):
+def test_a_pack_size_that_is_too_small_is_refused(tmp_path):
     save(tmp_path / "a.npy", [BIN, BIN | {"input_ids": [1], "loss_mask": [0], "seq_start_id": [0]}])
-    with pytest.raises(OptionError, match="its longest, bin 0, has 3 tokens"):
-        convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m", **LABEL)
     with pytest.raises(OptionError, match="pack_size=2, but bin 0 has 3 tokens"):
         convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m", pack_size=2, **LABEL)
     assert not (tmp_path / "m").exists()
@@ -130,13 +132,37 @@ def test_an_unsaid_alignment_is_announced(tmp_path, caplog):
     assert "nothing says how its loss masks are aligned: taken as 'label'" in caplog.text
 
 
+@settings(max_examples=30, deadline=None)
+@given(bins=packed_bins())
+def test_any_legacy_file_is_converted_with_two_arguments(tmp_path_factory, bins):
+    folder = tmp_path_factory.mktemp("legacy")
+    save(folder / "theirs.npy", bins)
+    write(folder / "ours.npy", bins)
+    for name in ("theirs", "ours"):
+        manifest = convert_legacy_to_memmap(str(folder / f"{name}.npy"), str(folder / name))
+        longest = max((len(one["input_ids"]) for one in bins), default=1)
+        assert (manifest["num_bins"], manifest["pack_size"]) == (len(bins), longest)
+        assert manifest["pack_size_rule"] == "longest_bin"
+        shard = open_memmap_shard(folder / name)
+        found = [shard.read_bin(number).input_ids.tolist() for number in range(len(bins))]
+        assert found == [one["input_ids"] for one in bins]
+        assert verify_memmap_shard(folder / name) == []
+
+
+def test_a_start_at_the_end_of_a_legacy_bin_is_an_empty_sequence(tmp_path):
+    """As the plan's own test writes it: the sequence has no tokens, so it has no start."""
+    save(tmp_path / "a.npy", [BIN | {"seq_start_id": [0, 1, 3]}])
+    assert [one.seq_boundaries for one in iter_legacy_bins(tmp_path / "a.npy")] == [[0, 1, 3]]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"loss_mask": [0, 1]}, "a loss_mask of 2 for 3 tokens"),
         ({"loss_mask": [0, 2, 0]}, "other values than 0 and 1"),
         ({"seq_start_id": [1]}, "wanted the first to be 0"),
-        ({"seq_start_id": [0, 3]}, "the last start is 3"),
+        ({"seq_start_id": [0, 4]}, "the last start is 4"),
+        ({"seq_start_id": [0, 3, 3]}, "the last start is 3"),
         ({"input_ids": [1, -2, 3]}, "token ids -2..3"),
         ({"input_ids": [1, 2**32, 3]}, "which no vocabulary has"),
         ({"input_ids": [], "loss_mask": []}, "0 tokens"),

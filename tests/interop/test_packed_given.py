@@ -9,16 +9,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shardmill.arguments import is_url, refuse_url
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, ShardmillError, StoreError
+from shardmill.interop.convert import convert
 from shardmill.interop.packed import (
+    ChatStoreSpool,
     LegacyPickleWriter,
     MemmapShardWriter,
     ParquetShardWriter,
     SequenceSpoolReader,
     SequenceSpoolWriter,
     convert_legacy_to_memmap,
+    iter_legacy_bins,
+    open_memmap_shard,
     open_packed,
     pack_from_spool,
+    verify_memmap_shard,
 )
 from shardmill.interop.packed import legacy_convert as convert_module
 from shardmill.interop.packed.legacy import record_path
@@ -213,3 +219,98 @@ def test_a_closed_spool_says_so(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="this reader was closed") as refused:
             read()
         assert isinstance(refused.value, ShardmillError)
+
+
+URLS = [
+    "s3://bucket/x",
+    "memory://x",
+    "gs://b/x",
+    "https://host/x",
+    "hf://d/x",
+    "file:///x",
+    "S3://b/x",
+]
+URL_USES = {
+    "MemmapShardWriter": lambda url, _: MemmapShardWriter(url, 1, 4, 1),
+    "LegacyPickleWriter": lambda url, _: LegacyPickleWriter(f"{url}.npy"),
+    "ParquetShardWriter": lambda url, _: ParquetShardWriter(f"{url}.parquet", 4),
+    "SequenceSpoolWriter": lambda url, _: SequenceSpoolWriter(url),
+    "SequenceSpoolReader": lambda url, _: SequenceSpoolReader(url),
+    "pack_from_spool to": lambda url, top: pack_from_spool(
+        top / "spool", url, shard_id="a", pack_size=4
+    ),
+    "pack_from_spool of": lambda url, top: pack_from_spool(
+        url, top / "x", shard_id="a", pack_size=4
+    ),
+    "convert to": lambda url, top: convert_legacy_to_memmap(top / "a.npy", url),
+    "convert of": lambda url, top: convert_legacy_to_memmap(url, top / "x"),
+    "convert to, any format": lambda url, top: convert(
+        top / "a.npy", url, from_format="legacy", to_format="memmap"
+    ),
+    "convert of, any format": lambda url, top: convert(
+        url, top / "x", from_format="legacy", to_format="memmap"
+    ),
+    "open_packed": lambda url, _: open_packed(url),
+    "open_memmap_shard": lambda url, _: open_memmap_shard(url),
+    "verify_memmap_shard": lambda url, _: verify_memmap_shard(url),
+    "iter_legacy_bins": lambda url, _: list(iter_legacy_bins(url)),
+    "ChatStoreSpool": lambda url, _: ChatStoreSpool(url, "train"),
+}
+
+
+@pytest.mark.parametrize("use", URL_USES.values(), ids=URL_USES)
+def test_a_url_never_becomes_a_local_folder(tmp_path, monkeypatch, use) -> None:
+    write_spool(tmp_path / "spool", [([1, 2], [0, 1])])
+    with LegacyPickleWriter(tmp_path / "a.npy") as writer:
+        writer.write_bin(0, *BIN)
+        writer.finalize()
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    for url in (*URLS, *map(Path, URLS)):
+        scheme = str(url).partition(":")[0].lower()
+        with pytest.raises(OptionError, match=rf"found a URL \({scheme}://...\), wanted a local"):
+            use(url, tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_url_is_refused_without_its_secrets(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3://KEY:SECRET@b/x", "https://h/x?sig=SECRET", "s3:///SECRET", "a+b://SECRET"):
+        for use in (URL_USES["MemmapShardWriter"], URL_USES["open_packed"]):
+            with pytest.raises(OptionError) as caught:
+                use(url, tmp_path)
+            assert "SECRET" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("s3://b/x", "memory://", "file:///x", "hf://datasets/a", "simplecache::s3://b/x"),
+        *(
+            "S3://b",
+            "gs:/b/x",
+            Path("s3://b/x"),
+            Path("https://h/x"),
+            Path("memory://x"),
+            " s3://b",
+        ),
+        *("abfs://c@a.dfs.core.windows.net/x", "new+scheme.9://x", Path("s3://")),
+    ],
+    ids=repr,
+)
+def test_what_is_a_url(value) -> None:
+    assert is_url(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("a/b", "/a/b", "C:/x", "c://x", "./s3://b/x", "a:b", "data:/x", "s3", "s3/b", "", "s3:x"),
+        *(Path("/s3:/x"), Path("notes: today/x"), 5, None, b"s3://b/x", ["s3://b"], "x y://z"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_url(value) -> None:
+    assert not is_url(value)
+    refuse_url(value, "output_dir", instead="nothing")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import (
@@ -139,7 +139,9 @@ def test_writer_and_reader_are_what_the_protocols_ask_for(tmp_path) -> None:
         (0, [1, 2], [0, 1], [1], OptionError, "wanted the first to be 0"),
         (0, [1, 2, 3], [0, 1, 1], [0, 1, 1], OptionError, "strictly increasing"),
         (0, [1, 2, 3], [0, 1, 1], [0, 2, 1], OptionError, "strictly increasing"),
-        (0, [8, 9], [0, 1], [0, 1, 2], OptionError, "last start is 2, wanted less than the 2"),
+        (0, [8, 9], [0, 1], [0, 1, 3], OptionError, "last start is 3, wanted less than the 2"),
+        (0, [8, 9], [0, 1], [0, 2, 2], OptionError, "last start is 2, wanted less"),
+        (0, [], [], [0], OptionError, "0 tokens, wanted 1 to pack_size=4"),
         (0, [1, 70_000], [0, 1], [0], TokenRangeError, "70,000 does not fit uint16"),
         (0, [1, -1], [0, 1], [0], TokenRangeError, "token id -1 does not fit uint16"),
         (0, [1.0, 2.0], [0, 1], [0], OptionError, "float64, wanted"),
@@ -493,7 +495,10 @@ def test_a_changed_byte_is_an_error_or_found_by_verify(sound, data) -> None:
         path = folder / data.draw(st.sampled_from([*FILES, "manifest.json"]))
         content = bytearray(path.read_bytes())
         at = data.draw(st.integers(0, len(content) - 1))
+        before = content[at]
         content[at] ^= data.draw(st.integers(1, 255))
+        blank = b" \t\r\n"  # one for another between the words of the manifest changes nothing
+        assume(path.suffix != ".json" or before not in blank or content[at] not in blank)
         path.write_bytes(content)
         try:
             shard = open_memmap_shard(folder)
@@ -541,9 +546,9 @@ def test_a_large_shard_opens_in_no_time(tmp_path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()  # not the time of the clock: the machine may be busy
         shard = open_memmap_shard(folder, loss_mask_alignment="label")
         found = shard.read_bin(99_999)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         assert found.seq_boundaries == [0, 1000, 2000, 3000, 4096]
     assert min(seconds) < 0.05, seconds

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from shardmill.loading import Loader, ahead
 from shardmill.loading.ahead import Ahead
+from tests import helpers
 from tests.loading.stores import open_stream
 
 PAUSE = 0.005  # a consumer that leaves time: the thread works
@@ -28,10 +29,8 @@ def threads() -> list[threading.Thread]:
 
 
 def wait_for(condition) -> bool:
-    stop = time.monotonic() + 20
-    while not condition() and time.monotonic() < stop:
-        time.sleep(0.002)
-    return bool(condition())
+    helpers.wait_for(condition)
+    return True
 
 
 @pytest.fixture(autouse=True)
@@ -242,12 +241,12 @@ def test_closing_does_not_wait_for_ever(monkeypatch, caplog):
     def make(number: int) -> int:
         if number == 1:
             begun.set()
-            held.wait(20)
+            held.wait(600)
         return number
 
     items = Ahead(make, depth=1)
     items.get(0)
-    assert begun.wait(20)
+    assert begun.wait(600)
     with caplog.at_level(logging.WARNING):
         items.close()
     assert "still being made" in caplog.text
@@ -296,7 +295,7 @@ def test_the_interpreter_ends_while_an_iterator_lives(stores, end, code):
         [sys.executable, "-W", "error", "-c", SCRIPT.format(end=end), stores["wiki"].folder],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == code, done.stderr
@@ -323,7 +322,7 @@ def test_a_forked_child_goes_on_by_itself(stores, depth):
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=go_on, args=(batches, sender))
         child.start()
-        answer = receiver.recv() if receiver.poll(30) else "the child hangs"
+        answer = receiver.recv() if receiver.poll(600) else "the child hangs"
         child.kill()
         child.join()
         assert answer == [range(at + 2 * k, at + 2 * k + 2) for k in range(3)]
@@ -339,17 +338,17 @@ def test_a_child_forked_in_the_middle_of_an_item_does_not_wait_for_it():
     def make(number: int) -> int:
         if number == 1 and os.getpid() == parent:
             at_work.set()
-            go.wait(20)
+            go.wait(600)
         return number
 
     items = Ahead(make, depth=1)
     items.get(0)
-    assert at_work.wait(20)
+    assert at_work.wait(600)
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=lambda: sender.send([items.get(1), items.get(2)]))
     child.start()
-    answer = receiver.recv() if receiver.poll(30) else "the child hangs"
+    answer = receiver.recv() if receiver.poll(600) else "the child hangs"
     child.kill()
     child.join()
     go.set()

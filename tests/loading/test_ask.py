@@ -86,8 +86,9 @@ def test_it_never_asks_when_told_not_to(tmp_path):
     assert source.asked() == []
 
 
-def test_data_in_memory_are_not_asked_for(stores):
-    source = Noted(stores["web"].folder, seq_len=8)
+@pytest.mark.parametrize("reader", ["mapped", "pread"])
+def test_data_in_memory_are_not_asked_for(stores, reader):
+    source = Noted(stores["web"].folder, seq_len=8, reader=reader)
     stream = SampleStream([source])
     list(islice(Loader(stream, batch_size=8), 20))  # now they are in memory
     source.notes = []
@@ -95,13 +96,15 @@ def test_data_in_memory_are_not_asked_for(stores):
     assert source.asked() == []
 
 
-def test_data_on_disk_are_asked_for_as_soon_as_a_batch_waited(tmp_path):
+@pytest.mark.parametrize("reader", ["mapped", "pread"])
+def test_data_on_disk_are_asked_for_as_soon_as_a_batch_waited(tmp_path, reader):
     tokens = write_large(tmp_path / "large")
-    source = Noted(tmp_path / "large", seq_len=1024)
-    before = ask.disk_waits()
+    source = Noted(tmp_path / "large", seq_len=1024, reader=reader)
+    count = ask.disk_waits if reader == "mapped" else ask.disk_reads
+    before = count()
     loader = Loader(SampleStream([source]), batch_size=8, ahead=0)
     batches = list(islice(loader, 100))
-    if ask.disk_waits() == before:
+    if count() == before:
         pytest.skip("this file system keeps files in memory")
     assert len(source.asked()) >= 8 * 8
     for batch in batches:

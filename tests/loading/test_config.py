@@ -260,6 +260,11 @@ MIX = f"datasets = [{PAIR}]\n"
             "data.anneal_start_step: found 5, but data.phases[0] starts later, at 6",
         ),
         (
+            'dataset_path = "a"\nreader = "pred"',
+            "data.reader: found 'pred' (a string), wanted one of ['auto', 'mapped', 'pread', "
+            "'ranged', 'grouped']; did you mean 'pread'?",
+        ),
+        (
             MIX + "anneal_start_step = 5\nanneal_weights = {a = 1, x = 0}",
             "data.anneal_weights.x: a weight for an unknown dataset",
         ),
@@ -301,11 +306,12 @@ MAYBE = st.none() | NAMES
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> DataConfig:
-    names = draw(st.lists(NAMES, unique=True, max_size=4))
+def configs(draw: st.DrawFn, *, tables: bool = True) -> DataConfig:
+    """`tables`: with datasets and phases, which no flag holds."""
+    names = draw(st.lists(NAMES, unique=True, max_size=4)) if tables else []
     dtype = st.sampled_from([None, "uint16", "uint32"])
     weights = st.fixed_dictionaries(dict.fromkeys(names, WEIGHTS))
-    starts = sorted(draw(st.sets(st.integers(0, 10**6), max_size=4)))
+    starts = sorted(draw(st.sets(st.integers(0, 10**6), max_size=4))) if tables else []
     phases = tuple(
         PhaseConfig(
             start_step=start,
@@ -315,13 +321,14 @@ def configs(draw: st.DrawFn) -> DataConfig:
         for start in starts
     )
     anneals = bool(names) and draw(st.booleans())
+    packs = draw(st.booleans())
     return DataConfig(
         dataset_path=None if names else draw(NAMES),
         file_pattern=draw(NAMES),
         dtype=draw(dtype),
         split=draw(MAYBE),
-        pack_sequences=draw(st.booleans()),
-        tokenizer_path=draw(MAYBE),
+        pack_sequences=packs,
+        tokenizer_path=draw(NAMES if packs else MAYBE),
         datasets=tuple(
             DatasetConfig(
                 name=name,
@@ -339,6 +346,7 @@ def configs(draw: st.DrawFn) -> DataConfig:
         anneal_weights=draw(weights) if anneals else {},
         seed=draw(st.integers(0, 2**64 - 1)),
         shuffle=draw(st.sampled_from(["global", "block", "none"])),
+        reader=draw(st.sampled_from(["auto", "mapped", "pread"])),
         num_workers=draw(st.integers(0, 64)),
         pin_memory=draw(st.booleans()),
         prefetch_factor=draw(st.integers(1, 64)),
@@ -387,6 +395,64 @@ def test_a_mixture_has_no_flags():
         config_flags(DataConfig(datasets=(DatasetConfig(name="a", path="a"),)))
 
 
+# flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--data.dataset_path=a b"], DataConfig(dataset_path="a b")),
+        (
+            ["--data.dataset_path=7", "--data.seed=7", "--data.pin_memory=true"],
+            DataConfig(dataset_path="7", seed=7, pin_memory=True),
+        ),
+        (["--data.dataset_path=a", "--data.dataset_path=b"], DataConfig(dataset_path="b")),
+        (
+            ["--data.dataset_path=a", "--data.mix_temperature=2", "--data.dtype=uint16"],
+            DataConfig(dataset_path="a", mix_temperature=2, dtype="uint16"),
+        ),
+        (["--data.dataset_path=a=b", "--data.file_pattern="], DataConfig(dataset_path="a=b")),
+    ],
+)
+def test_flags_say_what_a_table_says(flags, wanted):
+    assert read_config(flags=flags) == wanted
+
+
+def test_flags_win_over_the_file(tmp_path):
+    (tmp_path / "train.toml").write_text('[data]\ndataset_path = "a"\nseed = 1\nsplit = "val"\n')
+    found = read_config(tmp_path / "train.toml", flags=["--data.seed=2"])
+    assert found == DataConfig(dataset_path="a", seed=2, split="val")
+
+
+@settings(deadline=None, max_examples=25)
+@given(configs(tables=False))
+def test_flags_that_are_written_are_read_again(config):
+    said = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {' '.join(config_flags(config))}"],
+        capture_output=True,
+        check=True,
+    )
+    assert read_config(flags=said.stdout.decode().split("\0")[:-1]) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--data.sede=1"], "--data.sede: unknown key; did you mean 'seed'?"),
+        (["--data.seed=x"], "--data flags: data.seed: found 'x' (a string), wanted a whole"),
+        (["--data.seed=1.5"], "--data flags: data.seed: found 1.5 (a float), wanted a whole"),
+        (["--data.seed"], "--data.seed: found no '='; wanted --data.seed=VALUE"),
+        (["--seed=1"], "--seed=1: wanted --data.KEY=VALUE"),
+        (["--data.datasets=[]"], "--data.datasets: a list of tables, which no flag holds: write"),
+        (["--data.seed=1"], "neither data.dataset_path nor data.datasets is set"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused_in_its_own_words(flags, words):
+    with pytest.raises(OptionError) as caught:
+        read_config(flags=flags)
+    assert words in str(caught.value)
+
+
 # opened
 
 
@@ -421,6 +487,14 @@ def test_a_single_source_is_opened_as_the_table_says(data, table, sizes):
     stream = open_stream(parse_config(table), seq_len=10, global_batch_size=4)
     assert {source.name: len(source) for source in stream.sources} == sizes
     assert (stream.seed, stream.shuffle) == (0, "global")
+
+
+@pytest.mark.parametrize("path", ["store", "npy"])
+@pytest.mark.parametrize("reader", ["mapped", "pread"])
+def test_the_table_says_how_files_are_read(data, path, reader):
+    table = {"dataset_path": path, "reader": reader}
+    stream = open_stream(parse_config(table), seq_len=10, global_batch_size=4)
+    assert [source.reader for source in stream.sources] == [reader]
 
 
 def test_a_phase_begins_at_the_sample_of_its_step(data):

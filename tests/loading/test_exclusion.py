@@ -39,7 +39,9 @@ from tests.loading.stores import SIZES, Small, open_stream, write_small
 from tests.packs import FIVE, plan_options
 
 EXAMPLES = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -151,7 +151,7 @@ def test_batches_by_hand(folder: Path) -> None:
     assert one.cu_seqlens.tolist() == [0, 6, 11, 12, 16, 18]
     assert one.cu_seqlens.dtype == np.int32
     assert repr(source) == (
-        f"PackSource('{folder}/s', 'train-6-split', name='s', seq_len=6, rows=3)"
+        f"PackSource('{folder}/s', 'train-6-split', name='s', seq_len=6, rows=3, reader='mapped')"
     )
 
 

@@ -17,7 +17,9 @@ from shardmill.testing.stores import build_small_store
 from tests.loading.stores import SIZES, open_stream
 
 EXAMPLES = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

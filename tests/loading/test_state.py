@@ -190,3 +190,57 @@ def test_one_source_with_a_very_long_name_fits_too(stores):
     loader = Loader(SampleStream([source]), batch_size=2)
     assert len(json.dumps(loader.state_dict())) < 1024
     loader.load_state_dict(loader.state_dict())
+
+
+STRANGE = (
+    *(0, -1, 7, 2**31, 2**62, 2**62 + 1, 2**63 - 10, 2**63 - 1, 2**63, 2**64, 10**30),
+    *(1.0, 0.5, float("nan"), float("inf"), "8", "", None, True, [], [1], {}, {"samples": 1}),
+)
+
+
+def places_in(value, path=()):
+    """Where every value of a state is, nested ones too."""
+    yield path
+    if isinstance(value, dict):
+        inner = value.items()
+    else:
+        inner = enumerate(value if isinstance(value, list) else ())
+    for key, part in inner:
+        yield from places_in(part, (*path, key))
+
+
+def changed(state, path, value):
+    copy = json.loads(json.dumps(state))
+    if not path:
+        return value
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return copy
+
+
+def test_a_position_behind_every_number_is_refused_with_what_was_found_and_wanted(stores, state):
+    stream = open_stream(stores, ["wiki", "web"], **OPTIONS)
+    message = refusal(stream, {**state, "samples": 2**63 - 10})
+    assert "samples: the state has 9,223,372,036,854,775,798, wanted at most 4,611," in message
+    for samples in (2**62 + 1, 2**63, 10**30):
+        assert "wanted at most 4,611," in refusal(stream, {**state, "samples": samples})
+    for names in (["wiki", "web"], ["wiki"]):
+        options = OPTIONS if len(names) == 2 else {"seq_len": 8, "seed": 1}
+        loader = Loader(open_stream(stores, names, **options), batch_size=2)
+        loader.load_state_dict({**loader.state_dict(), "samples": 2**62})  # the last that is taken
+        assert next(iter(loader)).samples == range(2**62, 2**62 + 2)
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=repr)
+def test_a_state_with_any_value_replaced_is_refused_by_our_errors_or_read(stores, state, value):
+    for path in places_in(state):
+        loader = Loader(open_stream(stores, ["wiki", "web"], **OPTIONS), batch_size=2, ahead=0)
+        try:
+            loader.load_state_dict(changed(state, path, value))
+        except StateMismatchError:
+            continue
+        list(islice(loader, 2))
+        loader.counters()
+        assert loader.samples == loader.state_dict()["samples"]

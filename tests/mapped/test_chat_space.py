@@ -27,15 +27,20 @@ from shardmill.testing.stores import build_small_store, shard_sizes
 from tests.shards.test_chat_store import TWO
 
 
-@settings(deadline=None, max_examples=50)
+@pytest.mark.parametrize("reader", ["mapped", "pread"])
+@settings(deadline=None, max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
-def test_any_examples_in_any_order_come_back_as_they_were_written(data, dtype, tmp_path_factory):
+def test_any_examples_in_any_order_come_back_as_they_were_written(
+    reader, data, dtype, tmp_path_factory
+):
     folder = tmp_path_factory.mktemp("space") / "s"
     written = data.draw(chat_examples(dtype=dtype))
     build_small_chat_store(
         folder, {"train": written}, dtype=dtype, shard_bytes=data.draw(shard_sizes(dtype))
     )
-    space = ChatSpace(open_store(folder), "train", max_maps=data.draw(st.integers(1, 5)))
+    maps = data.draw(st.integers(1, 5))
+    space = ChatSpace(open_store(folder), "train", max_maps=maps, reader=reader)
+    assert space.reader == reader
     total = len(written.ids)
     assert len(space) == total
     assert space.lengths().tolist() == written.ids.lengths.tolist()
@@ -128,5 +133,5 @@ def test_damage_that_opening_cannot_see_is_no_example(space: ChatSpace, file, ch
 def test_the_repr_says_what_it_is(space: ChatSpace):
     assert (
         repr(space)
-        == f"ChatSpace({json.dumps(str(space.store.folder))[1:-1]!r}, 'train', examples=2)"
+        == f"ChatSpace({json.dumps(str(space.store.folder))[1:-1]!r}, 'train', examples=2, mapped)"
     )

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gather.py"
 
 def test_the_gather_benchmark_reports_its_contenders_and_leaves_nothing(tmp_path):
     options = ["--tokens", "300000", "--rounds", "2", "--calls", "3", "--json"]
+    options += ["--cold-rounds", "1", "--cold-calls", "2"]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *options],
         capture_output=True,
@@ -30,8 +31,16 @@ def test_the_gather_benchmark_reports_its_contenders_and_leaves_nothing(tmp_path
         "gather, whole windows of an epoch",
         "gather, new uint16 array",
         "gather, portable reader",
+        "gather, reader='pread'",
+        "gather, reader='pread', new uint16",
         "row by row into the buffer",
         "sample by sample, stacked x and y",
     ]
     assert result["rows"][0]["of_limit"] == 1.0
+    assert [row["name"] for row in result["cold"]] == [
+        "cold, mapped",
+        "cold, pread",
+        "cold, mapped, 8 batches asked for",
+        "cold, pread, 8 batches asked for",
+    ]
     assert list(tmp_path.iterdir()) == []

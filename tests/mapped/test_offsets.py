@@ -17,7 +17,7 @@ from shardmill.mapped import TokenSpace
 from shardmill.records import TokenFile
 from shardmill.testing.spaces import assert_gathers_exactly
 
-READERS = ("ranged", "grouped") if sys.platform == "linux" else ("grouped",)
+READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 SIZES = st.sampled_from([1, 2, 1984, 2048, 2049, 4032, 4096]) | st.integers(1, 3000)
 OFFSETS = st.sampled_from([0, 4, 64, 128, 4092, 4096, 4224, 8192])
 

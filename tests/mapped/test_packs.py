@@ -36,15 +36,17 @@ def open_rows(store: Path, options: PlanOptions, **more) -> PackSpace:
     pad_id=st.integers(0, 65535),
     shard_bytes=st.sampled_from([None, 2, 14, 100]),
     chunk=st.sampled_from([2, 5, 64]),
+    reader=st.sampled_from(["mapped", "pread"]),
     data=st.data(),
 )
 def test_rows_are_their_pieces_token_for_token(
-    examples, options, pad_id, shard_bytes, chunk, data
+    examples, options, pad_id, shard_bytes, chunk, reader, data
 ) -> None:
     with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks_module, "CHUNK", chunk)
         build_small_chat_store(Path(top, "s"), {"train": examples}, shard_bytes=shard_bytes)
-        space = open_rows(Path(top, "s"), options, pad_id=pad_id)
+        space = open_rows(Path(top, "s"), options, pad_id=pad_id, reader=reader)
+        assert space.reader == reader
         number = st.integers(0, len(space) - 1) if len(space) else st.nothing()
         chosen = data.draw(st.lists(number, max_size=6) if len(space) else st.just([]))
         found = space.rows(chosen)
@@ -118,7 +120,9 @@ def test_a_row_that_is_not_there_is_an_index_error(store: Path) -> None:
 def test_a_plan_opens_from_its_path_alone(store: Path) -> None:
     plan = build_plan(store, options=SPLIT)
     assert open_pack(plan.path).rows([0]).ids.tolist() == [[15, 16, 17, 18, 19, 20, 21]]
-    assert repr(open_pack(str(plan.path))).endswith("train-6-split.plan', rows=3, row_len=7)")
+    assert repr(open_pack(str(plan.path))).endswith(
+        "train-6-split.plan', rows=3, row_len=7, mapped)"
+    )
 
 
 def test_a_plan_of_another_store_is_refused(store: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from shardmill.mapped import TokenSpace, Windows
 from shardmill.records import TokenFile
 from shardmill.testing.spaces import ShardShape, write_shards
 
-READERS = ("ranged", "grouped") if sys.platform == "linux" else ("grouped",)
+READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 
 
 @pytest.fixture(params=READERS)
@@ -150,7 +150,7 @@ def test_options_of_a_space_are_checked(tmp_path):
     for max_maps in (0, 16_385):
         with pytest.raises(OptionError, match=f"max_maps={max_maps:,}: wanted 1 to 16,384"):
             TokenSpace(files, max_maps=max_maps)
-    with pytest.raises(OptionError, match="reader='fast'"):
+    with pytest.raises(OptionError, match="reader='fast': wanted 'auto', 'mapped', 'pread'"):
         TokenSpace(files, reader="fast")
     with pytest.raises(OptionError, match="dtype 'int16'"):
         TokenSpace([TokenFile(path=files[0].path, num_tokens=3, dtype="int16")])
@@ -172,7 +172,7 @@ def test_a_closed_space_says_so_and_may_be_closed_again(space):
     space.gather([0], 1)
     space.close()
     space.close()
-    assert repr(space) == "TokenSpace(1,000 uint16 tokens in 2 shards, closed)"
+    assert repr(space) == f"TokenSpace(1,000 uint16 tokens in 2 shards, {space.reader}, closed)"
     for call in (
         lambda: space.gather([0], 1),
         lambda: space.read(0, 1),

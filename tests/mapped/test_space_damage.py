@@ -12,7 +12,7 @@ from shardmill.errors import DamagedStoreError
 from shardmill.mapped import TokenSpace
 from shardmill.testing.spaces import ShardShape, read_shards, write_shards
 
-READERS = ("ranged", "grouped") if sys.platform == "linux" else ("grouped",)
+READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 SHAPES = [ShardShape(4096, "uint16")] * 3
 
 

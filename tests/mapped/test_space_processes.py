@@ -19,7 +19,7 @@ from shardmill.errors import DamagedStoreError
 from shardmill.mapped import TokenSpace, Windows, memory
 from shardmill.testing.spaces import ShardShape, read_shards, slice_windows, write_shards
 
-READERS = ("ranged", "grouped") if sys.platform == "linux" else ("grouped",)
+READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 MIXED = [
     ShardShape(4096, "uint16"),
     ShardShape(2048, "uint16"),
@@ -130,11 +130,12 @@ def test_workers_read_the_same_tokens(tmp_path, reader, method):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("reader", ["ranged", "pread"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_forked_in_the_middle_of_another_threads_gather_does_not_hang(tmp_path):
+def test_a_child_forked_in_the_middle_of_another_threads_gather_does_not_hang(tmp_path, reader):
     files = write_shards(tmp_path, MIXED)
     tokens = read_shards(files)
-    space = TokenSpace(files, max_maps=1, reader="ranged")
+    space = TokenSpace(files, max_maps=1, reader=reader)
     stop = threading.Event()
 
     def work() -> None:
@@ -188,7 +189,7 @@ except OSError as error:
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "TokenSpace(4,294,967,296 uint16 tokens in 64 shards): no address range "
+        "TokenSpace(4,294,967,296 uint16 tokens in 64 shards, mapped): no address range "
         "([Errno 12] Cannot allocate memory); reading shard by shard",
         "[[0, 256], [5, 261], [63, 319]]",
         "[0, 9]",

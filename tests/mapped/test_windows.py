@@ -78,7 +78,7 @@ def test_windows_read_ahead_and_close_with_their_space(tmp_path):
     windows = Windows(space_of(tmp_path, 14), seq_len=4)
     windows.prefetch([0, 2])
     assert repr(windows) == (
-        "Windows(TokenSpace(14 uint16 tokens in 3 shards), seq_len=4, windows=3)"
+        "Windows(TokenSpace(14 uint16 tokens in 3 shards, mapped), seq_len=4, windows=3)"
     )
     windows.space.close()
     with pytest.raises(ValueError, match="closed"):

@@ -17,7 +17,8 @@ EXAMPLES = ROOT / "examples"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SentencePiece model of 800 pieces with the recipe's special tokens."""
     folder = tmp_path_factory.mktemp("model")
-    texts = [path.read_text() for path in sorted(EXAMPLES.rglob("*")) if path.is_file()]
+    files = [path for path in EXAMPLES.rglob("*") if path.suffix in {".md", ".jsonl", ".py"}]
+    texts = [path.read_text() for path in sorted(files)]
     spec = TrainSpec(vocab_size=800, specials=SPECIAL_TOKENS)
     return train_tokenizer(folder, texts=texts, texts_name="examples", spec=spec).model
 

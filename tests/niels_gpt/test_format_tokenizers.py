@@ -48,7 +48,9 @@ class Naive:
 
 
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(user=nasty_texts(LITERALS), bot=nasty_texts(LITERALS), naive=st.booleans())
 def test_structure_is_only_where_the_template_put_it(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 from itertools import pairwise
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from niels_gpt.cache import read_meta, sha256_file
 from niels_gpt.cache.cli import choose, main
@@ -17,7 +20,7 @@ from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.records import IntArray
 from shardmill.shards import Store, open_store, verify_store
 from tests.helpers import folder_digest
-from tests.niels_gpt.conftest import EXAMPLES
+from tests.niels_gpt.conftest import EXAMPLES, ROOT
 
 SPLITS = ("train", "val")
 STORES = (
@@ -200,6 +203,163 @@ def test_a_missing_tokenizer_is_an_error_that_says_how_to_train_one(
     assert "shardmill tokenizer train" in told
     assert "'eot=<|ngpt_eot_84a5023f67d74cf29cc4001becde983c|>'" in told
     assert not (tmp_path / "c").exists()
+
+
+def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it, inside `folder`."""
+    command = [sys.executable, "-m", "niels_gpt.cache.cli", *words]
+    env = {"COLUMNS": "200", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=env)
+
+
+def test_the_exact_command_finds_the_tokenizer_that_the_recipe_trained(
+    tmp_path: Path, model: Path
+) -> None:
+    trained = tmp_path / "artifacts" / "tokenizer" / "spm.model"
+    trained.parent.mkdir(parents=True)
+    trained.write_bytes(model.read_bytes())
+    exact = ("build-all", "--cache-dir", "cache", "--seed", "42")
+    done = in_folder(tmp_path, *exact, "--only", "roam,gutenberg")
+    assert done.returncode == 0, done.stderr
+    installed = tmp_path / "cache" / "tokenizer" / "spm.model"
+    assert sha256_file(str(installed)) == sha256_file(str(model))
+    assert "artifacts/tokenizer/spm.model" in done.stderr
+
+
+def test_the_tokenizer_of_the_cache_comes_before_the_trained_one(
+    tmp_path: Path, model: Path, other_model: Path
+) -> None:
+    for folder, file in (("artifacts/tokenizer", other_model), ("cache/tokenizer", model)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "spm.model").write_bytes(file.read_bytes())
+    assert in_folder(tmp_path, "build-all", "--only", "gutenberg").returncode == 0
+    installed = tmp_path / "cache" / "tokenizer" / "spm.model"
+    assert sha256_file(str(installed)) == sha256_file(str(model))
+
+
+def test_without_any_tokenizer_the_command_that_trains_one_is_named(tmp_path: Path) -> None:
+    done = in_folder(tmp_path, "build-all", "--cache-dir", "cache", "--seed", "42")
+    assert done.returncode == 2
+    assert "artifacts/tokenizer/spm.model" in done.stderr
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text((EXAMPLES / "notes" / "Bread.md").read_text())
+    command = next(line for line in done.stderr.splitlines() if "tokenizer train" in line)
+    words = [*shlex.split(command), "--vocab-size", "320"]
+    words[words.index("texts/*.txt")] = str(tmp_path / "texts" / "a.txt")
+    trained = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=False
+    )
+    assert trained.returncode == 0
+    assert in_folder(tmp_path, "build-all", "--only", "gutenberg").returncode == 0
+
+
+def test_notes_that_nobody_named_and_that_are_not_there_give_a_stub(
+    tmp_path: Path, model: Path
+) -> None:
+    words = ("build-all", "--only", "roam,gutenberg", "--tokenizer", str(model))
+    done = in_folder(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "--roam-dir" in done.stdout
+    stub = tmp_path / "cache" / "pretrain" / "roam"
+    meta = read_meta(str(stub / "meta.json"))
+    assert (meta["built"], meta["dataset_name"], meta["split_rule"]) == (False, "roam", "not built")
+    assert sorted(path.name for path in stub.iterdir()) == ["meta.json", "train", "val"]
+    named = in_folder(tmp_path, *words, "--roam-dir", "data/roam")
+    assert named.returncode == 1
+    assert "data/roam: no such folder" in named.stderr
+
+
+def test_notes_in_the_default_folder_are_built_over_the_stub(tmp_path: Path, model: Path) -> None:
+    words = ("build-all", "--only", "roam", "--tokenizer", str(model))
+    assert in_folder(tmp_path, *words).returncode == 0
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "roam").symlink_to(EXAMPLES / "notes")
+    done = in_folder(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert open_store(tmp_path / "cache" / "pretrain" / "roam").num_documents("train") == 19
+    (tmp_path / "data" / "roam").unlink()
+    kept = in_folder(tmp_path, *words)
+    assert (kept.returncode, "kept" in kept.stdout) == (0, True)
+
+
+def test_a_kept_store_of_another_tokenizer_is_an_error(
+    tmp_path: Path, model: Path, other_model: Path
+) -> None:
+    words = ("build-all", "--only", "roam", "--overwrite", "--tokenizer")
+    notes = ("--roam-dir", str(EXAMPLES / "notes"))
+    assert in_folder(tmp_path, *words, str(model), *notes).returncode == 0
+    done = in_folder(tmp_path, *words, str(other_model))
+    assert done.returncode == 1
+    assert "another tokenizer" in done.stderr
+
+
+def oasst1(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Ten trees of four threads each."""
+    rows = []
+    for tree in range(10):
+        root = {"message_id": f"t{tree}", "parent_id": None, "role": "prompter"}
+        answers = [
+            {"message_id": f"t{tree}-{n}", "parent_id": f"t{tree}", "role": "assistant"}
+            for n in range(4)
+        ]
+        for row in (root, *answers):
+            row |= {"text": row["message_id"], "lang": "en", "message_tree_id": f"t{tree}"}
+            rows.append(json.dumps(row) + "\n")
+    (folder / "trees.jsonl").write_text("".join(rows))
+    return in_folder(
+        folder, "build-all", "--only", "oasst1", "--oasst1-path", "trees.jsonl", *words
+    )
+
+
+def examples_of(folder: Path, split: str) -> list[str]:
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    store = open_store(folder / "sft" / "oasst1")
+    ids = tokens(store, split)
+    return [tokenizer.decode(ids[start:stop]) for start, stop in spans(store, split)]
+
+
+def test_the_chat_split_is_by_example_as_written(tmp_path: Path, model: Path) -> None:
+    done = oasst1(tmp_path, "--tokenizer", str(model))
+    assert done.returncode == 0, done.stderr
+    cache = tmp_path / "cache"
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(42)).tolist()
+    threads = [f"t{n // 4}-{n % 4}" for n in range(40)]
+    for split, wanted in (("val", sorted(order[:4])), ("train", sorted(order[4:]))):
+        found = examples_of(cache, split)
+        assert [next(name for name in threads if name in text) for text in found] == [
+            threads[n] for n in wanted
+        ]
+    meta = read_meta(str(cache / "sft" / "oasst1" / "meta.json"))
+    assert meta["split_rule"].startswith("by example: torch.randperm(n, seed 42)")
+    told = [line for line in done.stderr.splitlines() if "--sft-split tree" in line]
+    assert len(told) == 1
+    assert "of 10 trees" in told[0]
+
+
+def test_sft_split_tree_keeps_trees_together_and_records_it(tmp_path: Path, model: Path) -> None:
+    done = oasst1(tmp_path, "--tokenizer", str(model), "--sft-split", "tree")
+    assert done.returncode == 0, done.stderr
+    cache = tmp_path / "cache"
+    train, val = (examples_of(cache, split) for split in SPLITS)
+    assert (len(train), len(val)) == (36, 4)
+    (tree,) = (f"t{n}-" for n in range(10) if any(f"t{n}-" in text for text in val))
+    assert all(tree in text for text in val)
+    assert not any(tree in text for text in train)
+    meta = read_meta(str(cache / "sft" / "oasst1" / "meta.json"))
+    assert meta["split_rule"].endswith("chats of one tree count as one")
+    assert "--sft-split" not in done.stderr
+    changed = oasst1(tmp_path, "--resume")
+    assert changed.returncode == 1
+    assert "by example" in changed.stderr
+    assert oasst1(tmp_path, "--resume", "--sft-split", "tree").returncode == 0
+
+
+def test_a_cache_of_single_chats_resumes_under_either_split(tmp_path: Path, model: Path) -> None:
+    chats = ("--only", "dolly15k", "--dolly-path", str(EXAMPLES / "chats" / "questions.jsonl"))
+    words = ("build-all", *chats, "--tokenizer", str(model))
+    assert in_folder(tmp_path, *words, "--sft-split", "tree").returncode == 0
+    done = in_folder(tmp_path, *words, "--resume")
+    assert (done.returncode, "finished before" in done.stdout) == (0, True), done.stderr
 
 
 def test_only_and_skip_choose_sources() -> None:

@@ -119,7 +119,7 @@ def test_chats_are_read_while_others_are_rendered(tmp_path, model):
         special_token_ids = staticmethod(tokenizer.special_token_ids)
 
         def encode(self, text: str) -> list[int]:
-            assert text != "first" or ahead.wait(60)
+            assert text != "first" or ahead.wait(600)
             return tokenizer.encode(text)
 
     def chats():

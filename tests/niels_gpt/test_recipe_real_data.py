@@ -59,6 +59,7 @@ def cache(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--dolly-path": data / "dolly" / "databricks-dolly-15k.jsonl",
         "--oasst1-path": data / "oasst" / "oasst1_en_validation.messages.jsonl",
         "--shard-bytes": "4MiB",
+        "--sft-split": "tree",
     }
     words = [str(word) for flag in flags.items() for word in flag]
     assert main(["build-all", *words]) == 0

@@ -78,7 +78,9 @@ def test_ids_come_as_a_tensor_and_decode_with_their_specials(model: Path) -> Non
 
 
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(parts=st.lists(st.sampled_from([*SPECIAL_TOKENS.values(), "<|", "|>", "x", " ", "\n"])))
 def test_no_text_made_of_special_strings_reaches_a_special_id(

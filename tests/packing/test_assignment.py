@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
-from shardmill.packing import BinAssignment
+from shardmill.packing import BinAssignment, plan_of_bins
 from shardmill.packing.shuffled import shuffled
 
 
@@ -78,3 +80,45 @@ def test_a_shuffle_is_a_bijection(num_items, seed) -> None:
 def test_shuffles_are_the_same_everywhere() -> None:
     assert shuffled(8, 0).tolist() == [7, 5, 0, 4, 2, 6, 1, 3]
     assert shuffled(8, 1).tolist() == [1, 6, 2, 0, 5, 7, 4, 3]
+
+
+@pytest.mark.parametrize("bins", [[[0.9], [1.2]], [["a"]], [[0, None]], [[[0], [1, 2]]], [[True]]])
+def test_items_that_are_no_whole_numbers_are_refused(bins) -> None:
+    with pytest.raises(OptionError, match=r"bin 0: .*wanted the numbers of its items"):
+        BinAssignment.from_bins(bins)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data(), capacity=st.integers(1, 12))
+def test_bins_of_others_are_cut_at_the_capacity_and_every_token_is_counted(data, capacity) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 9), max_size=12))
+    order = data.draw(st.permutations(range(len(lengths))))
+    edges = sorted(data.draw(st.lists(st.integers(0, len(order)), max_size=5)))
+    bins = [order[start:stop] for start, stop in pairwise([0, *edges, len(order)])]
+    plan = plan_of_bins(BinAssignment.from_bins(bins), np.array(lengths, np.int64), capacity)
+    wanted, cut, gone = [], {}, {}
+    for one in bins:
+        room, row = capacity, []
+        for example in one:
+            kept = min(lengths[example], room)
+            room -= kept
+            if kept:
+                row.append((example, kept))
+            if kept < lengths[example]:
+                (cut if kept else gone)[example] = lengths[example] - kept
+        wanted += [row] if row else []
+    pieces = plan.pieces
+    found = [
+        [(int(pieces.example[at]), int(pieces.stop[at])) for at in plan.rows.bin_indices(row)]
+        for row in range(len(plan))
+    ]
+    assert found == wanted
+    assert not pieces.start.any()
+    assert sorted(pieces.example.tolist()) == pieces.example.tolist()
+    metrics = plan.metrics
+    assert (metrics.num_truncated, metrics.truncated_tokens) == (len(cut), sum(cut.values()))
+    assert (metrics.num_dropped, metrics.dropped_tokens) == (len(gone), sum(gone.values()))
+    assert (metrics.num_rows, metrics.num_items) == (len(wanted), sum(map(len, wanted)))
+    assert metrics.num_tokens + metrics.truncated_tokens + metrics.dropped_tokens == sum(lengths)
+    assert (metrics.num_examples, metrics.num_empty) == (len(lengths), lengths.count(0))
+    assert metrics.lower_bound <= metrics.num_rows

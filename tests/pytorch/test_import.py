@@ -21,6 +21,7 @@ def test_without_torch_the_import_names_the_pip_command():
 def test_the_room_has_exactly_these_names():
     assert shardmill.pytorch.__all__ == [
         "DistributedSampler",
+        "GPTSFTPackedDataset",
         "GPTSFTPackedMemmapDataset",
         "GPTSFTPackedMultiShardDataset",
         "LoaderConfig",

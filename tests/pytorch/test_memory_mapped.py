@@ -207,7 +207,7 @@ def test_a_failure_after_the_files_were_found_closes_them(counting):
     half_made = MemoryMappedDataset.__new__(MemoryMappedDataset)
     with pytest.raises(OptionError, match="eos_token_id"):
         half_made.__init__(counting, 4, pack_sequences=True)
-    assert repr(half_made._space) == "TokenSpace(25 uint16 tokens in 3 shards, closed)"
+    assert repr(half_made._space) == "TokenSpace(25 uint16 tokens in 3 shards, mapped, closed)"
     half_made.close()
 
 

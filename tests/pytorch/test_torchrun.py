@@ -33,14 +33,15 @@ def write_sources(folder: Path) -> None:
 def torchrun(folder: Path, out: Path, *, ranks: int, batch_size: int, steps: int) -> dict[str, Any]:
     """What the ranks told, after all of them told the same."""
     out.mkdir()
-    launch = "-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node"
+    launch = f"-m torch.distributed.run --log-dir {out / 'logs'} "
+    launch += "--standalone --local-addr 127.0.0.1 --nproc-per-node"
     arguments = [str(folder), str(out), str(batch_size), str(steps)]
     done = subprocess.run(
         [sys.executable, *launch.split(), str(ranks), str(WORKER), *arguments],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

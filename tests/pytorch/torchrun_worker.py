@@ -85,6 +85,6 @@ def main(folder: Path, out: Path, batch_size: int, steps: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     dist.destroy_process_group()

@@ -107,7 +107,7 @@ def together(count: int, action: Callable[[], Any]) -> list[Any]:
     start = threading.Barrier(count)
 
     def run() -> None:
-        start.wait(10)
+        start.wait(600)
         try:
             found.append(action())
         except StoreError as error:
@@ -117,7 +117,7 @@ def together(count: int, action: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
     return found
 
@@ -208,12 +208,12 @@ def die_and_leave_a_child(folder: str) -> None:
     def fetch(part: Path) -> None:
         part.write_bytes(b"x" * 50)
         begun.set()
-        time.sleep(60)
+        time.sleep(600)
 
     begun = threading.Event()
     cache = FileCache(folder, 100)
     threading.Thread(target=cache.hold, args=("a", 100, fetch), daemon=True).start()
-    begun.wait(30)
+    begun.wait(600)
     with forked_process() as child:
         Path(folder).with_name("child").write_text(str(child))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -245,7 +245,7 @@ def fetch_until_told(folder: str, begun: Any, death: Any) -> None:
     def fetch(part: Path) -> None:
         part.write_bytes(b"x" * 50)
         begun.set()
-        death.wait(60)
+        death.wait(600)
         os.kill(os.getpid(), signal.SIGKILL)
 
     FileCache(folder, 100).hold("a", 100, fetch)
@@ -256,7 +256,7 @@ def test_those_who_wait_for_a_fetcher_that_dies_fetch_once_and_go_on_where_it_st
     begun, death = context.Event(), context.Event()
     process = context.Process(target=fetch_until_told, args=(str(tmp_path), begun, death))
     process.start()
-    assert begun.wait(30)
+    assert begun.wait(600)
     beginnings: list[int] = []
 
     def fetch(part: Path) -> None:
@@ -266,7 +266,7 @@ def test_those_who_wait_for_a_fetcher_that_dies_fetch_once_and_go_on_where_it_st
     killer = threading.Timer(0.3, death.set)
     killer.start()
     found = together(24, lambda: FileCache(tmp_path, 100).hold("a", 100, fetch))
-    process.join(30)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     assert [lease.path for lease in found] == [tmp_path / "a"] * 24
     assert beginnings == [50]
@@ -277,16 +277,16 @@ def test_a_process_forked_in_a_fetch_holds_nothing_of_it(tmp_path: Path) -> None
 
     def fetch(part: Path) -> None:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(600)
         filler(part)
 
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(cache.hold("a", 100, fetch)))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(600)
     with forked_process():
         go_on.set()
-        thread.join(30)
+        thread.join(600)
         together(3, lambda: cache.hold("a", 100, filler).close())
         found[0].close()
         cache.hold("b", 100, filler).close()  # needs all the room
@@ -335,7 +335,7 @@ def test_processes_share_a_cache_and_read_right_bytes(make_store, tmp_path, wher
         most = max(most, used(cache, "shard_*.bin"))
         time.sleep(0.01)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert sorted(out.get(timeout=5) for _ in processes) == [0, 1, 2]
+    assert sorted(out.get(timeout=600) for _ in processes) == [0, 1, 2]
     assert 0 < most <= 4000
     assert used(cache) <= 4000
 

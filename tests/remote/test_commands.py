@@ -21,7 +21,9 @@ def shardmill(
     *arguments: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardmill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90, env=env)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=600, env=env
+    )
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:

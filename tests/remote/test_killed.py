@@ -32,7 +32,7 @@ def start(s3: LoopbackS3, *arguments: str) -> subprocess.Popen[str]:
 
 def kill_when(process: subprocess.Popen[str], s3: LoopbackS3, method: str, count: int) -> None:
     """SIGKILL as soon as so many shards went well."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while s3.sent(method, "shard_") < count:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
@@ -43,7 +43,7 @@ def kill_when(process: subprocess.Popen[str], s3: LoopbackS3, method: str, count
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, int]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     receipt: dict[str, int] = json.loads(out)
     return receipt

@@ -70,3 +70,10 @@ def test_a_damaged_one_stays_here(store, url, tmp_path, caplog):
     assert push(store, url).moved_files == 3
     assert "it is left out" in caplog.text
     assert not (tmp_path / "place" / ORIGINS).exists()
+
+
+def test_one_that_is_no_file_is_left_out_and_told(store, url, tmp_path, caplog):
+    (store / ORIGINS).rename(tmp_path / "table")
+    (store / ORIGINS).symlink_to(tmp_path / "table")
+    assert push(store, url).moved_files == 3
+    assert f"{store / ORIGINS}: a link, a pipe or a folder" in caplog.text

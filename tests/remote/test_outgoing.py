@@ -44,7 +44,7 @@ corpus, scratch, url = sys.argv[1:4]
 with build_to(url, scratch=scratch, resume=True) as out:
     build_store(feeds_of(Path(corpus)), out.folder, tokenizer=Slow(), workers=1, resume=True,
                 spec=BuildSpec(shard_bytes=20_000))
-print(json.dumps(out.receipt.to_json()))
+print(json.dumps(out.receipt and out.receipt.to_json()))
 """
 
 
@@ -285,8 +285,28 @@ def test_killed_in_the_build_and_in_the_push_it_goes_on_to_the_same_bytes(
         assert files_of(run.folder) == wanted
     s3.faults.clear()
     process = run.start()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert '"kept_files": 0' not in out
     assert remote_files(s3_spot) == wanted
+    assert left(tmp_path) == []
+
+
+def test_killed_after_the_manifest_was_sent_a_resume_leaves_nothing(
+    s3: LoopbackS3, s3_spot: Spot, corpus: Path, tmp_path: Path
+) -> None:
+    build_store(feeds_of(corpus), tmp_path / "local", tokenizer=Slow(), spec=SPEC, workers=1)
+    run = Run(s3, corpus, tmp_path / "scratch", s3_spot)
+    s3.faults += [
+        Fault(path="/.shardmill-push.json", method="DELETE", times=1000, delay=30),
+        Fault(path="?delete", method="POST", times=1000, delay=30),
+    ]
+    run.kill_when(lambda: s3.sent("PUT", "meta.json") > 0)
+    s3.faults.clear()
+    assert {"meta.json", ".shardmill-push.json"} <= remote_files(s3_spot).keys()
+    process = run.start()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out == "null\n", "it was sent again"
+    assert remote_files(s3_spot) == files_of(tmp_path / "local")
     assert left(tmp_path) == []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.errors import StoreError, StoreNotFoundError
-from shardmill.remote.place import open_place, part_bytes, shown
+from shardmill.remote.place import open_place, part_bytes
 from shardmill.remote.retry import attempt, is_transient, pause
 
 
@@ -65,10 +65,6 @@ def test_parts_are_within_what_s3_allows(size: int) -> None:
     part = part_bytes(size)
     assert 5 * 2**20 <= part <= 5 * 2**30
     assert -(-size // part) <= 10_000
-
-
-def test_a_password_is_never_shown() -> None:
-    assert shown("ftp://me:secret@host/x") == "ftp://host/x"
 
 
 def test_a_url_without_a_folder_is_refused() -> None:

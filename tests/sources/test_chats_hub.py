@@ -50,7 +50,7 @@ def test_a_hub_dataset_beside_a_file_gives_its_chats_and_resumes(tmp_path: Path)
             env=hub.environment(tmp_path / "home"),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
             cwd=tmp_path / "home",
         )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -18,6 +24,7 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
     iter_jsonl_rows,
+    open_chats,
     open_source,
 )
 from shardmill.sources.files import FULL_HASH_BYTES, list_files
@@ -259,3 +266,52 @@ def test_a_row_nested_too_deep_for_python_has_one_fate_whatever_stands_beside_it
     (batch,) = JsonlSource(tmp_path / "a.jsonl", field="text", on_bad="skip").batches()
     assert batch.texts.to_pylist()[-1] == "kept"
     assert [drop.reason for drop in batch.drops] == (["bad_json"] if b"broken" in neighbour else [])
+
+
+_PACKERS = {
+    ".jsonl.gz": gzip.compress,
+    ".jsonl.zst": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst"])
+@pytest.mark.parametrize("opened", [JsonlSource, open_chats, iter_jsonl_rows])
+def test_a_packed_file_without_bytes_is_damaged_not_empty(
+    tmp_path: Path, suffix: str, opened: Callable[..., Any]
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"")
+
+    def read() -> int:
+        source = opened(path)
+        return sum(1 for _ in (source if isinstance(source, Iterator) else source.batches()))
+
+    with pytest.raises(SourceError, match=r"0 bytes.*fetch or write the file again") as refused:
+        read()
+    assert str(path) in str(refused.value)
+    path.write_bytes(_PACKERS[suffix](b""))
+    assert read() == 0
+
+
+def test_a_plain_file_without_bytes_has_no_documents(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    assert list(JsonlSource(tmp_path).batches()) == []
+    assert list(open_chats(tmp_path / "a.jsonl").batches()) == []
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".parquet"])
+def test_a_file_cut_at_any_byte_is_damaged_not_short(tmp_path: Path, suffix: str) -> None:
+    rows = [{"text": f"row {n} with {n * 7919} in it"} for n in range(40)]
+    path = tmp_path / ("a.parquet" if suffix == ".parquet" else f"a.jsonl{suffix}")
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(_PACKERS[f".jsonl{suffix}"](lines))
+    whole = path.read_bytes()
+    for stop in range(len(whole)):
+        path.write_bytes(whole[:stop])
+        with pytest.raises(SourceError, match=re.escape(str(path))):
+            for _ in open_source(path).batches():
+                pass

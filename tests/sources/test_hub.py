@@ -52,7 +52,7 @@ class Client:
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=600)
 
 
 def write_parquet(folder: Path, texts: list[str | None], *, column: str = "text") -> Path:

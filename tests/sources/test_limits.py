@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 import subprocess
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,6 +32,7 @@ from shardmill.sources import (
     limited,
     open_chats,
 )
+from shardmill.testing.s3 import LoopbackS3
 
 MIB = 2**20
 TINY = BatchLimits(num_bytes=64, num_documents=5)
@@ -74,7 +80,7 @@ def test_a_line_is_given_or_refused_by_its_length_alone(
         return
     places = [f"{name}, line {number + 1} (byte {sum(stored[:number]):,}): " for number in large]
     assert any(place in found for place in places)
-    assert f"{allowed} can be read: cut it into several, allow more memory (--memory)" in found
+    assert f"{allowed} can be read: cut it into several, allow more memory (memory=)" in found
 
 
 @settings(deadline=None, max_examples=60)
@@ -90,13 +96,109 @@ def test_pieces_of_a_file_keep_to_the_bound_of_their_source(tmp_path_factory, le
     large = [
         n
         for n, line in enumerate(path.read_bytes().splitlines(keepends=True))
-        if len(line) > 6 * most + TINY.num_bytes
+        if len(line) > most + TINY.num_bytes
     ]
     words = [str(found) for found in map(outcome, source.cut(piece)) if isinstance(found, str)]
     assert bool(words) == bool(large)
     if large:
         assert f"a.jsonl, line {large[0] + 1} (byte " in words[0]
     assert source.describe() == JsonlSource(path, limits=TINY).describe()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    pieces=st.lists(
+        st.sampled_from(["a", "\x00", "\n", "\\", "\\u", '"', "\u00e9", "\U0001f600", "xyz"]),
+        min_size=1,
+        max_size=80,
+    ),
+    most=st.integers(1, 120),
+    chunk=st.integers(1, 64),
+    ascii_only=st.booleans(),
+)
+def test_a_line_of_json_is_bounded_by_the_text_it_can_hold(
+    tmp_path_factory, pieces, most, chunk, ascii_only
+):
+    """However it is escaped and wherever it is cut: what fits is given, and the same lines are
+    refused from a file as a whole and from its pieces."""
+    path = tmp_path_factory.mktemp("escaped") / "a.jsonl"
+    text = "".join(pieces)
+    line = json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n"
+    path.write_text(f'{{"text": "first"}}\n{line}', encoding="utf-8")
+    source = JsonlSource(
+        path, field="text", limits=BatchLimits(num_bytes=8 * chunk, num_documents=5)
+    ).limited(most)
+    found = outcome(source)
+    least = [
+        len(re.sub(rb"\\(u[0-9a-f]{4}|.)", b"_", one))
+        for one in path.read_bytes().splitlines(keepends=True)
+    ]
+    large = [number for number, size in enumerate(least, 1) if size > most + 8 * chunk]
+    if large:
+        assert any(f"a.jsonl, line {number} (byte " in found for number in large)
+    else:
+        assert found == ["first", text]
+    pieces_found = [outcome(piece) for piece in source.cut(30)]
+    refused = [one for one in pieces_found if isinstance(one, str)]
+    assert bool(refused) == bool(large)
+
+
+GROWTH = """
+import resource, sys
+from shardmill.errors import SourceError
+from shardmill.sources import JsonlSource, open_chats
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+url = sys.argv[1]
+sources = {
+    "jsonl": JsonlSource(url, field="text"),
+    "chats": open_chats(url, shape="messages", on_bad="skip"),
+}
+for name, source in sources.items():
+    before = peak()
+    try:
+        for batch in source.limited(16 * 2**20).batches():
+            pass
+        print(name, peak() - before, "read")
+    except SourceError as error:
+        print(name, peak() - before, error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "gz", "zst", "s3"])
+def test_a_line_beyond_the_bound_is_refused_when_the_bound_is_reached(tmp_path, kind):
+    """A line of 90 MiB where 16 MiB are allowed: memory grows by the bound, not by the line."""
+    data = b'{"text": "small"}\n{"text": "' + b"x" * (90 * MIB) + b'"}\n'
+    name = {"gz": "a.jsonl.gz", "zst": "a.jsonl.zst"}.get(kind, "a.jsonl")
+    packed = {"gz": partial(gzip.compress, compresslevel=1), "zst": zstandard.compress}.get(
+        kind, bytes
+    )
+    environment = dict(os.environ)
+    with ExitStack() as stack:
+        if kind == "s3":
+            for package in ("s3fs", "moto", "flask_cors"):
+                pytest.importorskip(package)
+            server = stack.enter_context(LoopbackS3())
+            server.make_bucket("data")
+            fsspec.filesystem("s3", **server.options()).pipe_file("data/a.jsonl", data)
+            where, environment = "s3://data/a.jsonl", server.environment()
+        else:
+            path = tmp_path / name
+            path.write_bytes(packed(data))
+            where = str(path)
+        done = subprocess.run(
+            [sys.executable, "-c", GROWTH, where],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+    assert done.returncode == 0, done.stderr
+    for line, kind_read in zip(done.stdout.splitlines(), ("jsonl", "chats"), strict=True):
+        source, grown, words = line.split(" ", 2)
+        assert source == kind_read
+        assert f"{where}, line 2 (byte 18): " in words
+        assert int(grown) < 80
 
 
 BOUNDED = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -88,7 +87,7 @@ def test_reading_on_fetches_each_block_once_and_few_ahead() -> None:
 
 
 def test_blocks_are_fetched_side_by_side() -> None:
-    together = threading.Barrier(DEPTH, timeout=20)  # broken unless so many are under way at once
+    together = threading.Barrier(DEPTH, timeout=600)  # broken unless so many are under way at once
 
     def fetch(start: int, stop: int) -> bytes:
         together.wait()
@@ -111,20 +110,19 @@ def test_an_error_comes_out_of_the_read_that_needed_the_bytes() -> None:
 
 
 def test_closing_does_not_wait_for_requests_under_way() -> None:
-    release = threading.Event()
+    release, ended = threading.Event(), threading.Event()
 
     def fetch(start: int, stop: int) -> bytes:
         if start > 0:
-            release.wait(20)
+            release.wait(600)
+            ended.set()
         return DATA[start:stop]
 
     file = RangedFile(fetch, 500, blocks_of([(0, 100)], block=10))
     file.read(5)
-    began = time.perf_counter()
     file.close()
-    seconds = time.perf_counter() - began
+    assert not ended.is_set()
     release.set()
 
-    assert seconds < 5
     with pytest.raises(ValueError, match="closed"):
         file.read(1)

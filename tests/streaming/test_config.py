@@ -98,7 +98,7 @@ DEFAULTS = {
     "data.max_retries": 5,
     "data.retry_delay_sec": 1.0,
     "data.packing_mode": "sequential",
-    "data.packing_algorithm": "best-fit",
+    "data.packing_algorithm": "first-fit",
     "data.packing_buffer_docs": 4096,
     "data.packing_buffer_tokens": 16_777_216,
     "data.packing_max_docs_per_bin": None,
@@ -384,16 +384,11 @@ TEXTS = {"backend": "local_text", "local_text": ["a"], "tokenizer": {"kind": "by
 @pytest.mark.parametrize(
     ("data", "key", "value"),
     [
-        *((TEXTS, key, "train") for key in ("hf_dataset", "hf_name", "hf_split", "text_key")),
-        *((TEXTS, key, "x") for key in ("hf_eval_split", "hf_revision", "files", "eval_files")),
+        *((TEXTS, key, "x") for key in ("files", "eval_files")),
         (TEXTS, "on_bad", "error"),
         (TEXTS, "files_kind", "jsonl"),
-        (TEXTS, "max_retries", 5),
-        (TEXTS, "retry_delay_sec", 1.0),
-        *((FILES, key, "train") for key in ("hf_dataset", "hf_name", "hf_split", "local_text")),
-        (FILES, "max_retries", 5),
         (FILES, "local_eval_text", "x"),
-        *((HF, key, "x") for key in ("files", "eval_files", "local_text", "local_eval_text")),
+        *((HF, key, "x") for key in ("files", "eval_files", "local_eval_text")),
         (HF, "on_bad", "skip"),
     ],
 )
@@ -405,6 +400,28 @@ def test_a_key_that_the_backend_does_not_look_at_is_refused_by_name(data, key, v
 
 
 @pytest.mark.parametrize(
+    ("data", "key", "value"),
+    [
+        *((TEXTS, key, "train") for key in ("hf_dataset", "hf_name", "hf_split", "text_key")),
+        *((TEXTS, key, "x") for key in ("hf_eval_split", "hf_revision")),
+        (TEXTS, "max_retries", 5),
+        (TEXTS, "retry_delay_sec", 1.0),
+        *((FILES, key, "train") for key in ("hf_dataset", "hf_name", "hf_split", "local_text")),
+        (FILES, "max_retries", 5),
+        (HF, "local_text", "x"),
+    ],
+)
+def test_a_key_that_every_chomp_config_has_is_named_when_the_backend_does_not_look_at_it(
+    data, key, value, caplog
+) -> None:
+    plain = read_config(changed("data", data))
+    assert read_config(changed("data", {**data, key: value})) == plain
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == [f"data.{key}"]
+    message = refusal(changed("data", data), (f"data.{key}={value}",))  # an override means it
+    assert message.startswith(f"override 'data.{key}={value}': data.{key}: for data.backend = ")
+
+
+@pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
         ({}, "data.tokenizer.hf_name_or_path: missing; a hub id or a folder"),
@@ -412,10 +429,6 @@ def test_a_key_that_the_backend_does_not_look_at_is_refused_by_name(data, key, v
         (
             {"kind": "byte", "path": "x"},
             'data.tokenizer.path: for data.tokenizer.kind = "hf" or "sentencepiece", not "byte"',
-        ),
-        (
-            {"hf_name_or_path": "gpt2", "byte_offset": 0},
-            'data.tokenizer.byte_offset: for data.tokenizer.kind = "byte", not "hf": leave it away',
         ),
         ({"hf_name_or_path": "gpt2", "path": "x"}, "data.tokenizer.path: data.tokenizer.hf_name_"),
         ({"path": "x", "hf_revision": "main"}, "data.tokenizer.hf_revision: there is no hub id"),
@@ -442,8 +455,8 @@ def test_several_problems_are_told_at_once() -> None:
         "  config: train.seq_len: found 0 (an integer), wanted at least 1",
         "  config: train.batch_size: missing; it has no default",
     ]
-    crossed = changed("data.hf_name", "x", changed("data.tokenizer.path", "y"))
-    assert refusal(crossed).startswith("2 problems:\n  config: data.hf_name: for ")
+    crossed = changed("data.files", "x", changed("data.tokenizer.path", "y"))
+    assert refusal(crossed).startswith("2 problems:\n  config: data.files: for ")
 
 
 def test_no_limit_of_tokens_is_none_or_zero() -> None:

@@ -32,6 +32,7 @@ from shardmill.tokenizer import (
     open_tokenizer,
     train_tokenizer,
 )
+from tests.helpers import wait_for
 
 BYTES = ByteTokenizer(byte_offset=3)
 WORDS = ["a", "bc", "def", "", "\u00e9\u4e2d", "x" * 40]
@@ -256,26 +257,24 @@ def test_errors_of_the_source_and_of_the_encoder_come_out_in_their_place():
 
 
 def test_closing_does_not_wait_for_a_source_in_a_long_pause():
-    began_to_wait, pause = threading.Event(), threading.Event()
+    began_to_wait, pause, waited = threading.Event(), threading.Event(), threading.Event()
 
     def texts():
         yield from ["a", "b"]
         began_to_wait.set()
-        pause.wait(20)
+        pause.wait(600)
+        waited.set()
         yield "c"
 
     before = num_threads()
     source = MemorySource(texts, limits=BatchLimits(num_documents=1))
     encoded = encoded_ahead(DocumentStream(source, StreamOrder()), BYTES, DocumentRules())
     next(encoded)
-    assert began_to_wait.wait(10)
-    began = time.monotonic()
+    assert began_to_wait.wait(600)
     encoded.close()
-    assert time.monotonic() - began < encode.PATIENCE + 3
+    assert not waited.is_set()
     pause.set()  # the pause ends: so do the threads
-    while num_threads() > before and time.monotonic() - began < 10:
-        time.sleep(0.01)
-    assert num_threads() == before
+    wait_for(lambda: num_threads() == before)
 
 
 def test_closing_gives_up_a_block_in_the_making_behind_the_batch_being_read():
@@ -293,11 +292,8 @@ def test_closing_gives_up_a_block_in_the_making_behind_the_batch_being_read():
     order = StreamOrder(shuffle=True, buffer_bytes=100)
     encoded = encoded_ahead(DocumentStream(source, order), BYTES, DocumentRules())
     assert len(next(encoded).ids) == 1
-    while len(read) < 3:
-        time.sleep(0.01)
-    began = time.monotonic()
+    wait_for(lambda: len(read) >= 3)
     encoded.close()
-    assert time.monotonic() - began < 1
     assert num_threads() == before
     assert 3 <= len(read) < 30
 
@@ -313,9 +309,7 @@ def test_one_block_is_read_ahead_and_no_more():
 
     with closing(read_ahead(counted(), depth=1)) as blocks:
         next(blocks)
-        deadline = time.monotonic() + 5
-        while len(made) < 2 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_for(lambda: len(made) >= 2)
         time.sleep(0.05)
         assert len(made) == 2
 
@@ -332,9 +326,7 @@ order = StreamOrder(shuffle=True, repeat=True, buffer_documents=1000)
 encoded = encoded_ahead(DocumentStream(source, order), ByteTokenizer(), DocumentRules())
 print(len(next(encoded).ids))
 """
-    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1000\n", "")
-    assert time.monotonic() - began < 30

@@ -191,7 +191,7 @@ iterator = build_train_iterator({make_config(grain_prefetch=2)!r})
 next(iterator)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0
     assert "Exception" not in done.stderr

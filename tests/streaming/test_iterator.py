@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from shardmill.streaming.order import StreamOrder
 from shardmill.streaming.pipeline import BatchShape
 from shardmill.streaming.stats import Counts
 from shardmill.testing.streaming import UnitsSource
+from tests.helpers import wait_for
 from tests.streaming.pipelines import (
     EOS,
     PAD,
@@ -129,10 +129,7 @@ before: set[threading.Thread] = set()
 
 
 def assert_no_more_threads() -> None:
-    limit = time.monotonic() + 5
-    while set(threading.enumerate()) - before and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert [one.name for one in set(threading.enumerate()) - before] == []
+    wait_for(lambda: not set(threading.enumerate()) - before)
 
 
 def test_nothing_is_opened_before_the_first_batch() -> None:

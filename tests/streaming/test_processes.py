@@ -207,7 +207,7 @@ def test_a_fresh_process_goes_on_with_the_very_next_batch(tmp_path: Path, packin
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         cwd=tmp_path,
         env={**os.environ, "PYTHONHASHSEED": "5"},
     )

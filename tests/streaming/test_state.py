@@ -213,7 +213,7 @@ def test_every_value_that_decides_the_rows_is_refused_by_name() -> None:
         "shuffle_buffer_bytes": ({"shuffle_buffer_bytes": 5}, {}),
         "repeat": ({"repeat": False}, {}),
         "packing_mode": ({"packing_mode": "sequential"}, {}),
-        "packing_algorithm": ({"packing_algorithm": "first-fit"}, {}),
+        "packing_algorithm": ({"packing_algorithm": "best-fit"}, {}),
         "packing_buffer_docs": ({"packing_buffer_docs": 5}, {}),
         "packing_buffer_tokens": ({"packing_buffer_tokens": 5}, {}),
         "packing_max_docs_per_bin": ({"packing_max_docs_per_bin": 5}, {}),

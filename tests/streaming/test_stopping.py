@@ -21,6 +21,8 @@ from shardmill.ahead import StoppedError, pause, read_ahead, wait_for
 from shardmill.errors import OptionError
 from shardmill.streaming import build_train_iterator, open_stream
 from shardmill.testing.hub import Fault, LoopbackHub
+from tests.helpers import is_in
+from tests.helpers import wait_for as wait_for_condition
 
 ENDLESS: dict[str, Any] = {  # a batch takes hours
     "data": {"backend": "local_text", "local_text": ["abc", "def"], "tokenizer": {"kind": "byte"}},
@@ -57,7 +59,7 @@ def test_closing_ends_a_thread_that_waits_for_a_result() -> None:
 
         items = read_ahead(waits())
         assert next(items) == 1
-        assert waiting.wait(30)
+        assert waiting.wait(600)
         items.close()
         never.set()
 
@@ -90,6 +92,7 @@ def test_closing_does_not_wait_for_the_batch_that_is_being_made(prefetch: int | 
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
+    wait_for_condition(lambda: is_in(asking, "shardmill/streaming/"))
     asking.join(0.5)
     assert asking.is_alive()
     stream.close()
@@ -97,7 +100,7 @@ def test_closing_does_not_wait_for_the_batch_that_is_being_made(prefetch: int | 
     with pytest.raises(OptionError, match="was closed; make a new one"):
         next(stream)
     if prefetch != 2:  # there the consumer waits for Grain's own queue
-        asking.join(30)
+        asking.join(600)
         assert "was closed while it made a batch" in str(errors[0])
 
 
@@ -110,11 +113,12 @@ def test_two_threads_on_one_stream_are_told_apart_from_the_start() -> None:
     with open_stream(ENDLESS) as stream:
         asking = threading.Thread(target=refused, args=(stream,))
         asking.start()
+        wait_for_condition(lambda: is_in(asking, "shardmill/streaming/"))
         asking.join(0.5)
         with pytest.raises(OptionError, match="another thread is making a batch"):
             next(stream)
         stream.close()
-        asking.join(30)
+        asking.join(600)
         assert not asking.is_alive()
 
 
@@ -124,7 +128,7 @@ def test_a_grain_iterator_says_that_it_does_not_follow_into_a_fork() -> None:
         next(stream)
         child = os.fork()
         if not child:
-            signal.alarm(20)
+            signal.alarm(600)
             try:
                 next(stream)
             except OptionError as error:
@@ -181,7 +185,7 @@ def test_ctrl_c_ends_a_stream_whose_hub_does_not_answer(
             while process.poll() is None and not _is_stuck(hub, asked):
                 threading.Event().wait(0.1)
             process.send_signal(signal.SIGINT)
-            told = process.communicate(timeout=60)[1]
+            told = process.communicate(timeout=600)[1]
     assert process.returncode == 130, told
     assert "Traceback" not in told
     assert "Fatal Python error" not in told

@@ -29,14 +29,6 @@ def stdlib_files() -> list[Path]:
     return [folder / name for name in ("argparse.py", "ast.py", "base64.py", "bisect.py")]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield
-
-
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Model type to the folder of a model with 700 ids."""

@@ -2,10 +2,11 @@
 
 In: messages and tools.  Out: the text the template writes, its ids, its assistant mask.
 Promise: text, ids and mask are the tokenizer's own (`apply_chat_template`); whatever goes wrong
-inside a template is a `TemplateError`; the clock is never read.
+inside a template is a `TemplateError` that names its line where Jinja knows it; the clock is never
+read.
 Not here: what the text means. Transformers renders in Jinja's immutable sandbox, so a template
-cannot reach files, processes or Python's insides; it can still loop for long or write much, and
-that is only seen when it returns.
+cannot reach files, processes or Python's insides, and a single range is at most 100,000 long. Time
+and memory are not bounded: nested loops or a long string are only seen when the template returns.
 """
 
 from __future__ import annotations
@@ -15,25 +16,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardmill.errors import TemplateError, TokenizerError, missing_extra
+from shardmill.errors import ShardmillError, TemplateError, TokenizerError, missing_extra
 from shardmill.records import JSON, BoolArray, IntArray
 
 try:
-    from jinja2 import TemplateError as JinjaError
+    from jinja2 import TemplateSyntaxError
 except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
-_INSIDE = (
-    JinjaError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What the code of a template can raise; anything else is no template's doing."""
+_OUTSIDE = (ShardmillError, ImportError, OSError)
+"""What no code inside the sandbox raises; everything else is taken for the template's doing."""
+_FILE = "<template>"  # what Jinja calls a template in tracebacks
+_MOST_SAID = 300
 
 _CLOCK = "strftime_now"
 
@@ -116,11 +110,16 @@ class JinjaEngine:
                 **options,
                 **self._variables,
             )
-        except _INSIDE as problem:
+        except _OUTSIDE:
+            raise
+        except Exception as problem:  # a template can raise whatever Python can
             raise TemplateError(self._told(problem)) from problem
 
-    def _told(self, problem: BaseException) -> str:
-        told = f"the template raised {type(problem).__name__}: {problem}"
+    def _told(self, problem: Exception) -> str:
+        line = _line_of(problem)
+        said = " ".join(str(problem).split())[:_MOST_SAID] or "no message"
+        where = "" if line is None else f", line {line}"
+        told = f"the template raised {type(problem).__name__}{where}: {said}"
         if _CLOCK in self.source and "not callable" in str(problem):
             told += (
                 f"; it asks for today's date ({_CLOCK}), and equal input must give equal tokens: "
@@ -128,3 +127,16 @@ class JinjaEngine:
                 "the template looks at first"
             )
         return told
+
+
+def _line_of(problem: Exception) -> int | None:
+    """The line of the template, from 1: where it cannot be read, or the innermost that ran."""
+    if isinstance(problem, TemplateSyntaxError):
+        return problem.lineno
+    found, trace = None, problem.__traceback__
+    while trace is not None:
+        # Jinja rewrites its frames, so that their lines are those of the template.
+        if trace.tb_frame.f_code.co_filename == _FILE:
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return found

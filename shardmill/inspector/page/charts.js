@@ -135,20 +135,54 @@ const binColumns = (unit, what) => [
   { name: what, number: true, cell: (bin) => count(bin.count) },
 ];
 
-/** Shares of sources over samples: lines, or areas on top of one another. `planned`: by phase. */
+const SHARES = { width: 1120, left: 48, right: 990 },
+  PHASE = 64; // the least width of a phase, that of its name
+
+/** Where samples lie on the axis: [sample, x] at each phase border and at the end. Every phase has
+ * room for its name; what is left is shared in proportion to the samples. */
+function knots(phases, last) {
+  const { left, right } = SHARES;
+  const starts = phases.map((phase) => phase.start).filter((start) => start < last);
+  const stops = [...starts.slice(1), last];
+  const least = Math.min(PHASE, (right - left) / starts.length);
+  const own = starts.map((start, at) => ((stops[at] - start) / last) * (right - left));
+  const missing = own.reduce((sum, wide) => sum + Math.max(0, least - wide), 0);
+  const spare = own.reduce((sum, wide) => sum + Math.max(0, wide - least), 0);
+  let at = left;
+  const found = own.map((wide, phase) => {
+    const from = [starts[phase], at];
+    at += wide < least ? least : wide - (missing * (wide - least)) / Math.max(spare, 1e-9);
+    return from;
+  });
+  return [...found, [last, right]];
+}
+
+/** Whether some phase is drawn wider than in proportion. */
+export function stretched({ phases, samples }) {
+  const { left, right } = SHARES;
+  return knots(phases, samples).some(
+    ([sample, x]) => Math.abs(x - (left + (sample / samples) * (right - left))) > 1,
+  );
+}
+
+/** Shares of sources over samples: lines, or areas on top of one another, phase by phase. */
 export function shares({ points, names, phases, stacked, unit }) {
-  const width = 1120,
+  const { width, left, right } = SHARES,
     height = 380,
-    left = 48,
-    right = width - 130,
     top = 26,
     bottom = height - 36;
-  const first = 0,
-    last = Math.max(1, points[points.length - 1]?.sample ?? 1);
-  const x = scale(first, last, left, right),
-    y = scale(0, 1, bottom, top);
+  const last = Math.max(1, points[points.length - 1]?.sample ?? 1);
+  const fixed = knots(phases, last);
+  const x = (sample) => {
+    const at = Math.max(
+      1,
+      fixed.findIndex(([end]) => sample <= end),
+    );
+    return scale(fixed[at - 1][0], fixed[at][0], fixed[at - 1][1], fixed[at][1])(sample);
+  };
+  const y = scale(0, 1, bottom, top);
   const lines = names.map((name, source) => series(points, source, x, y, stacked));
-  const inside = phases.filter((phase) => phase.start <= last);
+  const inside = phases.filter((phase) => phase.start < last);
   return figure({
     className: "shares",
     title: `Share of each source over ${unit}`,
@@ -161,7 +195,7 @@ export function shares({ points, names, phases, stacked, unit }) {
       !stacked && planned(inside, names, last, x, y),
       borders(inside, x, top, bottom),
       ends(points, names, y, right + 8, stacked),
-      ticks(first, last, 8).map((value) =>
+      sampleTicks(inside, last, x).map((value) =>
         svg(
           "text",
           { class: "tick", x: x(value), y: bottom + 16, "text-anchor": "middle" },
@@ -214,7 +248,21 @@ function planned(phases, names, last, x, y) {
   );
 }
 
+const TICK = 48; // the width of a number at the axis
+
+/** Phase borders first, then the end and round numbers, where they have room. */
+function sampleTicks(phases, last, x) {
+  const kept = [];
+  for (const value of [...phases.map((phase) => phase.start), last, ...ticks(0, last, 8)])
+    if (kept.every((one) => Math.abs(x(one) - x(value)) >= TICK)) kept.push(value);
+  return kept;
+}
+
+/** A line where each phase begins, with its name; with many phases, with its number or nothing. */
 function borders(phases, x, top, bottom) {
+  const wide = phases.slice(1).map((phase, at) => x(phase.start) - x(phases[at].start));
+  const room = Math.min(...wide);
+  const text = (at) => (room >= PHASE - 1 ? `phase ${at + 1}` : room >= 24 ? at + 1 : null);
   return phases.map((phase, at) => [
     svg("line", {
       class: "phase",
@@ -223,7 +271,8 @@ function borders(phases, x, top, bottom) {
       y1: top - 12,
       y2: bottom,
     }),
-    svg("text", { class: "phase-name", x: x(phase.start) + 5, y: top - 4 }, `phase ${at + 1}`),
+    text(at) !== null &&
+      svg("text", { class: "phase-name", x: x(phase.start) + 5, y: top - 4 }, text(at)),
   ]);
 }
 

@@ -4,7 +4,7 @@
 
 import { el } from "./dom.js";
 import { count, plural } from "./format.js";
-import { runsOf, plainText } from "./tokens.js";
+import { barOf, fold, foldOf, plainText, runsOf } from "./tokens.js";
 
 export function bubbles(view, turns) {
   const turn = (number) => turns.find((one, place) => (one.turn ?? place) === number);
@@ -19,10 +19,19 @@ export function bubbles(view, turns) {
     runs.map((run) => {
       const said = turn(run.run),
         whole = said ? said.stop - said.start : run.stop - run.start;
-      const trained = said?.trained ?? 0;
+      const trained = said?.trained ?? 0,
+        folds = foldOf(said?.role, run.stop - run.start, whole);
+      const text = el(
+        "div",
+        { class: "bubble-text", dir: "auto" },
+        plainText(view, { from: run.start, to: run.stop }),
+      );
       return el(
         "li",
-        { class: `bubble ${["assistant", "user"].includes(run.name) ? run.name : "other"}` },
+        {
+          class: `bubble ${["assistant", "user"].includes(run.name) ? run.name : "other"}`,
+          data: { bar: barOf(trained, whole) },
+        },
         el(
           "p",
           { class: "bubble-head" },
@@ -30,11 +39,7 @@ export function bubbles(view, turns) {
           ` ${plural(whole, "token")}`,
           trained > 0 && el("span", { class: "row-trained" }, `${count(trained)} trained`),
         ),
-        el(
-          "div",
-          { class: "bubble-text", dir: "auto" },
-          plainText(view, { from: run.start, to: run.stop }),
-        ),
+        folds ? fold(text, folds) : text,
       );
     }),
   );

@@ -7,7 +7,8 @@
 import { get, startView } from "./api.js";
 import { el, link, show } from "./dom.js";
 import { startKeys } from "./keys.js";
-import { empty, failure } from "./parts.js";
+import { plural } from "./format.js";
+import { empty, failure, missing } from "./parts.js";
 import { make, parse } from "./route.js";
 import { startTheme } from "./theme.js";
 import { document_ } from "./view-document.js";
@@ -55,23 +56,21 @@ async function open() {
   const route = parse(location.hash);
   if (route.view === "mixture") route.store = null;
   else if (route.store === null && !(route.view === "step" && all.mixture)) route.store = lastStore;
-  if (route.store !== null) lastStore = route.store;
+  const known = all.stores.find((one) => one.store === route.store);
+  if (known) lastStore = known.store;
   startView();
   place.dataset.opened = Number(place.dataset.opened ?? 0) + 1; // for those who wait for a view
   keys.forget();
   bar(route);
-  const known = all.stores.find((one) => one.store === lastStore);
-  document.title = `${known && route.view !== "mixture" ? `${known.name} - ` : ""}${route.view} - shardmill`;
-  const fresh = el("div", { class: `view ${route.view}` });
+  document.title = `${known ? `${known.name} - ` : ""}${route.view ?? "no such page"} - shardmill`;
+  const fresh = el("div", { class: `view ${route.view ?? ""}` });
   show(place, fresh);
   if (shown !== null && shown !== route.view) place.focus({ preventScroll: true });
   if (shown !== route.view) scrollTo(0, 0);
   shown = route.view;
-  if (
-    route.view !== "mixture" &&
-    all.stores.length === 0 &&
-    !(route.view === "step" && all.mixture)
-  )
+  if (route.view === null)
+    show(fresh, el("h1", {}, "No such page"), failure(missing(`There is no page ${location.hash}`)));
+  else if (route.store !== null && all.stores.length === 0)
     show(
       fresh,
       empty(
@@ -79,8 +78,18 @@ async function open() {
         "Start the page with a folder that holds stores: shardmill view FOLDER",
       ),
     );
-  else if (route.store !== null && known?.error)
-    show(fresh, failure({ message: known.error }, start));
+  else if (route.store !== null && !known)
+    show(
+      fresh,
+      el("h1", {}, "No such store"),
+      failure(
+        missing(
+          `There is no store ${route.store}; this page shows ${plural(all.stores.length, "store")}, counted from 0.`,
+        ),
+      ),
+    );
+  else if (known?.error)
+    show(fresh, el("h1", {}, known.name), failure({ message: known.error }, start));
   else await VIEWS[route.view](fresh, { route, go, keys, all });
 }
 

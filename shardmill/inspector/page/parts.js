@@ -5,9 +5,10 @@
 // a retry.
 // Not here: charts, tokens.
 
-import { wasLeft } from "./api.js";
-import { announce, button, el, show } from "./dom.js";
+import { ApiError, wasLeft } from "./api.js";
+import { announce, button, el, link, show } from "./dom.js";
 import { count, plural, range } from "./format.js";
+import { make } from "./route.js";
 
 /** columns: [{name, cell(row)}], with `number` for figures and `head` for what names a row. */
 export function table(columns, rows, { caption } = {}) {
@@ -74,14 +75,19 @@ export const empty = (title, ...what) =>
 
 export const code = (text) => el("code", {}, text);
 
+/** What went wrong; of something that does not exist, with a way home. */
 export function failure(error, retry) {
   return el(
     "div",
     { class: "failure", role: "alert" },
     el("p", {}, error.message),
     retry && button("Try again", retry),
+    error.status === 404 && link("Go to the overview", make({ store: 0, view: "overview" })),
   );
 }
+
+/** An error for what an address names and what does not exist. */
+export const missing = (message) => new ApiError(message, 404);
 
 /** Fill `place` with what `work` gives; show that it is under way, or what went wrong. */
 export async function into(place, work, title = null) {

@@ -3,10 +3,12 @@
 // In: a VIEW of the API and what its runs (documents, turns, pieces) are called.  Out: a list of
 // boxes.
 // Promise: one box a token, in order, whatever the text; one tab stop for all of them, arrows
-// move; what is trained is underlined and tinted; a new run starts a group with its name.
+// move; what is trained is underlined and tinted; a new run starts a group with its name, and its
+// bar says how much of it is trained. A long system prompt is folded.
 // Not here: the panel that tells about a token (details.js), asking for more of them.
 
-import { add, announce, el } from "./dom.js";
+import { add, announce, button, el, freshId } from "./dom.js";
+import { count } from "./format.js";
 import { spoken, visible } from "./visible.js";
 
 /** Runs of tokens with one number: [{start, stop, name, run}]. */
@@ -43,34 +45,81 @@ function box(view, at, cut) {
   return made;
 }
 
-function group(view, run, cut, shade) {
+/** Whether "all", "some" or "none" of some tokens are trained; null when nothing says so. */
+export function barOf(trained, total) {
+  if (trained === null) return null;
+  if (total === 0 || trained === 0) return "none";
+  return trained < total ? "some" : "all";
+}
+
+const trainedIn = (view, from, to) =>
+  view.trained === null ? null : view.trained.slice(from, to).reduce((sum, one) => sum + one, 0);
+
+function group(view, run, cut) {
   const made = document.createDocumentFragment();
   for (let at = run.start; at < run.stop; at += 1) {
     made.append(box(view, at, cut));
     if (view.texts[at].endsWith("\n")) made.append(document.createElement("br"));
   }
   if (run.name === null) return made;
-  const kinds = `run ${run.waste ? "waste" : shade ? "odd" : "even"}`;
+  const bar = run.bar ?? barOf(trainedIn(view, run.start, run.stop), run.stop - run.start);
+  const said = `${run.name}${run.note ? ` ${run.note}` : ""}`;
+  const tokens = el("div", { class: "run-tokens", role: "listbox", "aria-label": said }, made);
   return el(
     "div",
-    { class: kinds, role: "group", "aria-label": run.name },
+    { class: `run${run.waste ? " waste" : ""}`, data: bar && { bar } },
     el(
       "span",
       { class: "run-name", "aria-hidden": "true" },
       run.name,
       run.note && el("span", { class: "muted" }, ` ${run.note}`),
     ),
-    el("div", { class: "run-tokens" }, made),
+    run.folds ? fold(tokens, run.folds) : tokens,
   );
+}
+
+/** Tokens of a system prompt that is longer than this are folded. */
+const LONG_PROMPT = 160;
+
+/** What the button of a prompt that folds says; null when it does not. */
+export function foldOf(role, tokens, whole) {
+  if (role !== "system" || tokens <= LONG_PROMPT) return null;
+  return `Show all ${count(tokens)} tokens${tokens < whole ? " on this page" : ""}`;
+}
+
+/** The first lines of `text`, and a button for the rest. The focus inside opens it. */
+export function fold(text, words) {
+  text.id = freshId("fold");
+  text.classList.add("folded");
+  const press = button(words, () => open(text.classList.contains("folded")), {
+    class: "fold",
+    "aria-expanded": "false",
+    "aria-controls": text.id,
+  });
+  const open = (yes) => {
+    text.classList.toggle("folded", !yes);
+    press.setAttribute("aria-expanded", String(yes));
+    press.textContent = yes ? "Show less" : words;
+  };
+  text.addEventListener("reveal", () => open(true));
+  return [text, press];
+}
+
+/** Open the fold around a token, if the token lies below its edge. */
+function reveal(box) {
+  const around = box.closest(".folded");
+  if (around && box.offsetTop + box.offsetHeight > around.clientHeight)
+    around.dispatchEvent(new Event("reveal"));
 }
 
 /** The list. `tell(at, sticky)` is called when a token is pointed at or chosen. */
 export function tokenList(view, runs, { name, tell, chosen = null }) {
   const cut = new Set(view.cut);
+  const parted = runs.some((run) => run.name !== null);
   const list = el(
     "div",
-    { class: "tokens", role: "listbox", "aria-label": name, dir: "ltr" },
-    runs.map((run, number) => group(view, run, cut, number % 2)),
+    { class: "tokens", role: parted ? "group" : "listbox", "aria-label": name, dir: "ltr" },
+    runs.map((run) => group(view, run, cut)),
   );
   const boxes = list.querySelectorAll(".token");
   if (boxes.length === 0) return list;
@@ -99,12 +148,13 @@ export function tokenList(view, runs, { name, tell, chosen = null }) {
     "click",
     (event) => under(event) && choose(Number(under(event).dataset.at), true),
   );
-  list.addEventListener(
-    "focusin",
-    (event) => under(event) && tell(Number(under(event).dataset.at), true),
-  );
+  list.addEventListener("focusin", (event) => {
+    if (!under(event)) return;
+    reveal(under(event));
+    tell(Number(under(event).dataset.at), true);
+  });
   list.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (!under(event) || event.ctrlKey || event.altKey || event.metaKey) return;
     const next = moved(event.key, current, boxes);
     if (next === null) return;
     event.preventDefault();
@@ -113,6 +163,7 @@ export function tokenList(view, runs, { name, tell, chosen = null }) {
   });
   if (chosen !== null) {
     boxes[current].setAttribute("aria-selected", "true");
+    boxes[current].closest(".folded")?.dispatchEvent(new Event("reveal")); // it has no place yet
     queueMicrotask(() => tell(current, true));
   }
   return list;
@@ -170,7 +221,13 @@ export function plainText(view, { from = 0, to = view.texts.length } = {}) {
   return made;
 }
 
-export const legend = (view, { trained = "trained", signs = true } = {}) =>
+const swatch = (bar) => [
+  el("span", { class: "swatch-bar", "aria-hidden": "true", data: { bar } }),
+  ` ${bar} `,
+];
+
+/** What colours and signs mean. `bars`: there are bars for parts, too. */
+export const legend = (view, { trained = "trained", signs = true, bars = false } = {}) =>
   el(
     "p",
     { class: "legend" },
@@ -180,6 +237,10 @@ export const legend = (view, { trained = "trained", signs = true } = {}) =>
       el("span", { class: "token", "aria-hidden": "true" }, "word"),
       " not",
     ],
+    view.trained !== null &&
+      bars && [
+        el("span", { class: "legend-bars" }, "bars:", ["all", "some", "none"].map(swatch), trained),
+      ],
     el("span", { class: "token marker", "aria-hidden": "true" }, "<|eot|>"),
     " marker",
     signs && [

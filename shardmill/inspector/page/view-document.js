@@ -12,7 +12,7 @@ import { button, el, link } from "./dom.js";
 import { count, percent, plural } from "./format.js";
 import { choice, into, pager } from "./parts.js";
 import { make, replaceQuietly } from "./route.js";
-import { legend, plainText, runsOf, tokenList } from "./tokens.js";
+import { barOf, foldOf, legend, plainText, runsOf, tokenList } from "./tokens.js";
 
 const LIMIT = 2000;
 
@@ -116,7 +116,10 @@ function way(route, found, at, go) {
     "div",
     { class: "bar-row" },
     pick,
-    legend(found.view, { signs: look === "tokens" }),
+    legend(found.view, {
+      signs: look === "tokens",
+      bars: look === "tokens" && found.turns !== null,
+    }),
   );
   if (found.view.ids.length === 0)
     return [bar, el("p", { class: "empty" }, "It has no tokens here.")];
@@ -155,8 +158,13 @@ function boxes(route, found, at) {
     view.ids.length,
     (number) => roleOf(number) ?? "before the first turn",
   );
-  for (const run of runs)
-    if (turn(run.run)) run.note = `turn ${count(run.run)}, ${count(turn(run.run).trained)} trained`;
+  for (const run of runs) {
+    const said = turn(run.run);
+    if (!said) continue;
+    run.note = `turn ${count(run.run)}, ${count(said.trained)} trained`;
+    run.bar = barOf(said.trained, said.stop - said.start); // of all of it, on this page or not
+    run.folds = foldOf(said.role, run.stop - run.start, said.stop - said.start);
+  }
   const told = (place, sticky) => {
     tell(place, sticky);
     if (sticky && place !== null)

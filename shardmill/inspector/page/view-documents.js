@@ -9,7 +9,7 @@ import { get } from "./api.js";
 import { announce, button, el, link, show } from "./dom.js";
 import { histogram } from "./charts.js";
 import { count, plural } from "./format.js";
-import { choice, empty, field, into, pager, select } from "./parts.js";
+import { choice, empty, field, into, missing, pager, select } from "./parts.js";
 import { make } from "./route.js";
 import { oneLine } from "./visible.js";
 
@@ -155,6 +155,10 @@ async function page(store, query, to) {
     start,
     limit: LIMIT,
   });
+  if (total > 0 && start >= total)
+    throw missing(
+      `There is no document ${count(start)}: split ${query.split} has ${count(total)}, numbered 0 to ${count(total - 1)}.`,
+    );
   if (total === 0) return empty("No documents in this split.", "Choose another one above.");
   const walk = pager({
     start,
@@ -172,6 +176,7 @@ async function page(store, query, to) {
           el(
             "span",
             { class: "row-text" },
+            speaker(row.role),
             row.preview === "" ? el("em", { class: "muted" }, "no text") : oneLine(row.preview),
           ),
           el(
@@ -180,7 +185,11 @@ async function page(store, query, to) {
             plural(row.tokens, "token"),
             row.trained === null
               ? null
-              : el("span", { class: "row-trained" }, `${count(row.trained)} trained`),
+              : el(
+                  "span",
+                  { class: row.trained > 0 && "row-trained" },
+                  `${count(row.trained)} trained`,
+                ),
           ),
         ]),
       ),
@@ -238,8 +247,11 @@ async function found(store, query) {
   return [hits, state];
 }
 
-function snippet({ snippet: text, from, to }) {
+function snippet({ snippet: text, from, to, role }) {
   const part = (start, stop) => oneLine(text.slice(start, stop));
-  if (from === null || from === undefined) return el("span", { class: "row-text" }, oneLine(text));
-  return el("span", { class: "row-text" }, part(0, from), el("mark", {}, part(from, to)), part(to));
+  const marked = to > from ? [part(0, from), el("mark", {}, part(from, to)), part(to)] : part(0);
+  return el("span", { class: "row-text" }, speaker(role), marked);
 }
+
+/** Who says it, in a conversation. */
+const speaker = (role) => (role ? [el("b", { class: "row-role" }, role), " "] : null);

@@ -3,14 +3,15 @@
 // In: /api/mixture.  Out: the view.
 
 import { get } from "./api.js";
-import { shares } from "./charts.js";
+import { shares, stretched } from "./charts.js";
 import { el, section } from "./dom.js";
-import { count, percent } from "./format.js";
+import { count, percent, plural } from "./format.js";
 import { choice, code, empty, field, into, table } from "./parts.js";
 
+/** Name, label, what is asked for when nothing is typed; null: the server chooses by the phases. */
 const FIELDS = [
-  ["samples", "Samples", 10000],
-  ["points", "Points", 200],
+  ["samples", "Samples", null],
+  ["points", "Points", null],
   ["seq_len", "seq_len", 1024],
   ["batch_size", "Batch size", 1],
   ["world", "World", 1],
@@ -53,13 +54,15 @@ export async function mixture(place, { route, go, all }) {
           el("span", { class: "muted" }, `${count(names.length)} sources, seed ${found.seed}`),
           pick,
         ),
-        form(route, asked, go),
+        form(route, asked, found, go),
         el(
           "p",
           { class: "hint" },
           stacked
             ? "Shares of each source, on top of one another."
             : "Solid: what is drawn between two points. Dashed: what the phase asks for.",
+          stretched(found) && " Short phases are drawn wider than they are, so that each is seen.",
+          beyond(found),
         ),
         shares({ points: found.points, names, phases: found.phases, stacked, unit: "samples" }),
         el(
@@ -74,7 +77,14 @@ export async function mixture(place, { route, go, all }) {
   );
 }
 
-function form(route, asked, go) {
+/** Phases that begin after what is drawn. */
+function beyond({ phases: found, samples }) {
+  const out = found.filter((phase) => phase.start >= samples);
+  if (out.length === 0) return null;
+  return ` ${plural(out.length, "phase begins", "phases begin")} after the last sample drawn.`;
+}
+
+function form(route, asked, found, go) {
   const send = (event) => {
     event.preventDefault();
     go({ ...route, query: { ...route.query, ...Object.fromEntries(new FormData(event.target)) } });
@@ -85,7 +95,14 @@ function form(route, asked, go) {
     FIELDS.map(([name, text]) =>
       field(
         text,
-        el("input", { type: "number", name, min: "1", value: asked[name], required: true }),
+        el("input", {
+          type: "number",
+          name,
+          min: "1",
+          value: asked[name] ?? "",
+          required: FIELDS.find(([one]) => one === name)[2] !== null,
+          placeholder: name === "samples" ? String(found.samples) : "auto",
+        }),
       ),
     ),
     el("button", { type: "submit", class: "main" }, "Draw"),
@@ -112,6 +129,11 @@ function sources({ sources: found, points }) {
   return table(
     [
       { name: "source", head: true, cell: (source) => source.name },
+      {
+        name: "store",
+        cell: (source) =>
+          [source.store ?? source.path, source.split].filter((part) => part !== null).join("/"),
+      },
       { name: "rows", number: true, cell: (source) => count(source.rows) },
       { name: "drawn", number: true, cell: (source) => count(drawn[source.at]) },
       {

@@ -8,7 +8,7 @@ import { bar } from "./bars.js";
 import { histogram } from "./charts.js";
 import { el, link } from "./dom.js";
 import { count, percent, plural } from "./format.js";
-import { choice, code, empty, into, pager } from "./parts.js";
+import { choice, code, empty, into, missing, pager } from "./parts.js";
 import { make } from "./route.js";
 import { oneRow } from "./view-row.js";
 
@@ -24,8 +24,8 @@ export async function plans(place, { route, go, keys }) {
       const chosen =
         route.rest === null ? usable[0] : usable.find((plan) => plan.name === route.rest);
       if (chosen === undefined)
-        throw new Error(
-          `Plan ${route.rest}: the store has ${usable.map((plan) => plan.name).join(", ")}; choose one of them.`,
+        throw missing(
+          `There is no plan ${route.rest}; the store has ${usable.map((plan) => plan.name).join(", ")}.`,
         );
       const at = { ...route, rest: chosen.name };
       const base = `stores/${route.store}/plans/${encodeURIComponent(chosen.name)}`;

@@ -68,7 +68,7 @@ export async function oneRow(route, plan, base, go, keys) {
     ),
     view.note && el("p", { class: "note" }, view.note),
     el("div", { class: "row-bar" }, bar(found, 18)),
-    legend(view),
+    legend(view, { bars: true }),
     el(
       "div",
       { class: "with-details" },

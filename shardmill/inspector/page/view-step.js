@@ -169,7 +169,7 @@ async function batch(route, go, all) {
         { class: "muted" },
         `of all ranks; rank ${count(found.rank)} of ${count(found.world)} has ${plural(found.batch_size, "row")}`,
       ),
-      found.rows.length > 0 && legend(found.rows[0].view, { trained: "a label" }),
+      found.rows.length > 0 && legend(found.rows[0].view, { trained: "labels", bars: true }),
     ),
     el(
       "div",

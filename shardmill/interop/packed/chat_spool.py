@@ -13,6 +13,7 @@ import numpy as np
 
 from shardmill.closing import Closing
 from shardmill.errors import OptionError
+from shardmill.interop.packed.given import path_to_read
 from shardmill.interop.packed.records import LossMask
 from shardmill.interop.packed.spans import spread
 from shardmill.mapped import ChatSpace
@@ -24,7 +25,7 @@ class ChatStoreSpool(Closing):
     """Every conversation of `split`, as (ids, mask per token)."""
 
     def __init__(self, folder: str | Path, split: str) -> None:
-        store = open_store(Path(folder))
+        store = open_store(path_to_read(folder, "store"))
         if not store.is_chat:
             raise OptionError(
                 f"{folder}: a store of documents, which have no loss mask; wanted a chat store"

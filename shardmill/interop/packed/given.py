@@ -1,9 +1,7 @@
-"""Bins, sizes and paths as a caller gives them.
+"""Check bins, sizes and paths as a caller gives them, before anything is written.
 
-In: whatever a caller passes to a writer.  Out: plain arrays, numbers and paths that can be written.
-Promise: what cannot be is refused in the caller's words, before anything is written: ragged lists,
-arrays with a mask of their own, ids that do not fit, bins against the invariant, impossible paths.
-Not here: the invariant itself (records.py), files.
+Refused in the caller's words: ragged lists, masked arrays, ids that do not fit, bins that break the
+invariant of records.py, impossible paths, and URLs where a local path is needed.
 """
 
 from __future__ import annotations
@@ -14,13 +12,18 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import refuse_url, whole_number
 from shardmill.errors import OptionError, TokenRangeError
-from shardmill.interop.packed.records import bin_problem
+from shardmill.interop.packed.records import bin_problem, without_end
 from shardmill.records import IntArray
 
 MOST_PACKED = 2**32 - 1
 """No bin is longer: starts are 32 bits wide."""
+
+WRITE_INSTEAD = (
+    "shardmill.remote.process_chat_sft_pack_from_spool_core packs a spool to a file system"
+)
+"""What can be done for a file at a URL."""
 
 Arrays = tuple[IntArray, IntArray, IntArray]
 
@@ -54,11 +57,15 @@ def given_bin(
     dtype: np.dtype[Any],
     where: str,
 ) -> Arrays:
-    """Ids, mask and starts of one bin that keeps the invariant and fits `dtype`."""
+    """Ids, mask and starts of one bin that keeps the invariant and fits `dtype`.
+
+    A last start at the end of the bin, an empty sequence, is left out.
+    """
     names = ("input_ids", "loss_mask", "seq_start_id")
     ids, mask, starts = (
         given_array(part, name, where) for part, name in zip(parts, names, strict=True)
     )
+    starts = without_end(starts, len(ids) if ids.ndim else 0)
     problem = bin_problem(ids, mask, starts, pack_size)
     if problem is not None:
         raise OptionError(f"{where}: {problem}")
@@ -80,8 +87,9 @@ def check_ids(ids: IntArray, dtype: np.dtype[Any], where: str) -> None:
         )
 
 
-def given_path(path: str | Path) -> Path:
-    """An absolute path that the file system can be asked about."""
+def given_path(path: str | Path, what: str, *, instead: str) -> Path:
+    """An absolute local path to write to. `what` and `instead` as in `refuse_url`."""
+    refuse_url(path, what, instead=instead)
     try:
         found = Path(path).absolute()
         found.resolve().exists()  # raises for names that no file can have, and for loops of links
@@ -89,3 +97,9 @@ def given_path(path: str | Path) -> Path:
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         words = error.strerror if isinstance(error, OSError) else str(error)
         raise OptionError(f"{str(path)!r:.300}: no path to write to: {words}") from error
+
+
+def path_to_read(path: str | Path, what: str = "path") -> Path:
+    """A local path to read from; a URL is refused."""
+    refuse_url(path, what, instead="copy the folder with shardmill.remote.pull, or the file, first")
+    return Path(path)

@@ -61,6 +61,7 @@ class ShardManifest(msgspec.Struct, frozen=True, kw_only=True):
     trained_labels: int | None = None
     files: dict[str, FileEntry] | None = None
     manifest_sha256: str | None = None
+    pack_size_rule: str | None = None  # "longest_bin": nothing said the pack size
 
     @property
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -76,7 +77,7 @@ class ShardManifest(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-_KEYS = frozenset(ShardManifest.__struct_fields__)
+_KEYS = frozenset(ShardManifest.__struct_fields__) - {"pack_size_rule"}
 _OLD_KEYS = frozenset(ShardManifest.__struct_fields__[:8])  # all that an old shard has
 
 

@@ -1,10 +1,8 @@
 """Turn a legacy packed shard into a memmap one.
 
-In: a legacy `.npy`.  Out: a finished memmap_padded_v1 folder and its manifest.
-Promise: two passes (sizes, then bins) in the memory of one bin; the pack size is given or recorded,
-never guessed; a file with a record is held against its sha256 first; when all is written both are
-read again and compared token for token, and only then is anything at the place.
-Not here: other formats (convert.py).
+Two passes (sizes, then bins) in the memory of one bin. A file with a record is compared with its
+sha256 first. When all is written both sides are read again and compared token for token, and only
+then the shard gets its name.
 """
 
 from __future__ import annotations
@@ -12,18 +10,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.interop.packed.given import given_pack_size
+from shardmill.interop.packed.given import given_pack_size, given_path, path_to_read
 from shardmill.interop.packed.legacy_reader import check_record, iter_legacy_bins, read_record
 from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
 from shardmill.interop.packed.records import Alignment, checked_alignment
 from shardmill.interop.parity import Parity, check_bins, shard_bins
 
 logger = logging.getLogger(__name__)
+
+PackSizeRule = Literal["longest_bin"]
+"""How a pack size was found that nothing said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +46,26 @@ def convert_legacy_to_memmap(
     pack_size: SupportsIndex | None = None,
     loss_mask_alignment: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of the new shard, with the result of the comparison under "parity"."""
-    path = Path(legacy_npy_path)
+    """The manifest of the new shard, with the result of the comparison under "parity".
+
+    The pack size is `pack_size`, else the one recorded beside the file, else the length of the
+    longest bin: then a warning says so, and so does "pack_size_rule" in the manifest.
+    """
+    path = path_to_read(legacy_npy_path, "legacy_npy_path")
+    instead = "convert to a local folder; shardmill.remote.push copies it"
+    target = given_path(output_dir, "output_dir", instead=instead)
     sizes = measure_legacy(path)
-    wanted = legacy_pack_size(path, pack_size, sizes)
+    wanted, rule = legacy_pack_size(path, pack_size, sizes)
     alignment = legacy_alignment(path, loss_mask_alignment)
     dtype = np.int32 if sizes.largest_id < 2**31 else np.uint32
     with MemmapShardWriter(
-        output_dir,
+        target,
         sizes.num_bins,
         wanted,
         sizes.num_sequences,
         dtype,
         loss_mask_alignment=alignment,
+        pack_size_rule=rule,
     ) as writer:
         for number, found in enumerate(iter_legacy_bins(path)):
             writer.write_bin(number, found.input_ids, found.loss_mask, found.seq_starts)
@@ -93,16 +101,23 @@ def measure_legacy(path: Path) -> LegacySizes:
     )
 
 
-def legacy_pack_size(path: Path, given: SupportsIndex | None, sizes: LegacySizes) -> int:
-    """The pack size that the caller says, or the record; refused when a bin does not fit it."""
+def legacy_pack_size(
+    path: Path, given: SupportsIndex | None, sizes: LegacySizes
+) -> tuple[int, PackSizeRule | None]:
+    """The pack size that the caller says, or the record, or else the longest bin, announced.
+
+    Refused when a bin does not fit it.
+    """
     record = read_record(path)
     recorded = None if record is None else record.pack_size
     pack_size = recorded if given is None else given_pack_size(given)
+    rule: PackSizeRule | None = None
     if pack_size is None:
-        raise OptionError(
-            f"{path}: nothing says how long its bins may be; its longest, bin "
-            f"{sizes.longest_bin:,}, has {sizes.longest:,} tokens, but a bin need not be full: "
-            "pass the pack_size it was packed with"
+        pack_size, rule = max(sizes.longest, 1), "longest_bin"
+        logger.warning(
+            "%s: nothing says its pack size: taking pack_size=%s, the length of its longest bin "
+            "(bin %s); it may have been packed with more: if you know its size, pass pack_size=",
+            *(path, f"{pack_size:,}", f"{sizes.longest_bin:,}"),
         )
     if recorded is not None and recorded != pack_size:
         raise OptionError(f"{path}: pack_size={pack_size:,}, but its record says {recorded:,}")
@@ -115,7 +130,7 @@ def legacy_pack_size(path: Path, given: SupportsIndex | None, sizes: LegacySizes
         raise DamagedStoreError(
             f"{path}: {sizes.num_bins:,} bins, but its record says {record.num_bins:,}; copy both"
         )
-    return pack_size
+    return pack_size, rule
 
 
 def legacy_alignment(path: Path, given: str | None) -> Alignment:

@@ -20,9 +20,10 @@ import numpy as np
 
 from shardmill.errors import DamagedStoreError, ManifestError, StoreError, StoreNotFoundError
 from shardmill.interop.packed.arrays import file_sha256
+from shardmill.interop.packed.given import path_to_read
 from shardmill.interop.packed.pickle_bytes import PickleBytes
 from shardmill.interop.packed.pickle_values import Bin
-from shardmill.interop.packed.records import PackedBin, bin_problem
+from shardmill.interop.packed.records import PackedBin, bin_problem, without_end
 from shardmill.interop.packed.seals import check_plain
 from shardmill.interop.packed.unpickle import read_bins
 
@@ -48,7 +49,7 @@ class LegacyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def iter_legacy_bins(path: str | Path) -> Iterator[PackedBin]:
     """The bins of a legacy shard, in order. Nothing in the file is run, whatever it holds."""
-    path = Path(path)
+    path = path_to_read(path)
     check_plain(path)
     try:
         with path.open("rb") as file:
@@ -129,6 +130,7 @@ def _bins(file: BinaryIO, path: Path) -> Iterator[PackedBin]:
 
 def _packed(found: Bin, where: str) -> PackedBin:
     ids, mask, starts = (found.fields[key] for key in ("input_ids", "loss_mask", "seq_start_id"))
+    starts = without_end(starts, len(ids))
     problem = bin_problem(ids, mask, starts, max(len(ids), 1))
     if problem is None and (int(ids.min()) < 0 or int(ids.max()) >= 2**32):
         problem = f"token ids {ids.min():,}..{ids.max():,}, which no vocabulary has"

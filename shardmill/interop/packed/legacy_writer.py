@@ -21,7 +21,12 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.atomic import atomic_write, cannot_write, sync_folder, temporary_name
 from shardmill.errors import OptionError, StoreExistsError
-from shardmill.interop.packed.given import given_bin, given_pack_size, given_path
+from shardmill.interop.packed.given import (
+    WRITE_INSTEAD,
+    given_bin,
+    given_pack_size,
+    given_path,
+)
 from shardmill.interop.packed.integer_runs import encode_run
 from shardmill.interop.packed.legacy_reader import (
     FORMAT,
@@ -61,7 +66,7 @@ class LegacyPickleWriter:
         pack_size: SupportsIndex | None = None,
         loss_mask_alignment: str = "label",
     ) -> None:
-        self.output_path = given_path(output_path)
+        self.output_path = given_path(output_path, "output_path", instead=WRITE_INSTEAD)
         self.pack_size = None if pack_size is None else given_pack_size(pack_size)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
         if self.output_path.suffix != ".npy":
@@ -104,7 +109,8 @@ class LegacyPickleWriter:
         self.num_bins += 1
 
     def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
-        """Publish the file and the record beside it; returns the record. `check` as in `Check`."""
+        """Publish the file and the record beside it; returns the record, with the plan's name of
+        the format. `check` as in `Check`."""
         if not self._open:
             raise OptionError(f"{self.output_path}: this writer is finished; make another one")
         self._write((b"e" if self.num_bins % _BATCH else b"") + b"tb.")
@@ -129,7 +135,8 @@ class LegacyPickleWriter:
             raise cannot_write(self.output_path, error) from error
         finally:
             self.abort()
-        return {name: getattr(record, name) for name in record.__struct_fields__}
+        found = {name: getattr(record, name) for name in record.__struct_fields__}
+        return found | {"format": "legacy_pickle"}
 
     def abort(self) -> None:
         """Remove what was written; may be called again. A finished shard stays."""

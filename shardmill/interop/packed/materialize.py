@@ -1,14 +1,14 @@
-"""Sequences and a plan become bins.
+"""Make bins of the sequences of a spool: ids, aligned loss masks and starts.
 
-In: a spool, and which of its sequences share a bin.  Out: ids, aligned loss masks and starts.
-Promise: a token of a sequence is in its bin once; nothing is cut here: what does not fit is an
-error. "label": `mask[j]` says whether `ids[j + 1]` is trained, and the last place of a sequence is
-0, so the trained labels of a bin are those of its sequences, one for one.
-Not here: choosing bins (packing), files (memmap, parquet, legacy).
+"label": `mask[j]` says whether `ids[j + 1]` is trained, and the last place of a sequence is 0, so
+the trained labels of a bin are exactly those of its sequences. `plan_blocks` makes the rows of a
+plan, many at a time. `materialize_bin_arrays` makes one bin of an assignment, by the prescribed
+signature; it is the only one that cuts, and it says so.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Protocol, SupportsIndex
 
@@ -22,6 +22,8 @@ from shardmill.interop.packed.records import Alignment, LossMask, PackedBlock, c
 from shardmill.interop.packed.spans import spread
 from shardmill.packing import BinAssignment, PackPlan
 from shardmill.records import IntArray, OffsetArray, Ragged
+
+logger = logging.getLogger(__name__)
 
 _BLOCK = 2**20  # places of rows made together: 8 bytes each for indices, three times
 
@@ -57,7 +59,8 @@ def materialize_bin_arrays(
     """Fill the scratch arrays, (pack_size,) each, with bin `bin_id`; the rest becomes zero.
 
     Returns how many tokens there are, and where sequences start: from 0, rising. A sequence
-    without tokens has no start.
+    without tokens has no start. Tokens over `pack_size` are cut off, with a warning: the end of the
+    sequence that does not fit, and all sequences after it.
     """
     size, alignment = whole_number(pack_size, "pack_size"), checked_alignment(loss_mask_alignment)
     for name, scratch in (("input_ids", scratch_input_ids), ("loss_mask", scratch_loss_mask)):
@@ -66,18 +69,14 @@ def materialize_bin_arrays(
     scratch_input_ids[:] = 0
     scratch_loss_mask[:] = 0
     starts: list[int] = []
-    stop = 0
-    for sequence in assignment.bin_indices(bin_id).tolist():
+    stop = num_cut = 0
+    for sequence in map(int, assignment.bin_indices(bin_id)):
         ids, mask = spool_reader.read_sequence(sequence)
+        num_cut += max(len(ids) - (size - stop), 0)
+        ids, mask = ids[: size - stop], mask[: size - stop]
         if not len(ids):
             continue
         start, stop = stop, stop + len(ids)
-        if stop > size:
-            raise OptionError(
-                f"bin {bin_id:,}, sequence {sequence:,}: {len(ids):,} tokens do not fit behind "
-                f"{start:,} of pack_size={size:,}; pack with this size, or cut long sequences with "
-                "long='split' or 'truncate'"
-            )
         starts.append(start)
         _check_fit(ids, scratch_input_ids.dtype, f"sequence {sequence:,}")
         scratch_input_ids[start:stop] = ids
@@ -88,6 +87,11 @@ def materialize_bin_arrays(
     if alignment == "roll_right":
         scratch_loss_mask[1:stop] = scratch_loss_mask[: max(stop - 1, 0)].copy()
         scratch_loss_mask[:1] = 0
+    if num_cut:
+        logger.warning(
+            "bin %s: %s tokens were cut off, since its sequences are longer than pack_size=%s",
+            *(f"{bin_id:,}", f"{num_cut:,}", f"{size:,}"),
+        )
     return stop, np.array(starts, dtype=np.uint32)
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.interop.packed.given import path_to_read
 from shardmill.interop.packed.layout import ArrayFile, check_array, read_manifest
 from shardmill.interop.packed.records import (
     Alignment,
@@ -51,7 +52,7 @@ class MemmapShard(Closing):
     """
 
     def __init__(self, folder: str | Path, *, loss_mask_alignment: str | None = None) -> None:
-        self.folder = Path(folder).absolute()
+        self.folder = path_to_read(folder).absolute()
         self.manifest, self.fingerprint = read_manifest(self.folder)
         self._files: dict[str, ArrayFile] = {
             name: check_array(self.folder, name, dtype, shape)

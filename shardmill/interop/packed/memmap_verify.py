@@ -15,6 +15,7 @@ import numpy as np
 
 from shardmill.errors import DamagedStoreError, ManifestError
 from shardmill.interop.packed.arrays import file_sha256
+from shardmill.interop.packed.given import path_to_read
 from shardmill.interop.packed.layout import (
     MOST_INDEX,
     ArrayFile,
@@ -30,7 +31,7 @@ _BLOCK = 2**20  # tokens looked at together
 
 def verify_memmap_shard(folder: str | Path) -> list[str]:
     """Everything that is wrong with the shard at `folder`, each problem with its file or bin."""
-    folder = Path(folder).absolute()
+    folder = path_to_read(folder).absolute()
     try:
         manifest, _ = read_manifest(folder)
     except ManifestError as error:

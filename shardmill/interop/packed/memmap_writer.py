@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.interop.packed.arrays import RowFile, file_sha256, write_array
-from shardmill.interop.packed.given import check_ids, given_bin, given_pack_size
+from shardmill.interop.packed.given import check_ids, given_bin, given_pack_size, given_path
 from shardmill.interop.packed.layout import (
     FORMAT,
     INDEX,
@@ -38,6 +38,7 @@ from shardmill.records import JSON, IntArray
 
 _CHUNK = 2**16  # bins whose starts are moved at a time
 _WAITING = "starts.waiting"
+_INSTEAD = "shardmill.remote.write_memmap_to_cloud writes a shard to a file system"
 
 
 class MemmapShardWriter:
@@ -56,18 +57,25 @@ class MemmapShardWriter:
         dtype: npt.DTypeLike = np.int32,
         *,
         loss_mask_alignment: str = "label",
+        pack_size_rule: str | None = None,
     ) -> None:
-        """`loss_mask_alignment` says what the masks mean that will be written; see `Alignment`."""
+        """`loss_mask_alignment` says what the masks mean that will be written; see `Alignment`.
+
+        `pack_size_rule` is recorded in the manifest: how the pack size was found, if nothing said
+        it.
+        """
+        path = given_path(output_dir, "output_dir", instead=_INSTEAD)
         self.num_bins = whole_number(num_bins, "num_bins", least=0)
         self.pack_size = given_pack_size(pack_size)
         self.total_seq_starts = whole_number(total_seq_starts, "total_seq_starts", least=0)
         self.dtype = token_dtype(dtype)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
+        self._pack_size_rule = pack_size_rule
         self._num_starts = self._num_trained = 0
         row_bytes = self.pack_size * (self.dtype.itemsize + 1)
-        check_room(output_dir, self.num_bins * row_bytes, f"{self.num_bins:,} bins")
+        check_room(path, self.num_bins * row_bytes, f"{self.num_bins:,} bins")
         self._lengths, self._counts, self._first = _tables(self.num_bins)
-        self._staged = StagedFolder(output_dir, "packed shard")
+        self._staged = StagedFolder(path, "packed shard")
         self.output_dir = self._staged.target
         rows = (self.num_bins, self.pack_size)
         self._ids = RowFile(self._staged.folder / "input_ids.npy", self.dtype.str, rows)
@@ -82,7 +90,10 @@ class MemmapShardWriter:
         loss_mask: npt.ArrayLike,
         seq_start_id: npt.ArrayLike,
     ) -> None:
-        """One bin: (L,) ids, (L,) mask of 0 and 1, (S,) starts from 0, rising, below L."""
+        """One bin: (L,) ids, (L,) mask of 0 and 1, (S,) starts from 0, rising, below L.
+
+        A last start of L, an empty sequence, is left out.
+        """
         number = whole_number(bin_id, "bin_id", least=0)
         where = f"{self.output_dir}, bin {number:,}"
         parts = (input_ids, loss_mask, seq_start_id)
@@ -199,7 +210,7 @@ class MemmapShardWriter:
         return manifest
 
     def _manifest(self, wide: str, files: dict[str, JSON]) -> dict[str, JSON]:
-        return {
+        manifest: dict[str, JSON] = {
             "version": VERSION,
             "format": FORMAT,
             "num_bins": self.num_bins,
@@ -215,6 +226,9 @@ class MemmapShardWriter:
             "trained_labels": self._num_trained,
             "files": files,
         }
+        if self._pack_size_rule is not None:
+            manifest["pack_size_rule"] = self._pack_size_rule
+        return manifest
 
     def _write_starts(self, offsets: npt.NDArray[np.int64]) -> None:
         """The starts in the order of the bins, as they came in the order of writing."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import SupportsIndex
 
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
-from shardmill.interop.packed.given import given_pack_size
+from shardmill.interop.packed.given import given_pack_size, path_to_read
 from shardmill.interop.packed.memmap_reader import MemmapShard
 from shardmill.interop.packed.memory import MemoryShard
 from shardmill.interop.packed.planned import PlanShard
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 def packed_format(path: str | Path) -> str:
     """ "memmap", "parquet", "legacy" or "plan": what `open_packed` takes this for."""
-    path = Path(path)
+    path = path_to_read(path)
     if not path.exists():
         raise StoreNotFoundError(f"{path}: nothing is here")
     if path.is_dir():

@@ -1,18 +1,18 @@
-"""A spool becomes one packed shard.
+"""Pack a spool or chat store into one packed shard, and return a receipt.
 
-In: a spool or chat store, a row length, an algorithm, a storage.  Out: the shard and its receipt.
-Promise: same spool and options, same bytes; every token is in one bin, or the receipt says what
-became of it; bins that train nothing are counted and told; nothing is there until all is there.
-Not here: the algorithms (packing), the formats (memmap, parquet, legacy).
+Same spool and options, same bytes. Every token is in one bin, or the receipt says what became of
+it; bins that train nothing are counted and reported. Nothing is published until all is written.
+`pack_from_spool` refuses sequences that do not fit, unless told otherwise; `pack_with` takes any
+packer and cuts them, as the plan of this format does, and counts what it cut.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -20,22 +20,30 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError
-from shardmill.interop.packed.given import given_pack_size
+from shardmill.interop.packed.given import WRITE_INSTEAD, given_pack_size
 from shardmill.interop.packed.layout import token_dtype
 from shardmill.interop.packed.materialize import Spool, plan_blocks
 from shardmill.interop.packed.memmap_writer import MemmapShardWriter
 from shardmill.interop.packed.records import PackedShardWriter, checked_alignment
 from shardmill.interop.packed.spool import SequenceSpoolReader
 from shardmill.interop.packed.staging import cannot_write
-from shardmill.packing import PACKERS, Long, PackPlan
-from shardmill.records import JSON
+from shardmill.packing import PACKERS, BinAssignment, Long, PackPlan, plan_of_bins
+from shardmill.records import JSON, OffsetArray
 
 logger = logging.getLogger(__name__)
 
-Packer = Callable[..., PackPlan]
+_NEMOTRON = {
+    "first_fit_decreasing": "first-fit",
+    "first_fit_shuffle": "first-fit-shuffle",
+    "concatenative": "concatenate",
+}
+"""What Nemotron calls our packers."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}", re.ASCII)
-STORAGES = ("memmap_v1", "legacy_npy_pickle", "parquet")
+_ENDINGS = {"memmap_v1": "", "legacy_npy_pickle": ".npy", "parquet": ".parquet"}
+STORAGES = (*_ENDINGS,)
 
 
 def pack_from_spool(
@@ -63,23 +71,65 @@ def pack_from_spool(
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
     packer = _packer(algorithm, seed)
     plan = packer(reader.lengths(), size, max_per_row=max_per_row, align_to=align_to, long=long)
-    written = _write(reader, plan, target)
-    return {
-        "shard_id": shard_id,
-        "output_path": str(target.path),
-        "format": packed_storage,
-        "pack_size": plan.metrics.capacity,
+    choices: dict[str, JSON] = {
         "algorithm": algorithm,
         "seed": seed,
         "max_per_row": None if max_per_row is None else int(max_per_row),
         "align_to": plan.align_to,
         "long": long,
-        "dtype": target.dtype.name,
-        "loss_mask_alignment": loss_mask_alignment,
-        **_account(plan),
-        "split_labels_lost": _labels_lost(reader, plan),
-        **written,
     }
+    return _write(reader, plan, target, choices)
+
+
+def pack_with(
+    packer: object,
+    spool: str | Path | Spool,
+    output_dir: str | Path,
+    *,
+    shard_id: str,
+    pack_size: SupportsIndex,
+    packed_storage: str,
+    dtype: npt.DTypeLike,
+) -> dict[str, JSON]:
+    """As `pack_from_spool`, with any packer; what does not fit into a bin is cut and counted.
+
+    `packer`: the name of one of ours, or Nemotron's name for it; a function of lengths and pack
+    size; or an object whose `pack` takes a list of lengths. Either gives a `PackPlan`, an
+    assignment (`num_bins` and `bin_indices`), or a list of sequence numbers for each bin, with
+    every sequence in exactly one bin. Lengths are given as they are after the cut.
+    """
+    size = given_pack_size(pack_size)
+    target = _Target(output_dir, shard_id, packed_storage, token_dtype(dtype), "label")
+    reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
+    plan = _plan_by(packer, reader.lengths(), size)
+    metrics = plan.metrics
+    num_cut = metrics.num_truncated + metrics.num_dropped
+    if num_cut:
+        logger.warning(
+            "%s: %s of %s sequences do not fit into bins of pack_size=%s: %s tokens were cut off, "
+            "and %s sequences with %s tokens left out; pack_from_spool can split them instead",
+            *(shard_id, f"{num_cut:,}", f"{metrics.num_examples:,}", f"{size:,}"),
+            *(f"{metrics.truncated_tokens:,}", f"{metrics.num_dropped:,}"),
+            f"{metrics.dropped_tokens:,}",
+        )
+    choices: dict[str, JSON] = {
+        "algorithm": packer if isinstance(packer, str) else _name_of(packer),
+        "align_to": plan.align_to,
+        "long": "truncate",
+    }
+    return _write(reader, plan, target, choices)
+
+
+def shard_name(shard_id: str, storage: str) -> str:
+    """What a shard is called in its folder; both are checked."""
+    if storage not in STORAGES:
+        raise OptionError(f"packed_storage={storage!r}: wanted one of {STORAGES}")
+    if not isinstance(shard_id, str) or not _NAME.fullmatch(shard_id):
+        raise OptionError(
+            f"shard_id={shard_id!r:.120}: wanted 1 to 200 letters, digits, '_', '.' or "
+            "'-', beginning with a letter or digit"
+        )
+    return shard_id + _ENDINGS[storage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +144,12 @@ class _Target:
 
     def __post_init__(self) -> None:
         checked_alignment(self.alignment)
-        if self.storage not in STORAGES:
-            raise OptionError(f"packed_storage={self.storage!r}: wanted one of {STORAGES}")
-        if not isinstance(self.shard_id, str) or not _NAME.fullmatch(self.shard_id):
-            raise OptionError(
-                f"shard_id={self.shard_id!r:.120}: wanted 1 to 200 letters, digits, '_', '.' or "
-                "'-', beginning with a letter or digit"
-            )
+        refuse_url(self.output_dir, "output_dir", instead=WRITE_INSTEAD)
+        shard_name(self.shard_id, self.storage)
 
     @property
     def path(self) -> Path:
-        ending = {"memmap_v1": "", "legacy_npy_pickle": ".npy", "parquet": ".parquet"}
-        return Path(self.output_dir) / (self.shard_id + ending[self.storage])
+        return Path(self.output_dir) / shard_name(self.shard_id, self.storage)
 
     def writer(self, plan: PackPlan) -> PackedShardWriter:
         if self.storage == "memmap_v1":
@@ -130,7 +174,7 @@ class _Target:
         )
 
 
-def _packer(algorithm: str, seed: int | None) -> Packer:
+def _packer(algorithm: str, seed: int | None) -> Callable[..., PackPlan]:
     if algorithm not in PACKERS:
         raise OptionError(f"algorithm={algorithm!r}: wanted one of {', '.join(PACKERS)}")
     if (algorithm == "first-fit-shuffle") != (seed is not None):
@@ -141,7 +185,65 @@ def _packer(algorithm: str, seed: int | None) -> Packer:
     return partial(PACKERS[algorithm], seed=seed)
 
 
-def _write(reader: Spool, plan: PackPlan, target: _Target) -> dict[str, JSON]:
+def _plan_by(packer: Any, lengths: OffsetArray, size: int) -> PackPlan:
+    """What any kind of packer makes of these lengths, with what is cut in its metrics."""
+    capacity = getattr(packer, "bin_capacity", size)
+    if capacity != size:
+        raise OptionError(f"packer: its bin_capacity is {capacity}, but pack_size={size:,}")
+    cut = np.minimum(lengths, size)
+    if isinstance(packer, str):
+        name = _NEMOTRON.get(packer, packer)
+        if name not in PACKERS:
+            raise OptionError(f"packer={packer!r}: wanted one of {', '.join(PACKERS)}")
+        if name == "first-fit-shuffle":
+            raise OptionError(
+                f"packer={packer!r} needs a seed: pass functools.partial(first_fit_shuffle, seed=7)"
+            )
+        found: Any = PACKERS[name](cut, size)
+    elif hasattr(packer, "pack"):
+        found = packer.pack(cut.tolist())
+        found = found[0] if isinstance(found, tuple) else found  # bins and metrics
+    elif callable(packer):
+        found = packer(cut, size)
+    else:
+        raise OptionError(f"packer={packer!r:.100}: wanted a name, a function, or one with `pack`")
+    if not isinstance(found, PackPlan):
+        return plan_of_bins(_bins_of(found, len(lengths)), lengths, size)
+    metrics = found.metrics
+    if (metrics.capacity, metrics.num_examples) != (size, len(lengths)):
+        raise OptionError(
+            f"the packer gave rows of {metrics.capacity:,} tokens and a plan of "
+            f"{metrics.num_examples:,} sequences, wanted {size:,} and {len(lengths):,}"
+        )
+    long = np.flatnonzero(lengths > size)
+    num_cut = int((lengths[long] - size).sum())
+    return replace(
+        found, metrics=replace(metrics, num_truncated=len(long), truncated_tokens=num_cut)
+    )
+
+
+def _bins_of(found: Any, num_sequences: int) -> BinAssignment:
+    if hasattr(found, "bin_indices"):
+        found = [found.bin_indices(bin_id) for bin_id in range(found.num_bins)]
+    if isinstance(found, str) or not isinstance(found, Sequence | np.ndarray):
+        raise OptionError(
+            f"the packer gave {type(found).__name__}, wanted a PackPlan, a BinAssignment, or a "
+            "list of sequence numbers for each bin"
+        )
+    return BinAssignment.from_bins(found, num_sequences)
+
+
+def _name_of(packer: object) -> str:
+    if isinstance(packer, partial):
+        options = ", ".join(f"{name}={value!r}" for name, value in packer.keywords.items())
+        return f"{_name_of(packer.func)}({options})"
+    return getattr(packer, "__name__", type(packer).__name__)
+
+
+def _write(
+    reader: Spool, plan: PackPlan, target: _Target, choices: dict[str, JSON]
+) -> dict[str, JSON]:
+    """Write all rows of the plan; the receipt."""
     trained_labels = untrained_bins = first = 0
     writer = target.writer(plan)
     with writer if isinstance(writer, AbstractContextManager) else nullcontext():
@@ -163,7 +265,19 @@ def _write(reader: Spool, plan: PackPlan, target: _Target) -> dict[str, JSON]:
             "%s: %s of %s bins train no token: their sequences have no trained label",
             *(target.path, f"{untrained_bins:,}", f"{first:,}"),
         )
-    return {"trained_labels": trained_labels, "untrained_bins": untrained_bins}
+    return {
+        "shard_id": target.shard_id,
+        "output_path": str(target.path),
+        "format": target.storage,
+        "pack_size": plan.metrics.capacity,
+        **choices,
+        "dtype": target.dtype.name,
+        "loss_mask_alignment": target.alignment,
+        **_account(plan),
+        "split_labels_lost": _labels_lost(reader, plan),
+        "trained_labels": trained_labels,
+        "untrained_bins": untrained_bins,
+    }
 
 
 def _account(plan: PackPlan) -> dict[str, JSON]:

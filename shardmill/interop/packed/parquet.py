@@ -22,7 +22,12 @@ import pyarrow.parquet as pq
 from shardmill.arguments import whole_number
 from shardmill.atomic import cannot_write, sync_folder, temporary_name
 from shardmill.errors import OptionError, StoreExistsError
-from shardmill.interop.packed.given import given_bin, given_pack_size, given_path
+from shardmill.interop.packed.given import (
+    WRITE_INSTEAD,
+    given_bin,
+    given_pack_size,
+    given_path,
+)
 from shardmill.interop.packed.parquet_reader import ParquetShard
 from shardmill.interop.packed.parquet_seals import (
     COLUMNS,
@@ -51,7 +56,7 @@ class ParquetShardWriter:
         row_group_size: SupportsIndex = _ROW_GROUP,
         compression: str = "zstd",
     ) -> None:
-        self.output_path = given_path(output_path)
+        self.output_path = given_path(output_path, "output_path", instead=WRITE_INSTEAD)
         self.pack_size = given_pack_size(pack_size)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
         self.num_bins = self.num_tokens = self.num_sequences = 0

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
-from shardmill.interop.packed.given import given_pack_size
+from shardmill.interop.packed.given import given_pack_size, path_to_read
 from shardmill.interop.packed.parquet_seals import (
     COLUMNS,
     ParquetSays,
@@ -51,7 +51,7 @@ class ParquetShard(Closing):
         pack_size: SupportsIndex | None = None,
         loss_mask_alignment: str | None = None,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = path_to_read(path).absolute()
         self._paths = _files(self.path)
         self._groups: list[tuple[Path, int, str | None]] = []  # file, number in it, digest
         self._firsts = [0]  # the first bin of each, and the number of all

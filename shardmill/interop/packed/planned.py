@@ -17,6 +17,7 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.interop.packed.given import path_to_read
 from shardmill.interop.packed.materialize import Spool, make_block
 from shardmill.interop.packed.records import Alignment, PackedBin, checked_alignment
 from shardmill.mapped import PackedRows, PackSpace, open_pack
@@ -79,7 +80,7 @@ class PlanShard(Closing):
     def __init__(self, path: str | Path, *, loss_mask_alignment: str | None = None) -> None:
         if loss_mask_alignment is not None and checked_alignment(loss_mask_alignment) != "label":
             raise OptionError(f"{path}: masks of a plan are aligned 'label', not 'roll_right'")
-        rows = open_pack(path)
+        rows = open_pack(path_to_read(path))
         self.path, self.fingerprint = rows.plan.path, rows.plan.fingerprint
         self._facts = rows.plan.facts
         self._rows: PackSpace | None = rows

@@ -167,6 +167,16 @@ def starts_problem(seq_starts: IntArray, length: int) -> str | None:
     return None
 
 
+def without_end(seq_starts: IntArray, length: int) -> IntArray:
+    """The starts of the sequences that have tokens: a last start at the end of a bin has none.
+
+    [0 1 2] in a bin of 2 tokens -> [0 1]. Other writers of this format leave such starts.
+    """
+    if seq_starts.ndim == 1 and len(seq_starts) > 1 and seq_starts[-1] == length:
+        return seq_starts[:-1]
+    return seq_starts
+
+
 def checked_alignment(alignment: str) -> Alignment:
     """One of the two, or an error that says what they mean."""
     for known in get_args(Alignment):

@@ -19,7 +19,7 @@ from shardmill.atomic import HashedFile
 from shardmill.closing import Closing
 from shardmill.errors import DamagedStoreError, ManifestError, OptionError, StoreError
 from shardmill.interop.packed.arrays import file_sha256
-from shardmill.interop.packed.given import check_ids, given_array
+from shardmill.interop.packed.given import check_ids, given_array, given_path, path_to_read
 from shardmill.interop.packed.layout import FileEntry, token_dtype
 from shardmill.interop.packed.records import LossMask
 from shardmill.interop.packed.seals import is_sealed, read_json, sealed, write_manifest
@@ -49,7 +49,8 @@ class SequenceSpoolWriter:
     def __init__(self, folder: str | Path, *, dtype: npt.DTypeLike = np.int32) -> None:
         """`dtype`: uint16, int32, uint32 or int64, as the vocabulary needs."""
         self.dtype = token_dtype(dtype)
-        self._staged = StagedFolder(folder, "spool")
+        instead = "write the spool to a local folder; shardmill.remote.push copies it"
+        self._staged = StagedFolder(given_path(folder, "folder", instead=instead), "spool")
         self.folder = self._staged.target
         self._files = [HashedFile(self._staged.folder / name) for name in _FILES]
         self._num_sequences = self._num_tokens = self._num_trained = 0
@@ -141,7 +142,7 @@ class SequenceSpoolReader(Closing):
     """A finished spool: a read-only sequence of (ids, mask). `verify` checks its hashes."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).absolute()
+        self.folder = path_to_read(folder, "spool").absolute()
         self.manifest = _read_manifest(self.folder)
         sizes = (np.dtype(self.manifest.dtype).itemsize, 1, 8)
         counts = (self.manifest.num_tokens, self.manifest.num_tokens, len(self) + 1)

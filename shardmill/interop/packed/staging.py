@@ -18,7 +18,6 @@ from pathlib import Path
 
 from shardmill.atomic import sync_folder, temporary_name
 from shardmill.errors import BuildError, StoreExistsError
-from shardmill.interop.packed.given import given_path
 
 MANIFEST = "manifest.json"
 
@@ -26,9 +25,9 @@ MANIFEST = "manifest.json"
 class StagedFolder:
     """One folder on its way to `target`."""
 
-    def __init__(self, target: str | Path, what: str) -> None:
-        """`what` it will be, for messages: "packed shard"."""
-        self.target = given_path(target).resolve()
+    def __init__(self, target: Path, what: str) -> None:
+        """`target` was checked by `given_path`; `what` it will be, for messages: "packed shard"."""
+        self.target = target.resolve()
         self._what = what
         self._check_free()
         self.folder = temporary_name(self.target)
@@ -77,9 +76,9 @@ class StagedFolder:
             )
 
 
-def check_room(target: str | Path, num_bytes: int, what: str) -> None:
+def check_room(target: Path, num_bytes: int, what: str) -> None:
     """Refuse what the disk of `target` cannot hold, before anything is written."""
-    path = given_path(target).resolve()
+    path = target.resolve()
     standing = next(place for place in (path, *path.parents) if place.is_dir())
     free = shutil.disk_usage(standing).free
     if num_bytes > free:

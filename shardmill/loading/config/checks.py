@@ -1,9 +1,10 @@
-"""Whether the sources, weights and phases of a config go together.
+"""Whether the sources, weights, phases and packing of a config go together.
 
 In: a `DataConfig` whose values have the right kinds.  Out: nothing, or an OptionError.
 Promise: one origin of data; names once each; weights for exactly the datasets there are, which the
-mixture will take; phases in rising order, the annealing behind them all.
-Not here: types and unknown keys (table); whether paths exist.
+mixture will take; phases in rising order, the annealing behind them all; a tokenizer for packing,
+unless every source is a store, whose index says where documents begin.
+Not here: types and unknown keys (table); whether the data can be read (open).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.loading.config.records import DataConfig
+from shardmill.mapped.splits import is_store
 from shardmill.sampling.weights import whole_shares
 
 
@@ -22,6 +24,7 @@ def check_mixture(config: DataConfig) -> None:
     _check_names(config)
     _check_order(config)
     _check_anneal(config)
+    _check_packing(config)
     if config.datasets:
         first = {dataset.name: dataset.weight for dataset in config.datasets}
         _check_weights(config, "data.datasets", first)
@@ -39,10 +42,34 @@ def _check_origin(config: DataConfig) -> None:
             f"{config.file}: data.dataset_path and data.datasets are both set; wanted one of them: "
             f"dataset_path for a single source, datasets for a mixture"
         )
+    if config.plan is not None and config.datasets:
+        raise OptionError(
+            f"{config.file}: data.plan is for data.dataset_path; in a mixture each of "
+            f"data.datasets names its own plan"
+        )
     if config.dataset_path is None and not config.datasets:
         raise OptionError(
             f"{config.file}: neither data.dataset_path nor data.datasets is set; wanted one of "
             f"them: dataset_path for a single source, datasets for a mixture"
+        )
+
+
+def plain_folders(config: DataConfig) -> list[str]:
+    """The sources that are no store, as they are written; a path that is not there is one."""
+    return [one.path for one in config.sources if not is_store(one.path)]
+
+
+def _check_packing(config: DataConfig) -> None:
+    if not config.pack_sequences or config.tokenizer_path is not None:
+        return
+    folders = plain_folders(config)
+    if folders:
+        raise OptionError(
+            f"{config.file}: data.pack_sequences is true, but data.tokenizer_path is not set, and "
+            f"{folders[0]!r} is not a shardmill store: its documents are told apart by the "
+            f"end-of-document id of its tokenizer. Set data.tokenizer_path to the tokenizer that "
+            f"made the tokens (a .model file, a tokenizer.json, a folder with one, or a hub id), "
+            f"or set data.pack_sequences = false"
         )
 
 

@@ -1,7 +1,8 @@
 """The sources and the order that a config means, opened.
 
 In: a `DataConfig`, sequence length, samples of a step.  Out: a `SampleStream`.
-Promise: steps become samples in one place, here; what was opened is closed when something fails.
+Promise: steps become samples in one place, here; what was opened is closed when something fails. A
+tokenizer is opened only for `pack_sequences` on folders that are no store.
 Not here: reading and checking the config (read, checks).
 """
 
@@ -12,11 +13,15 @@ from pathlib import Path
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
+from shardmill.loading.config.checks import plain_folders
 from shardmill.loading.config.records import DataConfig, DatasetConfig
+from shardmill.loading.packs import PackSource
 from shardmill.loading.sources import EVERY_FILE, TokenSource
 from shardmill.loading.stream import SampleStream
 from shardmill.mapped.splits import find_split
 from shardmill.shards import Store
+from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizer.specials import usual_id
 
 
 def open_stream(
@@ -30,10 +35,11 @@ def open_stream(
     """
     batch = whole_number(global_batch_size, "global_batch_size")
     changes = config.weight_phases()
+    ends = eos_token_id(config) if config.pack_sequences and plain_folders(config) else None
     with ExitStack() as undo:
-        sources = []
+        sources: list[TokenSource | PackSource] = []
         for entry in config.sources:
-            sources.append(_open_source(config, entry, seq_len))
+            sources.append(_open_source(config, entry, seq_len, ends))
             undo.callback(sources[-1].close)
         stream = SampleStream(
             sources,
@@ -42,6 +48,7 @@ def open_stream(
             shuffle=config.shuffle,
             temperature=config.mix_temperature,
             phases=[(step * batch, weights) for step, weights in changes[1:]],
+            documents=config.pack_sequences,
         )
         undo.pop_all()
     return stream
@@ -58,8 +65,47 @@ def meant_split(path: str | Path, split: str | None) -> tuple[Store, str] | None
         return find_split(path)
 
 
-def _open_source(config: DataConfig, entry: DatasetConfig, seq_len: int) -> TokenSource:
+def eos_token_id(config: DataConfig) -> int:
+    """The id that ends a document, as the tokenizer at `tokenizer_path` says."""
+    at = f"{config.file}: data.tokenizer_path"
+    if config.tokenizer_path is None:
+        raise OptionError(f"{at}: missing; wanted the tokenizer that made the tokens")
+    named = open_tokenizer(config.tokenizer_path).special_token_ids()
+    found = usual_id("eos", named)
+    if found is None:
+        raise OptionError(
+            f"{at} = {config.tokenizer_path!r}: this tokenizer has no end-of-document token (its "
+            f"special tokens: {', '.join(sorted(named)) or 'none'}), so nothing says where "
+            f"documents end; name another one, or set data.pack_sequences = false"
+        )
+    return found
+
+
+def _open_plan(config: DataConfig, entry: DatasetConfig, plan: str, seq_len: int) -> PackSource:
+    found = meant_split(entry.path, None)
+    if found is None:
+        raise OptionError(
+            f"{config.file}: plan = {plan!r}, but {entry.path} is no store, so it has no plans"
+        )
+    source = PackSource(found[0].folder, plan, name=entry.name or None, reader=config.reader)
+    said = entry.split or config.split
+    problem = None
+    if said not in (None, source.split):
+        problem = f"is of split {source.split!r}, but split = {said!r}"
+    elif source.seq_len != seq_len:
+        problem = f"has seq_len {source.seq_len:,}, but the run has {seq_len:,}"
+    if problem is not None:
+        source.close()
+        raise OptionError(f"{config.file}: plan {plan!r} of {entry.path} {problem}")
+    return source
+
+
+def _open_source(
+    config: DataConfig, entry: DatasetConfig, seq_len: int, ends: int | None
+) -> TokenSource | PackSource:
     """What the table says of patterns and dtypes is for folders; a store knows its own."""
+    if entry.plan is not None:
+        return _open_plan(config, entry, entry.plan, seq_len)
     name = entry.name or None
     found = meant_split(entry.path, entry.split or config.split)
     if found is not None:
@@ -71,6 +117,7 @@ def _open_source(config: DataConfig, entry: DatasetConfig, seq_len: int) -> Toke
             name=name,
             file_pattern=pattern,
             dtype=entry.dtype,
+            reader=config.reader,
         )
     own = entry.split or (config.split if config.dataset_path else None)
     if own is not None:
@@ -83,4 +130,6 @@ def _open_source(config: DataConfig, entry: DatasetConfig, seq_len: int) -> Toke
         name=name,
         file_pattern=entry.file_pattern or config.file_pattern,
         dtype=entry.dtype or config.dtype,
+        eos_token_id=ends,
+        reader=config.reader,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from shardmill.arguments import whole_number
 from shardmill.loading.sources import EVERY_FILE
 from shardmill.loading.stream import Shuffle
+from shardmill.mapped.space import ReaderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class DatasetConfig:
     file_pattern: str | None = None
     dtype: str | None = None
     split: str | None = None
+    plan: str | None = None  # of a chat store: rows of this pack plan, in place of windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,8 @@ class DataConfig:
     file_pattern: str = EVERY_FILE  # of folders that are no store
     dtype: str | None = None  # of .bin files that nothing describes: "uint16" or "uint32"
     split: str | None = None  # of stores; None: the one that the path names, else "train"
-    pack_sequences: bool = False  # keep documents apart: `Loader(documents=...)`
+    plan: str | None = None  # of dataset_path, a chat store: rows of this pack plan
+    pack_sequences: bool = False  # keep documents apart, in every loader of its stream
     tokenizer_path: str | None = None
     datasets: tuple[DatasetConfig, ...] = ()  # a mixture, in place of dataset_path
     mix_temperature: float = 1.0
@@ -53,6 +56,7 @@ class DataConfig:
     anneal_weights: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     shuffle: Shuffle = "global"
+    reader: ReaderName = "auto"  # how token files are read: "mapped", "pread", or by file system
     num_workers: int = 0
     pin_memory: bool = False
     prefetch_factor: int = 2
@@ -62,7 +66,7 @@ class DataConfig:
     def sources(self) -> tuple[DatasetConfig, ...]:
         """The datasets; for dataset_path one without a name, which its folder then gives."""
         if self.dataset_path is not None:
-            return (DatasetConfig(name="", path=self.dataset_path),)
+            return (DatasetConfig(name="", path=self.dataset_path, plan=self.plan),)
         return self.datasets
 
     def lr_scale(self, step: int) -> float:

@@ -1,19 +1,23 @@
-"""A config as people would write it.
+"""A config as people would write it: TOML, or `--data.key=value` flags.
 
-In: a `DataConfig`.  Out: its `[data]` table as TOML, or as `--data.key=value` flags.
-Promise: only what differs from the defaults; `read_config` of the TOML gives the same config.
-Not here: reading (config).
+In: a `DataConfig`.  Out: its `[data]` table as TOML, or as flags; from flags the table again.
+Promise: only what differs from the defaults; `read_config` of either gives the same config.
+Not here: reading TOML, whether values make sense (read).
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from shardmill.arguments import choices
 from shardmill.errors import OptionError
 from shardmill.loading.config.records import DataConfig
+
+_FLAG = "--data."
 
 
 def config_toml(config: DataConfig) -> str:
@@ -32,9 +36,41 @@ def config_flags(config: DataConfig) -> list[str]:
     if config.datasets or config.phases:
         raise OptionError("datasets and phases are tables, which no flag holds: write TOML")
     return [
-        _shell(f"--data.{key}={value if isinstance(value, str) else _value(value)}")
+        _shell(f"{_FLAG}{key}={value if isinstance(value, str) else _value(value)}")
         for key, value in _said(config)
     ]
+
+
+def flag_values(flags: Sequence[str]) -> dict[str, object]:
+    """The table that `--data.key=value` words say, one word each; later ones win.
+
+    A key of text takes just what is written; other values are written as in TOML.
+    """
+    defaults = {entry.name: entry.default for entry in fields(DataConfig) if entry.compare}
+    found: dict[str, object] = {}
+    for word in flags:
+        name, equals, text = word.partition("=")
+        key = name.removeprefix(_FLAG)
+        if not name.startswith(_FLAG):
+            raise OptionError(f"{word}: wanted {_FLAG}KEY=VALUE")
+        if key not in defaults:
+            raise OptionError(f"{name}: unknown key; {choices(key, sorted(defaults))}")
+        if key in ("datasets", "phases"):
+            raise OptionError(f"{name}: a list of tables, which no flag holds: write it in TOML")
+        if not equals:
+            raise OptionError(f"{name}: found no '='; wanted {name}=VALUE")
+        is_text = defaults[key] is None or isinstance(defaults[key], str)
+        found[key] = text if is_text else _toml_value(text)
+    return found
+
+
+def _toml_value(text: str) -> object:
+    """What TOML reads; the text itself when it is none, to be refused with the others."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return found["value"] if found.keys() == {"value"} else text
 
 
 def _said(record: object) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,8 @@
 In: a config whose values are all of the right kind.  Out: one sentence for each problem, which
 begins with the key.
 Promise: a key that the chosen backend or kind of tokenizer would not look at is refused when it was
-written: its writer believes that it does something.
+written: its writer believes that it does something. (Keys of chomp that belong to another backend
+are named and left out before; see read.)
 Not here: what only the tokenizer itself can tell (tokenizers), values of one key (models).
 """
 
@@ -44,7 +45,8 @@ KINDS_OF: Mapping[str, tuple[str, ...]] = {
 }
 """Which kinds look at a key of `data.tokenizer`; keys that are not here: all."""
 
-_NEEDED = {"hf": "hf_dataset", "local_text": "local_text", "files": "files"}
+NEEDED = {"hf": "hf_dataset", "local_text": "local_text", "files": "files"}
+"""The key of `data` that a backend cannot do without."""
 
 
 def problems_of(config: StreamConfig) -> list[str]:
@@ -63,7 +65,7 @@ def unused_keys(config: StreamConfig) -> set[str]:
 
 
 def _data_problems(data: DataSection) -> Iterator[str]:
-    needed = _NEEDED[data.backend]
+    needed = NEEDED[data.backend]
     if getattr(data, needed) is None:
         yield f'data.{needed}: missing; data.backend = "{data.backend}" needs it'
     yield from _refused(data, "data", BACKENDS_OF, "backend", data.backend)

@@ -10,6 +10,7 @@ directly raises pydantic's own error, which is a ValueError; `read_config` raise
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic import (
 )
 
 from shardmill.streaming.config.checks import problems_of
+from shardmill.urls import scrub
 
 
 def _as_text(value: Any) -> Any:
@@ -50,7 +52,19 @@ Limit = Annotated[int, Field(ge=0, lt=2**63), AfterValidator(_or_none)]  # 0: no
 class Section(BaseModel):
     """What all tables have in common."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Files may lie at URLs with secrets, which no repr shows."""
+        for name, value in super().__repr_args__():
+            if isinstance(value, str):
+                yield name, scrub(value)
+            elif isinstance(value, tuple):
+                yield name, tuple(scrub(one) if isinstance(one, str) else one for one in value)
+            else:
+                yield name, value
 
 
 class TokenizerSection(Section):
@@ -97,13 +111,13 @@ class DataSection(Section):
     max_retries: Annotated[int, Field(ge=0, lt=2**31)] = 5
     retry_delay_sec: Annotated[float, Field(ge=0)] = 1.0
     packing_mode: Literal["sequential", "bin"] = "sequential"
-    packing_algorithm: Literal["best-fit", "first-fit"] = "best-fit"
+    packing_algorithm: Literal["best-fit", "first-fit"] = "first-fit"
     packing_buffer_docs: Count = 4096
     packing_buffer_tokens: Count = 2**24
     packing_max_docs_per_bin: Size | None = None
     mask_boundary_loss: bool = True
     train_on_eos: bool = True
-    grain_prefetch: Annotated[int, Field(ge=0, lt=2**31)] = 2
+    grain_prefetch: Annotated[int, Field(ge=0, le=1024)] = 2
     max_eval_samples: Count | None = None
     tokenizer: TokenizerSection = TokenizerSection()
 
@@ -131,12 +145,16 @@ class ModelSection(Section):
     pad_token_id: Id | None = None
 
 
-class StreamConfig(Section):
-    """Everything a stream is made from. Equal configs and equal data, equal batches."""
+class StreamValues(Section):
+    """All sections, each value of the right kind; whether they go together is not looked at."""
 
     data: DataSection
     train: TrainSection
     model: ModelSection = ModelSection()
+
+
+class StreamConfig(StreamValues):
+    """Everything a stream is made from. Equal configs and equal data, equal batches."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> StreamConfig:

@@ -15,7 +15,7 @@ from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-WAIT = 60
+WAIT = 600
 OPENED = "return Number(document.getElementById('view').dataset.opened)"
 QUIET = """return document.querySelector('[aria-busy]') === null
     && document.querySelector('.waiting') === null && document.querySelector('#view h1') !== null"""

@@ -59,7 +59,7 @@ def take(driver, url: str, shot: Shot, out: Path) -> int:
     set_theme(driver, shot.theme)
     driver.get("about:blank")
     driver.get(url + shot.route)
-    WebDriverWait(driver, 60).until(lambda one: one.execute_script(READY))
+    WebDriverWait(driver, 600).until(lambda one: one.execute_script(READY))
     driver.execute_script(shot.then)
     path = out / f"{shot.name}.png"
     path.write_bytes(driver.get_screenshot_as_png())

@@ -60,7 +60,7 @@ def running_view(arguments: Sequence[str]) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=600)
         finally:
             process.kill()
             process.stdout.close()
@@ -77,11 +77,13 @@ def running_browser(profile: Path, size: tuple[int, int] = (1280, 800)):
     for flag in [*FLAGS, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}"]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = Service(executable_path=str(DRIVER), env={**os.environ, "SE_AVOID_STATS": "true"})
+    # Crash reports are not part of the profile: they go to the user's configuration.
+    environ = {**os.environ, "SE_AVOID_STATS": "true", "XDG_CONFIG_HOME": str(profile / "config")}
+    service = Service(executable_path=str(DRIVER), env=environ)
     driver = webdriver.Chrome(options=options, service=service)
     try:
-        driver.set_page_load_timeout(60)
-        driver.set_script_timeout(60)
+        driver.set_page_load_timeout(600)
+        driver.set_script_timeout(600)
         yield driver
     finally:
         driver.quit()

@@ -143,6 +143,7 @@ def test_j_and_k_walk_and_g_goes(page):
     assert page.run("return document.activeElement.textContent").startswith("1")
     page.press("\ue007")
     page.until("return location.hash === '#/0/document/1?split=train'")
+    page.until("return document.querySelector('h1')?.textContent === 'Document 1'")
     page.settled()
     page.press("j")
     page.until("return document.querySelector('h1')?.textContent === 'Document 2'")
@@ -243,7 +244,8 @@ def test_an_error_is_shown_in_the_words_of_the_server(page, world):
     page.open("#/0/document/99999?split=train")
     documents = open_store(world.folder / "harbour").num_documents("train")
     words = page.text(".failure p")
-    assert words == (f"document 99,999: split 'train' has {documents}; wanted 0 to {documents - 1}")
+    numbered = f"has {documents}, numbered 0 to {documents - 1}"
+    assert words == f"there is no document 99,999: split 'train' {numbered}"
     page.click(".failure button", "Try again")
     assert page.text(".failure p") == words
 

@@ -1,0 +1,121 @@
+"""The command line names flags, the library names keywords; neither speaks the other's language."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardmill
+from shardmill.cli import app, border
+from shardmill.cli.called import every_command, find_call, open_app
+from shardmill.cli.mistakes import as_flags
+from shardmill.errors import OptionError
+from tests.cli.test_secrets import COMMANDS, FILLERS, name_of
+
+ROOT = open_app(app)
+LIBRARY = Path(shardmill.__file__).parent
+FLAGS = {
+    flag
+    for _, command in every_command(ROOT)
+    for param in command.params
+    for flag in (*param.opts, *param.secondary_opts)
+    if flag.startswith("--")
+}
+ROOMS_OF_COMMANDS = {"cli", "inspector", "testing"}
+"""The inspector is reached by `shardmill view` alone."""
+BOTH = re.compile(r"`shardmill [^`]*`?|[\w=]+ (?:and \w+ )?\(--[\w -]+\)|--[\w-]+ \(\w+=\)")
+"""A whole command, or a thing under both its names."""
+KEYWORD = re.compile(r"(?<![\w.'\"`/=-])[a-z][a-z_]*=")
+WRONG = ("0", "-1", "99999999999999999999", "nosuch", "1.5")
+
+
+def texts_in(path: Path) -> list[tuple[int, str]]:
+    """The texts of a module that are not its docstrings, those of f-strings joined."""
+    tree = ast.parse(path.read_text())
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inner = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [one.value if isinstance(one, ast.Constant) else "X" for one in node.values]
+            found.append((node.lineno, "".join(map(str, parts))))
+        elif isinstance(node, ast.Constant) and id(node) not in alone | inner:
+            found.append((node.lineno, str(node.value)))
+    return found
+
+
+def test_the_library_names_no_flag_of_a_command() -> None:
+    wrong = []
+    for path in LIBRARY.rglob("*.py"):
+        if path.relative_to(LIBRARY).parts[0] in ROOMS_OF_COMMANDS:
+            continue
+        for line, text in texts_in(path):
+            found = FLAGS & set(re.findall(r"--[a-z][a-z-]*(?![\w.-])", BOTH.sub("", text)))
+            if found and "zstd" not in text:
+                wrong.append(f"{path.relative_to(LIBRARY)}:{line}: {found} in {text!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "wanted"),
+    [
+        (
+            "build",
+            "go on with resume=True, or overwrite=True",
+            "go on with --resume, or --overwrite",
+        ),
+        ("build", "allow more (memory=)", "allow more (--memory)"),
+        (
+            "build",
+            "(run_on='local'), ray_address='a:1': no",
+            "(--engine local), --ray-address a:1: no",
+        ),
+        ("blame", "say which with --fill (fill=)", "say which with --fill"),
+        ("blame", "say so with --input (inputs=), as", "say so with --input, as"),
+        ("convert", "check from_format=", "check --from"),
+    ],
+)
+def test_a_keyword_becomes_a_flag_once(command, message, wanted) -> None:
+    assert as_flags(message, find_call(ROOT, [command])) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_wrong_value_is_answered_with_a_keyword_of_python(name, here, told, monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise OptionError("not here")
+
+    monkeypatch.setattr(border, "open_app", functools.lru_cache(open_app))
+    monkeypatch.setattr("shardmill.inspector.serve.open_server", refused)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    wrong = []
+    for param in COMMANDS[name].params:
+        steps = name_of(param) == "steps"  # so many are no mistake
+        for value in () if getattr(param, "is_flag", False) else WRONG[: 2 if steps else None]:
+            words = _words(name, param, value)
+            _, _, err = told(*words)
+            for said in KEYWORD.findall(err):
+                wrong.append(f"{words}: {said} in {err}")
+    assert not wrong, "\n".join(wrong[:5])
+
+
+def _words(name: str, param: Any, value: str) -> list[str]:
+    arguments, options = [], []
+    for other in COMMANDS[name].params:
+        if other is param or other.required:
+            given = value if other is param else FILLERS.get(name_of(other), "x")
+            if other.opts[0].startswith("-"):
+                options += [other.opts[0], given]
+            else:
+                arguments.append(given)
+    return [*name.split()[1:], *arguments, *options]
