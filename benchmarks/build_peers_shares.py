@@ -25,14 +25,13 @@ from typing import Any
 import build_peers_ours as ours
 from build_peers_corpus import Corpus
 
-from shardmill.build import hands as hands_module
-from shardmill.build import tokenise as tokenise_module
-from shardmill.build.grains import GrainBatch
-from shardmill.build.task import TextTask
-from shardmill.build.tools import WorkerTools
+from shardmill.building import encode as tokenise_module
+from shardmill.building import scheduler as hands_module
+from shardmill.building.units import GrainBatch
+from shardmill.building.worker import TextTask, WorkerTools
 from shardmill.protocols import Texts
 from shardmill.records import Ragged
-from shardmill.tokenizer import ChosenEncoder
+from shardmill.tokenizers import ChosenEncoder
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _STARTED = time.process_time()

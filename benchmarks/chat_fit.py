@@ -25,7 +25,7 @@ import numpy.typing as npt
 from common import Contender, alternate, microseconds, speed_of
 
 from shardmill.chat.fit import Fit, collate_rows, fit_rows
-from shardmill.chat.mask import assistant_mask
+from shardmill.chat.policy import assistant_mask
 from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged
 
 BATCH, SEQ_LEN = 64, 1024

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shardmill.cli.bench_rounds import Contender, alternate, microseconds, speed_of
+from shardmill.cli.commands.bench import Contender, alternate, microseconds, speed_of
 
 __all__ = ["Contender", "alternate", "microseconds", "speed_of"]

@@ -31,8 +31,9 @@ from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import load_tokenizer
-from shardmill import IGNORE_INDEX, open_store, train_tokenizer, verify_store
-from shardmill.tokenizer import TrainSpec
+from shardmill.records import IGNORE_INDEX
+from shardmill.store import open_store, verify_store
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"

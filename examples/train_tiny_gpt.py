@@ -36,7 +36,6 @@ from rich.console import Console
 from tiny_gpt import TinyGPT, mean_loss, next_token_loss
 
 import shardmill
-from shardmill.atomic import atomic_write
 from shardmill.errors import ShardmillError
 from shardmill.loading import Loader, RowSource, SampleStream, TokenSource
 from shardmill.loading.config import (
@@ -46,7 +45,8 @@ from shardmill.loading.config import (
     open_stream,
     read_config,
 )
-from shardmill.pytorch import TokenLoader
+from shardmill.storage.atomic import atomic_write
+from shardmill.trainers.torch import TokenLoader
 
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_STORES = {

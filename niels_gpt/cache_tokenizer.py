@@ -14,8 +14,8 @@ from niels_gpt.special_tokens import SPECIAL_TOKENS
 from shardmill.errors import TokenizerError, TokenRangeError
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, Ragged
-from shardmill.tokenizer import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
-from shardmill.tokenizer.identity import EngineSource
+from shardmill.tokenizers import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
+from shardmill.tokenizers.texts import EngineSource
 
 _UINT16_IDS = 2**16
 

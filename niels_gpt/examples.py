@@ -5,7 +5,7 @@ Promise: the split is `torch.randperm(n)` over the n examples read, its first
 `max(1, int(n * val_frac))` are val (none when n < 2), and both splits keep the input's order. A
 split by tree draws groups of chats instead and keeps each on one side. What cannot be rendered is
 dropped with an id and a reason. Memory does not grow with the tokens.
-Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.build).
+Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.building).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from niels_gpt.data.files import num_val
 from niels_gpt.messages import Chat, Message, SplitUnit
 from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
-from shardmill.ahead import read_ahead
-from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
+from shardmill.building import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
 from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, IntArray
+from shardmill.threads import read_ahead
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from niels_gpt.cache.formats import META_FILE, TOKENIZER_FILE, TRAINED_TOKENIZER
 from niels_gpt.cache.meta import sha256_file, write_meta
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
-from shardmill.atomic import atomic_write
 from shardmill.errors import OptionError, StoreExistsError, TokenizerError
-from shardmill.shards import read_manifest
+from shardmill.storage.atomic import atomic_write
+from shardmill.store import read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -23,17 +23,11 @@ from niels_gpt.data.fineweb_edu import local_pages
 from niels_gpt.data.wikitext import hub_articles, local_articles
 from niels_gpt.sft_recipes import build_dolly, build_oasst1
 from niels_gpt.work import Run, Stub
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
+from shardmill.building import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
 from shardmill.errors import ShardmillError, SourceError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Source
-from shardmill.shards import (
-    StoreFacts,
-    empty_ledger,
-    is_finished,
-    read_manifest,
-    write_placeholder,
-)
 from shardmill.sources import HubSource
+from shardmill.store import StoreFacts, empty_ledger, is_finished, read_manifest, write_placeholder
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 from niels_gpt.cache import formats
 from niels_gpt.data import dolly, fineweb_edu, oasst1, rows, wikitext
 from niels_gpt.messages import SplitUnit
-from shardmill.cli.sizes import parse_bytes
-from shardmill.tokenizer import EngineCheck, EngineChoice
+from shardmill.cli.terminal import parse_bytes
+from shardmill.tokenizers import EngineCheck, EngineChoice
 
 
 def _flag(

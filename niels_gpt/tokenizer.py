@@ -4,7 +4,7 @@ In: a .model file.  Out: ids.
 Promise: the special strings in text are text, never special ids, whether the model holds them as
 control or as user-defined symbols. Its threads stay in the process they were asked for in: another
 one, which it travels to by pickle, is one of many.
-Not here: SentencePiece itself, training (shardmill.tokenizer); a caller's own tokenizer
+Not here: SentencePiece itself, training (shardmill.tokenizers); a caller's own tokenizer
 (niels_gpt.cache_tokenizer).
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from niels_gpt.special_tokens import SPECIAL_TOKENS
-from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer as _SentencePiece
+from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer as _SentencePiece
 
 
 class SentencePieceTokenizer(_SentencePiece):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.settings import Settings
-from shardmill.build import Progress
+from shardmill.building import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

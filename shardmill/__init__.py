@@ -1,14 +1,14 @@
 """shardmill: text and chats to training batches, checked at every step."""
 
-from shardmill.build import BuildReport, BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildReport, BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import prove_mask
 from shardmill.errors import ShardmillError
 from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
-from shardmill.mapped import TokenSpace, Windows, open_tokens
 from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
-from shardmill.shards import Manifest, Store, open_store, verify_store
 from shardmill.sources import MemorySource, open_chats, open_source
-from shardmill.tokenizer import open_tokenizer, train_tokenizer
+from shardmill.store import Manifest, Store, open_store, verify_store
+from shardmill.store.readers import TokenSpace, Windows, open_tokens
+from shardmill.tokenizers import open_tokenizer, train_tokenizer
 
 __version__ = "0.1.0"
 __all__ = [

@@ -27,17 +27,47 @@ callers who do not know shardmill can still catch it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from shardmill.urls import scrub, scrub_error
 
 
 class ShardmillError(Exception):
-    """The root: `except ShardmillError` catches everything below. No message holds a secret."""
+    """The root: `except ShardmillError` catches everything below. No message holds a secret.
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
+    A message names options as `{name}` and gives their values as keywords, so that each caller
+    reads their own words: `OptionError("{workers}: wanted at least 1", workers=0)` is
+    `workers=0: wanted at least 1` in Python and `--workers 0: wanted at least 1` on the command
+    line. An option without a value is given as `...`.
+    """
+
+    def __init__(self, message: object = "", *args: object, **options: object) -> None:
         scrub_error(sys.exception())  # a traceback shows what was handled when this was raised
-        self.args = tuple(scrub(arg) if isinstance(arg, str) else arg for arg in args)
+        self._message, *rest = (_clean(arg) for arg in (message, *args))
+        self.options = {name: _clean(value) for name, value in options.items()}
+        shown = self.worded(as_keyword) if isinstance(message, str) else message
+        super().__init__(shown, *rest)
+
+    def worded(self, write: Callable[[str, object], str]) -> str:
+        """The message, with each option written by `write(name, value)`."""
+        text = str(self._message)
+        for name, value in self.options.items():
+            text = text.replace(f"{{{name}}}", write(name, value))
+        return scrub(text)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def _clean(value: object) -> object:
+    return scrub(value) if isinstance(value, str) else value
+
+
+def as_keyword(name: str, value: object) -> str:
+    """An option as Python callers write it."""
+    if value is ...:
+        return name
+    return f"{name}={value:,}" if type(value) is int else f"{name}={value!r}"
 
 
 class MissingExtraError(ShardmillError, ImportError):

@@ -1,18 +1,40 @@
-"""What rooms ask of each other: the smallest shape that does the job.
+"""A `with` block for everything that can be closed.
+
+In: a class with `close`.  Out: the same class as a context manager.
+Promise: leaving the block closes, also after an error, which goes on its way.
+Not here: what closing means.
+
+What rooms ask of each other: the smallest shape that does the job.
 
 A user's own class needs these names and nothing else: no base class, no registration.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from shardmill.records import JSON, ConversationBatch, Cursor, IntArray, Ragged, TextBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class Closing:
+    """Inherit from it and have `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; may be called again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 Texts: TypeAlias = "Sequence[str] | pa.LargeStringArray | pa.StringArray"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from shardmill.shards import PlanOptions
+from shardmill.store import PlanOptions
 from shardmill.testing.chat_stores import make_examples
 
 

@@ -13,7 +13,7 @@ from tests.docs_blocks import LANGUAGES, NUMBERS_DIFFER, UNTIL_STOPPED, blocks_o
 from tests.docs_run import PageRun, environment_for, write_commands, write_world
 
 ROOT = Path(__file__).parent.parent
-FORMAT = ROOT / "shardmill/shards/FORMAT.md"
+FORMAT = ROOT / "shardmill/store/FORMAT.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), FORMAT])
 
 NOT_RUN: dict[str, dict[str, str]] = {

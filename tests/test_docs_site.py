@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "shardmill/shards/FORMAT.md"]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "shardmill/store/FORMAT.md"])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """Elements of a page that make a browser ask for something."""
@@ -71,9 +69,9 @@ def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     ("page", "words"),
     [
         ("index.html", "From text to tokens"),  # README.md
-        ("format/index.html", "meta.json"),  # shardmill/shards/FORMAT.md
+        ("format/index.html", "meta.json"),  # shardmill/store/FORMAT.md
         ("changelog/index.html", "Unreleased"),
-        ("reference/build/index.html", 'id="shardmill.build.build_store"'),
+        ("reference/build/index.html", 'id="shardmill.building.build_store"'),
         ("reference/testing/index.html", 'id="shardmill.testing.packing.assert_packer_laws"'),
         # a field's comment is its sentence in the reference
         ("reference/records/index.html", "input rows or files consumed by this batch"),

@@ -14,31 +14,27 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill import (
-    blame,
-    build,
-    compare,
-    interop,
-    loading,
-    mapped,
-    remote,
-    shards,
-    sources,
-    streaming,
-    tokenizer,
-    urls,
-)
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.remote import open_remote, pull, push, retry
-from shardmill.remote.place import open_place
-from shardmill.sources import farretry, open_source
-from shardmill.streaming import StreamConfig
+from shardmill import building, loading, remote, sources, urls
+from shardmill import formats as interop
+from shardmill import store as shards
+from shardmill import tokenizers as tokenizer
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.inspect import blame
+from shardmill.inspect import diff as compare
+from shardmill.loading import streaming
+from shardmill.loading.streaming import StreamConfig
+from shardmill.remote import open_remote, pull, push
+from shardmill.sources import open_source
+from shardmill.storage import retry
+from shardmill.storage import retry as farretry
+from shardmill.storage.object_store import open_place
+from shardmill.store import readers as mapped
 from shardmill.testing.hub import LoopbackHub
 from shardmill.testing.s3 import LoopbackS3
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.secret_forms import FORMS, seen
 
-ROOMS = (shardmill, blame, build, compare, interop, loading, mapped, remote, shards, sources)
+ROOMS = (shardmill, blame, building, compare, interop, loading, mapped, remote, shards, sources)
 ROOMS += (streaming, tokenizer)
 PATHS = ("path", "folder", "where", "url", "spec", "source", "file", "store", "name_or_path", "a")
 OTHERS: dict[str, Any] = {

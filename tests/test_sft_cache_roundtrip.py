@@ -16,7 +16,7 @@ from niels_gpt.cache.meta import read_meta
 from niels_gpt.messages import Chat
 from niels_gpt.special_tokens import EOT
 from shardmill.errors import SourceError, StoreExistsError, TokenizerError, TokenRangeError
-from shardmill.shards import verify_store
+from shardmill.store import verify_store
 
 IDS = {"sys": 0, "usr": 1, "asst": 2, "eot": 3}
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardmill import urls
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError
-from shardmill.remote.place import open_place
 from shardmill.sources import open_source
+from shardmill.storage.object_store import open_place
 from shardmill.urls import Url, remember, remember_options, safe_cause, scrub
 from tests.secret_forms import FORMS, seen
 

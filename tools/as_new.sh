@@ -39,10 +39,13 @@ if [ "${1:-}" = --inside ]; then
   # what is about to end gets time for it
   for ((second = ${AS_NEW_PATIENCE:-30}; second >= 0; second--)); do
     left=
-    for process in /proc/[0-9]*; do # all of the new process table; zombies have no command line
+    for process in /proc/[0-9]*; do # all of the new process table
       [ "$process" != /proc/$$ ] || continue
+      # the state, not the command line, says what is dead: that is empty for a moment during exec
+      { read -r stat <"$process/stat"; } 2>/dev/null || continue
+      case ${stat##*) } in Z* | X*) continue ;; esac
       words=$(tr '\0' ' ' 2>/dev/null <"$process/cmdline" | cut -c 1-300) || true
-      [ -z "$words" ] || left+="left behind: process ${process#/proc/}: $words"$'\n'
+      left+="left behind: process ${process#/proc/}: ${words:-${stat%%)*})}"$'\n'
     done
     [ -n "$left" ] && [ "$second" -gt 0 ] || break
     sleep 1

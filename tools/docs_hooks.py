@@ -20,7 +20,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
     "index.md": "README.md",
-    "format.md": "shardmill/shards/FORMAT.md",
+    "format.md": "shardmill/store/FORMAT.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
 }

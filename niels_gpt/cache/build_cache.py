@@ -18,7 +18,7 @@ from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.shuffle import ShuffledSource
 from niels_gpt.examples import SplitRule, write_examples
 from niels_gpt.messages import Message, SplitUnit
-from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import OptionError
 from shardmill.protocols import Source
 from shardmill.sources import MemorySource

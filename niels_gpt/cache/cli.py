@@ -25,11 +25,10 @@ from niels_gpt.installed import install_tokenizer
 from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
-from shardmill.build.tools import num_cores
-from shardmill.cli.called import Call
-from shardmill.cli.mistakes import as_flags
-from shardmill.cli.progress import build_progress
-from shardmill.cli.stdout import SafeConsole, messages
+from shardmill.building.worker import num_cores
+from shardmill.cli.build_output import build_progress
+from shardmill.cli.calls import Call, as_flags
+from shardmill.cli.terminal import SafeConsole, messages
 from shardmill.errors import OptionError, ShardmillError
 
 PROGRAM = "python -m niels_gpt.cache.cli"

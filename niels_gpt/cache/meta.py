@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardmill.atomic import atomic_write
 from shardmill.errors import ManifestError, StoreNotFoundError
+from shardmill.storage.atomic import atomic_write
 
 
 def write_meta(path: str, meta: dict[str, Any]) -> None:

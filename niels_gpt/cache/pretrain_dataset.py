@@ -16,8 +16,8 @@ import torch
 from niels_gpt.cache.mmap import find_shards
 from shardmill.arguments import whole_number
 from shardmill.errors import StoreError
-from shardmill.mapped import TokenSpace
 from shardmill.records import OffsetArray
+from shardmill.store.readers import TokenSpace
 
 
 class PretrainTokenStreamDataset:

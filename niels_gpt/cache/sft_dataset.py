@@ -21,8 +21,8 @@ from niels_gpt.cache.mmap import find_examples
 from shardmill.arguments import whole_number
 from shardmill.chat import assistant_mask
 from shardmill.errors import OptionError, StoreError
-from shardmill.mapped import TokenSpace
 from shardmill.records import IGNORE_INDEX, IntArray, OffsetArray
+from shardmill.store.readers import TokenSpace
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any
 from niels_gpt.data.rows import open_rows
 from niels_gpt.messages import Chat, Message
 from shardmill.errors import SourceError
-from shardmill.sources.trees import Node, plant, ways
+from shardmill.sources.chats.message_trees import Node, plant, ways
 
 log = logging.getLogger(__name__)
 

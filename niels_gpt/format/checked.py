@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from niels_gpt.special_tokens import ROLE_NAMES
-from shardmill.chat.roles import normal_role
+from shardmill.chat.policy import normal_role
 from shardmill.errors import ShardmillError
 from shardmill.records import BoolArray, OffsetArray
 

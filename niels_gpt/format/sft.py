@@ -4,8 +4,8 @@ In: a chat.  Out: its ids, which of them are trained, both at length S, and tens
 Promise: SYS first, then the turns as they come; the loss is on the assistant's words and their EOT;
 a packed row has length S and trains at least one token; the last assistant's EOT is in it. Text
 never becomes a special id, whatever the tokenizer does with the literal strings.
-Not here: the rules themselves. Who speaks is shardmill.chat.roles, the mask shardmill.chat.mask,
-what is left out of a row shardmill.chat.fit.cuts, the shift shardmill.chat.fit.
+Not here: the rules themselves. Who speaks is shardmill.chat.policy, the mask shardmill.chat.policy,
+what is left out of a row shardmill.chat.fit, the shift shardmill.chat.fit.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from niels_gpt.messages import Message
 from niels_gpt.special_tokens import ROLE_NAMES, SPECIAL_TOKENS
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import Fit, fit_rows, next_token_pairs
-from shardmill.chat.mask import assistant_mask
+from shardmill.chat.policy import assistant_mask
 from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged
-from shardmill.tokenizer import adapt_tokenizer, probe
-from shardmill.tokenizer.specials import short_name
+from shardmill.tokenizers import adapt_tokenizer, probe
+from shardmill.tokenizers.special_tokens import short_name
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
 

@@ -16,15 +16,6 @@ proof/        is a template's mask right? a certificate, or the smallest convers
 
 from __future__ import annotations
 
-from shardmill.chat.bind import bind_template
-from shardmill.chat.check import (
-    REASONS,
-    CheckedMessage,
-    check_messages,
-    reason_to_drop,
-    special_in_text,
-)
-from shardmill.chat.contract import ChatTemplate, Rendered, TrainOn, TrainPolicy
 from shardmill.chat.fit import (
     FIT_REASONS,
     FIT_SENTENCES,
@@ -36,21 +27,36 @@ from shardmill.chat.fit import (
     next_token_pairs,
 )
 from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
-from shardmill.chat.mask import assistant_mask
-from shardmill.chat.policy import trained_turns
+from shardmill.chat.messages import (
+    REASONS,
+    CheckedMessage,
+    check_messages,
+    reason_to_drop,
+    special_in_text,
+)
+from shardmill.chat.policy import (
+    ROLE_NAMES,
+    ChatTemplate,
+    Rendered,
+    TrainOn,
+    TrainPolicy,
+    assistant_mask,
+    normal_role,
+    trained_turns,
+)
 from shardmill.chat.proof import Certificate, prove_mask
-from shardmill.chat.roles import ROLE_NAMES, normal_role
-from shardmill.chat.spec import (
+from shardmill.chat.template_spec import (
+    KNOWN_TEMPLATES,
     Insert,
     Marker,
     RoleSpec,
     TemplateSpec,
     Text,
+    known_template,
     load_template_spec,
     spec_from_json,
 )
-from shardmill.chat.template import TokenTemplate
-from shardmill.chat.templates import KNOWN_TEMPLATES, known_template
+from shardmill.chat.token_template import TokenTemplate, bind_template
 from shardmill.errors import MaskProofError
 
 __all__ = [

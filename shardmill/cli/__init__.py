@@ -13,25 +13,22 @@ from typing import Annotated
 import typer
 
 import shardmill
-from shardmill.cli.bench import bench
-from shardmill.cli.blame import blame
-from shardmill.cli.border import run
-from shardmill.cli.build import build
-from shardmill.cli.build_chats import chats
-from shardmill.cli.called import Commands
-from shardmill.cli.check import check
-from shardmill.cli.convert import convert
-from shardmill.cli.diff import diff
-from shardmill.cli.exclude import exclude
-from shardmill.cli.info import info
-from shardmill.cli.pack import pack
-from shardmill.cli.pull import pull
-from shardmill.cli.push import push
-from shardmill.cli.show import show
-from shardmill.cli.stream import stream
-from shardmill.cli.tokenizer import app as tokenizer_app
-from shardmill.cli.verify import verify
-from shardmill.cli.view import view
+from shardmill.cli.calls import Commands, run
+from shardmill.cli.commands.bench import bench
+from shardmill.cli.commands.blame import blame
+from shardmill.cli.commands.build import build
+from shardmill.cli.commands.build_chats import chats
+from shardmill.cli.commands.check import check
+from shardmill.cli.commands.convert import convert
+from shardmill.cli.commands.diff import diff
+from shardmill.cli.commands.exclude import exclude
+from shardmill.cli.commands.info import info, verify
+from shardmill.cli.commands.pack import pack
+from shardmill.cli.commands.show import show
+from shardmill.cli.commands.stream import stream
+from shardmill.cli.commands.tokenizer import app as tokenizer_app
+from shardmill.cli.commands.transfer import pull, push
+from shardmill.cli.commands.view import view
 
 app = typer.Typer(
     name="shardmill",

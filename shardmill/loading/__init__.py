@@ -9,13 +9,10 @@ Not here: tensors (pytorch), what an order is (sampling).
 from __future__ import annotations
 
 from shardmill.loading.batch import Batch, SourceCounters
-from shardmill.loading.chats import ChatRows
 from shardmill.loading.loader import Loader
-from shardmill.loading.packs import PackBatch, PackSource
-from shardmill.loading.plan import PlannedSample, plan_step
-from shardmill.loading.rows import RowSource
-from shardmill.loading.sources import TokenSource
-from shardmill.loading.stream import SampleStream
+from shardmill.loading.order import PlannedSample, SampleStream, plan_step
+from shardmill.loading.packed_rows import ChatRows, PackBatch, PackSource
+from shardmill.loading.rows import RowSource, TokenSource
 
 __all__ = [
     "Batch",

@@ -20,12 +20,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.mapped import PackSpace
 from shardmill.records import JSON, BoolArray, OffsetArray
 from shardmill.sampling import Permutation
-from shardmill.sampling.keys import fingerprint_of
 from shardmill.sampling.order import by_value
-from shardmill.shards.exclude_entries import count_tokens, merge_spans, touched
+from shardmill.sampling.seeds import fingerprint_of
+from shardmill.store.exclusions import count_tokens, merge_spans, touched
+from shardmill.store.readers import PackSpace
 
 log = logging.getLogger(__name__)
 

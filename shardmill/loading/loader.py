@@ -17,15 +17,12 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardmill.arguments import check_memory, whole_number
-from shardmill.closing import Closing
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading.ahead import Ahead, OneThread
-from shardmill.loading.batch import Batch, SourceCounters
-from shardmill.loading.buffers import Buffers
-from shardmill.loading.make import BatchMaker
+from shardmill.loading.batch import Batch, BatchMaker, Buffers, SourceCounters
+from shardmill.loading.order import SampleStream, Steps, StepShape
+from shardmill.loading.prefetch import Ahead, OneThread
 from shardmill.loading.state import make_state, read_state
-from shardmill.loading.steps import Shape, Steps
-from shardmill.loading.stream import SampleStream
+from shardmill.protocols import Closing
 from shardmill.records import JSON
 
 log = logging.getLogger(__name__)
@@ -58,7 +55,7 @@ class Loader(Closing):
         if not isinstance(stream, SampleStream):
             raise OptionError(f"stream is a {type(stream).__name__}; wanted a SampleStream")
         self.stream = stream
-        self._shape = Shape(
+        self._shape = StepShape(
             batch_size=whole_number(batch_size, "batch_size"),
             rank=whole_number(rank, "rank", least=0),
             world=whole_number(world, "world"),

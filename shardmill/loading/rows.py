@@ -5,20 +5,46 @@ checks and does alike.
 Promise: whatever has these names can be mixed, shuffled, resumed and divided over ranks with
 everything else that has them.
 Not here: windows of a store or folder (sources), rows of a pack plan (packs).
+
+One named origin of windows.
+
+In: a store's split or a folder of token files, and `seq_len`; then window numbers.
+Out: inputs and labels in int64 rows that the caller owns.
+Promise: window `i` begins at token `i * seq_len`; inputs are its first `seq_len` tokens, labels the
+same one further, so every transition is trained once an epoch. Opening reads no more than a few
+kilobytes of tokens. It pickles by path, forks and spawns; threads may share it. `excluded` says
+which windows a stream must not give, as it was when the source was opened.
+Not here: which windows and when (stream), packed rows of conversations (packs), what is given in
+place of excluded windows (exclusion); `fill` gives any window.
+
+The files of a folder without a manifest are read as one run of tokens, sorted by name: a window may
+begin in one file and end in the next.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
-from shardmill.mapped.documents import Borders
-from shardmill.mapped.space import as_positions, first_outside
+from shardmill.loading.exclusion import ExcludedItems, excluded_windows
 from shardmill.records import OffsetArray
+from shardmill.store import Exclusions, Store, read_exclusions
+from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
+from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
+from shardmill.store.readers.dtypes import dtype_name
+from shardmill.store.readers.foreign import folder_fingerprint
+from shardmill.store.readers.pread import held_by
+from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
+
+log = logging.getLogger(__name__)
+
 
 _BLOCK_BYTES = 256 * 1024
 
@@ -26,7 +52,7 @@ Documents: TypeAlias = tuple[tuple[int, int, int], ...]
 """(number in the split, start, stop) of each, in the order of the row."""
 
 
-class Place(NamedTuple):
+class RowSpan(NamedTuple):
     """Where the tokens of one row lie, in the token space of its split."""
 
     start: int  # its first token
@@ -70,7 +96,7 @@ class RowSource(Protocol):
         """Where documents begin in these rows, tokens of `seq_len + 1`; an error when nobody knows,
         also for no items."""
 
-    def place(self, item: int) -> Place: ...
+    def place(self, item: int) -> RowSpan: ...
 
     def prefetch(self, items: npt.ArrayLike) -> None:
         """Ask the kernel to read these rows ahead; returns at once."""
@@ -111,3 +137,266 @@ def check_rows(seq_len: int, *arrays: OffsetArray) -> None:
     for array in arrays:
         if array.dtype != "int64" or array.shape[1:] != (seq_len,):
             raise OptionError(f"rows of {array.dtype} {array.shape}; wanted int64 (n, {seq_len:,})")
+
+
+EVERY_FILE = "*.npy"
+"""The pattern that is taken when none is given; a store needs none."""
+_LOOK_FOR_EOS = 2**20  # tokens in which the end of a document should be found
+
+
+class TokenStore(Protocol):
+    """A store that opens its own tokens: one that is elsewhere (`shardmill.remote.open_remote`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def is_chat(self) -> bool: ...
+
+    @property
+    def exclusions(self) -> Exclusions: ...
+
+    splits: tuple[str, ...]
+    dtype: str
+    fingerprint: str
+
+    def open_tokens(self, split: str) -> TokenSpace: ...
+
+    def document_starts(self, split: str) -> OffsetArray: ...
+
+
+class TokenSource:
+    """Every whole window of a split or a folder: a read-only sequence without a state.
+
+    `path` is a folder, or a remote store that is open.
+
+    `split` None: the only split of the store, or the one that `path` itself names. `name` is part
+    of the order: the same data under another name comes in another order. Without one it is the
+    name of the folder. `file_pattern` and `dtype` are for folders that are no store, and so is
+    `eos_token_id`, the token that ends every document: with it a loader can keep documents apart.
+    `reader`: "mapped" maps the files, "pread" reads them with system calls (docs/loading.md says
+    when), "auto" is "pread" on network file systems. The attribute `reader` says what was chosen;
+    no token depends on it. A remote store reads through its cache and takes "auto" only.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | TokenStore,
+        *,
+        seq_len: int,
+        split: str | None = "train",
+        name: str | None = None,
+        file_pattern: str = EVERY_FILE,
+        dtype: npt.DTypeLike | None = None,
+        eos_token_id: int | None = None,
+        reader: ReaderName = "auto",
+    ) -> None:
+        self._of = _split_of(path, split)  # the store and the split
+        self.split: str | None = None  # None: a folder that is no store
+        self._documents: OffsetArray | None = None  # mapped at first use, in every process anew
+        if self._of is not None:
+            store, found = self._of
+            _check_store(store, file_pattern, dtype, eos_token_id)
+            space = _open_space(store, found, reader)
+            self.path, self.split = store.folder, found
+            self.fingerprint = f"{store.fingerprint}/{found}"
+        else:
+            assert isinstance(path, str | Path), "anything else is a store"
+            folder = open_token_folder(path, file_pattern, dtype=dtype)
+            space = TokenSpace(folder.files, reader=reader)
+            self.path = folder.folder
+            self.fingerprint = folder_fingerprint(folder, space)
+        self._windows = Windows(space, seq_len=seq_len)
+        self.reader = space.reader
+        self.seq_len = self._windows.seq_len
+        own = self.path.name if isinstance(path, str | Path) else path.name
+        self.name = checked_name(own if name is None else name)
+        self.num_tokens = space.num_tokens
+        self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
+        self.eos_token_id = check_eos(space, eos_token_id, self.name)
+        self.excluded: ExcludedItems | None = self._find_excluded()
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def fill(
+        self,
+        items: npt.ArrayLike,
+        input_ids: OffsetArray,
+        labels: OffsetArray,
+        rows: OffsetArray | None = None,
+    ) -> None:
+        """Window `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
+        numbers = check_fill(self, items, input_ids, labels, unit="window")
+        self.fill_unchecked(numbers, input_ids, labels, rows)
+
+    def fill_unchecked(
+        self,
+        items: OffsetArray,
+        input_ids: OffsetArray,
+        labels: OffsetArray,
+        rows: OffsetArray | None = None,
+    ) -> None:
+        """`fill` for items that an order gave, int64 and below `len(self)`, into fitting rows."""
+        for part in row_blocks(len(items), self.window_bytes):
+            ids = self._windows.gather_unchecked(items[part])
+            where = part if rows is None else rows[part]
+            input_ids[where] = ids[:, :-1]
+            labels[where] = ids[:, 1:]
+
+    def document_starts(self) -> OffsetArray | None:
+        """Where documents begin in the split, on disk; None when nobody knows (a folder)."""
+        if self._of is not None and self._documents is None:
+            store, split = self._of
+            starts = checked_starts(store.document_starts(split), self.num_tokens)
+            self._documents = held_by(self.reader, starts)
+        return self._documents
+
+    def borders(self, items: OffsetArray) -> Borders:
+        """Where documents begin in these windows: by a store's index, or after every end token of
+        a folder. A folder without `eos_token_id` is an error."""
+        starts = self.document_starts()
+        if starts is not None:
+            return find_borders(starts, items * self.seq_len, self.seq_len + 1)
+        if self.eos_token_id is None:
+            raise OptionError(
+                f"documents=True, but nothing says where the documents of source {self.name!r} "
+                f"begin: {self.path} is a folder of tokens, not a store. Name the token that ends "
+                f"a document, TokenSource(..., eos_token_id=...), or build a store"
+            )
+        length = self.seq_len + 1
+        places = [np.empty(0, np.int64)]
+        for part in row_blocks(len(items), self.window_bytes):  # read just before, so cached
+            ids = self._windows.gather_unchecked(items[part])
+            places.append(borders_after(ids, self.eos_token_id).places + part.start * length)
+        return Borders(len(items), length, np.concatenate(places))
+
+    def spans(self, items: OffsetArray) -> OffsetArray:
+        """(n, 2) the tokens of these windows, start and stop."""
+        return np.stack((items * self.seq_len, items * self.seq_len + self.seq_len + 1), axis=1)
+
+    def windows_of(self, spans: OffsetArray) -> tuple[int, int]:
+        """How many windows have a token of these merged spans, of how many."""
+        found = self._excluded_by(spans)
+        return 0 if found is None else found.num_excluded, len(self)
+
+    def place(self, item: int) -> RowSpan:
+        """Documents without tokens are not told: none of their tokens is in the window."""
+        start = item * self.seq_len
+        stop = start + self.seq_len + 1
+        starts = self.document_starts()
+        return RowSpan(start, stop, None if starts is None else _cut_out(starts, start, stop))
+
+    def prefetch(self, items: npt.ArrayLike) -> None:
+        """Ask the kernel to read these windows ahead: a system call each; returns at once."""
+        self._windows.prefetch(items)
+
+    def close(self) -> None:
+        """Let go of all maps; may be called again."""
+        self._windows.space.close()
+        self._documents = None
+
+    def _find_excluded(self) -> ExcludedItems | None:
+        if self._of is None:
+            return None
+        store, split = self._of
+        listed = read_exclusions(store) if isinstance(store, Store) else store.exclusions
+        return self._excluded_by(listed.spans(split))
+
+    def _excluded_by(self, spans: OffsetArray) -> ExcludedItems | None:
+        return excluded_windows(
+            spans,
+            name=self.name,
+            num_items=len(self),
+            stride=self.seq_len,
+            length=self.seq_len + 1,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value
+
+    def __repr__(self) -> str:
+        split = "" if self.split is None else f", split={self.split!r}"
+        return (
+            f"TokenSource({str(self.path)!r}{split}, name={self.name!r}, "
+            f"seq_len={self.seq_len:,}, windows={len(self):,}, reader={self.reader!r})"
+        )
+
+
+def _open_space(store: Store | TokenStore, split: str, reader: ReaderName) -> TokenSpace:
+    if isinstance(store, Store):
+        return open_tokens(store, split, reader=reader)
+    if reader != "auto":
+        raise OptionError(
+            f"reader={reader!r}: {store!r} is read through its cache; wanted 'auto'. A copy on "
+            f"this machine (`shardmill pull`) can be read with any reader"
+        )
+    return store.open_tokens(split)
+
+
+def _cut_out(starts: OffsetArray, start: int, stop: int) -> Documents:
+    """The documents with tokens in start..stop, cut to it."""
+    first = int(starts.searchsorted(start, side="right")) - 1
+    last = int(starts.searchsorted(stop, side="left"))
+    edges = np.append(starts[first:last], stop).clip(start, stop).tolist()
+    spans = zip(range(first, last), edges[:-1], edges[1:], strict=True)
+    return tuple(span for span in spans if span[1] < span[2])
+
+
+def _split_of(
+    path: str | Path | TokenStore, split: str | None
+) -> tuple[Store | TokenStore, str] | None:
+    if isinstance(path, str | Path):
+        return find_split(path, split)
+    named = path.splits[0] if split is None and len(path.splits) == 1 else split
+    if named not in path.splits:
+        raise OptionError(f"{path!r}: its splits are {list(path.splits)}; none is {split!r}")
+    return path, named
+
+
+def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | None:
+    """The id that ends a document, if tokens of this kind can hold it; logged when none does."""
+    if eos_token_id is None:
+        return None
+    eos = whole_number(eos_token_id, "eos_token_id", least=0)
+    if eos > np.iinfo(space.dtype).max:
+        raise OptionError(
+            f"{name}: eos_token_id={eos:,} cannot occur in {space.dtype} tokens; these tokens come "
+            f"from another tokenizer"
+        )
+    looked_at = min(space.num_tokens, _LOOK_FOR_EOS)
+    if not (space.read(0, looked_at) == eos).any():
+        log.warning(
+            "%s: eos_token_id=%d is not among the first %s tokens; is it the right id?",
+            *(name, eos, f"{looked_at:,}"),
+        )
+    return eos
+
+
+def _check_store(
+    store: Store | TokenStore,
+    file_pattern: str,
+    dtype: npt.DTypeLike | None,
+    eos_token_id: int | None,
+) -> None:
+    if store.is_chat:
+        raise OptionError(
+            f"{store.folder}: a store of conversations. Here every token would be trained; read it "
+            f"with shardmill.ChatRows, or packed with shardmill.PackSource: both keep to "
+            f"its loss mask"
+        )
+    if file_pattern != EVERY_FILE:
+        raise OptionError(
+            f"file_pattern={file_pattern!r}, but {store.folder} is a store and is read whole, as "
+            f"its manifest lists it; leave the pattern away"
+        )
+    if eos_token_id is not None:
+        raise OptionError(
+            f"eos_token_id={eos_token_id!r}, but {store.folder} is a store, whose index says where "
+            f"documents begin; leave it out"
+        )
+    if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
+        raise OptionError(f"{store.folder}: its tokens are {store.dtype}, but dtype={dtype!r}")

@@ -16,9 +16,9 @@ from typing import Any
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.exclusion import tell_change
-from shardmill.loading.stream import SampleStream
+from shardmill.loading.order import SampleStream
 from shardmill.records import JSON
-from shardmill.sampling.keys import fingerprint_of
+from shardmill.sampling.seeds import fingerprint_of
 
 VERSION = 1
 KIND = "shardmill.loader"

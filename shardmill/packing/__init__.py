@@ -8,16 +8,14 @@ Not here: tokens. A plan is an index, never a copy.
 
 from __future__ import annotations
 
-from shardmill.packing.assignment import BinAssignment
-from shardmill.packing.pack import (
+from shardmill.packing.packers import (
     PACKERS,
     best_fit_decreasing,
     concatenate,
     first_fit_decreasing,
     first_fit_shuffle,
 )
-from shardmill.packing.pieces import Long, Pieces
-from shardmill.packing.plan import PackMetrics, PackPlan, plan_of_bins
+from shardmill.packing.plan import BinAssignment, Long, PackMetrics, PackPlan, Pieces, plan_of_bins
 
 __all__ = [
     "PACKERS",

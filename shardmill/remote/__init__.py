@@ -8,28 +8,20 @@ Not here: how to build; a client (fsspec and its file systems: `shardmill[s3]` f
 
 from __future__ import annotations
 
-from shardmill.remote.outgoing import Outgoing, build_to
-from shardmill.remote.packed import (
-    ChatSftOutputConfig,
-    process_chat_sft_pack_from_spool_core,
-    write_memmap_to_cloud,
-)
-from shardmill.remote.receive import pull, remote_manifest, verify_remote
-from shardmill.remote.records import Receipt
-from shardmill.remote.send import push
-from shardmill.remote.store import RemoteStore, open_remote
+from shardmill.remote.build_to import Outgoing, build_to
+from shardmill.remote.contents import TransferReceipt
+from shardmill.remote.pull import pull, remote_manifest, verify_remote
+from shardmill.remote.push import push
+from shardmill.remote.remote_store import RemoteStore, open_remote
 
 __all__ = [
-    "ChatSftOutputConfig",
     "Outgoing",
-    "Receipt",
     "RemoteStore",
+    "TransferReceipt",
     "build_to",
     "open_remote",
-    "process_chat_sft_pack_from_spool_core",
     "pull",
     "push",
     "remote_manifest",
     "verify_remote",
-    "write_memmap_to_cloud",
 ]

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, ShardmillError, StoreError
-from shardmill.remote.locks import LockedFile
+from shardmill.storage.locks import LockedFile
 
 Fetch = Callable[[Path], None]
 """Writes the whole file into the part at this path; what lies there is its beginning."""

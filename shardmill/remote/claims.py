@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from shardmill.errors import ShardmillError, StoreError, StoreNotFoundError
-from shardmill.remote.place import Listing, Place
+from shardmill.storage.object_store import Listing, RemoteFolder
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class _Seen:
 class Turn:
     """The right to change a place. Made by `take_turn`."""
 
-    def __init__(self, place: Place, pushing: str) -> None:
+    def __init__(self, place: RemoteFolder, pushing: str) -> None:
         self.place, self.name = place, f"{FLAG}{secrets.token_hex(8)}.json"
         self.found: Listing = {}  # the place, listed when the turn began
         self._flag = _Flag(
@@ -185,7 +185,7 @@ class Turn:
 
 
 @contextmanager
-def take_turn(place: Place, pushing: str) -> Iterator[Turn]:
+def take_turn(place: RemoteFolder, pushing: str) -> Iterator[Turn]:
     """The right to change `place` while the block runs. Raises if another push has it."""
     turn = Turn(place, pushing)
     _active.add(turn.name)
@@ -205,7 +205,7 @@ def _now() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def _read(place: Place, name: str, found: Listing) -> bytes | None:
+def _read(place: RemoteFolder, name: str, found: Listing) -> bytes | None:
     """A flag; None if it is gone."""
     try:
         return place.read(name, min(found[name]["size"], 2 * _FLAG_BYTES))

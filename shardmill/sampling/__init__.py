@@ -8,11 +8,10 @@ Not here: tokens, files, batches.
 
 from __future__ import annotations
 
-from shardmill.sampling.block import BlockShuffle, items_per_block
+from shardmill.sampling.block_shuffle import BlockShuffle, items_per_block
 from shardmill.sampling.mixture import MixedSamples, Mixture
-from shardmill.sampling.order import InOrder, Order, OrderFactory, epochs
+from shardmill.sampling.order import InOrder, Order, OrderFactory, epochs, rank_slice
 from shardmill.sampling.permutation import Permutation
-from shardmill.sampling.ranks import rank_slice
 
 __all__ = [
     "BlockShuffle",

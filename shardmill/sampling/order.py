@@ -4,6 +4,14 @@ In: indices.  Out: items, or (epoch, item) of an endless stream of epochs.
 Promise: an order is a bijection of 0..n - 1 and a pure function; in an endless stream every item
 comes once an epoch, in an order of the epoch's own.
 Not here: how an order is made (permutation, block).
+
+Who reads what.
+
+In: the samples of a global batch, a rank and how many ranks there are.  Out: the rank's samples.
+Promise: the ranks are a disjoint cover; their numbers of samples differ by at most one. The number
+of ranks and the size of a batch decide who reads a sample, never which sample comes next: a run's
+position is one number, the samples consumed.
+Not here: batches, padding, dropping.
 """
 
 from __future__ import annotations
@@ -15,8 +23,9 @@ from typing import Protocol, SupportsIndex, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
-from shardmill.sampling.keys import (
+from shardmill.sampling.seeds import (
     MOST_ITEMS,
     Indices,
     as_words,
@@ -117,3 +126,21 @@ def by_value(values: Indices) -> Iterator[tuple[int, Indices | slice]]:
         cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), len(values)]
         for start, stop in pairwise(cuts):
             yield int(ordered[start]), places[start:stop]
+
+
+def rank_slice(
+    start: SupportsIndex, stop: SupportsIndex, *, rank: SupportsIndex, world: SupportsIndex
+) -> range:
+    """The global samples that `rank` reads of the global batch `start..stop`.
+
+    A run of neighbours, not every `world`-th: a mixture is periodic, and with two equal sources
+    and two ranks every second sample would be one source for ever.
+    """
+    first = checked_count(start, "start")
+    size = checked_count(stop, "stop") - first
+    ranks, number = whole_number(world, "world"), whole_number(rank, "rank", least=0)
+    if size < 0:
+        raise OptionError(f"start={first:,}, stop={first + size:,}: wanted start <= stop")
+    if number >= ranks:
+        raise OptionError(f"rank={number:,}: wanted 0 to {ranks - 1:,}, for world={ranks:,}")
+    return range(first + size * number // ranks, first + size * (number + 1) // ranks)

@@ -8,23 +8,19 @@ Not here: tokens, splits; whether a conversation makes sense.
 """
 
 from shardmill.sources.appended import Appended, append_files, files_of, only_files
-from shardmill.sources.batching import BatchLimits
-from shardmill.sources.chats import ChatSource
+from shardmill.sources.batches import BatchLimits, limited, stamp_of
+from shardmill.sources.chats.conversations import ChatSource
+from shardmill.sources.chats.json_records import iter_jsonl_rows
+from shardmill.sources.chats.shapes import CHAT_REASONS, SHAPES
 from shardmill.sources.concat import ConcatSource
-from shardmill.sources.hubparquet import HubParquetSource, open_hub
-from shardmill.sources.hubsource import HubOptions, HubSource, iter_rows
-from shardmill.sources.jsonl import JsonlSource
-from shardmill.sources.limited import limited
-from shardmill.sources.memory import MemorySource
-from shardmill.sources.memorychats import MemoryChats
-from shardmill.sources.open import open_source
-from shardmill.sources.openchats import open_chats
-from shardmill.sources.parquet import ParquetSource
-from shardmill.sources.rows import iter_jsonl_rows
-from shardmill.sources.shapes import CHAT_REASONS, SHAPES
-from shardmill.sources.singly import RowPlace, read_row, tells_rows
-from shardmill.sources.stamp import stamp_of
-from shardmill.sources.text import TextSource
+from shardmill.sources.formats.hub_parquet import HubParquetSource, open_hub
+from shardmill.sources.formats.hub_source import HubOptions, HubSource, iter_rows
+from shardmill.sources.formats.jsonl import JsonlSource
+from shardmill.sources.formats.parquet import ParquetSource
+from shardmill.sources.formats.text import TextSource
+from shardmill.sources.memory import MemoryChats, MemorySource
+from shardmill.sources.open import open_chats, open_source
+from shardmill.sources.row_lookup import RowPlace, read_row, tells_rows
 
 __all__ = [
     "Appended",

@@ -18,8 +18,8 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON
 from shardmill.sources.concat import ConcatSource
-from shardmill.sources.files import InputFile, content_of, has_content
-from shardmill.sources.filesource import FileSource
+from shardmill.sources.file_source import FileSource
+from shardmill.storage.files import InputFile, content_of, has_content
 
 _Found = tuple[int, InputFile]  # the number of a leaf, and a file of it
 

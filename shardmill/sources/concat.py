@@ -13,12 +13,9 @@ from dataclasses import replace
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import CuttableSource, DividedSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
-from shardmill.sources.cursors import counts_of, fields_of
-from shardmill.sources.cutting import check_num_bytes, runs
-from shardmill.sources.files import InputFile
-from shardmill.sources.filesource import FileSource, check_at_least
-from shardmill.sources.limited import limited
-from shardmill.sources.stamp import stamp_of
+from shardmill.sources.batches import check_num_bytes, counts_of, fields_of, limited, runs, stamp_of
+from shardmill.sources.file_source import FileSource, check_at_least
+from shardmill.storage.files import InputFile
 
 
 class ConcatSource:

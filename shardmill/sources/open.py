@@ -6,26 +6,80 @@ Promise: the kind follows from the file's ending, or is said with kind=; nothing
 content. Unknown endings and folders of several kinds are refused with what to do. Files come in
 the order of their names, or in one that is drawn from a seed.
 Not here: the kinds themselves.
+
+From words on a command line to conversations.
+
+In: a file, a folder, a glob, "hub:owner/name[:config]", "hf://datasets/owner/name[@revision]", or
+several of them; or one URL of object storage.  Out: a `ChatSource` over all of them, in order.
+Promise: how a file is read follows from its ending; files of several kinds may lie in one folder.
+No file twice. Names in ids and cursors are relative to what all files have in common.
+Not here: reading.
+
+Files in an order that is drawn from a seed.
+
+In: sources, in the order they were named, and a seed.  Out: one source of the same files.
+Promise: the order depends on the seed and the names of the files alone (relative ones, as they are
+in cursors): not on the machine, the format, or how the files were named on the command line, but
+for files of one name, which keep the order of the command line. Inside a file nothing moves.
+Not here: an order of documents; loading draws that, at no cost, for every epoch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
+from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, name_of
+from shardmill.sources.chats.arrow_records import HubRecords, ParquetRecords
+from shardmill.sources.chats.conversations import ChatSource
+from shardmill.sources.chats.json_records import (
+    JSON_SUFFIXES,
+    JsonlRecords,
+    RecordInput,
+    json_input,
+)
+from shardmill.sources.chats.message_trees import Rules
 from shardmill.sources.concat import ConcatSource
-from shardmill.sources.fileorder import in_seeded_order
-from shardmill.sources.files import is_glob, list_files
-from shardmill.sources.filesource import FileSource
-from shardmill.sources.hubsource import HubSource
-from shardmill.sources.jsonl import JSONL_SUFFIXES, JsonlSource
-from shardmill.sources.parquet import PARQUET_SUFFIXES, ParquetSource
-from shardmill.sources.text import TEXT_SUFFIXES, TextSource
+from shardmill.sources.file_source import FileSource
+from shardmill.sources.formats.hub_source import HubOptions, HubSource
+from shardmill.sources.formats.jsonl import JSONL_SUFFIXES, JsonlSource, OnBad
+from shardmill.sources.formats.parquet import PARQUET_SUFFIXES, ParquetSource
+from shardmill.sources.formats.text import TEXT_SUFFIXES, TextSource
+from shardmill.storage.files import InputFile, Where, is_glob, list_files
 from shardmill.urls import Url
+
+
+def in_seeded_order(parts: Sequence[Source], seed: int) -> Source:
+    """All files of all parts, mixed."""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise OptionError(f"seed={seed!r}: wanted a whole number")
+    if len(parts) == 1 and isinstance(parts[0], FileSource):
+        return parts[0].reordered(lambda file: place_of_file(seed, file.name))
+    files: list[tuple[str, Source]] = []
+    for part in parts:
+        if not isinstance(part, FileSource):
+            raise OptionError(
+                f"seed={seed}: {part.name} is no files here, and a seed orders files; name it "
+                "without a seed, or its files: hf://datasets/owner/name/**/*.parquet"
+            )
+        files += [(place_of_file(seed, one.files[0].name), one) for one in part.each_file()]
+    files.sort(key=lambda pair: pair[0])
+    return ConcatSource(
+        [source for _, source in files], name=" + ".join(part.name for part in parts)
+    )
+
+
+def place_of_file(seed: int, name: str) -> str:
+    """What files are sorted by."""
+    return hashlib.sha256(json.dumps([seed, "file order", name]).encode()).hexdigest()
+
 
 SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSONL_SUFFIXES, "parquet": PARQUET_SUFFIXES}
 _ALL_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
@@ -151,3 +205,97 @@ def _kind_of_name(name: str) -> str | None:
         if name.lower().endswith(suffixes):
             return kind
     return None
+
+
+_READERS: dict[str, Callable[[InputFile], RecordInput]] = {
+    **dict.fromkeys(JSONL_SUFFIXES, JsonlRecords),
+    **dict.fromkeys(PARQUET_SUFFIXES, ParquetRecords),
+    **dict.fromkeys(JSON_SUFFIXES, json_input),
+}
+_SUFFIXES = tuple(_READERS)
+_RULES = [field.name for field in fields(Rules)]
+_HUB_OPTIONS = [field.name for field in fields(HubOptions) if field.name != "field"]
+
+
+def open_chats(
+    where: Where,
+    *,
+    shape: str | None = None,
+    name: str | None = None,
+    on_bad: OnBad = "error",
+    limits: BatchLimits = DEFAULT_LIMITS,
+    **options: Any,
+) -> ChatSource:
+    """Open conversations. `shape`: one of `SHAPES`; None: that of the first record.
+
+    Further options: lang= and skip_deleted= of the oasst shapes; for hub datasets those of
+    `HubOptions`. A file that exists is a file, whatever its name looks like. Files are looked up
+    at the call, and read (for the shape) on first use.
+    """
+    parts = [where] if isinstance(where, str | Path) else list(where)
+    if not parts:
+        raise SourceError("no chats named; name a file, a folder, a glob or hub:owner/name")
+    hubs = [part for part in parts if _is_hub(part)]
+    rules, hub_options = _parted(options, is_hub=bool(hubs))
+    files = _files([part for part in parts if part not in hubs])
+    if len(set(map(str, hubs))) < len(hubs):
+        raise SourceError("a hub dataset is named more than once; name it once")
+    inputs: list[RecordInput] = []
+    for part in parts:
+        if part in hubs:
+            inputs.append(_hub_input(str(part), hub_options))
+        else:
+            inputs += [_file_input(file) for file in files.pop(0)]
+    return ChatSource(
+        inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
+    )
+
+
+def _parted(options: dict[str, Any], *, is_hub: bool) -> tuple[Rules, dict[str, Any]]:
+    """The options of trees and those of hubs."""
+    known = _RULES + (_HUB_OPTIONS if is_hub else [])
+    strange = sorted(set(options) - set(known))
+    if strange:
+        raise OptionError(
+            f"the option {', '.join(strange)} does not apply to this input; "
+            f"options here: {', '.join(['shape', 'name', 'on_bad', 'limits', *known])}"
+        )
+    rules = Rules(**{key: value for key, value in options.items() if key in _RULES})
+    return rules, {key: value for key, value in options.items() if key not in _RULES}
+
+
+def _files(parts: Sequence[str | Path]) -> list[list[InputFile]]:
+    """The files of each part, named relative to what all parts have in common."""
+    found = [list_files(part, suffixes=_SUFFIXES) for part in parts]
+    if len(found) < 2:
+        return [list(files) for files in found]
+    paths = [file.path for files in found for file in files]
+    named = iter(list_files(paths, suffixes=_SUFFIXES))  # refuses a file that two parts name
+    return [[next(named) for _ in files] for files in found]
+
+
+def _file_input(file: InputFile) -> RecordInput:
+    for suffix, reader in _READERS.items():
+        if file.name.lower().endswith(suffix):
+            return reader(file)
+    raise SourceError(f"{file.place}: ends in none of {', '.join(_SUFFIXES)}; rename it")
+
+
+def _is_hub(part: str | Path) -> bool:
+    return is_hub_dataset(str(part))
+
+
+def _hub_input(where: str, options: dict[str, Any]) -> HubRecords:
+    if where.startswith(_HUB):
+        dataset, _, value = where.removeprefix(_HUB).partition(":")
+        key = "config"
+    else:
+        dataset, _, value = where.removeprefix(_HF).removeprefix("datasets/").partition("@")
+        key = "revision"
+    if dataset.count("/") != 1 or not all(dataset.split("/")):
+        raise SourceError(
+            f"{where}: wanted hub:owner/name[:config] or hf://datasets/owner/name[@revision]"
+        )
+    if value and options.get(key, value) != value:
+        raise OptionError(f"{where} names {key} {value!r}, but {key}={options[key]!r}")
+    return HubRecords(dataset, **{**options, **({key: value} if value else {})})

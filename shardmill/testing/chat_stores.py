@@ -18,7 +18,7 @@ import numpy as np
 
 from shardmill.errors import missing_extra
 from shardmill.records import ROLES, ChatExamples, Drop, Ragged
-from shardmill.shards import ChatLedger, Manifest, StoreFacts, StoreWriter
+from shardmill.store import ChatLedger, Manifest, StoreFacts, StoreWriter
 from shardmill.testing.stores import plain_facts, read_documents
 
 try:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import missing_extra
-from shardmill.interop.packed import PackedBin, PackedShard, SequenceSpoolWriter
+from shardmill.formats.packed import PackedBin, PackedShard, SequenceSpoolWriter
 
 try:
     from hypothesis import strategies as st

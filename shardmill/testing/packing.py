@@ -16,7 +16,7 @@ import numpy as np
 from shardmill.errors import missing_extra
 from shardmill.packing import PackPlan
 from shardmill.records import ChatExamples
-from shardmill.shards import PlanOptions, StoredPlan
+from shardmill.store import PlanOptions, StoredPlan
 
 try:
     from hypothesis import strategies as st

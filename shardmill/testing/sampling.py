@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from shardmill.sampling import Mixture, Order, epochs, rank_slice
-from shardmill.sampling.keys import Indices
+from shardmill.sampling.seeds import Indices
 
 __all__ = [
     "RankSlice",

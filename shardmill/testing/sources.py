@@ -22,13 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from shardmill.protocols import (
-    ConversationSource,
-    CuttableSource,
-    DividedSource,
-    Source,
-    continues,
-)
+from shardmill.protocols import ConversationSource, CuttableSource, DividedSource, Source, continues
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
 __all__ = [

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import missing_extra
-from shardmill.mapped import TokenSpace
 from shardmill.records import IntArray, TokenFile
+from shardmill.store.readers import TokenSpace
 
 try:
     from hypothesis import strategies as st

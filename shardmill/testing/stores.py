@@ -23,7 +23,7 @@ import numpy as np
 
 from shardmill.errors import StoreNotFoundError, missing_extra
 from shardmill.records import Drop, Ragged
-from shardmill.shards import (
+from shardmill.store import (
     DocumentLedger,
     Ledger,
     Manifest,

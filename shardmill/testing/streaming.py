@@ -17,11 +17,10 @@ from typing import TypeAlias
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from shardmill.loading.streaming.documents import DocumentStream
+from shardmill.loading.streaming.records import Block, StreamCursor, StreamOrder, Tally
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
-from shardmill.streaming.documents import DocumentStream
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.records import Block, Place, Tally
 
 __all__ = [
     "REPAIRED",
@@ -182,15 +181,15 @@ def orders() -> st.SearchStrategy[StreamOrder]:
     )
 
 
-def contents(blocks: Sequence[Block]) -> list[tuple[Place, list[str], Place]]:
+def contents(blocks: Sequence[Block]) -> list[tuple[StreamCursor, list[str], StreamCursor]]:
     """Blocks as values that can be compared."""
     return [(block.start, block.texts.to_pylist(), block.end) for block in blocks]
 
 
-def place_from_json(text: str) -> Place:
+def place_from_json(text: str) -> StreamCursor:
     """A place that was written with `json.dumps(asdict(place))`."""
     value = json.loads(text)
-    return Place(**{**value, "tally": Tally(**value["tally"])})
+    return StreamCursor(**{**value, "tally": Tally(**value["tally"])})
 
 
 def assert_stream_resumes(open_stream: Callable[[], DocumentStream], num_blocks: int) -> None:
@@ -216,7 +215,7 @@ def assert_stream_resumes(open_stream: Callable[[], DocumentStream], num_blocks:
 def epoch_texts(stream: DocumentStream, epoch: int = 0) -> list[str]:
     """The documents of one epoch of a stream, in order."""
     texts: list[str] = []
-    for block in stream.blocks(Place(epoch=epoch)):
+    for block in stream.blocks(StreamCursor(epoch=epoch)):
         texts += block.texts.to_pylist()
         if block.end.epoch > epoch:
             break

@@ -16,7 +16,7 @@ import pyarrow as pa
 from shardmill.errors import missing_extra
 from shardmill.protocols import Tokenizer
 from shardmill.records import Ragged
-from shardmill.tokenizer.battery import short_texts
+from shardmill.tokenizers.battery import short_texts
 
 try:
     from hypothesis import strategies

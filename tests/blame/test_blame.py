@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.blame import Blame, blame_document, blame_token, blame_tokens
-from shardmill.build import BuildSpec, Feed, build_chats, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import units as grains
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, SourceError
-from shardmill.shards import open_store
-from shardmill.shards.layout import ORIGINS
+from shardmill.inspect.blame import blame_document, blame_token, blame_tokens
+from shardmill.inspect.blame_records import Blame
 from shardmill.sources import JsonlSource, MemoryChats, MemorySource, TextSource, open_chats
-from shardmill.tokenizer import ByteTokenizer, adapt_tokenizer
+from shardmill.store import open_store
+from shardmill.store.layout import ORIGINS
+from shardmill.tokenizers import ByteTokenizer, adapt_tokenizer
 
 BYTES = ByteTokenizer(byte_offset=1, specials={"eot": "<e>"})
 SPECIALS = {"sys": "<s>", "usr": "<u>", "asst": "<a>", "eot": "<e>"}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 CODE = """
 import json
 from shardmill.blame import blame_tokens
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store, grains
 from shardmill.sources import HubSource, open_hub
 from shardmill.tokenizer import ByteTokenizer
 

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.blame import blame_tokens
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import units as grains
 from shardmill.errors import BuildError, OptionError
+from shardmill.inspect.blame import blame_tokens
 from shardmill.records import Ragged
-from shardmill.shards import open_store, verify_store
-from shardmill.shards.layout import ORIGINS
 from shardmill.sources import BatchLimits, ConcatSource, JsonlSource, ParquetSource, TextSource
-from shardmill.tokenizer import ByteTokenizer
-from shardmill.tokenizer.texts import as_list
+from shardmill.store import open_store, verify_store
+from shardmill.store.layout import ORIGINS
+from shardmill.tokenizers import ByteTokenizer
+from shardmill.tokenizers.texts import as_list
 
 SMALL = BatchLimits(num_bytes=60, num_documents=4)
 KINDS = ("jsonl", "parquet", "lines", "texts")

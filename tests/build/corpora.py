@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardmill.build import Feed
+from shardmill.building import Feed
 from shardmill.sources import BatchLimits, ConcatSource, JsonlSource, ParquetSource, TextSource
 
 SMALL = BatchLimits(num_bytes=2_000, num_documents=23)

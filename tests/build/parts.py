@@ -10,8 +10,8 @@ from pathlib import Path
 
 from shardmill.errors import EngineMismatchError
 from shardmill.records import Ragged
-from shardmill.tokenizer import ByteTokenizer
-from shardmill.tokenizer.texts import as_list
+from shardmill.tokenizers import ByteTokenizer
+from shardmill.tokenizers.texts import as_list
 
 
 class Slow(ByteTokenizer):

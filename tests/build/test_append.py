@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import units as grains
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, SourceError
 from shardmill.records import Ragged
-from shardmill.shards import continued, open_store, verify_store
 from shardmill.sources import (
     BatchLimits,
     ConcatSource,
@@ -27,8 +27,10 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
 )
-from shardmill.tokenizer import ByteTokenizer
-from shardmill.tokenizer.texts import as_list
+from shardmill.store import open_store, verify_store
+from shardmill.store import sinks as continued
+from shardmill.tokenizers import ByteTokenizer
+from shardmill.tokenizers.texts import as_list
 from tests.helpers import folder_digest
 
 SMALL = BatchLimits(num_bytes=60, num_documents=4)

@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store, grains, run
+from shardmill.building import BuildSpec, Feed, build_store, run
+from shardmill.building import units as grains
 from shardmill.errors import BuildError, UnfinishedBuildError
-from shardmill.shards import open_store, read_manifest, verify_store, write_manifest
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import open_store, read_manifest, verify_store, write_manifest
+from shardmill.tokenizers import ByteTokenizer
 from tests.build.parts import Differing
 from tests.helpers import folder_digest
 
@@ -26,7 +27,7 @@ FILL = (("val", 3_000), ("train", None))
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.build import grains, segments
+from shardmill.building import grains, segments
 from tests.build.parts import Slow
 from tests.build.test_append_killed import add
 grains.GRAIN_BYTES = 2_000

@@ -11,17 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec
-from shardmill.build.carried import Parcel
-from shardmill.build.segments import Receipt, SegmentSize, read_receipts
-from shardmill.build.task import TextTask
-from shardmill.build.tokenise import token_rules
-from shardmill.build.tools import WorkerTools
-from shardmill.build.units import cut_feed, make_unit
+from shardmill.building import BuildSpec
+from shardmill.building.encode import token_rules
+from shardmill.building.segments import Parcel, Receipt, SegmentSize, read_receipts
+from shardmill.building.units import cut_feed, make_unit
+from shardmill.building.worker import TextTask, WorkerTools
 from shardmill.errors import BuildError
 from shardmill.protocols import PortableTask
 from shardmill.sources import JsonlSource
-from shardmill.tokenizer import ByteTokenizer, choose_encoder
+from shardmill.tokenizers import ByteTokenizer, choose_encoder
 from tests.build.corpora import SMALL, write_corpus
 from tests.helpers import folder_digest
 

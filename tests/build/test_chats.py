@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, build_chats, engine, render, segments
-from shardmill.build.render import SplitRule
+from shardmill.building import BuildSpec, build_chats, segments
+from shardmill.building import chats as render
+from shardmill.building import encode as engine
+from shardmill.building.chats import SplitRule
 from shardmill.chat import Rendered, TrainPolicy, bind_template, known_template
 from shardmill.chat.proof import prove_mask
 from shardmill.errors import (
@@ -26,12 +28,12 @@ from shardmill.errors import (
     TokenRangeError,
     UnfinishedBuildError,
 )
-from shardmill.mapped import ChatSpace
 from shardmill.records import Conversation, ConversationBatch, Cursor, Drop, Ragged
-from shardmill.shards import open_store, verify_store
 from shardmill.sources import MemoryChats, open_chats
+from shardmill.store import open_store, verify_store
+from shardmill.store.readers import ChatSpace
 from shardmill.testing.chat_stores import assert_same_examples, read_examples
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.helpers import folder_digest
 
 TOKENIZER = open_tokenizer(

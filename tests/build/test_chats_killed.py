@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from shardmill.errors import StoreNotFoundError
-from shardmill.shards import open_store, verify_store
+from shardmill.store import open_store, verify_store
 from tests.helpers import folder_digest
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.build import BuildSpec, build_chats, segments
+from shardmill.building import BuildSpec, build_chats, segments
 from shardmill.chat import bind_template, known_template
 from shardmill.sources import BatchLimits, open_chats
 from shardmill.tokenizer import open_tokenizer

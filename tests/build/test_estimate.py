@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from shardmill.build import BuildSpec, Feed, build_store, grains, plan_store
-from shardmill.build.estimate import is_surely_enough
-from shardmill.build.units import cut_feed
+from shardmill.building import BuildSpec, Feed, build_store, plan_store
+from shardmill.building import units as grains
+from shardmill.building.progress import is_surely_enough
+from shardmill.building.units import cut_feed
 from shardmill.errors import SourceError
 from shardmill.sources import BatchLimits, ConcatSource, TextSource, open_source
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 
 WORDS = np.array(["the", "of", "mill", "water", "turning", "stone", "and", "corn", "1874", "it"])
 LIMITS = BatchLimits(num_bytes=20_000)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from shardmill import atomic
-from shardmill.build import BuildSpec, Feed, build_store, grains, segments
+from shardmill.building import BuildSpec, Feed, build_store, segments
+from shardmill.building import units as grains
 from shardmill.errors import BuildError, ShardmillError, SourceError
-from shardmill.shards import verify_store
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.storage import atomic
+from shardmill.store import verify_store
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 
 WORKERS = [1, 2]

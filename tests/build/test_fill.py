@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.build.fill import Filler, append_to_each, take
+from shardmill.building.encode import Filler, append_to_each, take
 from shardmill.records import Ragged
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=40)

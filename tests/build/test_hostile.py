@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store, has_unfinished_build, segments
+from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, segments
 from shardmill.errors import BuildError, OptionError, ShardmillError, UnfinishedBuildError
-from shardmill.shards import open_store
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.sources import files as source_files
-from shardmill.tokenizer import open_tokenizer
+from shardmill.storage import files as source_files
+from shardmill.store import open_store
+from shardmill.tokenizers import open_tokenizer
 from tests.helpers import folder_digest
 
 

@@ -8,9 +8,10 @@ from collections import defaultdict
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store, grains, segments
+from shardmill.building import BuildSpec, Feed, build_store, segments
+from shardmill.building import units as grains
 from shardmill.sources import BatchLimits, open_source
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 
 ROWS = [{"text": "word " * 20, "meta": "x" * 900} for _ in range(600)]

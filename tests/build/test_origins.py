@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import units as grains
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import DamagedStoreError, ManifestError
-from shardmill.shards import open_store, read_origins, verify_store
-from shardmill.shards.layout import ORIGINS
 from shardmill.sources import ConcatSource, JsonlSource, MemoryChats, MemorySource, TextSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import open_store, read_origins, verify_store
+from shardmill.store.layout import ORIGINS
+from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import SMALL
 from tests.helpers import folder_digest
 

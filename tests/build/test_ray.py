@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store, grains, segments
+from shardmill.building import BuildSpec, Feed, build_store, segments
+from shardmill.building import units as grains
 from shardmill.errors import BuildError, OptionError
-from shardmill.shards import verify_store
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import verify_store
+from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import feeds_of, write_corpus
 from tests.build.parts import Watched
 from tests.engines.clusters import SECOND, ray_nodes, raylet_of
@@ -201,7 +202,7 @@ class Joining(logging.Handler):
 
 
 def test_a_cluster_without_a_cpu_is_refused_or_waited_for(tmp_path, monkeypatch):
-    from shardmill.engines import ray_engine
+    from shardmill.building.engines import ray_engine
 
     monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
     with ray_nodes(0) as empty:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 BUILD = """
 import sys
 from pathlib import Path
-from shardmill.build import BuildSpec, build_store, grains, segments
+from shardmill.building import BuildSpec, build_store, grains, segments
 from tests.build.corpora import feeds_of
 from tests.build.parts import Slow
 grains.GRAIN_BYTES = 3_000

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store, grains, plan_store
-from shardmill.build.memory import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
+from shardmill.building import BuildSpec, Feed, build_store, plan_store
+from shardmill.building import units as grains
+from shardmill.building.encode import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
 from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import Tokenizer
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource
-from shardmill.tokenizer import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
 from tests.build.corpora import write_corpus
 
 SPEC = BuildSpec(dtype="uint16")
@@ -122,8 +123,8 @@ def test_a_document_that_memory_does_not_hold_is_refused_by_file_and_size(
 HUGE = """
 import sys
 from pathlib import Path
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.build.memory import PROCESS_BYTES
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building.memory import PROCESS_BYTES
 from shardmill.sources import JsonlSource
 from shardmill.tokenizer import ByteTokenizer
 path = Path(sys.argv[1])

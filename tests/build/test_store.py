@@ -18,16 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import (
-    BuildSpec,
-    Feed,
-    build_store,
-    engine,
-    grains,
-    has_unfinished_build,
-    segments,
-    task,
-)
+from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, segments
+from shardmill.building import encode as engine
+from shardmill.building import units as grains
+from shardmill.building import worker as task
 from shardmill.errors import (
     BuildError,
     BuildLockedError,
@@ -41,10 +35,10 @@ from shardmill.errors import (
     UnfinishedBuildError,
 )
 from shardmill.records import Cursor, Ragged, TextBatch
-from shardmill.shards import open_store, verify_store
 from shardmill.sources import MemorySource, open_source
+from shardmill.store import open_store, verify_store
 from shardmill.testing.stores import read_documents
-from shardmill.tokenizer import adapt_tokenizer, open_tokenizer
+from shardmill.tokenizers import adapt_tokenizer, open_tokenizer
 from tests.helpers import folder_digest
 
 TOKENIZER = open_tokenizer("byte:1", specials={"eot": "<|eot|>"})
@@ -456,7 +450,7 @@ def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, sma
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.build import BuildSpec, Feed, build_store, segments
+from shardmill.building import BuildSpec, Feed, build_store, segments
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizer import open_tokenizer
 segments.SEGMENT_TOKENS = 20_000

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_store, grains, segments
-from shardmill.build.grains import grain_sizes, grains_of, read_grains
-from shardmill.build.segments import UnitKey, read_receipts
-from shardmill.build.units import inputs_of, unit_ranges
+from shardmill.building import BuildSpec, Feed, build_store, segments
+from shardmill.building import units as grains
+from shardmill.building.segments import UnitKey, read_receipts
+from shardmill.building.units import grain_sizes, grains_of, inputs_of, read_grains, unit_ranges
 from shardmill.errors import BuildError, OptionError
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 
 SIZES = st.lists(st.integers(0, 50), max_size=30)

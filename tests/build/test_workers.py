@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, build_store, grains, segments
-from shardmill.shards import open_store, verify_store
-from shardmill.shards.layout import ORIGINS
-from shardmill.tokenizer import open_tokenizer
+from shardmill.building import BuildSpec, build_store, segments
+from shardmill.building import units as grains
+from shardmill.store import open_store, verify_store
+from shardmill.store.layout import ORIGINS
+from shardmill.tokenizers import open_tokenizer
 from tests.build.corpora import feeds_of, write_corpus
 from tests.helpers import folder_digest
 

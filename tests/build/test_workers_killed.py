@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import units as grains
 from shardmill.errors import BuildError, BuildLockedError, OptionError, TokenRangeError
-from shardmill.shards import open_store, verify_store
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import open_store, verify_store
+from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import write_corpus
 from tests.build.parts import Deadly, Differing, Slow, Wide
 from tests.engines.processes import lives
@@ -26,7 +27,7 @@ from tests.helpers import folder_digest, wait_for
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.build import BuildSpec, build_store, grains, segments
+from shardmill.building import BuildSpec, build_store, grains, segments
 from tests.build.corpora import feeds_of
 from tests.build.parts import Slow
 grains.GRAIN_BYTES = 3_000
@@ -127,7 +128,7 @@ def test_ctrl_c_stops_the_workers_at_once_and_keeps_what_is_sealed(tmp_path):
 LEFT_BEHIND = """
 import os, subprocess, sys
 from pathlib import Path
-from shardmill.build.workplace import open_workplace
+from shardmill.building.workplace import open_workplace
 with open_workplace(Path(sys.argv[1]), {}, stamps=[], resume=False) as work:
     worker = subprocess.Popen(["sleep", "600"], pass_fds=(work.lock,), stdout=subprocess.DEVNULL)
     print(worker.pid, flush=True)

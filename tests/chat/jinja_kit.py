@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from shardmill.chat.contract import Rendered
+from shardmill.chat.policy import Rendered
 from shardmill.records import Conversation
 
 SPECIALS = [

@@ -17,7 +17,7 @@ from shardmill.chat import (
     reason_to_drop,
     special_in_text,
 )
-from shardmill.chat.tools import call_texts, tool_texts
+from shardmill.chat.messages import call_texts, tool_texts
 from shardmill.records import ROLES, Ragged
 
 ASKED = {"role": "user", "content": "a"}

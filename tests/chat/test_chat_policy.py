@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.chat import TrainPolicy, trained_turns
-from shardmill.chat.contract import TrainOn
+from shardmill.chat.policy import TrainOn
 
 S, U, A, T = range(4)
 turn = st.tuples(st.sampled_from([S, U, A, T]), st.sampled_from([None, None, None, True, False]))

@@ -23,7 +23,7 @@ from shardmill.chat import (
 from shardmill.errors import OptionError, TemplateError, TokenizerError
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import Conversation, Ragged
-from shardmill.tokenizer import ByteTokenizer, adapt_tokenizer
+from shardmill.tokenizers import ByteTokenizer, adapt_tokenizer
 from tests.chat.conftest import MARKERS
 
 TOML = """

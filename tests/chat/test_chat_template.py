@@ -25,7 +25,7 @@ from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import ROLES, Conversation, Drop, Ragged
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.chat.conftest import CHAT_TOKENIZERS, MARKERS
 from tests.chat.oracle import expected, said
 

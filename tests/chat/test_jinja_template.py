@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from shardmill.chat.bind import bind_template
-from shardmill.chat.contract import ChatTemplate, TrainPolicy
 from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
-from shardmill.chat.templates import known_template
+from shardmill.chat.policy import ChatTemplate, TrainPolicy
+from shardmill.chat.template_spec import known_template
+from shardmill.chat.token_template import bind_template
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import Conversation
-from shardmill.tokenizer import ByteTokenizer, open_tokenizer
+from shardmill.tokenizers import ByteTokenizer, open_tokenizer
 from tests.chat.jinja_kit import (
     CHATML,
     CHATML_BLOCKS,

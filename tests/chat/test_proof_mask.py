@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardmill.chat.bind import bind_template
-from shardmill.chat.contract import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.jinja import open_jinja_template
+from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.chat.proof.battery import battery, battery_sha256
 from shardmill.chat.proof.example import match_turns
-from shardmill.chat.templates import KNOWN_TEMPLATES, known_template
+from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
+from shardmill.chat.token_template import bind_template
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
 from shardmill.records import JSON, ChatExamples, Conversation, Drop, Ragged
-from shardmill.tokenizer import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
 from tests.chat.jinja_kit import CHATML, RIGHT, SHORTENS, WRONG, make_tokenizer
 
 MARKERS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]

@@ -14,9 +14,9 @@ import pytest
 
 from shardmill.cli import main
 from shardmill.remote import push
-from shardmill.shards import open_store
+from shardmill.store import open_store
 from shardmill.testing.s3 import LoopbackS3
-from shardmill.tokenizer import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
+from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.mapped import open_token_folder
-from shardmill.mapped.files import ShardFiles
+from shardmill.loading.streaming import read_config
 from shardmill.remote import pull
-from shardmill.streaming import read_config
+from shardmill.store.readers import open_token_folder
+from shardmill.store.readers.files import ShardFiles
 
 BYTE = ("--tokenizer", "byte", "--no-append-eot")
 CONFIG = """

@@ -11,14 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.cli.bench_read import Shape, measure_reading
-from shardmill.cli.bench_rounds import Contender, alternate, speed_of
-from shardmill.cli.bench_text import Sample, encode_speed, take_sample
+from shardmill.cli.commands.bench import (
+    BatchSize,
+    Contender,
+    Sample,
+    alternate,
+    encode_speed,
+    measure_reading,
+    speed_of,
+    take_sample,
+)
 from shardmill.errors import OptionError
 from shardmill.records import Ragged
-from shardmill.shards import open_store
 from shardmill.sources import MemorySource
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.store import open_store
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 
 QUICK = ("--seconds", "0.01", "--seq-len", "32", "--megabytes", "1")
 
@@ -72,13 +79,13 @@ def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, told, scratc
 
 def test_a_store_alone_is_read_and_batches_fit_into_it(here):
     store = open_store(Path("store"))
-    shape = Shape(seq_len=400, batch_size=32)  # val holds one window of it
+    shape = BatchSize(seq_len=400, batch_size=32)  # val holds one window of it
     rates = list(measure_reading(store, "val", shape, 0.01))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
     rates = list(measure_reading(store, "val", shape, 0.01, reader="pread"))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
     with pytest.raises(OptionError, match="its largest shard has 500 tokens, a window 501"):
-        list(measure_reading(store, "val", Shape(seq_len=500, batch_size=1), 0.01))
+        list(measure_reading(store, "val", BatchSize(seq_len=500, batch_size=1), 0.01))
 
 
 def test_a_wrong_reader_is_refused_before_anything_is_built(here, told, scratch):

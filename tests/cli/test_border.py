@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.arguments import choices, nearest
-from shardmill.build import segments
+from shardmill.building import segments
 from shardmill.cli import app
-from shardmill.cli.called import every_command, find_call, open_app
-from shardmill.cli.mistakes import as_flags
+from shardmill.cli.calls import as_flags, every_command, find_call, open_app
 from shardmill.loading.config import parse_config
-from shardmill.shards import open_store
+from shardmill.store import open_store
 
 ROOT = open_app(app)
 COMMANDS = dict(every_command(ROOT))
@@ -277,7 +276,7 @@ def test_a_fault_of_ours_keeps_its_traceback_and_has_its_own_code(here, told, mo
     def fails(store: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(sys.modules["shardmill.cli.info"], "plans_of", fails)
+    monkeypatch.setattr(sys.modules["shardmill.cli.commands.info"], "plans_of", fails)
     code, out, err = told("info", "store", "--json")
     assert (code, out) == (70, "")
     assert "ZeroDivisionError: oops" in err

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import segments
+from shardmill.building import segments
 from shardmill.cli import main
-from shardmill.shards import open_store, verify_store
+from shardmill.store import open_store, verify_store
 from shardmill.testing.chat_stores import read_examples
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 TOKENIZER = [

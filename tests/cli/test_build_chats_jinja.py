@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardmill.loading import ChatRows
-from shardmill.shards import open_store, verify_store
+from shardmill.store import open_store, verify_store
 from shardmill.testing.chat_stores import read_examples
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import call, write_chats  # noqa: F401
 
 pytest.importorskip("transformers")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import segments
+from shardmill.building import segments
 from shardmill.cli import main
-from shardmill.cli.sizes import parse_bytes
+from shardmill.cli.terminal import parse_bytes
 from shardmill.errors import OptionError
-from shardmill.shards import open_store
+from shardmill.store import open_store
 from shardmill.testing.stores import read_documents
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from shardmill.remote import outgoing, pull
-from shardmill.remote.outgoing import scratch_store
+from shardmill.remote import build_to as outgoing
+from shardmill.remote import pull
+from shardmill.remote.build_to import scratch_store
 from tests.cli.test_build_chats import TOKENIZER, write_chats
 from tests.cli.test_build_command import BYTE, call, pages  # noqa: F401
 from tests.helpers import folder_digest
@@ -122,7 +123,7 @@ def test_what_makes_no_sense_is_one_line(call, words, message):  # noqa: F811
 
 
 def test_an_unfinished_build_is_continued_or_discarded_by_name(call, monkeypatch):  # noqa: F811
-    from shardmill.build import segments
+    from shardmill.building import segments
 
     monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.cli import check_scan
-from shardmill.cli.check_scan import _chunks, choose_pattern, find_tokens, scan_ids
+from shardmill.cli.commands import check as check_scan
+from shardmill.cli.commands.check import _chunks, choose_pattern, find_tokens, scan_ids
 from shardmill.loading.config import open_stream, parse_config, read_config
-from shardmill.mapped import TokenSpace
 from shardmill.records import Conversation, TokenFile
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store.readers import TokenSpace
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)  # 260 ids

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.cli import main
-from shardmill.interop.packed import open_packed
+from shardmill.formats.packed import open_packed
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store, read_documents
 from tests.interop.test_unpickle import BIN, Calls, save

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from shardmill.cli.engines import EngineName, parse_engines
+from shardmill.cli.commands.build import EngineName, parse_engines
 from shardmill.errors import OptionError
 from tests.helpers import folder_digest
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Ragged
-from shardmill.shards import PlanOptions, read_exclusions
+from shardmill.store import PlanOptions, read_exclusions
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store
 from tests.cli.test_build_chats import call  # noqa: F401

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.cli import app
-from shardmill.cli.border import EXIT_CODES
-from shardmill.cli.called import every_command, open_app, set_help
+from shardmill.cli.calls import EXIT_CODES, every_command, open_app, set_help
 
 COMMANDS = dict(every_command(open_app(app)))
 WITHOUT_JSON = {"shardmill view"}  # a server tells nothing when it ends

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import shardmill
-from shardmill.build import BuildSpec, build_chats, build_plan
+from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, PackSource, SampleStream
 from shardmill.loading.config import open_stream, parse_config, read_config
 from shardmill.records import Conversation
-from shardmill.shards import PlanOptions, open_store, verify_store
 from shardmill.sources import MemoryChats
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import PlanOptions, open_store, verify_store
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 from tests.interop.test_foreign_in import llmc
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shardmill.build import Progress
-from shardmill.cli.progress import LINE_SECONDS, Board, Lines, build_progress
+from shardmill.building import Progress
+from shardmill.cli.build_output import LINE_SECONDS, Board, Lines, build_progress
 
 
 class Clock:

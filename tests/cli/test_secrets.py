@@ -11,10 +11,11 @@ from typing import Any, get_args
 
 import pytest
 
-from shardmill.cli import app, border
-from shardmill.cli.called import every_command, open_app
-from shardmill.remote import retry
-from shardmill.sources import farretry
+from shardmill.cli import app
+from shardmill.cli import calls as border
+from shardmill.cli.calls import every_command, open_app
+from shardmill.storage import retry
+from shardmill.storage import retry as farretry
 from tests.secret_forms import FORMS, seen
 
 ROOT = open_app(app)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.cli import main
-from shardmill.cli.show_text import Heading, Span, bracketed, spans, visible
+from shardmill.cli.printing import Heading, Span, bracketed, spans, visible
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)

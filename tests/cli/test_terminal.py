@@ -22,11 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from shardmill.cli import app, stdout
-from shardmill.cli.called import every_command, open_app
-from shardmill.cli.show_text import visible
-from shardmill.cli.stdout import SafeConsole, indented, one_line, printable
-from shardmill.shards.manifest import encode_manifest, read_manifest
+from shardmill.cli import app
+from shardmill.cli import terminal as stdout
+from shardmill.cli.calls import every_command, open_app
+from shardmill.cli.printing import visible
+from shardmill.cli.terminal import SafeConsole, indented, one_line, printable
+from shardmill.store.manifest import encode_manifest, read_manifest
 from shardmill.testing.hub import LoopbackHub
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\r\x9b2J\x7f\u202eevil\u2066\u200f\u061c\u200b\u2028\ufeffy"
@@ -214,7 +215,7 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
         sys.stderr.write(f"{EVIL}\n")
         raise ValueError
 
-    monkeypatch.setattr(sys.modules["shardmill.cli.info"], "open_store", log)
+    monkeypatch.setattr(sys.modules["shardmill.cli.commands.info"], "open_store", log)
     code, _, err = told("info", "store")
     assert code == 70
     assert not FORBIDDEN.search(err)
@@ -225,7 +226,7 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
 
 BARS = """
 import sys
-from shardmill.build import Progress
+from shardmill.building import Progress
 from shardmill.cli.progress import build_progress
 from shardmill.cli.stdout import messages
 from tests.cli.test_terminal import EVIL

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill.cli import app, border
-from shardmill.cli.called import every_command, find_call, open_app
-from shardmill.cli.mistakes import as_flags
+from shardmill.cli import app
+from shardmill.cli import calls as border
+from shardmill.cli.calls import as_flags, every_command, find_call, open_app
 from shardmill.errors import OptionError
 from tests.cli.test_secrets import COMMANDS, FILLERS, name_of
 
@@ -96,7 +96,7 @@ def test_no_wrong_value_is_answered_with_a_keyword_of_python(name, here, told, m
         raise OptionError("not here")
 
     monkeypatch.setattr(border, "open_app", functools.lru_cache(open_app))
-    monkeypatch.setattr("shardmill.inspector.serve.open_server", refused)
+    monkeypatch.setattr("shardmill.inspect.server.open_server", refused)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     wrong = []
     for param in COMMANDS[name].params:

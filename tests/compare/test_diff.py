@@ -15,17 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.cli import main
-from shardmill.cli.diff import diff
-from shardmill.compare import DocumentPlace, OrderBreak, diff_stores, hashes, spill
+from shardmill.cli.commands.diff import diff
 from shardmill.errors import StoreNotFoundError
+from shardmill.inspect import document_match as hashes
+from shardmill.inspect import document_match as spill
+from shardmill.inspect.diff import diff_stores
+from shardmill.inspect.document_match import DocumentPlace, OrderBreak
 from shardmill.records import Ragged
-from shardmill.shards import read_manifest, write_manifest
 from shardmill.sources import JsonlSource
+from shardmill.store import read_manifest, write_manifest
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.stores import build_small_store
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 
 app = typer.Typer()
 app.command()(diff)

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.cli import main
-from shardmill.compare import diff_stores
 from shardmill.errors import ManifestError, OptionError, ShardmillError
+from shardmill.inspect.diff import diff_stores
 from shardmill.loading import ChatRows
 from shardmill.records import Ragged
-from shardmill.shards import verify_store
+from shardmill.store import verify_store
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store
 from tests.packs import FIVE

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardmill.engines import LocalEngine
+from shardmill.building.engines import LocalEngine
 from shardmill.errors import BuildError, SourceError
 from shardmill.protocols import Engine, Task, TaskReport
 from tests.engines.clusters import ray_nodes
@@ -19,8 +19,8 @@ from tests.engines.tasks import Doing, Moving
 
 @pytest.fixture(scope="module")
 def ray_engine() -> Iterator[Engine]:
-    from shardmill.engines.ray_cluster import RayCluster
-    from shardmill.engines.ray_engine import RayEngine
+    from shardmill.building.engines.ray_cluster import RayCluster
+    from shardmill.building.engines.ray_engine import RayEngine
 
     with (
         ray_nodes(2) as nodes,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.engines import LocalEngine, pack
+from shardmill.building.engines import LocalEngine, pack
 from tests.engines.processes import lives, wait_for
 from tests.engines.tasks import Doing
 
@@ -69,6 +69,6 @@ def test_workers_die_with_their_parent(tmp_path, end):
 def test_what_cannot_travel_is_refused_with_the_reason():
     with pytest.raises(pickle.PicklingError, match="cannot travel"):
         pack(lambda: None)
-    code = "from shardmill.engines import pack\nclass Mine: pass\npack([Mine()])"
+    code = "from shardmill.building.engines import pack\nclass Mine: pass\npack([Mine()])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Mine is defined in the script that was started" in done.stderr

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPT = EXAMPLES / "train_tiny_gpt.py"

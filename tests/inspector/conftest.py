@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_plan, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_plan, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.inspector.api import GET, Desk
-from shardmill.inspector.query import Query
-from shardmill.inspector.serve import open_server
-from shardmill.inspector.shelf import Shelf, Tokenizers
+from shardmill.inspect.api import GET, Desk
+from shardmill.inspect.server import open_server
+from shardmill.inspect.stores import Query, Shelf, Tokenizers
 from shardmill.loading.config import read_config
 from shardmill.records import Conversation
-from shardmill.shards import PlanOptions
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import PlanOptions
+from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.inspector import serve
+from shardmill.inspect import server as serve
 from tests.inspector.browser.session import running_view
 from tests.inspector.conftest import open_desk, serving
 

@@ -11,22 +11,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardmill.build import BuildSpec, build_chats, build_plan
+from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, StoreNotFoundError
-from shardmill.inspector import documents, plans, search, steps
-from shardmill.inspector.api import Desk
-from shardmill.inspector.documents import even_runs
-from shardmill.inspector.shelf import Shelf, Tokenizers, find_stores
+from shardmill.inspect import documents, steps
+from shardmill.inspect import documents as search
+from shardmill.inspect import overview as plans
+from shardmill.inspect.api import Desk
+from shardmill.inspect.documents import even_runs
+from shardmill.inspect.stores import Shelf, Tokenizers, find_stores
 from shardmill.loading import Loader, PackSource, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
-from shardmill.mapped import open_pack
 from shardmill.records import IGNORE_INDEX, ROLES, Conversation, Ragged
-from shardmill.shards import PlanOptions, open_store
 from shardmill.sources import MemoryChats
+from shardmill.store import PlanOptions, open_store
+from shardmill.store.readers import open_pack
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples, read_examples
 from shardmill.testing.stores import build_small_store, read_documents
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.inspector.conftest import CONFIG, OPENED, SPECIALS, TEXTS, ask, open_desk
 
 STORE = "/stores/{store}"
@@ -586,7 +588,7 @@ def test_another_tokenizer_is_not_used_and_the_page_says_why(place):
 
 
 def test_few_large_stores_are_open_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardmill.inspector.shelf.MOST_SHARDS", 2)
+    monkeypatch.setattr("shardmill.inspect.stores.MOST_SHARDS", 2)
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         build_small_store(path, {"train": Ragged.from_sequences([[1]])})

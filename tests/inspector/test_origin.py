@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, SourceError
-from shardmill.inspector.api import Desk
-from shardmill.inspector.shelf import Shelf, Tokenizers
+from shardmill.inspect.api import Desk
+from shardmill.inspect.stores import Shelf, Tokenizers
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.shards import exclude_documents
 from shardmill.sources import open_chats, open_source
+from shardmill.store import exclude_documents
 from tests.inspector.conftest import OPENED, SPECIALS, ask
 
 STORE = "/stores/{store}"

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "shardmill" / "inspector" / "page"
+PAGE = ROOT / "shardmill" / "inspect" / "page"
 FILES = sorted(PAGE.iterdir())
 FORBIDDEN = [
     *("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "createContextualFragment"),

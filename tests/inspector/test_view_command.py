@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.sources import open_source
 from tests.cli.test_build_chats import call  # noqa: F401
 from tests.inspector.browser.session import running_view

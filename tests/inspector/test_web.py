@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shardmill.inspector.web import HEADERS, PAGE, Hosts
+from shardmill.inspect.server import HEADERS, PAGE, Hosts
 from tests.inspector.conftest import HOSTILE, open_desk, serving
 
 STORES = "/api/stores"
@@ -280,8 +280,8 @@ def test_hostile_text_is_json_and_nothing_else(client):
 def test_a_damaged_store_is_told_and_the_server_goes_on(client, place, tmp_path):
     import shutil
 
-    from shardmill.inspector.api import Desk
-    from shardmill.inspector.shelf import Shelf, Tokenizers
+    from shardmill.inspect.api import Desk
+    from shardmill.inspect.stores import Shelf, Tokenizers
 
     folder = shutil.copytree(place / "pages", tmp_path / "pages")
     (folder / "train_idx.npy").unlink()

@@ -7,10 +7,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmill.inspector.view import MOST_TEXT, Reading, Tokens, shown
-from shardmill.inspector.words import LEAD, MOST_CHARACTERS, TAIL, Words, common
+from shardmill.inspect.tokens import (
+    LEAD,
+    MOST_CHARACTERS,
+    MOST_TEXT,
+    TAIL,
+    Reading,
+    Tokens,
+    Words,
+    common,
+    shown,
+)
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.tokenizer.conftest import HF_KINDS, KINDS, tokenizers, trained  # noqa: F401
 
 TEXT = (
@@ -108,7 +117,7 @@ def test_nothing_is_lost_when_no_prefix_may_be_decoded(words, data):
     own = words["hf llama-like"]
     ids = np.frombuffer("\U0001f600".encode() * 8 + data, np.uint8).astype(np.int64) + 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardmill.inspector.words._MOST_PREFIXES", 0)
+        patch.setattr("shardmill.inspect.tokens._MOST_PREFIXES", 0)
         assert "".join(own.texts(ids)) == own.decode(ids)
 
 

@@ -33,29 +33,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardmill.build.packs import build_plan
+from shardmill.building.packs import build_plan
 from shardmill.errors import ShardmillError
-from shardmill.interop.datatrove import open_datatrove
-from shardmill.interop.dolma import open_dolma
-from shardmill.interop.foreign import ForeignFile, Separator
-from shardmill.interop.llmc import open_llmc
-from shardmill.interop.megatron import open_megatron, write_megatron
-from shardmill.interop.packed.chat_spool import ChatStoreSpool
-from shardmill.interop.packed.legacy import LegacyPickleWriter, iter_legacy_bins
-from shardmill.interop.packed.legacy_convert import measure_legacy
-from shardmill.interop.packed.memmap import (
-    MemmapShardWriter,
-    open_memmap_shard,
-    verify_memmap_shard,
-)
-from shardmill.interop.packed.parquet import ParquetShard, ParquetShardWriter
-from shardmill.interop.packed.records import PackedShard
-from shardmill.interop.packed.spool import SequenceSpoolReader
-from shardmill.interop.stores import StoreSplit
-from shardmill.mapped import open_tokens
+from shardmill.formats.datatrove import open_datatrove
+from shardmill.formats.dolma import open_dolma
+from shardmill.formats.llmc import open_llmc
+from shardmill.formats.megatron import open_megatron, write_megatron
+from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
+from shardmill.formats.packed.legacy_convert import measure_legacy
+from shardmill.formats.packed.memmap import open_memmap_shard, verify_memmap_shard
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
+from shardmill.formats.packed.records import PackedShard
+from shardmill.formats.packed.spool import ChatStoreSpool, SequenceSpoolReader
+from shardmill.formats.stores import StoreSplit
+from shardmill.formats.token_files import ForeignFile, Separator
 from shardmill.records import Ragged
-from shardmill.shards import PlanOptions, check_plan, open_store, read_plan, verify_store
-from shardmill.shards.plan_entries import NAMES
+from shardmill.store import PlanOptions, check_plan, open_store, read_plan, verify_store
+from shardmill.store.plans import NAMES
+from shardmill.store.readers import open_tokens
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.packed import Bin, plain, write_spool
 from shardmill.testing.stores import build_small_store

@@ -9,16 +9,16 @@ import pytest
 
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
-from shardmill.build import BuildSpec, Feed, build_chats, build_plan, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_plan, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import StoreError
-from shardmill.interop.packed.chat_spool import ChatStoreSpool
-from shardmill.interop.packed.planned import PlanShard
-from shardmill.interop.stores import StoreSplit
+from shardmill.formats.packed.open import PlanShard
+from shardmill.formats.packed.spool import ChatStoreSpool
+from shardmill.formats.stores import StoreSplit
 from shardmill.records import Conversation
-from shardmill.shards import PlanOptions, exclude_documents, remove_exclusion
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import PlanOptions, exclude_documents, remove_exclusion
+from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 TOKENIZER = open_tokenizer("byte:4", specials=SPECIALS)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
-from shardmill.interop.convert import ConvertOptions, convert
-from shardmill.interop.datatrove import open_datatrove
-from shardmill.interop.dolma import open_dolma
-from shardmill.interop.foreign import ForeignFile, Separator
-from shardmill.interop.llmc import open_llmc
-from shardmill.shards import open_store
+from shardmill.formats.convert import ConvertOptions, convert
+from shardmill.formats.datatrove import open_datatrove
+from shardmill.formats.dolma import open_dolma
+from shardmill.formats.llmc import open_llmc
+from shardmill.formats.token_files import ForeignFile, Separator
+from shardmill.store import open_store
 from shardmill.testing.stores import assert_store_laws, documents, read_documents
 
 

@@ -20,17 +20,10 @@ from shardmill.errors import (
     StoreExistsError,
     TokenRangeError,
 )
-from shardmill.interop.packed.legacy import (
-    LegacyPickleWriter,
-    convert_legacy_to_memmap,
-    iter_legacy_bins,
-    read_record,
-)
-from shardmill.interop.packed.memmap import (
-    MemmapShardWriter,
-    open_memmap_shard,
-    verify_memmap_shard,
-)
+from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins, read_record
+from shardmill.formats.packed.legacy_convert import convert_legacy_to_memmap
+from shardmill.formats.packed.memmap import open_memmap_shard, verify_memmap_shard
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from tests.interop.test_unpickle import BIN, packed_bins, read, save
 
 LABEL = {"loss_mask_alignment": "label"}
@@ -192,9 +185,9 @@ def peak_kilobytes(code: str) -> int:
     head = (
         "import numpy as np\n"
         "from pathlib import Path\n"
-        "from shardmill.interop.packed.legacy import *\n"
-        "from shardmill.interop.packed.memmap import *\n"
-        "from shardmill.interop.parity import shard_bins\n"
+        "from shardmill.formats.packed.legacy_convert import *\n"
+        "from shardmill.formats.packed.memmap_writer import *\n"
+        "from shardmill.formats.parity import shard_bins\n"
     )
     last = "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
     done = subprocess.run(

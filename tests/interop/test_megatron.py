@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreExistsError
-from shardmill.interop.convert import ConvertOptions, convert
-from shardmill.interop.megatron import open_megatron, write_megatron
-from shardmill.interop.stores import StoreSplit
+from shardmill.formats.convert import ConvertOptions, convert
+from shardmill.formats.megatron import open_megatron, write_megatron
+from shardmill.formats.stores import StoreSplit
 from shardmill.records import Ragged
 from shardmill.testing.stores import (
     assert_store_laws,

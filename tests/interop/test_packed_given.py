@@ -11,8 +11,8 @@ import pytest
 
 from shardmill.arguments import is_url, refuse_url
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, ShardmillError, StoreError
-from shardmill.interop.convert import convert
-from shardmill.interop.packed import (
+from shardmill.formats.convert import convert
+from shardmill.formats.packed import (
     ChatStoreSpool,
     LegacyPickleWriter,
     MemmapShardWriter,
@@ -26,9 +26,9 @@ from shardmill.interop.packed import (
     pack_from_spool,
     verify_memmap_shard,
 )
-from shardmill.interop.packed import legacy_convert as convert_module
-from shardmill.interop.packed.legacy import record_path
-from shardmill.interop.packed.materialize import plan_blocks
+from shardmill.formats.packed import legacy_convert as convert_module
+from shardmill.formats.packed.legacy import record_path
+from shardmill.formats.packed.spool import plan_blocks
 from shardmill.packing import best_fit_decreasing
 from shardmill.testing.packed import write_spool
 

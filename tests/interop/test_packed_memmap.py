@@ -30,7 +30,7 @@ from shardmill.errors import (
     StoreNotFoundError,
     TokenRangeError,
 )
-from shardmill.interop.packed import (
+from shardmill.formats.packed import (
     MemmapShard,
     MemmapShardWriter,
     PackedShard,
@@ -39,8 +39,8 @@ from shardmill.interop.packed import (
     open_packed,
     verify_memmap_shard,
 )
-from shardmill.interop.packed import layout as layout_module
-from shardmill.interop.packed import memmap_writer as writer_module
+from shardmill.formats.packed import memmap as layout_module
+from shardmill.formats.packed import memmap_writer as writer_module
 from shardmill.testing.packed import Bin, assert_holds_bins, packed_bins
 
 FILES = ["input_ids.npy", "loss_mask.npy", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy"]

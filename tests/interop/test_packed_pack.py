@@ -20,7 +20,7 @@ from shardmill.errors import (
     StoreExistsError,
     TokenRangeError,
 )
-from shardmill.interop.packed import (
+from shardmill.formats.packed import (
     ChatStoreSpool,
     PackedBin,
     PackedShard,
@@ -31,8 +31,8 @@ from shardmill.interop.packed import (
     pack_from_spool,
     verify_memmap_shard,
 )
-from shardmill.interop.packed import materialize as materialize_module
-from shardmill.interop.packed.memory import MemoryShard
+from shardmill.formats.packed import spool as materialize_module
+from shardmill.formats.packed.open import MemoryShard
 from shardmill.packing import BinAssignment, best_fit_decreasing
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.packed import (

@@ -21,9 +21,9 @@ from shardmill.errors import (
     StoreNotFoundError,
     TokenRangeError,
 )
-from shardmill.interop.packed.open import open_packed
-from shardmill.interop.packed.parquet import ParquetShard, ParquetShardWriter
-from shardmill.interop.packed.records import PackedShard
+from shardmill.formats.packed.open import open_packed
+from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
+from shardmill.formats.packed.records import PackedShard
 from tests.interop.test_unpickle import BIN, packed_bins
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
-from shardmill.interop.convert import convert
-from shardmill.interop.packed import ChatStoreSpool, PlanShard, open_packed, pack_from_spool
-from shardmill.interop.packed import planned as planned_module
-from shardmill.interop.packed.open import packed_format
-from shardmill.shards import PlanOptions
+from shardmill.formats.convert import convert
+from shardmill.formats.packed import ChatStoreSpool, PlanShard, open_packed, pack_from_spool
+from shardmill.formats.packed import open as planned_module
+from shardmill.formats.packed.open import packed_format
+from shardmill.store import PlanOptions
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
 from shardmill.testing.packed import assert_holds_bins, assert_trains_the_same_labels, plain
 from shardmill.testing.packing import plain_row, rows_of_plan

@@ -20,7 +20,7 @@ from shardmill.errors import (
     StoreNotFoundError,
     TokenRangeError,
 )
-from shardmill.interop.packed import ChatStoreSpool, SequenceSpoolReader, SequenceSpoolWriter
+from shardmill.formats.packed import ChatStoreSpool, SequenceSpoolReader, SequenceSpoolWriter
 from shardmill.records import Ragged
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
 from shardmill.testing.packed import token_sequences, write_spool

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.interop import convert as convert_module
-from shardmill.interop.convert import PACKED, ConvertOptions, convert
-from shardmill.interop.packed.open import open_packed
-from shardmill.interop.packed.records import PackedBin
-from shardmill.interop.parity import check_bins, check_documents
+from shardmill.formats import convert as convert_module
+from shardmill.formats.convert import PACKED, ConvertOptions, convert
+from shardmill.formats.packed.open import open_packed
+from shardmill.formats.packed.records import PackedBin
+from shardmill.formats.parity import check_bins, check_documents
 from shardmill.records import Ragged
 from shardmill.testing.stores import documents
 from tests.interop.test_unpickle import BIN, packed_bins, read, save

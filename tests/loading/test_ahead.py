@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.loading import Loader, ahead
-from shardmill.loading.ahead import Ahead
+from shardmill.loading import Loader
+from shardmill.loading import prefetch as ahead
+from shardmill.loading.prefetch import Ahead
 from tests import helpers
 from tests.loading.stores import open_stream
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.loading import Loader, SampleStream, TokenSource, ask
-from shardmill.loading.steps import HORIZON
+from shardmill.loading import Loader, SampleStream, TokenSource
+from shardmill.loading import readahead as ask
+from shardmill.loading.order import HORIZON
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
 from tests.loading.stores import open_stream

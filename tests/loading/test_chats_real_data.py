@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import BuildSpec, build_chats
+from shardmill.building import BuildSpec, build_chats
 from shardmill.chat import bind_template, known_template
 from shardmill.loading import ChatRows
-from shardmill.mapped import ChatSpace
 from shardmill.records import ROLES, Conversation
-from shardmill.shards import open_store, verify_store
 from shardmill.sources import open_chats
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import open_store, verify_store
+from shardmill.store.readers import ChatSpace
+from shardmill.tokenizers import open_tokenizer
 
 REAL = os.environ.get("SHARDMILL_REAL_DATA")
 pytestmark = [

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.errors import ManifestError, OptionError, StateMismatchError
 from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource, plan_step
 from shardmill.loading import exclusion as room
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows, stand_ins
 from shardmill.records import Ragged
 from shardmill.sampling import Permutation
-from shardmill.shards import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
-from shardmill.shards.exclude_entries import as_spans, merge_spans
+from shardmill.store import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
+from shardmill.store.exclusions import as_spans, merge_spans
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.exclusion import assert_only_excluded_places_change, has_token
 from shardmill.testing.loading import (

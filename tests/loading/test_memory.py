@@ -11,10 +11,10 @@ from shardmill import arguments
 from shardmill.arguments import available_memory
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, plan_step
-from shardmill.mapped import TokenSpace, Windows
+from shardmill.loading.streaming import BatchIterator
+from shardmill.loading.streaming.iterator import BatchShape
 from shardmill.records import TokenFile
-from shardmill.streaming import BatchIterator
-from shardmill.streaming.pipeline import BatchShape
+from shardmill.store.readers import TokenSpace, Windows
 from tests.loading.stores import open_stream
 from tests.streaming.pipelines import Case
 

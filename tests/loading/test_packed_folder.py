@@ -17,7 +17,7 @@ from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import eos_token_id, open_stream, parse_config, read_config
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 
 SEQ_LEN = 16
 

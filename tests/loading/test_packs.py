@@ -14,14 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, build_chats, build_plan
+from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
-from shardmill.errors import (
-    DamagedStoreError,
-    OptionError,
-    StateMismatchError,
-    StoreNotFoundError,
-)
+from shardmill.errors import DamagedStoreError, OptionError, StateMismatchError, StoreNotFoundError
 from shardmill.loading import (
     ChatRows,
     Loader,
@@ -31,10 +26,10 @@ from shardmill.loading import (
     TokenSource,
     plan_step,
 )
-from shardmill.mapped import ChatSpace
 from shardmill.records import IGNORE_INDEX, ChatExamples
-from shardmill.shards import PlanOptions, StoredPlan, open_store
 from shardmill.sources import open_chats
+from shardmill.store import PlanOptions, StoredPlan, open_store
+from shardmill.store.readers import ChatSpace
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.loading import (
     RankShape,
@@ -43,7 +38,7 @@ from shardmill.testing.loading import (
     assert_resumes_exactly,
 )
 from shardmill.testing.packing import PlainPiece, plain_row, rows_of_plan
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.loading.stores import write_small
 from tests.packs import FIVE, plan_options
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.mapped import ChatSpace
-from shardmill.mapped.chats import spread
-from shardmill.shards import open_store
+from shardmill.store import open_store
+from shardmill.store.readers import ChatSpace
+from shardmill.store.readers.examples import spread
 from shardmill.testing.chat_stores import (
     assert_same_examples,
     build_small_chat_store,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.mapped import DocumentWindows, TokenSpace
-from shardmill.mapped.documents import Borders, borders_after, cut_segments, find_borders
 from shardmill.records import TokenFile
+from shardmill.store.readers import DocumentWindows, TokenSpace
+from shardmill.store.readers.documents import Borders, borders_after, cut_segments, find_borders
 
 
 def space_of(folder: Path, num_tokens: int) -> TokenSpace:

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
-from shardmill.mapped import TokenSpace, open_token_folder
+from shardmill.store.readers import TokenSpace, open_token_folder
 
 RNG = np.random.default_rng(7)
 GPT2 = RNG.zipf(1.3, 3000).clip(0, 50_255).astype("<u2") + np.uint16(100)

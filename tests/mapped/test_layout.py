@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.mapped.layout import pieces, plan_layout
+from shardmill.store.readers.files import pieces, plan_layout
 
 
 def ints(*values: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.mapped import TokenSpace
 from shardmill.records import TokenFile
+from shardmill.store.readers import TokenSpace
 from shardmill.testing.spaces import assert_gathers_exactly
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.mapped import Windows, open_tokens
 from shardmill.records import Ragged
-from shardmill.shards import open_store
+from shardmill.store import open_store
+from shardmill.store.readers import Windows, open_tokens
 from shardmill.testing.stores import build_small_store
 
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.mapped import PackSpace, open_pack
-from shardmill.mapped import chunks as chunks_module
-from shardmill.mapped.chunks import cut_chunks, put, take
-from shardmill.shards import PlanOptions, StoredPlan, open_store, read_plan
+from shardmill.store import PlanOptions, StoredPlan, open_store, read_plan
+from shardmill.store.readers import PackSpace, open_pack
+from shardmill.store.readers import copying as chunks_module
+from shardmill.store.readers.copying import cut_chunks, put, take
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.packing import plain_row, rows_of_plan
 from tests.packs import FIVE, plan_options

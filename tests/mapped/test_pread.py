@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
-from shardmill.mapped import ChatSpace, TokenSpace, open_tokens, pread
-from shardmill.mapped.memory import AddressRange
 from shardmill.records import Ragged, TokenFile
-from shardmill.shards import PlanOptions, list_plans, open_store
+from shardmill.store import PlanOptions, list_plans, open_store
+from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, pread
+from shardmill.store.readers.mapped import AddressRange
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.spaces import ShardShape, read_shards, write_shards
 from shardmill.testing.stores import build_small_store
@@ -41,7 +41,7 @@ def open_files(folder: Path) -> int:
 
 CUT = """
 import os, sys
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError
 from shardmill.mapped import TokenSpace
 from shardmill.records import TokenFile

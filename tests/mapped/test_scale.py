@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.mapped import TokenSpace, Windows
 from shardmill.records import TokenFile
+from shardmill.store.readers import TokenSpace, Windows
 
 pytestmark = [
     pytest.mark.slow,

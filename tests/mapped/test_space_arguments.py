@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shardmill.errors import OptionError, StoreError
-from shardmill.mapped import TokenSpace, Windows
 from shardmill.records import TokenFile
+from shardmill.store.readers import TokenSpace, Windows
 from shardmill.testing.spaces import ShardShape, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from shardmill.errors import DamagedStoreError
-from shardmill.mapped import TokenSpace
+from shardmill.store.readers import TokenSpace
 from shardmill.testing.spaces import ShardShape, read_shards, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)

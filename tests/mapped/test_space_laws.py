@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.mapped import TokenSpace
 from shardmill.records import TokenFile
+from shardmill.store.readers import TokenSpace
 from shardmill.testing.spaces import (
     ShardShape,
     assert_gathers_exactly,

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError
-from shardmill.mapped import TokenSpace, Windows, memory
+from shardmill.store.readers import TokenSpace, Windows
+from shardmill.store.readers import mapped as memory
 from shardmill.testing.spaces import ShardShape, read_shards, slice_windows, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)

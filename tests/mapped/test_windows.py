@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
-from shardmill.mapped import TokenSpace, Windows
 from shardmill.records import TokenFile
+from shardmill.store.readers import TokenSpace, Windows
 
 
 def space_of(folder: Path, num_tokens: int, *, shard_tokens: int = 5) -> TokenSpace:

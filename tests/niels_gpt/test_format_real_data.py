@@ -23,7 +23,7 @@ from niels_gpt.format.sft import (
 from niels_gpt.messages import Chat
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 DATA = os.environ.get("SHARDMILL_REAL_DATA")
 pytestmark = [

@@ -18,7 +18,7 @@ from niels_gpt.cache.cli import choose, main
 from niels_gpt.tokenizer import load_tokenizer
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.records import IntArray
-from shardmill.shards import Store, open_store, verify_store
+from shardmill.store import Store, open_store, verify_store
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES, ROOT
 

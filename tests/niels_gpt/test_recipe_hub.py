@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_gpt.cache import read_meta
-from shardmill.shards import verify_store
+from shardmill.store import verify_store
 from shardmill.testing.hub import Fault, LoopbackHub
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES

@@ -17,9 +17,10 @@ from niels_gpt.cache.cli import main
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.wikitext import ArticleFiles, ArticleSource, articles
 from niels_gpt.tokenizer import load_tokenizer
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import units as grains
 from shardmill.sources import BatchLimits, TextSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
 

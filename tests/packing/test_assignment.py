@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
 from shardmill.packing import BinAssignment, plan_of_bins
-from shardmill.packing.shuffled import shuffled
+from shardmill.packing.packers import shuffled
 
 
 def test_bins_are_views_of_one_array() -> None:

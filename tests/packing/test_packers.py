@@ -19,8 +19,7 @@ from shardmill.packing import (
     first_fit_decreasing,
     first_fit_shuffle,
 )
-from shardmill.packing.falling import falling
-from shardmill.packing.first_fit import first_fit, first_fit_falling
+from shardmill.packing.packers import falling, first_fit, first_fit_falling
 from shardmill.testing.packing import (
     assert_is_partition,
     assert_metrics_add_up,

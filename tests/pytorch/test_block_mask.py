@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from shardmill.errors import OptionError
-from shardmill.pytorch import document_mask, flex_block_mask
+from shardmill.trainers.torch import document_mask, flex_block_mask
 
 
 def slow_mask(doc_ids: torch.Tensor) -> torch.Tensor:

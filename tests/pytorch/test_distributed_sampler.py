@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from shardmill.compat.kempnerforge import DistributedSampler
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.pytorch import DistributedSampler
 from shardmill.sampling import Permutation
 from tests.pytorch.counting import Numbers, numbers_of
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import build_plan
-from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading import PackSource
-from shardmill.pytorch import (
+from shardmill.building import build_plan
+from shardmill.compat.kempnerforge import (
     DistributedSampler,
     MemoryMappedDataset,
     MixtureDataset,
-    PackedDataset,
     StatefulDataLoader,
 )
+from shardmill.compat.nemotron import PackedDataset
+from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading import PackSource
 from shardmill.records import Ragged
-from shardmill.shards import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
+from shardmill.store import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store
 from tests.packs import FIVE

@@ -9,14 +9,14 @@ from itertools import islice
 import pytest
 import torch
 
-from shardmill.errors import OptionError, ShardmillError, StateMismatchError
-from shardmill.pytorch import (
+from shardmill.compat.kempnerforge import (
     DistributedSampler,
     MemoryMappedDataset,
     MixtureSampler,
     StatefulDataLoader,
-    TokenLoader,
 )
+from shardmill.errors import OptionError, ShardmillError, StateMismatchError
+from shardmill.trainers.torch import TokenLoader
 from tests.loading.stores import write_all
 from tests.loading.test_state import STRANGE, changed, places_in
 from tests.loading.test_threads import slow_loader

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
 
+from shardmill.compat.kempnerforge import MemoryMappedDataset, Samples, collate
 from shardmill.errors import OptionError, StoreError
-from shardmill.pytorch import MemoryMappedDataset, Samples, collate
 
 EOS = 3
 

@@ -16,8 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+from shardmill.compat.kempnerforge import (
+    MemoryMappedDataset,
+    MixtureDataset,
+    MixtureSampler,
+    collate,
+)
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.pytorch import MemoryMappedDataset, MixtureDataset, MixtureSampler, collate
 from shardmill.sampling import InOrder, Mixture, Permutation
 from tests.pytorch.counting import Numbers
 

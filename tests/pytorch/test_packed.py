@@ -21,10 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from shardmill.build import build_plan
-from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
-from shardmill.interop.packed import MemmapShardWriter, pack_from_spool
-from shardmill.pytorch import (
+from shardmill.building import build_plan
+from shardmill.compat.nemotron import (
     GPTSFTPackedDataset,
     GPTSFTPackedMemmapDataset,
     GPTSFTPackedMultiShardDataset,
@@ -32,8 +30,10 @@ from shardmill.pytorch import (
     collate_packed,
     create_sft_dataset,
 )
+from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
+from shardmill.formats.packed import MemmapShardWriter, pack_from_spool
 from shardmill.sampling import Permutation
-from shardmill.shards import PlanOptions
+from shardmill.store import PlanOptions
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.packed import packed_bins, write_spool
 from tests.packs import FIVE

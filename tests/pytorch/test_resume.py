@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from shardmill.pytorch import (
+from shardmill.compat.kempnerforge import (
     DistributedSampler,
     MixtureDataset,
     MixtureSampler,

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
-from shardmill.errors import OptionError, StateMismatchError
-from shardmill.pytorch import (
+from shardmill.compat.kempnerforge import (
     DistributedSampler,
     LoaderConfig,
     MemoryMappedDataset,
@@ -22,6 +21,7 @@ from shardmill.pytorch import (
     Samples,
     StatefulDataLoader,
 )
+from shardmill.errors import OptionError, StateMismatchError
 from shardmill.sampling import Mixture, Permutation
 from tests.pytorch.counting import Numbers, numbers_of
 

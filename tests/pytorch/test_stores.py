@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmill.compat.kempnerforge import MemoryMappedDataset
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
-from shardmill.pytorch import MemoryMappedDataset
 from shardmill.records import ChatExamples, Ragged
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store, documents, shard_sizes

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.pytorch import StreamingDataset
-from shardmill.streaming import open_stream
+from shardmill.loading.streaming import open_stream
+from shardmill.trainers.torch_streaming import StreamingDataset
 
 pytestmark = [  # of torchdata and torch, not of ours
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),

@@ -12,7 +12,7 @@ import torch
 import shardmill
 from shardmill.errors import StateMismatchError
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.pytorch import TokenLoader
+from shardmill.trainers.torch import TokenLoader
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardmill.compat.kempnerforge import DistributedSampler, MemoryMappedDataset, MixtureSampler
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.pytorch import DistributedSampler, MemoryMappedDataset, MixtureSampler
 
 WORKER = Path(__file__).parent / "torchrun_worker.py"
 STARTS = {"a": 0, "b": 100_000}  # the first token of each source

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.pytorch import (
+from shardmill.compat.kempnerforge import (
     DistributedSampler,
     MemoryMappedDataset,
     MixtureDataset,
     MixtureSampler,
     StatefulDataLoader,
 )
+from shardmill.loading import Loader, SampleStream, TokenSource
 
 SEQ_LEN = 8
 SEED = 7

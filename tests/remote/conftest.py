@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardmill.records import Ragged
-from shardmill.remote.place import Place, open_place
+from shardmill.storage.object_store import RemoteFolder, open_place
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.stores import build_small_store
 
@@ -28,7 +28,7 @@ class Spot:
     url: str
     options: dict[str, Any]
 
-    def open(self) -> Place:
+    def open(self) -> RemoteFolder:
         return open_place(self.url, self.options)
 
 

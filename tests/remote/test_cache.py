@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
-from shardmill.mapped import TokenSpace
 from shardmill.remote import open_remote, push
 from shardmill.remote.cache import FileCache
+from shardmill.store.readers import TokenSpace
 from tests.remote.conftest import Spot, files_of
 
 

@@ -15,8 +15,8 @@ import pytest
 from shardmill.errors import StoreError, StoreExistsError
 from shardmill.remote import claims, push
 from shardmill.remote.claims import FLAG, take_turn
-from shardmill.remote.place import TEMPORARY
-from shardmill.remote.send import MARK, PROBE
+from shardmill.remote.push import MARK, PROBE
+from shardmill.storage.object_store import TEMPORARY
 from shardmill.testing.s3 import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (

@@ -10,10 +10,15 @@ import fsspec
 import numpy as np
 import pytest
 
+from shardmill.compat.nemotron import (
+    process_chat_sft_pack_from_spool_core,
+    write_memmap_to_cloud,
+)
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreExistsError
-from shardmill.interop.packed import open_packed, pack_from_spool
-from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
-from shardmill.remote import process_chat_sft_pack_from_spool_core, pull, write_memmap_to_cloud
+from shardmill.formats.packed import open_packed, pack_from_spool
+from shardmill.formats.packed.memmap import open_memmap_shard
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.remote import pull
 from shardmill.testing.packed import plain, write_spool
 from tests.helpers import folder_digest
 from tests.remote.conftest import Spot, remote_files

@@ -11,7 +11,8 @@ from shardmill.errors import StoreError
 from shardmill.records import Ragged
 from shardmill.remote import pull, push
 from shardmill.remote.claims import FLAG
-from shardmill.testing.s3 import Fault, LoopbackS3
+from shardmill.testing.hub import Fault
+from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
 

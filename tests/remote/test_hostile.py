@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import ManifestError, StoreError
-from shardmill.interop.packed.seals import sealed
+from shardmill.formats.packed.files import sealed
 from shardmill.remote import pull, push
 from shardmill.remote.contents import read_contents
 from tests.remote.conftest import files_of

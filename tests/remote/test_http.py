@@ -16,9 +16,11 @@ import pytest
 
 from shardmill.errors import SourceError, StoreError, StoreNotFoundError
 from shardmill.records import Ragged
-from shardmill.remote import open_remote, pull, push, retry
-from shardmill.shards import verify_store
-from shardmill.sources import farretry, open_source
+from shardmill.remote import open_remote, pull, push
+from shardmill.sources import open_source
+from shardmill.storage import retry
+from shardmill.storage import retry as farretry
+from shardmill.store import verify_store
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import files_of
 

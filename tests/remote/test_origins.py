@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.remote import pull, push
-from shardmill.shards import verify_store
-from shardmill.shards.layout import ORIGINS
 from shardmill.sources import TextSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import verify_store
+from shardmill.store.layout import ORIGINS
+from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import files_of
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.build import BuildReport, BuildSpec, build_store
+from shardmill.building import BuildReport, BuildSpec, build_store
 from shardmill.errors import (
     BuildLockedError,
     OptionError,
@@ -21,10 +21,13 @@ from shardmill.errors import (
     StoreExistsError,
     UnfinishedBuildError,
 )
-from shardmill.remote import build_to, pull, push, retry
-from shardmill.remote.outgoing import PROBE, scratch_store
-from shardmill.testing.s3 import Fault, LoopbackS3
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.remote import build_to, pull, push
+from shardmill.remote.build_to import scratch_store
+from shardmill.remote.push import PROBE
+from shardmill.storage import retry
+from shardmill.testing.hub import Fault
+from shardmill.testing.s3 import LoopbackS3
+from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import feeds_of, write_corpus
 from tests.build.parts import Slow
 from tests.build.test_workers_killed import wait_for
@@ -35,7 +38,7 @@ SPEC = BuildSpec(shard_bytes=20_000)
 KILLED = """
 import json, sys
 from pathlib import Path
-from shardmill.build import BuildSpec, build_store, segments
+from shardmill.building import BuildSpec, build_store, segments
 from shardmill.remote import build_to
 from tests.build.corpora import feeds_of
 from tests.build.parts import Slow

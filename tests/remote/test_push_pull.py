@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
-from shardmill.interop.packed.memmap import MemmapShardWriter
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull, push
-from shardmill.remote.send import MARK
-from shardmill.shards import verify_store
+from shardmill.remote.push import MARK
+from shardmill.store import verify_store
 from tests.remote.conftest import Spot, files_of, remote_files
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.errors import StoreError, StoreNotFoundError
-from shardmill.remote.place import open_place, part_bytes
-from shardmill.remote.retry import attempt, is_transient, pause
+from shardmill.storage.object_store import open_place, part_bytes
+from shardmill.storage.retry import attempt, backoff_seconds, is_transient
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_goes_well_at_the_third_try_goes_well() -> None:
 @given(number=st.integers(1, 60))
 def test_pauses_grow_are_jittered_and_bounded(number: int) -> None:
     middle = min(0.2 * 2 ** (number - 1), 20.0)
-    assert 0.5 * middle <= pause(number) <= 1.5 * middle
+    assert 0.5 * middle <= backoff_seconds(number) <= 1.5 * middle
 
 
 @given(size=st.integers(0, 5 * 2**40))

@@ -11,9 +11,9 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.mapped import Windows, open_tokens
 from shardmill.remote import open_remote, push
-from shardmill.shards import open_store
+from shardmill.store import open_store
+from shardmill.store.readers import Windows, open_tokens
 from tests.remote.conftest import Spot
 
 

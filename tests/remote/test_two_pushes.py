@@ -22,7 +22,7 @@ from shardmill.errors import StoreExistsError
 from shardmill.records import Ragged
 from shardmill.remote import claims, push, verify_remote
 from shardmill.remote.contents import local_contents
-from shardmill.remote.send import MARK, _mark
+from shardmill.remote.push import MARK, _mark
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.two_pushes import Killed, Watched, delays, push_to, watched

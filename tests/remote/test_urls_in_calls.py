@@ -15,15 +15,15 @@ import pytest
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from shardmill.arguments import is_url, refuse_url
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.compare import diff_stores
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import ManifestError, OptionError, StoreNotFoundError
+from shardmill.inspect.diff import diff_stores
 from shardmill.loading import TokenSource
 from shardmill.remote import push, verify_remote
-from shardmill.shards import exclude_documents, open_store, read_manifest, verify_store
 from shardmill.sources import MemorySource
+from shardmill.store import exclude_documents, open_store, read_manifest, verify_store
 from shardmill.testing.s3 import LoopbackS3
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import Spot, files_of
 from tests.remote.test_commands import refused, shardmill
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.remote.contents import local_contents
-from shardmill.remote.place import Place, open_place
-from shardmill.remote.send import send
+from shardmill.remote.push import send
+from shardmill.storage.object_store import RemoteFolder, open_place
 
 Hook = Callable[[str], None]
 OPERATIONS = ("listing", "info", "block", "pipe", "write", "create", "put", "remove")
@@ -25,7 +25,7 @@ class Killed(BaseException):
     """What SIGKILL is: nothing that this process does afterwards reaches the place."""
 
 
-class Watched(Place):
+class Watched(RemoteFolder):
     """A place that calls `hook` with the name of each operation before it is done.
 
     With `turns`, the threads of a push do their operations one at a time, so that a hook that
@@ -59,7 +59,7 @@ def watched(
     return place
 
 
-def push_to(folder: Path, place: Place, *, replace: bool = False) -> str:
+def push_to(folder: Path, place: RemoteFolder, *, replace: bool = False) -> str:
     """The sha256 of the manifest that was pushed, or the class and words of the refusal."""
     try:
         return send(folder, local_contents(folder), place, (2, None), replace).manifest_sha256

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
 from shardmill.sampling import BlockShuffle, InOrder, Mixture, Permutation
-from shardmill.sampling.quota import counts_at, turns
-from shardmill.sampling.schedule import LONGEST_PERIOD, Schedule
-from shardmill.sampling.weights import whole_shares
+from shardmill.sampling.shares import LONGEST_PERIOD, Schedule, counts_at, turns, whole_shares
 from shardmill.testing.sampling import (
     assert_prefixes_keep_their_shares,
     assert_sources_are_exhausted_before_they_repeat,

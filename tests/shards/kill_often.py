@@ -21,7 +21,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.records import Ragged
-from shardmill.shards import StoreWriter, open_store, publish_folder, verify_store
+from shardmill.store import StoreWriter, open_store, publish_folder, verify_store
 from shardmill.testing.stores import plain_facts, read_documents
 
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree")

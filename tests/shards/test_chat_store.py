@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shardmill.shards
+import shardmill.store
 from shardmill.errors import (
     BuildError,
     DamagedStoreError,
@@ -25,7 +25,7 @@ from shardmill.errors import (
     ShardmillError,
 )
 from shardmill.records import ChatExamples, Ragged
-from shardmill.shards import (
+from shardmill.store import (
     ChatLedger,
     StoreWriter,
     empty_ledger,
@@ -107,7 +107,7 @@ def test_a_small_chat_store_is_exactly_these_bytes(tmp_path: Path) -> None:
 
 def test_the_reader_in_the_text_reads_conversations_and_refuses_a_changed_mask(tmp_path) -> None:
     folder = small(tmp_path / "s", shard_bytes=8)
-    text = Path(shardmill.shards.__file__).with_name("FORMAT.md").read_text()
+    text = Path(shardmill.store.__file__).with_name("FORMAT.md").read_text()
     names: dict = {}
     exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], names)
     _, starts, (mask, turns, roles) = names["read_store"](folder)["train"]
@@ -121,7 +121,7 @@ def test_the_reader_in_the_text_reads_conversations_and_refuses_a_changed_mask(t
 
 
 def test_the_text_names_every_key_of_a_chat_manifest(tmp_path: Path) -> None:
-    text = Path(shardmill.shards.__file__).with_name("FORMAT.md").read_text()
+    text = Path(shardmill.store.__file__).with_name("FORMAT.md").read_text()
     meta = json.loads((small(tmp_path / "s") / "meta.json").read_bytes())
     keys = {*meta["splits"]["train"], *meta["splits"]["train"]["chat"], *meta["ledger"]["chat"]}
     assert {key for key in keys if f'"{key}"' not in text and f"`{key}`" not in text} == set()

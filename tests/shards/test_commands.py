@@ -9,11 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shardmill.cli.info import info
-from shardmill.cli.verify import verify
+from shardmill.cli.commands.info import info, verify
 from shardmill.errors import DamagedStoreError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.shards import open_store
+from shardmill.store import open_store
 from shardmill.testing.stores import build_small_store
 
 app = typer.Typer()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import ManifestError, OptionError, StoreError, StoreExistsError
 from shardmill.records import Ragged
-from shardmill.shards import (
+from shardmill.store import (
     ExcludedSteps,
     add_exclusion,
     check_target,
@@ -28,14 +28,14 @@ from shardmill.shards import (
     verify_store,
     write_exclusions,
 )
-from shardmill.shards.exclude_entries import (
+from shardmill.store.exclusions import (
     as_spans,
     count_tokens,
     cover_spans,
+    encode_exclusions,
     merge_spans,
     touched,
 )
-from shardmill.shards.exclude_file import encode_exclusions
 from shardmill.testing.stores import build_small_store
 from tests.shards.test_format import reader
 

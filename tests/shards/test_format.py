@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shardmill.shards
-from shardmill.build import build_plan
+import shardmill.store
+from shardmill.building import build_plan
 from shardmill.records import Drop, Ragged
-from shardmill.shards import LeftOut, PlanFacts, PlanMetrics, PlanOptions, open_store
-from shardmill.shards.plan_entries import NAMES, REASONS
+from shardmill.store import LeftOut, PlanFacts, PlanMetrics, PlanOptions, open_store
+from shardmill.store.plans import NAMES, REASONS
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
 from shardmill.testing.packing import rows_of_plan
 from shardmill.testing.stores import build_small_store, documents, shard_sizes
 from tests.packs import FIVE, plan_options
 
-TEXT = Path(shardmill.shards.__file__).with_name("FORMAT.md").read_text()
+TEXT = Path(shardmill.store.__file__).with_name("FORMAT.md").read_text()
 
 
 def reader() -> dict[str, Any]:

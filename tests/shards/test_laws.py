@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import StoreNotFoundError, UnfinishedBuildError
 from shardmill.records import Drop, Ragged
-from shardmill.shards import StoreWriter, open_store, verify_store
+from shardmill.store import StoreWriter, open_store, verify_store
 from shardmill.testing.stores import (
     assert_done_means_done,
     assert_store_laws,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.shards import (
+from shardmill.store import (
     Manifest,
     empty_ledger,
     open_store,

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.errors import ManifestError
 from shardmill.records import Drop
-from shardmill.shards import (
+from shardmill.store import (
     Origins,
     PlanOptions,
     StoreWriter,

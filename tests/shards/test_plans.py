@@ -23,7 +23,7 @@ from shardmill.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from shardmill.shards import (
+from shardmill.store import (
     LeftOut,
     PlanArrays,
     PlanFacts,
@@ -39,7 +39,7 @@ from shardmill.shards import (
     verify_store,
     write_plan,
 )
-from shardmill.shards.plan_entries import NAMES, plan_problems
+from shardmill.store.plans import NAMES, plan_problems
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 
 EXAMPLES = make_examples(

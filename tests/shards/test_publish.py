@@ -9,17 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.atomic import atomic_write
 from shardmill.errors import BuildError, StoreExistsError, StoreNotFoundError
 from shardmill.records import Ragged
-from shardmill.shards import (
-    check_target,
-    is_finished,
-    open_store,
-    publish_folder,
-    write_placeholder,
-)
-from shardmill.shards import publish as publish_module
+from shardmill.storage.atomic import atomic_write
+from shardmill.store import check_target, is_finished, open_store, publish_folder, write_placeholder
+from shardmill.store import publish as publish_module
 from shardmill.testing.stores import build_small_store, plain_facts, read_documents
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, StoreNotFoundError
 from shardmill.records import Ragged, TokenFile
-from shardmill.shards import FileEntry, Manifest, ShardEntry, SplitEntry, open_store, write_manifest
-from shardmill.shards.layout import index_header
+from shardmill.store import FileEntry, Manifest, ShardEntry, SplitEntry, open_store, write_manifest
+from shardmill.store.layout import index_header
 from shardmill.testing.stores import build_small_store, plain_facts
 
 
@@ -266,7 +266,7 @@ def test_opening_opens_no_shard(tmp_path: Path) -> None:
     opened: list[str] = []
     code = (
         "import sys\n"
-        "from shardmill.shards import open_store\n"
+        "from shardmill.store import open_store\n"
         "def hook(event, args):\n"
         "    if event == 'open' and str(args[0]).startswith(sys.argv[1]): print(args[0])\n"
         "sys.addaudithook(hook)\n"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from shardmill.errors import ShardmillError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.shards import open_store, verify_store, write_placeholder
-from shardmill.shards.layout import index_header
+from shardmill.store import open_store, verify_store, write_placeholder
+from shardmill.store.layout import index_header
 from shardmill.testing.stores import build_small_store, plain_facts
 from tests.shards.test_manifest import sealed
 

@@ -22,12 +22,12 @@ from shardmill.sources import (
     BatchLimits,
     HubParquetSource,
     HubSource,
-    hubfiles,
     iter_rows,
     open_hub,
     open_source,
-    ranges,
 )
+from shardmill.sources.formats import hub_parquet as hubfiles
+from shardmill.storage import ranges
 from shardmill.testing.sources import (
     account,
     assert_cut_is_the_source,

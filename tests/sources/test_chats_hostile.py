@@ -13,7 +13,8 @@ import pytest
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
-from shardmill.sources import BatchLimits, inputs, open_chats
+from shardmill.sources import BatchLimits, open_chats
+from shardmill.sources.chats import json_records as inputs
 from shardmill.testing.sources import ChatAccount, chat_account
 
 HI = [{"role": "user", "content": "hi"}]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Drop
-from shardmill.sources import BatchLimits, open_chats, rows_of_trees
-from shardmill.sources.shape_trees import Rules, read_tree
-from shardmill.sources.trees import Node, plant, ways
+from shardmill.sources import BatchLimits, open_chats
+from shardmill.sources.chats import conversations as rows_of_trees
+from shardmill.sources.chats.message_trees import Node, Rules, plant, read_tree, ways
 from shardmill.testing.sources import (
     ChatAccount,
     assert_conversation_ledger_balances,

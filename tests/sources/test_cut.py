@@ -26,7 +26,7 @@ from shardmill.sources import (
     TextSource,
     open_source,
 )
-from shardmill.sources.cutting import MOST, runs
+from shardmill.sources.batches import MOST, runs
 from shardmill.testing.sources import (
     Account,
     RowCase,

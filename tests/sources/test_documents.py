@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from shardmill.errors import SourceError
 from shardmill.records import Drop
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource, TextSource
-from shardmill.sources.batching import cut, text_bytes
-from shardmill.sources.clean import clean
+from shardmill.sources.batches import cut, text_bytes
+from shardmill.sources.cleaning import clean
 from shardmill.testing.sources import account, parquet_bytes
 
 

@@ -25,7 +25,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.ahead import StoppedError
 from shardmill.errors import HubError, MissingExtraError, SourceError
 from shardmill.protocols import Source
 from shardmill.sources import (
@@ -34,12 +33,12 @@ from shardmill.sources import (
     JsonlSource,
     ParquetSource,
     TextSource,
-    farretry,
     open_chats,
     open_source,
 )
-from shardmill.testing.hub import LoopbackHub
-from shardmill.testing.s3 import Fault, LoopbackS3
+from shardmill.storage import retry as farretry
+from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.sources import (
     Account,
     account,
@@ -50,6 +49,7 @@ from shardmill.testing.sources import (
     chat_account,
     json_lines,
 )
+from shardmill.threads import StoppedError
 
 LIMITS = BatchLimits(num_bytes=300, num_documents=9)
 SECRETS = ("the-key-id", "the-secret")
@@ -622,7 +622,8 @@ import sys
 from shardmill.sources import open_source
 list(open_source(sys.argv[1]).batches())
 open_source(sys.argv[1]).describe()
-print([name for name in sys.modules if name.startswith(("fsspec", "shardmill.sources.far"))])
+far = ("fsspec", "shardmill.storage.object_files")
+print([name for name in sys.modules if name.startswith(far)])
 """
 
 

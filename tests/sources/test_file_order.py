@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import units as grains
 from shardmill.errors import OptionError
-from shardmill.sources import jsonl, open_source
+from shardmill.sources import open_source
+from shardmill.sources.formats import jsonl
 from shardmill.testing.sources import assert_cut_is_the_source, assert_resumes_exactly
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 
 NAMES = st.lists(

@@ -27,7 +27,7 @@ from shardmill.sources import (
     open_chats,
     open_source,
 )
-from shardmill.sources.files import FULL_HASH_BYTES, list_files
+from shardmill.storage.files import FULL_HASH_BYTES, list_files
 from shardmill.testing.sources import account, assert_resumes_exactly
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardmill.errors import SourceError
 from shardmill.sources import BatchLimits, JsonlSource, iter_jsonl_rows, open_source
-from shardmill.sources.localfiles import find_local
+from shardmill.storage.files import find_local
 
 
 def texts(source) -> list[str]:

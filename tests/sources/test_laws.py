@@ -13,13 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.protocols import Source
-from shardmill.sources import (
-    BatchLimits,
-    JsonlSource,
-    MemorySource,
-    ParquetSource,
-    TextSource,
-)
+from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource, TextSource
 from shardmill.testing.sources import (
     Account,
     RowCase,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.sources.ranges import DEPTH, Range, RangedFile, blocks_of
+from shardmill.storage.ranges import DEPTH, Range, RangedFile, blocks_of
 
 DATA = bytes(number * 7 % 251 for number in range(500))
 

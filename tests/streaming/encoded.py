@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from shardmill.loading.streaming.records import Encoded, Mark, StreamCursor, StreamRows, Tally
 from shardmill.records import Ragged
-from shardmill.streaming.records import Encoded, Mark, Place, Rows, Tally
 
 PAD = 0
 
@@ -41,11 +41,11 @@ def blocks_of_documents(draw, *, longest: int = 40) -> Blocks:
     return tuple(blocks)
 
 
-def place_of(blocks: Blocks, block: int) -> Place:
+def place_of(blocks: Blocks, block: int) -> StreamCursor:
     """Two blocks an epoch, numbers counted within it."""
     first = block - block % 2
     before = sum(len(documents) for documents in blocks[first:block])
-    return Place(
+    return StreamCursor(
         epoch=block // 2,
         unit=block % 2,
         cursor={"block": block},
@@ -89,7 +89,7 @@ def encoded(
 Flat = list[tuple[list[int], list[int], Mark, tuple[int, int, int]]]
 
 
-def flat(rows: Iterator[Rows]) -> Flat:
+def flat(rows: Iterator[StreamRows]) -> Flat:
     """Row by row: tokens, segments, the mark behind it, begun and cut counts."""
     found: Flat = []
     for some in rows:

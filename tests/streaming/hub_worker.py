@@ -13,7 +13,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from shardmill.streaming import build_train_iterator
+from shardmill.loading.streaming import build_train_iterator
 
 
 def main(config: str, num_batches: str, *state: str) -> None:

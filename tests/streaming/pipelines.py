@@ -15,15 +15,19 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from shardmill.loading.streaming.batch import LossRules
+from shardmill.loading.streaming.bin_rows import BinRules
+from shardmill.loading.streaming.encode import DocumentRules
+from shardmill.loading.streaming.iterator import (
+    BatchIterator,
+    BatchShape,
+    Packing,
+    Pipeline,
+    SharedEncoder,
+)
+from shardmill.loading.streaming.records import Batch, StreamOrder
 from shardmill.protocols import Texts
 from shardmill.records import Ragged
-from shardmill.streaming.batch import LossRules
-from shardmill.streaming.bins import BinRules
-from shardmill.streaming.encode import DocumentRules
-from shardmill.streaming.iterator import BatchIterator
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.pipeline import BatchShape, Packing, Pipeline, SharedEncoder
-from shardmill.streaming.records import Batch
 from shardmill.testing.streaming import UnitsSource
 
 SPAN, EOS, PAD = 1000, 999_999, 0

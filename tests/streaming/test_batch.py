@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
-from shardmill.streaming.batch import LossRules, make_batch
+from shardmill.loading.streaming.batch import LossRules, make_batch
 
 EOS = 2
 

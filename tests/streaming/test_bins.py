@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.streaming.bin_rows import BinRules, bin_rows
+from shardmill.loading.streaming.records import Encoded, Mark, StreamCursor, Tally
 from shardmill.records import Ragged
-from shardmill.streaming.bins import BinRules, bin_rows
-from shardmill.streaming.records import Encoded, Mark, Place, Tally
 from tests.streaming.encoded import (
     PAD,
     Doc,
@@ -201,7 +201,7 @@ def test_a_large_buffer_of_web_like_documents_is_nearly_full() -> None:
     lengths = np.maximum(1, rng.lognormal(6.2, 1.1, 10_000)).astype(np.int64)
     values = np.arange(1, lengths.sum() + 1, dtype=np.int32)
     chunk = Encoded(
-        block=Place(),
+        block=StreamCursor(),
         first=0,
         ids=Ragged.from_lengths(values, lengths),
         cut=np.zeros(10_000, dtype=np.int64),
@@ -219,7 +219,7 @@ def test_a_row_longer_than_what_is_gathered_at_a_time_is_whole() -> None:
     lengths = [70_000, 200_000, 1, 65_536]
     values = np.arange(1, sum(lengths) + 1, dtype=np.int32)
     ids = Ragged.from_lengths(values, lengths)
-    chunk = Encoded(block=Place(), first=0, ids=ids, cut=np.zeros(4, np.int64), read=Tally())
+    chunk = Encoded(block=StreamCursor(), first=0, ids=ids, cut=np.zeros(4, np.int64), read=Tally())
     (rows,) = bin_rows(iter([chunk]), BinRules(), seq_len=149_999, pad_id=PAD)
     assert (np.sort(rows.tokens[rows.segments > 0]) == values).all()
     # by their first piece: the first and last documents, the long one's piece, its rest

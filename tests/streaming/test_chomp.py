@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.streaming import build_train_iterator, config_dict, open_stream, read_config
-from shardmill.streaming.bins import BinRules
-from shardmill.streaming.config import StreamConfig
-from shardmill.streaming.tokenizers import StreamTokenizer, open_stream_tokenizer
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.loading.streaming import build_train_iterator, config_dict, open_stream, read_config
+from shardmill.loading.streaming.bin_rows import BinRules
+from shardmill.loading.streaming.config import StreamConfig
+from shardmill.loading.streaming.tokenizer import open_stream_tokenizer
+from shardmill.loading.streaming.tokenizer_snapshot import StreamTokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 # Every section and every kind of key that a file of chomp has, in its own values.
 COMPLETE = """

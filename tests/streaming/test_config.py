@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from shardmill.errors import OptionError
-from shardmill.streaming.config import StreamConfig, config_dict, read_config
+from shardmill.loading.streaming.config import StreamConfig, config_dict, read_config
 
 DOCS = Path(__file__).parents[2] / "docs/streaming-config.md"
 

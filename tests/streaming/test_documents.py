@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, SourceError
+from shardmill.loading.streaming.documents import DocumentStream
+from shardmill.loading.streaming.records import StreamCursor, StreamOrder, Tally
 from shardmill.sources import MemorySource, open_source
-from shardmill.streaming.documents import DocumentStream
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.records import Place, Tally
 from shardmill.testing.streaming import (
     UnitsSource,
     assert_stream_resumes,
@@ -127,7 +126,7 @@ def test_counts_at_the_end_of_an_epoch_are_those_of_the_input(units, order, batc
     if blocks is None:
         assert source.texts == []
         return
-    assert blocks[-1].end == Place(epoch=1, tally=tally_of(source.rows))
+    assert blocks[-1].end == StreamCursor(epoch=1, tally=tally_of(source.rows))
     assert blocks[-1].end.tally.read == len(source.rows)
     done = 0
     for block in blocks:
@@ -149,8 +148,8 @@ def test_of_streams_that_read_the_same_rows_one_counts_those_without_text(stream
     once = {"empty": 2, "dropped": 3, "repaired": 1} if stream == 0 else {}
     twice = {"empty": 4, "dropped": 6, "repaired": 2} if stream == 0 else {}
     assert ends == [
-        Place(epoch=1, tally=Tally(documents=2, elsewhere=4, **once)),
-        Place(epoch=2, tally=Tally(documents=4, elsewhere=8, **twice)),
+        StreamCursor(epoch=1, tally=Tally(documents=2, elsewhere=4, **once)),
+        StreamCursor(epoch=2, tally=Tally(documents=4, elsewhere=8, **twice)),
     ]
 
 
@@ -159,9 +158,11 @@ def test_blocks_without_shuffle_are_the_batches_of_the_source():
     first, second, third = islice(blocks, 3)
     assert contents([first]) == [
         (
-            Place(),
+            StreamCursor(),
             ["a", "b"],
-            Place(cursor={"unit": 0, "cursor": {"row": 2}}, number=2, tally=Tally(documents=2)),
+            StreamCursor(
+                cursor={"unit": 0, "cursor": {"row": 2}}, number=2, tally=Tally(documents=2)
+            ),
         )
     ]
     assert second.texts.to_pylist() == ["c"]
@@ -175,9 +176,9 @@ def test_a_place_inside_a_batch_keeps_the_cursor_before_it():
     source = UnitsSource([["a", None, "b", "c", "d", "e"]], batch_rows=4)
     ends = [block.end for block in DocumentStream(source, order).blocks()]
     assert ends == [
-        Place(skip=2, number=2, tally=Tally(documents=2, dropped=1)),
-        Place(cursor={"row": 4}, skip=1, number=4, tally=Tally(documents=4, dropped=1)),
-        Place(epoch=1, tally=Tally(documents=5, dropped=1)),
+        StreamCursor(skip=2, number=2, tally=Tally(documents=2, dropped=1)),
+        StreamCursor(cursor={"row": 4}, skip=1, number=4, tally=Tally(documents=4, dropped=1)),
+        StreamCursor(epoch=1, tally=Tally(documents=5, dropped=1)),
     ]
 
 
@@ -185,7 +186,7 @@ def test_rows_without_text_behind_the_last_document_are_in_the_last_count():
     source = UnitsSource([["a"], [None, ""]], batch_rows=1)
     *_, last = DocumentStream(source, StreamOrder()).blocks()
     assert last.texts.to_pylist() == []
-    assert last.end == Place(epoch=1, tally=Tally(documents=1, empty=1, dropped=1))
+    assert last.end == StreamCursor(epoch=1, tally=Tally(documents=1, empty=1, dropped=1))
     assert list(DocumentStream(source, StreamOrder()).blocks(last.end)) == []
 
 
@@ -301,9 +302,9 @@ def test_a_generator_is_read_once_and_refused_in_the_second_epoch():
 @pytest.mark.parametrize(
     ("place", "found"),
     [
-        (Place(unit=9), "9 units are done, but there are 4"),
-        (Place(skip=2), "2 texts of a batch with 2 are done"),
-        (Place(cursor={"row": 4}, skip=1), "ends at a batch that had texts"),
+        (StreamCursor(unit=9), "9 units are done, but there are 4"),
+        (StreamCursor(skip=2), "2 texts of a batch with 2 are done"),
+        (StreamCursor(cursor={"row": 4}, skip=1), "ends at a batch that had texts"),
     ],
 )
 def test_a_place_of_other_input_is_refused(place, found):
@@ -315,7 +316,7 @@ def test_a_place_of_other_input_is_refused(place, found):
 
 def test_the_first_ten_drops_are_named_and_the_rest_counted(caplog):
     source = UnitsSource([[None] * 14 + ["a"]], batch_rows=4, name="web")
-    with caplog.at_level(logging.WARNING, "shardmill.streaming"):
+    with caplog.at_level(logging.WARNING, "shardmill.loading.streaming"):
         stream = DocumentStream(source, StreamOrder(repeat=True))
         list(islice(stream.blocks(), 5))
         assert len(caplog.messages) == 11
@@ -323,7 +324,7 @@ def test_the_first_ten_drops_are_named_and_the_rest_counted(caplog):
         assert caplog.messages[10] == (
             "source 'web', epoch 0: 4 more rows gave no document (no_text: 4)"
         )
-        list(islice(stream.blocks(Place(epoch=1)), 5))
+        list(islice(stream.blocks(StreamCursor(epoch=1)), 5))
         assert caplog.messages[11:] == [
             "source 'web', epoch 1: 14 more rows gave no document (no_text: 14)"
         ]
@@ -332,7 +333,7 @@ def test_the_first_ten_drops_are_named_and_the_rest_counted(caplog):
 def test_a_batch_that_is_resumed_inside_is_not_named_again(caplog):
     source = UnitsSource([[None, "a", "b"]], name="web")
     order = StreamOrder(shuffle=True, buffer_documents=1)
-    with caplog.at_level(logging.WARNING, "shardmill.streaming"):
+    with caplog.at_level(logging.WARNING, "shardmill.loading.streaming"):
         first = next(DocumentStream(source, order).blocks())
         assert len(caplog.messages) == 1
         list(DocumentStream(source, order).blocks(first.end))
@@ -341,7 +342,7 @@ def test_a_batch_that_is_resumed_inside_is_not_named_again(caplog):
 
 def test_drops_that_every_stream_reads_are_named_by_one(caplog):
     source = UnitsSource([[None, "a", "b", "c"]], name="web")
-    with caplog.at_level(logging.WARNING, "shardmill.streaming"):
+    with caplog.at_level(logging.WARNING, "shardmill.loading.streaming"):
         for stream in range(3):
             list(DocumentStream(source, StreamOrder(), stream=stream, num_streams=3).blocks())
     assert caplog.messages == ["source 'web': web/0:row 0 gave no document: no_text"]

@@ -15,17 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.ahead import read_ahead
 from shardmill.errors import OptionError, StateMismatchError, TokenizerError, TokenRangeError
+from shardmill.loading.streaming import encode
+from shardmill.loading.streaming.documents import DocumentStream
+from shardmill.loading.streaming.encode import DocumentRules, encode_blocks, encoded_ahead, frame
+from shardmill.loading.streaming.records import Block, StreamCursor, StreamOrder, Tally
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
-from shardmill.streaming import encode
-from shardmill.streaming.documents import DocumentStream
-from shardmill.streaming.encode import DocumentRules, encode_blocks, encoded_ahead, frame
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.records import Block, Place, Tally
 from shardmill.testing.streaming import UnitsSource
-from shardmill.tokenizer import (
+from shardmill.threads import read_ahead
+from shardmill.tokenizers import (
     ByteTokenizer,
     TrainSpec,
     choose_encoder,
@@ -40,8 +39,8 @@ WORDS = ["a", "bc", "def", "", "\u00e9\u4e2d", "x" * 40]
 
 def block_of(texts, *, number=0, slice_from=0):
     array = pa.array(["?"] * slice_from + list(texts), pa.large_string()).slice(slice_from)
-    end = Place(number=number + len(texts), tally=Tally(documents=number + len(texts)))
-    return Block(start=Place(number=number), texts=array, end=end)
+    end = StreamCursor(number=number + len(texts), tally=Tally(documents=number + len(texts)))
+    return Block(start=StreamCursor(number=number), texts=array, end=end)
 
 
 def joined(encoded):

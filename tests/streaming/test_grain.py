@@ -21,16 +21,16 @@ from grain._src.python.testing.experimental import (  # noqa: E402
 )
 
 from shardmill.errors import OptionError, SourceError, StateMismatchError  # noqa: E402
-from shardmill.grain import CheckpointedDataset, iterate  # noqa: E402
-from shardmill.streaming import (  # noqa: E402
+from shardmill.loading.streaming import (  # noqa: E402
     BatchIterator,
     build_eval_iterator,
     build_train_iterator,
     open_stream,
 )
-from shardmill.streaming.bins import BinRules  # noqa: E402
-from shardmill.streaming.order import StreamOrder  # noqa: E402
-from shardmill.streaming.pipeline import BatchShape  # noqa: E402
+from shardmill.loading.streaming.bin_rows import BinRules  # noqa: E402
+from shardmill.loading.streaming.iterator import BatchShape  # noqa: E402
+from shardmill.loading.streaming.records import StreamOrder  # noqa: E402
+from shardmill.trainers.grain import CheckpointedDataset, iterate  # noqa: E402
 from tests.streaming.pipelines import Case, NumberEncoder, assert_equal, some  # noqa: E402
 
 CASE = Case(

@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 
 from shardmill.errors import OptionError, SourceError, StateMismatchError
+from shardmill.loading.streaming import open_stream
+from shardmill.loading.streaming.bin_rows import BinRules
+from shardmill.loading.streaming.iterator import BatchIterator, BatchShape
+from shardmill.loading.streaming.records import Counts, StreamOrder
 from shardmill.protocols import Texts
 from shardmill.records import Cursor, Ragged, TextBatch
 from shardmill.sources import MemorySource
-from shardmill.streaming import open_stream
-from shardmill.streaming.bins import BinRules
-from shardmill.streaming.iterator import BatchIterator
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.pipeline import BatchShape
-from shardmill.streaming.stats import Counts
 from shardmill.testing.streaming import UnitsSource
 from tests.helpers import wait_for
 from tests.streaming.pipelines import (

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.streaming import build_train_iterator, join_states, open_stream
-from shardmill.streaming.iterator import BatchIterator
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.pipeline import BatchShape, Pipeline
+from shardmill.loading.streaming import build_train_iterator, join_states, open_stream
+from shardmill.loading.streaming.iterator import BatchIterator, BatchShape, Pipeline
+from shardmill.loading.streaming.records import StreamOrder
 from tests.streaming.pipelines import Case, assert_equal, cases, rows_of, some, through_json
 
 CASE = Case(

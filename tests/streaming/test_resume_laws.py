@@ -9,10 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.grain import CheckpointedDataset, iterate
-from shardmill.streaming.iterator import BatchIterator
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.pipeline import BatchShape
+from shardmill.loading.streaming.iterator import BatchIterator, BatchShape
+from shardmill.loading.streaming.records import StreamOrder
+from shardmill.trainers.grain import CheckpointedDataset, iterate
 from tests.streaming.pipelines import (
     EOS,
     Case,

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.streaming import sequential_rows as sequential
+from shardmill.loading.streaming.records import Encoded, Mark, StreamCursor, Tally
+from shardmill.loading.streaming.sequential_rows import DocumentTable, sequential_rows, table_of
 from shardmill.records import Ragged
-from shardmill.streaming import sequential
-from shardmill.streaming.records import Encoded, Mark, Place, Tally
-from shardmill.streaming.rows import Documents, table_of
-from shardmill.streaming.sequential import sequential_rows
 from tests.streaming.encoded import (
     PAD,
     Doc,
@@ -126,13 +125,13 @@ def test_no_documents_give_no_rows() -> None:
 
 def chunk_of(ids: Ragged, first: int = 0) -> Encoded:
     cut = np.zeros(len(ids), dtype=np.int64)
-    return Encoded(block=Place(), first=first, ids=ids, cut=cut, read=Tally())
+    return Encoded(block=StreamCursor(), first=first, ids=ids, cut=cut, read=Tally())
 
 
 def test_many_tiny_chunks_for_one_row_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[int] = []
 
-    def counted(parts: Sequence[Encoded]) -> Documents:
+    def counted(parts: Sequence[Encoded]) -> DocumentTable:
         joined.append(len(parts))
         return table_of(parts)
 
@@ -151,7 +150,7 @@ def test_one_long_document_makes_many_rows() -> None:
     assert (rows.tokens.reshape(-1) == np.arange(3_000_000)).all()
     assert (rows.segments == 1).all()
     assert rows.part[:3].tolist() == [3, 6, 9]
-    assert rows.mark_after(999_999) == Mark(place=Place(), document=1)
+    assert rows.mark_after(999_999) == Mark(place=StreamCursor(), document=1)
     assert int(rows.begun.sum()) == 1
     assert all(b - a == 3 for a, b in pairwise(rows.part[:-1].tolist()[:1000]))
 

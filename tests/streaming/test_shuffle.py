@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmill.loading.streaming.documents import DocumentStream
+from shardmill.loading.streaming.records import StreamCursor, StreamOrder
 from shardmill.sources import BatchLimits, MemorySource, open_source
-from shardmill.streaming.documents import DocumentStream
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.records import Place
 from shardmill.testing.streaming import (
     UnitsSource,
     assert_stream_resumes,
@@ -108,7 +107,7 @@ def test_where_a_document_goes_is_uniform_within_its_block():
 
 def test_a_block_that_is_full_of_bytes_is_said_once(caplog):
     order = StreamOrder(shuffle=True, buffer_bytes=10)
-    with caplog.at_level(logging.INFO, "shardmill.streaming"):
+    with caplog.at_level(logging.INFO, "shardmill.loading.streaming"):
         blocks = list(DocumentStream(MemorySource(["abcd"] * 9, name="web"), order).blocks())
     assert [len(block.texts) for block in blocks] == [2, 2, 2, 2, 1]
     assert caplog.messages == [
@@ -188,5 +187,5 @@ def test_endless_streams_go_on():
     order = StreamOrder(shuffle=True, repeat=True, buffer_documents=3)
     blocks = list(islice(DocumentStream(MemorySource(["a", "b", "c", "d"]), order).blocks(), 40))
     assert [len(block.texts) for block in blocks] == [3, 1] * 20
-    assert blocks[-1].end == Place(epoch=20, tally=blocks[-1].end.tally)
+    assert blocks[-1].end == StreamCursor(epoch=20, tally=blocks[-1].end.tally)
     assert blocks[-1].end.tally.documents == 80

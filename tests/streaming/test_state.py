@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError
-from shardmill.streaming import open_stream
-from shardmill.streaming.order import StreamOrder
-from shardmill.streaming.pipeline import BatchShape
-from shardmill.streaming.positions import PlaceTexts, Position, position_text, read_position
-from shardmill.streaming.records import Mark, Place, Tally
-from shardmill.streaming.state import check_seal, read_state
-from shardmill.streaming.stats import Counts
+from shardmill.loading.streaming import open_stream
+from shardmill.loading.streaming.iterator import BatchShape
+from shardmill.loading.streaming.records import Counts, Mark, StreamCursor, StreamOrder, Tally
+from shardmill.loading.streaming.state import (
+    PlaceTexts,
+    Position,
+    check_seal,
+    position_text,
+    read_position,
+    read_state,
+)
 from tests.streaming.pipelines import Case, some
 
 counts = st.integers(0, 2**63 - 1)
@@ -31,7 +35,7 @@ positions = st.builds(
     mark=st.builds(
         Mark,
         place=st.builds(
-            Place,
+            StreamCursor,
             epoch=counts,
             unit=counts,
             cursor=st.none() | st.dictionaries(st.text(max_size=9), json_values, max_size=3),
@@ -62,7 +66,9 @@ def test_a_position_is_read_back_as_it_was_written(position: Position) -> None:
 
 
 def test_the_text_of_a_position_is_literally_this() -> None:
-    place = Place(epoch=1, unit=2, cursor={"row": 3}, skip=4, number=5, tally=Tally(documents=6))
+    place = StreamCursor(
+        epoch=1, unit=2, cursor={"row": 3}, skip=4, number=5, tally=Tally(documents=6)
+    )
     position = Position(
         mark=Mark(place=place, document=7, part=8), counts=Counts(rows=9, input_repaired=1)
     )
@@ -74,7 +80,7 @@ def test_the_text_of_a_position_is_literally_this() -> None:
 
 def test_a_place_that_moves_gets_a_new_text() -> None:
     texts = PlaceTexts()
-    one, two = Place(number=1), Place(number=2)
+    one, two = StreamCursor(number=1), StreamCursor(number=2)
     assert texts.text(0, one) == texts.text(0, one)
     assert '"number":2' in texts.text(0, two)
     assert '"number":1' in texts.text(1, one)

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.ahead import StoppedError, pause, read_ahead, wait_for
 from shardmill.errors import OptionError
-from shardmill.streaming import build_train_iterator, open_stream
+from shardmill.loading.streaming import build_train_iterator, open_stream
 from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.threads import StoppedError, pause, read_ahead, wait_for
 from tests.helpers import is_in
 from tests.helpers import wait_for as wait_for_condition
 
@@ -92,7 +92,7 @@ def test_closing_does_not_wait_for_the_batch_that_is_being_made(prefetch: int | 
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    wait_for_condition(lambda: is_in(asking, "shardmill/streaming/"))
+    wait_for_condition(lambda: is_in(asking, "shardmill/loading/"))
     asking.join(0.5)
     assert asking.is_alive()
     stream.close()
@@ -113,7 +113,7 @@ def test_two_threads_on_one_stream_are_told_apart_from_the_start() -> None:
     with open_stream(ENDLESS) as stream:
         asking = threading.Thread(target=refused, args=(stream,))
         asking.start()
-        wait_for_condition(lambda: is_in(asking, "shardmill/streaming/"))
+        wait_for_condition(lambda: is_in(asking, "shardmill/loading/"))
         asking.join(0.5)
         with pytest.raises(OptionError, match="another thread is making a batch"):
             next(stream)

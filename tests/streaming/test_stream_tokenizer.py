@@ -13,12 +13,17 @@ import numpy as np
 import pytest
 
 from shardmill.errors import OptionError, TokenizerError
+from shardmill.loading.streaming.config import StreamConfig, read_config
+from shardmill.loading.streaming.open import open_eval_source, open_train_source
+from shardmill.loading.streaming.tokenizer import open_stream_tokenizer
+from shardmill.loading.streaming.tokenizer_snapshot import (
+    SNAPSHOT,
+    StreamTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+)
 from shardmill.sources import MemorySource
-from shardmill.streaming.config import StreamConfig, read_config
-from shardmill.streaming.open import open_eval_source, open_train_source
-from shardmill.streaming.snapshot import SNAPSHOT, load_tokenizer, save_tokenizer
-from shardmill.streaming.tokenizers import StreamTokenizer, open_stream_tokenizer
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 from tests.helpers import folder_digest
 
 WORDS = "the quick brown fox jumps over the lazy dog and then it sleeps.\n"

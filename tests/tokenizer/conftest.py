@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizer import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
 
 LANGUAGES = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps.\n"

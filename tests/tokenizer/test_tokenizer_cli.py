@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.cli.tokenizer import parse_specials
+from shardmill.cli.commands.tokenizer import parse_specials
 from shardmill.errors import OptionError
 from tests.tokenizer.conftest import LANGUAGES
 

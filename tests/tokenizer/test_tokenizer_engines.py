@@ -21,17 +21,18 @@ from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.records import Ragged
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizer import choose as choosing
-from shardmill.tokenizer import choose_encoder, proof
-from shardmill.tokenizer.battery import (
+from shardmill.tokenizers import choose_encoder
+from shardmill.tokenizers import engine_choice as choosing
+from shardmill.tokenizers import engine_choice as proof
+from shardmill.tokenizers.battery import (
     CODE_POINTS,
     WHITESPACE,
     battery_sha256,
     battery_texts,
     short_texts,
 )
-from shardmill.tokenizer.fast import Candidates, fast_candidates
-from shardmill.tokenizer.huggingface import HuggingFaceTokenizer
+from shardmill.tokenizers.fast import Candidates, fast_candidates
+from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
 
 CORPUS = ["The first document.\n", "and a second one " * 50, "\u7d20\u65e9\u3044\u72d0 third"]
 SPECIALS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>"]
@@ -178,7 +179,7 @@ def test_without_a_candidate_auto_uses_the_reference_and_fast_refuses(
 
 
 def test_a_normalising_sentencepiece_model_has_no_candidate() -> None:
-    from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer
+    from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
     from tests.tokenizer.test_tokenizer_sentencepiece import train
 
     assert fast_candidates(SentencePieceTokenizer(train(model_type="bpe"))).engines == ()
@@ -396,7 +397,7 @@ def test_fastokens_leaves_a_core_to_the_rest_unless_told_otherwise(
 ) -> None:
     code = (
         "import os, sys\n"
-        "from shardmill.tokenizer.fast_fastokens import FastokensEngine\n"
+        "from shardmill.tokenizers.fast_fastokens import FastokensEngine\n"
         "FastokensEngine(open(sys.argv[1], 'rb').read()).encode_batch(['some text'])\n"
         "print(os.environ['FASTOKENS_BPE_THREADS'], len(os.sched_getaffinity(0)))\n"
     )

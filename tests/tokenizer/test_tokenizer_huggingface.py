@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from shardmill.errors import TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizer import huggingface, open_tokenizer
-from shardmill.tokenizer.huggingface import HuggingFaceTokenizer
-from shardmill.tokenizer.text_only import text_only
+from shardmill.tokenizers import huggingface, open_tokenizer
+from shardmill.tokenizers.huggingface import HuggingFaceTokenizer, text_only
 from tests.tokenizer.conftest import HF_KINDS, added, hf_configs
 
 ALL_KINDS = ["byte-bpe", *HF_KINDS]

@@ -17,7 +17,7 @@ from shardmill.testing.tokenizers import (
     assert_tokenizer_laws,
     nasty_texts,
 )
-from shardmill.tokenizer.battery import short_texts
+from shardmill.tokenizers.battery import short_texts
 from tests.tokenizer.conftest import HF_KINDS, KINDS
 
 SPECIALS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", "</s>", "<s>", "[CLS]", "[SEP]", "x</s>"]
@@ -104,7 +104,7 @@ def test_the_law_catches_a_tokenizer_that_takes_text_for_structure() -> None:
 
 
 def test_the_byte_tokenizer_gives_bytes_plus_offset() -> None:
-    from shardmill.tokenizer import ByteTokenizer
+    from shardmill.tokenizers import ByteTokenizer
 
     ids = ByteTokenizer(byte_offset=3).encode_batch(["A\u00e9", "", "~"])
     assert ids.values.tolist() == [68, 198, 172, 129]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizer import adapt_tokenizer, open_tokenizer
+from shardmill.tokenizers import adapt_tokenizer, open_tokenizer
 from tests.tokenizer.conftest import HF_KINDS, KINDS
 
 

@@ -16,7 +16,7 @@ import tokenizers as library
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.records import Ragged
-from shardmill.tokenizer import adapt_tokenizer, choose_encoder, open_tokenizer, vocab_size_of
+from shardmill.tokenizers import adapt_tokenizer, choose_encoder, open_tokenizer, vocab_size_of
 
 
 def test_byte_names() -> None:
@@ -71,7 +71,7 @@ def test_a_missing_library_names_its_extra(
 ) -> None:
     code = (
         f"import sys; sys.modules[{blocked!r}] = None\n"
-        "import shardmill.tokenizer as t\n"
+        "import shardmill.tokenizers as t\n"
         "from shardmill.errors import MissingExtraError\n"
         "try: t.open_tokenizer(sys.argv[1])\n"
         "except MissingExtraError as e: print(e)"
@@ -84,7 +84,7 @@ def test_a_missing_library_names_its_extra(
 def test_without_fast_engines_auto_uses_the_reference(trained: dict[str, Path]) -> None:
     code = (
         "import sys; sys.modules['fastokens'] = sys.modules['gigatoken'] = None\n"
-        "from shardmill.tokenizer import choose_encoder, open_tokenizer\n"
+        "from shardmill.tokenizers import choose_encoder, open_tokenizer\n"
         "print(choose_encoder(open_tokenizer(sys.argv[1])).produced_by['engine'])"
     )
     command = [sys.executable, "-c", code, str(trained["byte-bpe"])]
@@ -218,7 +218,7 @@ def test_library_objects_are_opened_by_their_model(trained: dict[str, Path]) -> 
 
 
 def test_a_subclass_of_ours_is_left_as_it_is(trained: dict[str, Path]) -> None:
-    from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer
+    from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
 
     class Mine(SentencePieceTokenizer):
         pass

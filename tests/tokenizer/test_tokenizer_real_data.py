@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizer.fast import fast_candidates
-from shardmill.tokenizer.proof import compare
+from shardmill.tokenizers.engine_choice import compare
+from shardmill.tokenizers.fast import fast_candidates
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from shardmill.errors import TokenizerError
 from shardmill.testing.tokenizers import assert_tokenizer_laws, nasty_texts
-from shardmill.tokenizer import open_tokenizer
-from shardmill.tokenizer.battery import short_texts
-from shardmill.tokenizer.model_proto import hide_pieces, read_facts
-from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer
+from shardmill.tokenizers import open_tokenizer
+from shardmill.tokenizers.battery import short_texts
+from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer, hide_pieces, read_facts
 from tests.tokenizer.conftest import LANGUAGES
 
 ROLES = ["<|sys_1|>", "<|usr_1|>", "<|eot_1|>"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizer import ByteTokenizer
-from shardmill.tokenizer.texts import character_spans
+from shardmill.tokenizers import ByteTokenizer
+from shardmill.tokenizers.texts import character_spans
 from tests.tokenizer.conftest import HF_KINDS, KINDS
 
 REPLACEMENT = "\ufffd"

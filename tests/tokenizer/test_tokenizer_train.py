@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, TokenizerError
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizer import train as training
-from shardmill.tokenizer.train_input import CHUNK_CHARACTERS, find_files, read_files, read_texts
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import train as training
+from shardmill.tokenizers.train import CHUNK_CHARACTERS, find_files, read_files, read_texts
 from tests.tokenizer.conftest import LANGUAGES, stdlib_files
 
 TYPES = ("unigram", "bpe", "byte-bpe")
@@ -40,7 +40,7 @@ def test_another_process_trains_the_same_bytes(tmp_path: Path, model_type: str) 
     """Another hash seed, another number of cores and threads: the same two files."""
     inputs = [str(path) for path in stdlib_files()]
     code = (
-        "import os, sys; from shardmill.tokenizer import TrainSpec, train_tokenizer\n"
+        "import os, sys; from shardmill.tokenizers import TrainSpec, train_tokenizer\n"
         "cores = sorted(os.sched_getaffinity(0))\n"
         "os.sched_setaffinity(0, cores[:1 if os.environ['PYTHONHASHSEED'] == '0' else 8])\n"
         "train_tokenizer(sys.argv[1], files=sys.argv[3:], "

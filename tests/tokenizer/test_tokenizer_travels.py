@@ -15,21 +15,21 @@ import pytest
 
 from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizer import (
+from shardmill.tokenizers import (
     ByteTokenizer,
     ChosenEncoder,
     adapt_tokenizer,
     choose_encoder,
     open_tokenizer,
-    proof,
     reopen_encoder,
     thread_limits,
 )
-from shardmill.tokenizer import choose as choosing
-from shardmill.tokenizer import reopen as reopening
-from shardmill.tokenizer.battery import short_texts
-from shardmill.tokenizer.fast import Candidates
-from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer
+from shardmill.tokenizers import engine_choice as choosing
+from shardmill.tokenizers import engine_choice as proof
+from shardmill.tokenizers import engine_choice as reopening
+from shardmill.tokenizers.battery import short_texts
+from shardmill.tokenizers.fast import Candidates
+from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
 from tests.tokenizer.conftest import HF_KINDS, KINDS
 from tests.tokenizer.test_tokenizer_engines import CORPUS, Liar
 
@@ -206,7 +206,7 @@ from pathlib import Path
 import numpy
 def threads():
     return len(os.listdir("/proc/self/task"))
-import shardmill.tokenizer.huggingface, shardmill.tokenizer.fast_fastokens
+import shardmill.tokenizers.huggingface, shardmill.tokenizers.fast_fastokens
 before = threads()
 from shardmill.tokenizer import choose_encoder, open_tokenizer
 from shardmill.tokenizer.fast import open_fast

@@ -9,6 +9,11 @@ reason. Text that would become a special token is never rendered.
 Not here: the proof of the template itself (proof/). Nobody can stop a template that loops for
 ever, only see that it wrote too much; render templates you do not trust in a process of their own.
 Threads: one rendering at a time per template, since transformers' generation tracker is shared.
+
+Many conversations at a time: what waits to be encoded, and what came out.
+
+In: single conversations.  Out: groups of a few megabytes; `ChatExamples`.
+Promise: order is kept, and a group's size depends on its texts alone.
 """
 
 from __future__ import annotations
@@ -19,23 +24,66 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardmill.chat.check import CheckedMessage, check_messages
-from shardmill.chat.contract import Rendered, TrainPolicy
-from shardmill.chat.jinja.examples import Example, Written, grouped, join_examples
-from shardmill.chat.policy import check_policy, trained_turns
-from shardmill.chat.roles import ASSISTANT
+from shardmill.chat.messages import CheckedMessage, check_messages
+from shardmill.chat.policy import ASSISTANT, Rendered, TrainPolicy, check_policy, trained_turns
 from shardmill.errors import OptionError, TemplateError
-from shardmill.records import JSON, BoolArray, Conversation, Drop, IntArray
+from shardmill.records import JSON, BoolArray, ChatExamples, Conversation, Drop, IntArray, Ragged
 
 if TYPE_CHECKING:
-    from shardmill.chat.jinja.encode import Encoded
     from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
     from shardmill.chat.jinja.facts import TemplateFacts
+    from shardmill.chat.jinja.turns import Encoded, TurnSpans
     from shardmill.chat.jinja.writing import Writing
+
+
+Written: TypeAlias = "tuple[Writing, BoolArray]"
+"""What a template wrote, and which of the messages are trained."""
+
+_CHARACTERS_PER_CALL = 2**22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JinjaExample:
+    """One kept conversation."""
+
+    turns: TurnSpans
+    mask: BoolArray
+
+
+def grouped(written: Iterator[Written | str]) -> Iterator[list[Written | str]]:
+    """So many conversations at a time that their texts stay within a few megabytes."""
+    group: list[Written | str] = []
+    size = 0
+    for one in written:
+        group.append(one)
+        size += 0 if isinstance(one, str) else sum(map(len, one[0].texts()))
+        if size > _CHARACTERS_PER_CALL:
+            yield group
+            group, size = [], 0
+    yield group
+
+
+def join_examples(good: Sequence[JinjaExample]) -> ChatExamples:
+    """The examples behind one another."""
+    ids = Ragged.from_sequences([one.turns.ids for one in good])
+    begins = ids.offsets[:-1].tolist()
+    starts = [one.turns.starts + begin for one, begin in zip(good, begins, strict=True)]
+    return ChatExamples(
+        ids=ids,
+        mask=_joined([one.mask for one in good], np.bool_),
+        turn_starts=_joined(starts, np.int64),
+        turn_roles=_joined([one.turns.roles for one in good], np.uint8),
+    )
+
+
+def _joined(parts: Sequence[Any], dtype: Any) -> Any:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)
+
 
 JINJA_REASONS = {
     "template_refuses": "the template raised an error on this conversation, or wrote far too much",
@@ -102,7 +150,7 @@ class JinjaTemplate:
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
         check_policy(policy)
-        results: list[Example | str] = []
+        results: list[JinjaExample | str] = []
         for group in grouped(self._written(conversations, policy)):
             results += self._rendered(group, policy)
         drops = tuple(
@@ -118,7 +166,7 @@ class JinjaTemplate:
         """What the template makes of a conversation by itself, nothing proved: ids, and which of
         them its generation blocks hold, if it has any. To show why one was dropped; never to
         train on."""
-        from shardmill.chat.jinja.words import as_messages
+        from shardmill.chat.jinja.facts import as_messages
 
         checked = check_messages(conversation.messages)
         if isinstance(checked, str):
@@ -149,9 +197,11 @@ class JinjaTemplate:
             found = write(self._engine, self._facts, conversation, checked, trained)
             yield found if isinstance(found, str) else (found, trained)
 
-    def _rendered(self, group: list[Written | str], policy: TrainPolicy) -> list[Example | str]:
+    def _rendered(
+        self, group: list[Written | str], policy: TrainPolicy
+    ) -> list[JinjaExample | str]:
         """Encode the texts of a group at once, then judge each conversation."""
-        from shardmill.chat.jinja.encode import encode_apart
+        from shardmill.chat.jinja.turns import encode_apart
 
         texts = (text for one in group if not isinstance(one, str) for text in one[0].texts())
         encoded = encode_apart(self._engine, self._facts, texts)
@@ -161,9 +211,8 @@ class JinjaTemplate:
 
     def _judged(
         self, writing: Writing, trained: BoolArray, encoded: Encoded, policy: TrainPolicy
-    ) -> Example | str:
-        from shardmill.chat.jinja.encode import encode_whole
-        from shardmill.chat.jinja.turns import find_turns, mask_of
+    ) -> JinjaExample | str:
+        from shardmill.chat.jinja.turns import encode_whole, find_turns, mask_of
 
         ids, generated = self._whole(writing)
         if not np.array_equal(ids, encoded[writing.whole]):
@@ -184,7 +233,7 @@ class JinjaTemplate:
             train_ends=policy.train_on_eot,
             generated=generated,
         )
-        return mask if isinstance(mask, str) else Example(turns=turns, mask=mask)
+        return mask if isinstance(mask, str) else JinjaExample(turns=turns, mask=mask)
 
     def _whole(self, writing: Writing) -> tuple[IntArray, BoolArray | None]:
         if self._has_blocks:

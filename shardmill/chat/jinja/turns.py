@@ -15,24 +15,59 @@ tokens: such a conversation is dropped), and a missing `train_on_eot` takes the 
 
 Two kinds of neighbours may share a turn when a template writes them as one: a run of tool results,
 and a system message folded into the turn behind it. The turn then has the role of its last message.
+
+Many renderings of one conversation as tokens, each stretch of text encoded once.
+
+In: texts, most of them prefixes of one another.  Out: the ids of each.
+Promise: a text is cut at its special tokens and the stretches between them are encoded apart, as
+tokenizers do themselves. That they do is not taken on trust: `encode_apart` is only a proposal, and
+the caller compares it with the tokenizer's own ids of every whole conversation, and takes
+`encode_whole` where they differ (a special token that swallows blanks, a mark at the start of a
+text).
+Cost: linear in the text, where encoding every prefix would be quadratic in the turns.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.chat.jinja.encode import Encoded
-from shardmill.chat.jinja.facts import TemplateFacts
-from shardmill.chat.jinja.words import lost_words
+from shardmill.chat.jinja.engine import JinjaEngine
+from shardmill.chat.jinja.facts import TemplateFacts, lost_words
 from shardmill.chat.jinja.writing import Writing
-from shardmill.chat.roles import ASSISTANT, SYSTEM, TOOL
+from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL
 from shardmill.records import BoolArray, IntArray
+
+Encoded = dict[str, IntArray]
+
+
+def encode_whole(engine: JinjaEngine, texts: Iterable[str]) -> Encoded:
+    """Each text as the tokenizer encodes it, in one call."""
+    unique = list(dict.fromkeys(texts))
+    return dict(zip(unique, engine.ids(unique), strict=True))
+
+
+def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]) -> Encoded:
+    """Each text as its special tokens and the stretches between them."""
+    if not facts.literals:
+        return encode_whole(engine, texts)
+    cut = re.compile("(" + "|".join(map(re.escape, facts.literals)) + ")")
+    parts = {text: cut.split(text) for text in dict.fromkeys(texts)}
+    # Odd parts are special tokens; they too are encoded alone, once each.
+    unique = list(dict.fromkeys(part for text in parts.values() for part in text if part))
+    ids = dict(zip(unique, engine.ids(unique), strict=True))
+    nothing = np.empty(0, np.int64)
+    return {
+        text: np.concatenate([nothing, *(ids[part] for part in split if part)])
+        for text, split in parts.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turns:
+class TurnSpans:
     """Where the turns of one conversation lie in its ids."""
 
     ids: IntArray
@@ -42,7 +77,7 @@ class Turns:
     roles: IntArray  # (turns,) places in ROLES
 
 
-def find_turns(writing: Writing, encoded: Encoded, facts: TemplateFacts) -> Turns | str:
+def find_turns(writing: Writing, encoded: Encoded, facts: TemplateFacts) -> TurnSpans | str:
     """The turns, with every check that needs no policy."""
     ids = encoded[writing.whole]
     if not _same_structure(ids, encoded[writing.harmless], facts):
@@ -59,7 +94,7 @@ def find_turns(writing: Writing, encoded: Encoded, facts: TemplateFacts) -> Turn
     if isinstance(words, str):
         return words
     last = [after - 1 for after in [*first[1:], len(roles)]]
-    return _with_words(writing, first) or Turns(
+    return _with_words(writing, first) or TurnSpans(
         ids=ids, first=first, starts=np.array(starts, np.int64), words=words, roles=roles[last]
     )
 
@@ -156,7 +191,7 @@ def _with_words(writing: Writing, first: list[int]) -> str | None:
 
 
 def mask_of(
-    turns: Turns,
+    turns: TurnSpans,
     trained: BoolArray,
     facts: TemplateFacts,
     *,

@@ -15,11 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.chat.check import CheckedMessage
 from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
-from shardmill.chat.jinja.facts import TemplateFacts, find_preamble, text_or_none
-from shardmill.chat.jinja.words import as_messages, harmless, leaves, names_of_tools
-from shardmill.chat.tools import tool_texts
+from shardmill.chat.jinja.facts import (
+    TemplateFacts,
+    as_messages,
+    find_preamble,
+    harmless,
+    leaves,
+    names_of_tools,
+    text_or_none,
+)
+from shardmill.chat.messages import CheckedMessage, tool_texts
 from shardmill.records import BoolArray, Conversation
 
 _ROOM = 2**20

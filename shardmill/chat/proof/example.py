@@ -3,19 +3,41 @@
 In: a template and a conversation.  Out: an `Example`, a reason code, or `Refuted` with a `Failure`.
 Promise: an `Example` has one mask bit per id, turns that ascend, and a message for every turn.
 Not here: whether the right tokens are trained (judge.py).
+
+Tokens as text, the way a proof reads them.
+
+In: a tokenizer of ours, or one of transformers.  Out: what spans of ids say.
+Promise: special tokens show as their strings, and nothing is tidied up.
+A tokenizer that marks the start of a text says a span alone otherwise than inside; a proof tries
+both readings, and each is honest: these are the tokens that are trained.
+
+How a template writes a trained assistant turn, learnt from the plainest conversations.
+
+In: an example.  Out: its `Shape`; `Refuted` when the turn has none that could be right.
+Promise: the shape holds the words first and, behind them, an end that the policy allows.
+Not here: whether every other turn has the same shape (judge.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from shardmill.chat.check import CheckedMessage, check_messages
-from shardmill.chat.contract import ChatTemplate, Rendered, TrainPolicy
-from shardmill.chat.policy import trained_turns
-from shardmill.chat.roles import ASSISTANT, SYSTEM, TOOL
+from shardmill.chat.messages import CheckedMessage, check_messages
+from shardmill.chat.policy import (
+    ASSISTANT,
+    SYSTEM,
+    TOOL,
+    ChatTemplate,
+    Rendered,
+    TrainPolicy,
+    trained_turns,
+)
+from shardmill.errors import TokenizerError
 from shardmill.records import ROLES, BoolArray, Conversation, IntArray
 
 DROPPED = "dropped: "
@@ -43,7 +65,7 @@ class Refuted(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Example:
+class ProofExample:
     """One kept conversation."""
 
     conversation: Conversation
@@ -76,7 +98,7 @@ class Example:
 
 def render_one(
     template: ChatTemplate, conversation: Conversation, policy: TrainPolicy
-) -> Example | str:
+) -> ProofExample | str:
     """The example, or the reason it was dropped for. Raises Refuted when it is neither."""
     rendered = template.render([conversation], policy)
     if not len(rendered.kept) and len(rendered.drops) == 1 and rendered.drops[0].reason:
@@ -93,7 +115,7 @@ def _matched(
     conversation: Conversation,
     checked: list[CheckedMessage],
     policy: TrainPolicy,
-) -> Example:
+) -> ProofExample:
     examples = rendered.examples
     ids, mask = np.asarray(examples.ids[0]), np.asarray(examples.mask)
     starts, roles = examples.turn_starts.tolist(), examples.turn_roles.tolist()
@@ -112,7 +134,7 @@ def _matched(
         raise Refuted(replace(failure, told=f"the turns are of {found}, the messages of {said}"))
     wanted = _wanted(checked, groups, policy)
     bounds = [*starts, len(ids)]
-    return Example(conversation, policy, checked, ids, mask, bounds, roles, groups, wanted)
+    return ProofExample(conversation, policy, checked, ids, mask, bounds, roles, groups, wanted)
 
 
 def _wanted(
@@ -152,5 +174,159 @@ def match_turns(roles: list[int], messages: list[int]) -> list[list[int]] | None
     return groups if place == len(messages) else None
 
 
-def is_assistant(example: Example, turn: int) -> bool:
+def is_assistant(example: ProofExample, turn: int) -> bool:
     return example.roles[turn] == ASSISTANT
+
+
+class TokenReader:
+    """Reads ids back."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._decode = _decoder(tokenizer)
+        self._encode = _encoder(tokenizer)
+        self._spelt: dict[str, list[str]] = {}
+        self.fingerprint = _fingerprint(tokenizer)
+
+    def text(self, ids: IntArray) -> str:
+        """What these ids say when they stand alone."""
+        return self._decode(ids.tolist())
+
+    def readings(self, ids: IntArray, start: int, stop: int) -> list[str]:
+        """What ids start..stop say: alone, and behind what stands before them."""
+        alone = self.text(ids[start:stop])
+        before, with_it = self.text(ids[:start]), self.text(ids[:stop])
+        return [alone, with_it[len(before) :]] if with_it.startswith(before) else [alone, alone]
+
+    def spellings(self, text: str) -> list[str]:
+        """The text, and what is left of it in a tokenizer that cannot hold it whole."""
+        if text not in self._spelt:
+            back = self._decode(self._encode(text))
+            self._spelt[text] = [text] if back == text else [text, back]
+        return self._spelt[text]
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    if hasattr(tokenizer, "apply_chat_template"):
+        return lambda ids: str(
+            tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+    return lambda ids: str(tokenizer.decode(ids))
+
+
+def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    if hasattr(tokenizer, "apply_chat_template"):
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+    return lambda text: list(tokenizer.encode(text))
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    own = getattr(tokenizer, "fingerprint", None)
+    if isinstance(own, str):
+        return own
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return hashlib.sha256(str(backend.to_str()).encode()).hexdigest()
+    raise TokenizerError(
+        f"{type(tokenizer).__name__} has no fingerprint, so a certificate could not say what it is "
+        "for; open it with shardmill.tokenizers.open_tokenizer"
+    )
+
+
+TRIMS: dict[str, Callable[[str], str]] = {
+    "none": lambda text: text,
+    "both": str.strip,
+    "left": str.lstrip,
+    "right": str.rstrip,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnShape:
+    """How a template writes every trained assistant turn."""
+
+    opening: IntArray  # ids before the words
+    tail: IntArray  # ids behind the end
+    leads: tuple[str | None, ...]  # blanks each reading has before the words; None: no such reading
+    end: str  # what is trained behind the words
+    end_markers: list[int]
+    trim: str = "none"  # one of TRIMS
+
+
+def span(example: ProofExample, turn: int) -> tuple[int, int]:
+    """The trained part of a turn; empty at its end when there is none."""
+    start, stop = example.bounds[turn : turn + 2]
+    places = np.flatnonzero(example.mask[start:stop]) + start
+    if not len(places):
+        return stop, stop
+    first, last = int(places[0]), int(places[-1]) + 1
+    if last - first != len(places):
+        raise example.refute("words", f"the trained part of turn {turn} has gaps")
+    return first, last
+
+
+def learn_shape(
+    example: ProofExample, turn: int, reader: TokenReader, markers: frozenset[int]
+) -> TurnShape:
+    start, stop = example.bounds[turn : turn + 2]
+    first, last = span(example, turn)
+    if first == last:
+        raise example.refute("words", f"turn {turn} must be trained, and is not")
+    text = example.checked[example.groups[turn][-1]].text or ""
+    read = reader.readings(example.ids, first, last)
+    leads = tuple(_lead(found, text, reader.text(example.ids[first : first + 1])) for found in read)
+    good = [found[len(lead) :] for lead, found in zip(leads, read, strict=True) if lead is not None]
+    if not good:
+        raise example.refute(
+            "words", f"turn {turn} trains {read[0]!r}: wanted {text!r} and its end"
+        )
+    shape = TurnShape(
+        opening=example.ids[start:first],
+        tail=example.ids[last:stop],
+        leads=leads,
+        end=good[0][len(text) :],
+        end_markers=markers_in(example.ids[first:last], markers),
+    )
+    _check_end(example, turn, shape, markers)
+    return shape
+
+
+def _check_end(example: ProofExample, turn: int, shape: TurnShape, markers: frozenset[int]) -> None:
+    behind = markers_in(shape.tail, markers)
+    if example.policy.train_on_eot:
+        if not shape.end_markers:
+            raise example.refute(
+                "end", f"turn {turn} trains no special token behind its words: nothing would stop"
+            )
+        if behind:
+            raise example.refute("end", f"turn {turn} trains only a part of its end")
+    elif shape.end_markers or shape.end.strip():
+        raise example.refute(
+            "end", f"turn {turn} trains {shape.end!r} behind its words, with train_on_eot=False"
+        )
+
+
+def _lead(found: str, text: str, first_token: str) -> str | None:
+    """The blanks before the words, if they are part of the first word's own token."""
+    lead = found[: len(found) - len(found.lstrip())]
+    if not found[len(lead) :].startswith(text):
+        return None
+    return lead if not lead or first_token.strip() else None
+
+
+def markers_in(ids: IntArray, markers: frozenset[int]) -> list[int]:
+    return [number for number in ids.tolist() if number in markers]
+
+
+def learn_trim(example: ProofExample, shape: TurnShape, reader: TokenReader) -> str:
+    """Which way of trimming makes the padded answer right."""
+    turn = len(example.roles) - 1
+    text = example.checked[-1].text or ""
+    first, last = span(example, turn)
+    read = reader.readings(example.ids, first, last)
+    for name, trim in TRIMS.items():
+        for lead, found in zip(shape.leads, read, strict=True):
+            if lead is not None and found == lead + trim(text) + shape.end:
+                return name
+    raise example.refute(
+        "words", f"turn {turn} trains {read[0]!r}: wanted {text + shape.end!r}, or trimmed"
+    )

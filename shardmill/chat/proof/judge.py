@@ -22,20 +22,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardmill.chat.check import REASONS
-from shardmill.chat.contract import ChatTemplate, TrainPolicy
 from shardmill.chat.jinja import JINJA_REASONS
+from shardmill.chat.messages import REASONS
+from shardmill.chat.policy import ChatTemplate, TrainPolicy
 from shardmill.chat.proof.battery import padded_item
 from shardmill.chat.proof.example import (
     DROPPED,
-    Example,
+    TRIMS,
     Failure,
+    ProofExample,
     Refuted,
+    TokenReader,
+    TurnShape,
     is_assistant,
+    learn_shape,
+    learn_trim,
+    markers_in,
     render_one,
+    span,
 )
-from shardmill.chat.proof.reader import Reader
-from shardmill.chat.proof.shape import TRIMS, Shape, learn_shape, learn_trim, markers_in, span
 from shardmill.records import ROLES, Conversation
 
 _NOTHING_TO_TRAIN = ("no_assistant", "nothing_trained")
@@ -44,12 +49,12 @@ _NOTHING_TO_TRAIN = ("no_assistant", "nothing_trained")
 class Judge:
     """Judges conversations; learns the shape of a turn from the plainest ones first."""
 
-    def __init__(self, template: ChatTemplate, reader: Reader, policy: TrainPolicy) -> None:
+    def __init__(self, template: ChatTemplate, reader: TokenReader, policy: TrainPolicy) -> None:
         self._template = template
         self._reader = reader
         self.policy = policy
         self.counts: Counter[str] = Counter()
-        self.shape: Shape | None = None
+        self.shape: TurnShape | None = None
 
     def learn(self, conversation: Conversation) -> Failure | None:
         """Take opening, end and tail from a plain conversation."""
@@ -70,7 +75,7 @@ class Judge:
             return refuted.failure
         return None
 
-    def _check(self, example: Example, needed: bool) -> None:
+    def _check(self, example: ProofExample, needed: bool) -> None:
         self._check_untrained(example)
         self._check_openings(example)
         self._check_texts(example)
@@ -82,7 +87,7 @@ class Judge:
         self._check_prefixes(example, needed)
         self.counts["conversations"] += 1
 
-    def _learn(self, conversation: Conversation) -> Shape:
+    def _learn(self, conversation: Conversation) -> TurnShape:
         example = self._kept(conversation)
         self._check_untrained(example)
         turns = [turn for turn in range(len(example.roles)) if is_assistant(example, turn)]
@@ -94,12 +99,12 @@ class Judge:
             return self.shape
         return replace(self.shape, trim=learn_trim(padded, self.shape, self._reader))
 
-    def _rendered(self, conversation: Conversation) -> Example | str:
+    def _rendered(self, conversation: Conversation) -> ProofExample | str:
         return render_one(self._template, conversation, self.policy)
 
-    def _kept(self, conversation: Conversation) -> Example:
+    def _kept(self, conversation: Conversation) -> ProofExample:
         found = self._rendered(conversation)
-        if isinstance(found, Example):
+        if isinstance(found, ProofExample):
             return found
         why = {**REASONS, **JINJA_REASONS}.get(found, "its own reason")
         told = f"it was dropped ({found}: {why}), and every template must have a place for it"
@@ -107,7 +112,7 @@ class Judge:
             Failure(check=DROPPED + found, told=told, conversation=conversation, policy=self.policy)
         )
 
-    def _check_untrained(self, example: Example) -> None:
+    def _check_untrained(self, example: ProofExample) -> None:
         """Nothing is trained where nothing should be."""
         if example.mask[: example.bounds[0]].any():
             raise example.refute("untrained", "something is trained before the first turn")
@@ -120,7 +125,7 @@ class Judge:
                     "untrained", f"turn {turn} is the {who}'s and must not be trained, but is"
                 )
 
-    def _check_openings(self, example: Example) -> None:
+    def _check_openings(self, example: ProofExample) -> None:
         """No other turn opens as the assistant's do, or no model could tell who speaks."""
         assert self.shape is not None
         opening = self.shape.opening
@@ -133,7 +138,7 @@ class Judge:
                     "opening", f"turn {turn} is the {who}'s, but opens as the assistant's do"
                 )
 
-    def _check_texts(self, example: Example) -> None:
+    def _check_texts(self, example: ProofExample) -> None:
         """Each turn holds its own texts and no other's."""
         texts = [(message.text or "").strip() for message in example.checked]
         for turn, group in enumerate(example.groups):
@@ -150,7 +155,7 @@ class Judge:
                     raise example.refute("texts", f"turn {turn} holds {text!r}, of another turn")
             self.counts["turns with their texts"] += bool(group)
 
-    def _check_answer(self, example: Example, turn: int) -> None:
+    def _check_answer(self, example: ProofExample, turn: int) -> None:
         assert self.shape is not None
         first, last = span(example, turn)
         message = example.checked[example.groups[turn][-1]]
@@ -178,7 +183,9 @@ class Judge:
                     "end", f"turn {turn} is trained up to {told!r}: wanted up to {wanted!r}"
                 )
 
-    def _check_words(self, example: Example, turn: int, text: str, first: int, last: int) -> None:
+    def _check_words(
+        self, example: ProofExample, turn: int, text: str, first: int, last: int
+    ) -> None:
         assert self.shape is not None
         read = self._reader.readings(example.ids, first, last)
         said = self._reader.spellings(TRIMS[self.shape.trim](text))
@@ -198,7 +205,7 @@ class Judge:
             )
         self.counts["words"] += 1
 
-    def _check_told(self, example: Example, turn: int, first: int, last: int) -> None:
+    def _check_told(self, example: ProofExample, turn: int, first: int, last: int) -> None:
         """Reasoning, words and calls: all in the trained part, in this order."""
         assert self.shape is not None
         message = example.checked[example.groups[turn][-1]]
@@ -217,7 +224,7 @@ class Judge:
             raise example.refute("end", f"turn {turn} trains {read!r}, without its end")
         self.counts["calls and reasoning"] += 1
 
-    def _check_other(self, example: Example, turn: int) -> None:
+    def _check_other(self, example: ProofExample, turn: int) -> None:
         """A trained turn that is not the assistant's: its words come first."""
         first, last = span(example, turn)
         text = example.checked[example.groups[turn][0]].text or ""
@@ -227,7 +234,7 @@ class Judge:
             raise example.refute("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
         self.counts["other trained turns"] += 1
 
-    def _check_prefixes(self, example: Example, needed: bool) -> None:
+    def _check_prefixes(self, example: ProofExample, needed: bool) -> None:
         """The first messages alone are rendered as they are in the whole."""
         inside = {place for group in example.groups for place in group[:-1]}
         for stop in range(1, len(example.checked)):

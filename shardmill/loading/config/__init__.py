@@ -6,9 +6,8 @@ In: a TOML file.  Out: a `DataConfig`; from it a `SampleStream`, or TOML and fla
 from __future__ import annotations
 
 from shardmill.loading.config.open import eos_token_id, meant_split, open_stream
-from shardmill.loading.config.read import parse_config, read_config
+from shardmill.loading.config.read import config_flags, config_toml, parse_config, read_config
 from shardmill.loading.config.records import DataConfig, DatasetConfig, PhaseConfig
-from shardmill.loading.config.toml import config_flags, config_toml
 
 __all__ = [
     "DataConfig",

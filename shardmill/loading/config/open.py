@@ -13,15 +13,14 @@ from pathlib import Path
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.config.checks import plain_folders
-from shardmill.loading.config.records import DataConfig, DatasetConfig
-from shardmill.loading.packs import PackSource
-from shardmill.loading.sources import EVERY_FILE, TokenSource
-from shardmill.loading.stream import SampleStream
-from shardmill.mapped.splits import find_split
-from shardmill.shards import Store
-from shardmill.tokenizer import open_tokenizer
-from shardmill.tokenizer.specials import usual_id
+from shardmill.loading.config.records import DataConfig, DatasetConfig, plain_folders
+from shardmill.loading.order import SampleStream
+from shardmill.loading.packed_rows import PackSource
+from shardmill.loading.rows import EVERY_FILE, TokenSource
+from shardmill.store import Store
+from shardmill.store.readers.token_space import find_split
+from shardmill.tokenizers import open_tokenizer
+from shardmill.tokenizers.special_tokens import usual_id
 
 
 def open_stream(

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_plan, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_plan, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.protocols import Tokenizer
-from shardmill.shards import PlanOptions
 from shardmill.sources import open_chats, open_source
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.store import PlanOptions
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 
 WHO = ["The harbour master", "A young pilot", "The keeper of the north light", "An old cooper"]
 DOES = ["wrote down", "counted", "repaired", "remembered", "painted", "argued about", "measured"]

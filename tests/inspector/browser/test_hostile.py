@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.sources import open_chats, open_source
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.inspector.browser.session import running_view, skip_without_browser
 
 pytestmark = pytest.mark.slow  # a browser and a server start

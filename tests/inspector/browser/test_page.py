@@ -10,9 +10,9 @@ import pytest
 
 from shardmill.loading import Loader, PackSource, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
-from shardmill.mapped import ChatSpace, PackSpace
 from shardmill.records import IGNORE_INDEX
-from shardmill.shards import open_store, read_plan
+from shardmill.store import open_store, read_plan
+from shardmill.store.readers import ChatSpace, PackSpace
 from shardmill.testing.stores import read_documents
 
 pytestmark = pytest.mark.slow  # a browser and a server start

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_plan, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_plan, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.shards import PlanOptions
 from shardmill.sources import MemorySource, open_chats
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import PlanOptions
+from shardmill.tokenizers import open_tokenizer
 from tests.inspector.browser.session import running_view, set_size, set_theme, skip_without_browser
 
 pytestmark = pytest.mark.slow  # a browser and a server start

@@ -1,0 +1,337 @@
+"""A chat template as data: which tokens and which fixed text stand around the words of a turn.
+
+In: a JSON or TOML file, or the same as a dict.  Out: a checked `TemplateSpec`.
+Promise: an unknown key is an error that names the nearest known one; every turn opens and ends
+with a marker, a token that no text can become, so that no text can imitate a turn.
+Not here: ids (bind.py).
+
+    {"name": "chatml",
+     "begin": [],                                  what opens a conversation
+     "roles": {"user": {"before": [{"marker": "<|im_start|>"}, {"text": "user\\n"}],
+                        "end": [{"marker": "<|im_end|>"}],    trained with a trained turn
+                        "after": [{"text": "\\n"}]}, ...},     never trained
+     "fold_system": "\\n\\n",    instead of roles.system: it opens the user turn behind it
+     "trim": true,               white space around contents is cut off
+     "reasoning": {"before": [...], "after": [...]},                       before the words
+     "tool_call": {"before": [...], "after": [...], "between": [...]},     behind them, each
+     "tools": {"before": [...], "after": [...], "between": [...]}}         in the system turn
+
+`between` stands only where something stands before it. A key that is missing is empty; a role,
+reasoning, tool_call or tools that is missing has no place, and what needs it is dropped by name.
+
+Known templates, as data of the shape in spec.py.
+
+four-marker  one token opens each role, one ends every message; no place for tools
+chatml       <|im_start|>role ... <|im_end|>; tools, calls and results as JSON in tags, <think>
+llama-3      header tokens; contents are trimmed, as the model's own template does
+gemma        system is folded into the first user turn; the assistant is called model; trimmed
+
+A model's newer template may say more (a date, a default system text): these say what stands here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from shardmill.arguments import nearest
+from shardmill.chat.messages import has_bytes
+from shardmill.errors import OptionError, TemplateError
+from shardmill.records import JSON, ROLES
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """One special token, by its name ("eot") or its literal string ("<|im_end|>")."""
+
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Fixed text, encoded on its own."""
+
+    text: str
+
+
+Pieces: TypeAlias = tuple[Marker | Text, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """What stands around the words of one role's turns."""
+
+    before: Pieces  # opens the turn; never trained
+    end: Pieces  # trained with a trained turn, unless the policy leaves ends out
+    after: Pieces = ()  # never trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insert:
+    """What stands around something inside a turn; trained with the turn."""
+
+    before: Pieces = ()
+    after: Pieces = ()
+    between: Pieces = ()  # ahead of `before`, when something of the turn stands there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSpec:
+    """One template, not yet bound to a tokenizer."""
+
+    name: str
+    begin: Pieces = ()
+    roles: Mapping[str, RoleSpec]  # user and assistant at least
+    fold_system: str | None = None  # between a system message and the user's words behind it
+    trim: bool = False
+    reasoning: Insert | None = None
+    tool_call: Insert | None = None
+    tools: Insert | None = None
+
+    def to_json(self) -> dict[str, JSON]:
+        """All of it; `spec_from_json` gives an equal spec back."""
+        data: dict[str, JSON] = {"name": self.name, "begin": _json(self.begin), "trim": self.trim}
+        data["roles"] = {
+            role: {"before": _json(s.before), "end": _json(s.end), "after": _json(s.after)}
+            for role, s in sorted(self.roles.items())
+        }
+        if self.fold_system is not None:
+            data["fold_system"] = self.fold_system
+        for key in ("reasoning", "tool_call", "tools"):
+            insert: Insert | None = getattr(self, key)
+            if insert is not None:
+                parts = {"before": insert.before, "after": insert.after, "between": insert.between}
+                data[key] = {part: _json(pieces) for part, pieces in parts.items() if pieces}
+        return data
+
+
+def load_template_spec(path: str | Path) -> TemplateSpec:
+    """A template from a .json or .toml file."""
+    path = Path(path)
+    if path.suffix not in (".json", ".toml"):
+        raise TemplateError(f"template {path}: wanted a file that ends in .json or .toml")
+    try:
+        text = path.read_text("utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as problem:
+        raise TemplateError(f"template {path}: cannot be read: {problem.strerror}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise TemplateError(
+            f"template {path}: not {path.suffix[1:].upper()}: {problem}"
+        ) from problem
+    return spec_from_json(data, where=f"template {path}")
+
+
+def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
+    """A template from a dict of the shape above; `where` opens every message."""
+    table = _table(data, TemplateSpec.__dataclass_fields__, where)
+    name = table.get("name")
+    if not isinstance(name, str) or not name:
+        raise TemplateError(f"{where}: name is {name!r}, wanted a text")
+    fold, trim = table.get("fold_system"), table.get("trim", False)
+    if not isinstance(trim, bool) or not isinstance(fold, str | None):
+        raise TemplateError(
+            f"{where}: trim is {trim!r} and fold_system {fold!r}; wanted true or false, and a text"
+        )
+    roles = _table(table.get("roles"), ROLES, f"{where}, roles")
+    inserts = {
+        key: _insert(table[key], f"{where}, {key}")
+        for key in ("reasoning", "tool_call", "tools")
+        if key in table
+    }
+    spec = TemplateSpec(
+        name=name,
+        begin=_pieces(table.get("begin", []), f"{where}, begin"),
+        roles={role: _role(value, f"{where}, roles.{role}") for role, value in roles.items()},
+        fold_system=fold,
+        trim=trim,
+        **inserts,
+    )
+    _check_whole(spec, where)
+    return spec
+
+
+def _check_whole(spec: TemplateSpec, where: str) -> None:
+    missing = {"user", "assistant"} - spec.roles.keys()
+    if missing:
+        raise TemplateError(f"{where}: roles has no {' and no '.join(sorted(missing))}")
+    if spec.fold_system is not None and "system" in spec.roles:
+        raise TemplateError(f"{where}: has both roles.system and fold_system; wanted one of them")
+    if spec.tools is not None and "system" not in spec.roles:
+        raise TemplateError(
+            f"{where}: tools stand in the system turn, but there is no roles.system"
+        )
+    openers = {
+        next((p for p in s.before if isinstance(p, Marker)), None) for s in spec.roles.values()
+    }
+    for role, one in spec.roles.items():
+        for piece in one.end:
+            if piece in openers:
+                raise TemplateError(
+                    f"{where}, roles.{role}.end: {piece} opens turns, so a model trained on it "
+                    "would not stop there but begin the next turn; move it to 'after' or leave it"
+                )
+        for key, pieces in (("before", one.before), ("end", one.end)):
+            if not any(isinstance(piece, Marker) for piece in pieces):
+                raise TemplateError(
+                    f"{where}, roles.{role}.{key}: has no marker, so text could imitate it; wanted "
+                    'at least one {"marker": ...}'
+                )
+
+
+def _role(data: object, where: str) -> RoleSpec:
+    table = _table(data, RoleSpec.__dataclass_fields__, where)
+    parts = {
+        key: _pieces(table.get(key, []), f"{where}.{key}") for key in ("before", "end", "after")
+    }
+    return RoleSpec(**parts)
+
+
+def _insert(data: object, where: str) -> Insert:
+    keys = ("before", "after") if where.endswith("reasoning") else ("before", "after", "between")
+    table = _table(data, keys, where)
+    return Insert(**{key: _pieces(value, f"{where}.{key}") for key, value in table.items()})
+
+
+def _pieces(data: object, where: str) -> Pieces:
+    if not isinstance(data, list | tuple):
+        raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
+    return tuple(_piece(value, f"{where}[{number}]") for number, value in enumerate(data))
+
+
+def _piece(data: object, where: str) -> Marker | Text:
+    table = _table(data, ("marker", "text"), where)
+    if len(table) != 1:
+        raise TemplateError(f'{where} is {data!r}, wanted {{"marker": ...}} or {{"text": ...}}')
+    ((key, value),) = table.items()
+    if not isinstance(value, str) or not value or not has_bytes(value):
+        raise TemplateError(f"{where}.{key} is {value!r}, wanted a text")
+    return Marker(value) if key == "marker" else Text(value)
+
+
+def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object]:
+    """An object with none but these keys."""
+    if not isinstance(data, Mapping):
+        raise TemplateError(f"{where} is {data!r}, wanted an object")
+    known = list(keys)
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TemplateError(f"{where}: unknown key {key!r}{hint} (known: {', '.join(known)})")
+    return data
+
+
+def _json(pieces: Pieces) -> list[JSON]:
+    return [
+        {"marker": piece.marker} if isinstance(piece, Marker) else {"text": piece.text}
+        for piece in pieces
+    ]
+
+
+def _turn(before: list[JSON], end: str, after: str = "") -> JSON:
+    behind: list[JSON] = [{"text": after}] if after else []
+    return {"before": before, "end": [{"marker": end}], "after": behind}
+
+
+def _chatml(opening: str) -> JSON:
+    return _turn([{"marker": "<|im_start|>"}, {"text": opening}], "<|im_end|>", "\n")
+
+
+def _llama(header: str) -> JSON:
+    opening: list[JSON] = [
+        {"marker": "<|start_header_id|>"},
+        {"text": header},
+        {"marker": "<|end_header_id|>"},
+        {"text": "\n\n"},
+    ]
+    return _turn(opening, "<|eot_id|>")
+
+
+def _gemma(name: str) -> JSON:
+    return _turn([{"marker": "<start_of_turn>"}, {"text": f"{name}\n"}], "<end_of_turn>", "\n")
+
+
+_TOOL_INTRO = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+)
+_TOOL_OUTRO = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+_DATA: tuple[dict[str, JSON], ...] = (
+    {
+        "name": "four-marker",
+        "roles": {
+            "system": _turn([{"marker": "sys"}], "eot"),
+            "user": _turn([{"marker": "usr"}], "eot"),
+            "assistant": _turn([{"marker": "asst"}], "eot"),
+        },
+    },
+    {
+        "name": "chatml",
+        "roles": {
+            "system": _chatml("system\n"),
+            "user": _chatml("user\n"),
+            "assistant": _chatml("assistant\n"),
+            "tool": {
+                "before": [{"marker": "<|im_start|>"}, {"text": "tool\n<tool_response>\n"}],
+                "end": [{"text": "\n</tool_response>"}, {"marker": "<|im_end|>"}],
+                "after": [{"text": "\n"}],
+            },
+        },
+        "reasoning": {"before": [{"text": "<think>\n"}], "after": [{"text": "\n</think>\n\n"}]},
+        "tool_call": {
+            "before": [{"text": "<tool_call>\n"}],
+            "after": [{"text": "\n</tool_call>"}],
+            "between": [{"text": "\n"}],
+        },
+        "tools": {
+            "before": [{"text": _TOOL_INTRO}],
+            "after": [{"text": _TOOL_OUTRO}],
+            "between": [{"text": "\n\n"}],
+        },
+    },
+    {
+        "name": "llama-3",
+        "begin": [{"marker": "<|begin_of_text|>"}],
+        "trim": True,
+        "roles": {
+            "system": _llama("system"),
+            "user": _llama("user"),
+            "assistant": _llama("assistant"),
+        },
+    },
+    {
+        "name": "gemma",
+        "begin": [{"marker": "<bos>"}],
+        "trim": True,
+        "fold_system": "\n\n",
+        "roles": {"user": _gemma("user"), "assistant": _gemma("model")},
+    },
+)
+
+KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
+    str(data["name"]): spec_from_json(data, where=f"template {data['name']}") for data in _DATA
+}
+"""Name to template."""
+
+
+def known_template(name: str) -> TemplateSpec:
+    """A known template by its name; OptionError with the nearest names otherwise."""
+    if name in KNOWN_TEMPLATES:
+        return KNOWN_TEMPLATES[name]
+    near = nearest(name, KNOWN_TEMPLATES)
+    hint = f"; did you mean {near!r}?" if near else ""
+    raise OptionError(
+        f"no template is called {name!r}{hint} (known: {', '.join(KNOWN_TEMPLATES)}; or give a "
+        ".json or .toml file)"
+    )

@@ -1,0 +1,244 @@
+"""`shardmill info`: what is in a store, as a table.
+
+`shardmill verify`: check every byte of a store; exit 1 on any damage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from shardmill.arguments import is_url
+from shardmill.cli.commands.exclude import entry_facts, excluded_lines
+from shardmill.cli.commands.pack import listed_facts, listed_line
+from shardmill.cli.commands.transfer import transfer_progress
+from shardmill.cli.terminal import SafeConsole, one_line
+from shardmill.errors import StoreError
+from shardmill.remote import remote_manifest, verify_remote
+from shardmill.store import (
+    Exclusions,
+    Ledger,
+    Manifest,
+    StoredPlan,
+    VerifyReport,
+    open_store,
+    plans_of,
+    read_exclusions,
+    verify_store,
+)
+from shardmill.store.layout import DTYPES, ITEMSIZE
+from shardmill.store.store import fingerprint
+from shardmill.urls import Url
+
+
+def info(
+    folder: Annotated[str, typer.Argument(help="The store to describe. A folder, or a URL.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+) -> None:
+    """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
+
+    Prints a table of splits and a list of facts. Names and sizes of all files are checked;
+    `shardmill verify` checks their contents. Of a store at a URL only the manifest and the
+    exclusions are read.
+
+    Example: shardmill info store
+
+    Example: shardmill info store --json
+
+    Exit 0: told. Exit 2: no finished store there, or one that does not match its manifest.
+    """
+    store = _read(folder)
+    if as_json:
+        print(json.dumps(_facts(store), indent=2, sort_keys=True))
+        return
+    console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
+    console.print(_splits(store))
+    console.print(_rest(store))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A store, here or at a URL."""
+
+    folder: str  # its path or URL, for people
+    manifest: Manifest
+    exclusions: Exclusions
+    plans: list[tuple[str, StoredPlan | StoreError]]  # they stay where they were made
+
+    @property
+    def dtype(self) -> str:
+        return DTYPES[self.manifest.token_dtype]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.manifest)
+
+
+def _read(folder: str | Path) -> _Described:
+    if is_url(folder):
+        manifest, exclusions = remote_manifest(str(folder))
+        name = str(Url(str(folder))).rstrip("/")
+        return _Described(folder=name, manifest=manifest, exclusions=exclusions, plans=[])
+    store = open_store(folder)
+    return _Described(
+        folder=str(store.folder),
+        manifest=store.manifest,
+        exclusions=read_exclusions(store),
+        plans=list(plans_of(store)),
+    )
+
+
+def _facts(store: _Described) -> dict[str, Any]:
+    """The manifest, its lists of shards counted, its totals flat as in meta.json."""
+    facts: dict[str, Any] = msgspec.to_builtins(store.manifest)
+    for name, entry in facts["splits"].items():
+        entry["shards"] = len(entry["shards"])
+        facts[f"{name}_tokens"] = entry["tokens"]
+        facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
+    facts["plans"] = [listed_facts(name, plan) for name, plan in store.plans]
+    facts["exclusions"] = [entry_facts(entry) for entry in store.exclusions.entries]
+    return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
+
+
+def _splits(store: _Described) -> Table:
+    unit = store.manifest.unit + "s"
+    table = Table(title=Text(one_line(str(store.folder))), title_justify="left")
+    table.add_column("split")
+    for name in (unit, "tokens", "mean", "shards", "bytes"):
+        table.add_column(name, justify="right")
+    for name, split in store.manifest.splits.items():
+        mean = f"{split.tokens / split.documents:,.1f}" if split.documents else "-"
+        size = split.tokens * ITEMSIZE[store.dtype]
+        numbers = (split.documents, split.tokens)
+        table.add_row(
+            Text(one_line(name)),
+            *(f"{number:,}" for number in numbers),
+            mean,
+            f"{len(split.shards):,}",
+            f"{size:,}",
+        )
+    return table
+
+
+def _rest(store: _Described) -> Table:
+    manifest = store.manifest
+    name = " ".join(filter(None, (manifest.dataset_name, manifest.dataset_config)))
+    specials = ", ".join(f"{k}={v}" for k, v in manifest.special_token_ids.items())
+    vocabulary = "unknown" if manifest.vocab_size is None else f"{manifest.vocab_size:,} ids"
+    rows = {
+        "data": name or "-",
+        "revision": manifest.dataset_revision or "-",
+        "split rule": manifest.split_rule or "-",
+        "dtype": store.dtype,
+        "shard bytes": "one file" if manifest.shard_bytes is None else f"{manifest.shard_bytes:,}",
+        "tokenizer": f"{vocabulary}, sha256 {(manifest.tokenizer_sha256 or 'unknown')[:16]}"
+        if manifest.tokenizer_fingerprint or manifest.tokenizer_sha256
+        else "not recorded; name it with `show --tokenizer`",
+        "special ids": specials or "-",
+        "end token": "behind each document" if manifest.append_eot else "not appended",
+        "seed": str(manifest.seed),
+        **_chat(manifest.options.get("chat", {})),
+        **_ledger(manifest.ledger),
+        "fingerprint": store.fingerprint[:16],
+        **{f"plan {name}": listed_line(plan) for name, plan in store.plans},
+        **excluded_lines(manifest, store.exclusions),
+    }
+    table = Table(show_header=False, box=None)
+    for label, value in rows.items():
+        # not markup: names may hold square brackets
+        table.add_row(Text(one_line(label)), Text(one_line(value)))
+    return table
+
+
+def _chat(chat: Any) -> dict[str, str]:
+    """How conversations were rendered, when they were. A manifest may say anything here."""
+    template = chat.get("template") if isinstance(chat, dict) else None
+    if not isinstance(template, dict):
+        return {}
+    end = "with" if chat.get("train_on_eot") else "without"
+    name, sha256 = (str(template.get(key, "unknown")) for key in ("name", "sha256"))
+    return {
+        "template": f"{name}, sha256 {sha256[:16]}",
+        "trained on": f"{chat.get('train_on', 'unknown')}, {end} the end of a turn",
+    }
+
+
+def _ledger(ledger: Ledger) -> dict[str, str]:
+    """Where everything went, one line for documents and one for tokens."""
+    documents, tokens = ledger.documents, ledger.tokens
+    left_out = {"empty": documents.empty, "over budget": documents.over_budget, **documents.dropped}
+    parts = "".join(f" + {count:,} {why}" for why, count in left_out.items() if count)
+    rows = {
+        "documents": f"{documents.read:,} read = {documents.kept:,} kept{parts}",
+        "tokens": f"{tokens.encoded:,} encoded + {tokens.separators:,} separators = "
+        f"{tokens.kept:,} kept + {tokens.over_budget:,} over budget",
+    }
+    if ledger.chat is not None:
+        share = f"{ledger.chat.trained_tokens / max(1, tokens.kept):.1%}"
+        rows["trained"] = (
+            f"{ledger.chat.trained_tokens:,} of {tokens.kept:,} tokens ({share}), in "
+            f"{ledger.chat.turns:,} turns"
+        )
+    if ledger.repaired:
+        rows["repaired"] = ", ".join(f"{count:,} {why}" for why, count in ledger.repaired.items())
+    return rows
+
+
+def verify(
+    folder: Annotated[str, typer.Argument(help="The store to check: a folder, or a URL.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Read a whole store and compare it with its manifest.
+
+    Prints one line: ok, or DAMAGED; each problem on stderr.
+
+    A store at a URL is read once, and nothing of it is kept here.
+
+    Example: shardmill verify store
+
+    Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem. Exit 2: no
+    finished store there.
+    """
+    with transfer_progress("verify") as on_progress:
+        if is_url(folder):
+            name, report = str(Url(folder)), verify_remote(folder, on_progress=on_progress)
+        else:
+            name, report = str(Path(folder)), verify_store(folder, on_progress=on_progress)
+    print(_as_json(name, report) if as_json else _receipt(name, report))
+    if not as_json:
+        for problem in report.problems:
+            print(f"  {problem}", file=sys.stderr)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _receipt(name: str, report: VerifyReport) -> str:
+    if report.ok:
+        return (
+            f"{name}: ok, {report.documents:,} documents, {report.tokens:,} tokens, "
+            f"{report.files:,} files"
+        )
+    count = len(report.problems)
+    return f"{name}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}"
+
+
+def _as_json(name: str, report: VerifyReport) -> str:
+    return json.dumps(
+        {
+            "store": name,
+            "ok": report.ok,
+            "files": report.files,
+            "tokens": report.tokens,
+            "documents": report.documents,
+            "problems": report.problems,
+        },
+        indent=2,
+    )

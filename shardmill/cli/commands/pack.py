@@ -1,0 +1,172 @@
+"""`shardmill pack`: which conversations share a row, as a plan beside the store."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+
+from shardmill.building import build_plan
+from shardmill.cli.terminal import complete_split
+from shardmill.errors import OptionError, StoreError
+from shardmill.loading import PackSource
+from shardmill.store import PlanOptions, StoredPlan, open_store, plans_of
+from shardmill.store.plans import Algorithm, LongRule
+
+
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A store of conversations.")],
+    seq_len: Annotated[
+        int | None, typer.Option(help="Inputs of a row; it has one token more.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="Of the store.", autocompletion=complete_split)
+    ] = "train",
+    algorithm: Annotated[
+        Algorithm, typer.Option(help="How rows are filled; docs/packing.md compares them.")
+    ] = "best-fit",
+    seed: Annotated[int | None, typer.Option(help="Of first-fit-shuffle.")] = None,
+    max_per_row: Annotated[int | None, typer.Option(help="The most pieces of a row.")] = None,
+    align_to: Annotated[
+        int, typer.Option(help="Every piece starts at a multiple of it, for context parallelism.")
+    ] = 1,
+    long: Annotated[
+        LongRule, typer.Option(help="What becomes of conversations that no row holds.")
+    ] = "error",
+    name: Annotated[
+        str | None, typer.Option(help="Of the plan; without it the options give one.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Another plan of this name may be replaced.")
+    ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="Tell the plans of the store, and make none.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+) -> None:
+    """Decide which conversations of a store share a row, and write that down beside it.
+
+    Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an index,
+    not a copy: the tokens stay where they are, several plans live side by side, and packing again
+    takes seconds.
+
+    Example: shardmill pack chats --seq-len 8192 --long split
+
+    Example: shardmill pack chats --list
+
+    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
+    """
+    if list_all:
+        _print_list(folder, as_json=as_json)
+        return
+    if seq_len is None:
+        raise OptionError("--seq-len is missing: how many inputs a row has, for instance 8192")
+    options = PlanOptions(
+        seq_len=seq_len,
+        algorithm=algorithm,
+        seed=seed,
+        max_per_row=max_per_row,
+        align_to=align_to,
+        long=long,
+    )
+    begun = time.perf_counter()
+    plan = build_plan(folder, split, options=options, name=name, overwrite=overwrite)
+    seconds = time.perf_counter() - begun
+    if as_json:
+        print(json.dumps(plan_facts(plan) | {"seconds": round(seconds, 3)}, indent=2))
+        return
+    for line in (*_receipt(plan, seconds), *_excluded(folder, plan)):
+        print(line)
+
+
+def plan_facts(plan: StoredPlan) -> dict[str, Any]:
+    """Everything a plan says of itself, as JSON."""
+    told: dict[str, Any] = msgspec.to_builtins(plan.facts)
+    return {
+        "plan": str(plan.path),
+        "bytes": plan.path.stat().st_size,
+        **told,
+        "utilisation": plan.facts.utilisation,
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def plan_line(plan: StoredPlan) -> str:
+    """One line on a plan."""
+    metrics = plan.facts.metrics
+    return (
+        f"{metrics.num_rows:,} rows of {plan.facts.row_len:,} tokens, "
+        f"{plan.facts.utilisation:.2%} full, {metrics.num_pieces:,} pieces"
+    )
+
+
+def listed_line(plan: StoredPlan | StoreError) -> str:
+    """The same of one in a list: it may be of no use."""
+    return f"CANNOT BE USED: {plan}" if isinstance(plan, StoreError) else plan_line(plan)
+
+
+def listed_facts(name: str, plan: StoredPlan | StoreError) -> dict[str, Any]:
+    """The same as JSON."""
+    found = {"problem": str(plan)} if isinstance(plan, StoreError) else plan_facts(plan)
+    return {"name": name, **found}
+
+
+def _receipt(plan: StoredPlan, seconds: float) -> list[str]:
+    facts, metrics = plan.facts, plan.facts.metrics
+    padding = metrics.num_rows * facts.row_len - metrics.num_tokens
+    size = plan.path.stat().st_size
+    lines = [
+        f"{plan.path}: {plan_line(plan)}, {size:,} bytes, {seconds:.2f} s",
+        f"  rows: {metrics.num_rows:,}, no plan has less than {metrics.lower_bound:,}",
+        f"  tokens: {metrics.num_tokens:,} in rows, {padding:,} places of padding",
+        f"  trained labels: {metrics.trained_labels:,}",
+    ]
+    if metrics.num_split:
+        lines.append(
+            f"  split: {metrics.num_split:,} examples, {metrics.repeated_tokens:,} tokens are in "
+            "two rows"
+        )
+    if metrics.num_truncated:
+        lines.append(
+            f"  truncated: {metrics.num_truncated:,} examples, {metrics.truncated_tokens:,} tokens "
+            f"with {metrics.truncated_labels:,} trained labels"
+        )
+    for reason, out in metrics.left_out.items():
+        if out.pieces:
+            numbers = np.unique(getattr(plan.arrays, reason))
+            few = ", ".join(f"{number:,}" for number in numbers[:5].tolist())
+            more = ", ..." if len(numbers) > 5 else ""
+            lines.append(
+                f"  left out, {reason.replace('_', ' ')}: {out.pieces:,} pieces, {out.tokens:,} "
+                f"tokens with {out.labels:,} trained labels (examples {few}{more})"
+            )
+    return lines
+
+
+def _excluded(folder: Path, plan: StoredPlan) -> list[str]:
+    """A plan is of all conversations: exclusions come and go while it stays."""
+    with closing(PackSource(folder, plan.path, pad_id=0)) as source:
+        if source.excluded is None:
+            return []
+        return [
+            f"  excluded: {source.excluded.num_excluded:,} of {len(source):,} rows have excluded "
+            "tokens; others stand in for them when they are read"
+        ]
+
+
+def _print_list(folder: Path, *, as_json: bool) -> None:
+    plans = list(plans_of(open_store(folder)))
+    if as_json:
+        listed = [listed_facts(name, plan) for name, plan in plans]
+        print(json.dumps({"store": str(folder), "plans": listed}, indent=2))
+        return
+    for name, plan in plans:
+        print(f"{name}: {listed_line(plan)}")
+    if not plans:
+        print(f"{folder}: no plan yet; make one with shardmill pack {folder} --seq-len 8192")

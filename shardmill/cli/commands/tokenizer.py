@@ -1,0 +1,152 @@
+"""`shardmill tokenizer`: train one, or look at one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shardmill.cli.calls import Commands
+from shardmill.cli.terminal import check_local, parse_bytes
+from shardmill.errors import OptionError
+from shardmill.tokenizers import (
+    DEFAULT_SPECIALS,
+    TrainReport,
+    TrainSpec,
+    open_tokenizer,
+    train_tokenizer,
+)
+
+app = typer.Typer(cls=Commands, help="Train a tokenizer, or look at one.", no_args_is_help=True)
+_STRUCTURED = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+
+
+@app.command()
+def train(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(help="Text files, globs, folders; .jsonl, .parquet, or hub:owner/name."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the model and its meta.json.")],
+    vocab_size: Annotated[
+        int, typer.Option(help="Number of ids, with special tokens and bytes.")
+    ] = 16_000,
+    model_type: Annotated[
+        Literal["unigram", "bpe", "byte-bpe"],
+        typer.Option(help="SentencePiece unigram or bpe, or byte-level BPE (tokenizer.json)."),
+    ] = "unigram",
+    special: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=STRING, once per special token. Default: sys, usr, asst, eot."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the text when it is over --max-bytes.")] = 42,
+    max_bytes: Annotated[
+        str, typer.Option(help="Text to train on, e.g. 256MiB; 0 for all of it.")
+    ] = "256MiB",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model in this folder.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print meta.json.")] = False,
+) -> None:
+    """Train a tokenizer.
+
+    Prints one line: the model's file, its ids, its special tokens, and how much text it saw.
+
+    Example: shardmill tokenizer train 'books/*.txt' --out tokenizer --vocab-size 400
+
+    Exit 0: trained. Exit 2: a mistake in the call or its input, or a size that the text cannot
+    fill.
+    """
+    check_local(out, "--out")
+    spec = TrainSpec(
+        vocab_size=vocab_size,
+        model_type=model_type,
+        specials=parse_specials(special),
+        seed=seed,
+        max_bytes=None if max_bytes == "0" else parse_bytes(max_bytes),
+    )
+    if any(item.startswith("hub:") or item.endswith(_STRUCTURED) for item in inputs):
+        texts, name = _source_texts(inputs)
+        done = train_tokenizer(out, texts=texts, texts_name=name, spec=spec, overwrite=overwrite)
+    else:
+        done = train_tokenizer(out, files=inputs, spec=spec, overwrite=overwrite)
+    print(json.dumps(done.meta, sort_keys=True) if as_json else receipt(done))
+
+
+@app.command()
+def info(
+    tokenizer: Annotated[
+        str, typer.Argument(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a tokenizer is: size, special tokens, fingerprint, fast engines.
+
+    Prints a fact a line.
+
+    Example: shardmill tokenizer info spm.model
+
+    Exit 0: told. Exit 2: no tokenizer there, or one that cannot be trusted.
+    """
+    from shardmill.tokenizers.fast import fast_candidates
+
+    opened = open_tokenizer(tokenizer)
+    candidates = fast_candidates(opened)
+    facts = {
+        "tokenizer": repr(opened),
+        "vocab_size": opened.vocab_size,
+        "dtype": "uint16" if opened.vocab_size <= 2**16 else "uint32",
+        "fingerprint": opened.fingerprint,
+        "special_token_ids": opened.special_token_ids(),
+        "fast_engines": [f"{engine.name} {engine.version}" for engine in candidates.engines],
+        "not_fast": list(candidates.refusals),
+    }
+    if as_json:
+        print(json.dumps(facts, sort_keys=True))
+        return
+    for name, value in facts.items():
+        print(f"{name:18} {_plain(value)}")
+
+
+def parse_specials(items: list[str] | None) -> dict[str, str]:
+    """["eot=<|end|>"] as a dict; without any, the four default ones."""
+    if not items:
+        return dict(DEFAULT_SPECIALS)
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not (name and equals and text) or name in found:
+            raise OptionError(f"--special {item!r}: wanted NAME=STRING, each name once")
+        found[name] = text
+    return found
+
+
+def receipt(done: TrainReport) -> str:
+    """One line that says what was trained."""
+    meta = done.meta
+    ids = meta["special_token_ids"]
+    assert isinstance(ids, dict)
+    return (
+        f"{done.model}: {meta['model_type']}, {meta['vocab_size']:,} ids, "
+        f"{' '.join(f'{name}={number}' for name, number in ids.items())}, "
+        f"trained on {meta['bytes_used']:,} of {meta['bytes_read']:,} bytes"
+    )
+
+
+def _source_texts(inputs: list[str]) -> tuple[Iterator[str], str]:
+    from shardmill.sources import open_source
+
+    source = open_source(inputs)
+    texts = (text for batch in source.batches() for text in batch.texts.to_pylist())
+    return texts, source.name
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={number}" for name, number in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(value) or "none"
+    return str(value)

@@ -1,0 +1,188 @@
+"""An example as something to look at: turns, runs of tokens, what is trained.
+
+In: ids, mask, turns of one example, and a decoder.  Out: headings and spans, in order.
+Promise: every token is in one span, or counted in a heading as left out; no character of the data
+reaches a terminal that is not visible: controls, escapes and invisible ones are written as \\x1b,
+\\u200b; a line break is written \\n and broken there. A joiner inside an emoji or a word that needs
+it stays.
+Not here: colours, printing (show.py).
+
+Headings and spans on stdout: colours on a terminal that has them, else brackets.
+
+Ids as text, with the tokenizer that a flag names.
+
+Promise: text only with the very tokenizer of the stores (inspector.decoding). A store that records
+none, such as an imported one, is read with the tokenizer that is named, with a note; an id beyond
+its vocabulary is refused. Without a tokenizer, ids are shown, and that is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from rich.text import Text
+
+from shardmill.cli.commands.tokenizer import parse_specials
+from shardmill.cli.terminal import JOINED, SafeConsole
+from shardmill.errors import OptionError
+from shardmill.inspect.stores import marker_ids, open_named
+from shardmill.protocols import Tokenizer
+from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray
+from shardmill.store import Store
+
+Decode = Callable[[IntArray], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Some neighbouring tokens of one kind."""
+
+    text: str  # visible characters and line breaks only
+    trained: bool
+    marker: bool  # structure: one token of the template
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A line between spans."""
+
+    text: str
+
+
+def visible(text: str) -> str:
+    """The text with everything that cannot be seen written out; line breaks stay, marked."""
+    if text.isprintable():
+        return text
+    joined = {found.start() for found in JOINED.finditer(text)}
+    return "".join(
+        character if place in joined else _shown(character) for place, character in enumerate(text)
+    )
+
+
+def _shown(character: str) -> str:
+    if character == "\n":
+        return "\\n\n"
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def chat_pieces(
+    example: ChatExamples, kept: BoolArray, markers: IntArray, decode: Decode
+) -> Iterator[Heading | Span]:
+    """Turn by turn. `kept` marks the tokens that are shown; the others are counted."""
+    ids, mask, total = example.ids.values, example.mask, len(example.mask)
+    starts = example.turn_starts.tolist()
+    edges = sorted({0, *starts, total})
+    names = {start: (turn, ROLES[role]) for turn, (start, role) in enumerate(_turns(example))}
+    for start, stop in pairwise(edges):
+        trained = int((mask & kept)[start:stop].sum())
+        if start in names:
+            turn, role = names[start]
+            yield Heading(f"turn {turn}: {role}, tokens {start:,}..{stop:,}, {trained:,} trained")
+        else:
+            yield Heading(f"before the first turn, tokens {start:,}..{stop:,}, {trained:,} trained")
+        part = slice(start, stop)
+        yield from spans(ids[part], mask[part], kept[part], markers, decode)
+
+
+def _turns(example: ChatExamples) -> Iterator[tuple[int, int]]:
+    return zip(example.turn_starts.tolist(), example.turn_roles.tolist(), strict=True)
+
+
+def spans(
+    ids: IntArray, mask: BoolArray, kept: BoolArray, markers: IntArray, decode: Decode
+) -> Iterator[Heading | Span]:
+    """Runs of tokens of one kind; every marker is a run of its own."""
+    if not len(ids):
+        return
+    is_marker = np.isin(ids, markers)
+    kind = np.where(kept, 1 + mask * 2 + is_marker, 0)
+    borders = np.flatnonzero((kind[1:] != kind[:-1]) | (is_marker & kept)[1:]) + 1
+    edges = [0, *borders.tolist(), len(ids)]
+    for start, stop in pairwise(edges):
+        if not kept[start]:
+            yield Heading(f"... {stop - start:,} tokens left out")
+            continue
+        text = visible(decode(ids[start:stop]))
+        yield Span(text=text, trained=bool(mask[start]), marker=bool(is_marker[start]))
+
+
+def bracketed(pieces: Iterable[Heading | Span]) -> Iterator[Heading | Span]:
+    """For a place without colours: what is trained stands in [[ ]], and such brackets of the data
+    are written [\\[ and ]\\]."""
+    inside = False
+    for piece in pieces:
+        trained = isinstance(piece, Span) and piece.trained
+        if trained != inside:
+            yield Span(text="[[" if trained else "]]", trained=False, marker=False)
+        inside = trained
+        if isinstance(piece, Span):
+            piece = replace(piece, text=piece.text.replace("[[", "[\\[").replace("]]", "]\\]"))
+        yield piece
+    if inside:
+        yield Span(text="]]", trained=False, marker=False)
+
+
+def print_pieces(pieces: Sequence[Heading | Span]) -> None:
+    """Trained green, the rest grey, markers bold; without colours trained stands in [[ ]]."""
+    console = SafeConsole(
+        file=sys.stdout, highlight=False, soft_wrap=True, emoji=False, markup=False
+    )
+    coloured = console.is_terminal and console.color_system is not None and not console.no_color
+    line_open = False
+    for piece in pieces if coloured else bracketed(pieces):
+        text = piece.text
+        if isinstance(piece, Heading):
+            text = ("\n" if line_open else "") + f"-- {text}\n"
+        line_open = not text.endswith("\n") if text else line_open
+        safe = text.encode(console.encoding, "backslashreplace").decode(console.encoding)
+        console.print(Text(safe, style=_style(piece) if coloured else ""), end="")
+    if line_open:
+        console.print()
+
+
+def _style(piece: Heading | Span) -> str:
+    if isinstance(piece, Heading):
+        return "cyan"
+    return ("green" if piece.trained else "bright_black") + (" bold" if piece.marker else "")
+
+
+def named_tokenizer(name: str, special: list[str] | None, *stores: Store) -> Tokenizer:
+    """The tokenizer of --tokenizer and --special, refused unless it is that of all these stores."""
+    return open_named(name, parse_specials(special) if special else None, *stores)
+
+
+def decoder(name: str | None, special: list[str] | None, *stores: Store) -> Decode:
+    """Ids to text with the very tokenizer of the stores; without one, the ids themselves."""
+    if name is None:
+        print("shardmill: no --tokenizer, so ids are shown", file=sys.stderr)
+        return lambda ids: " ".join(map(str, ids.tolist())) + " "
+    unknown = [store for store in stores if store.manifest.tokenizer_fingerprint is None]
+    opened = named_tokenizer(name, special, *(one for one in stores if one not in unknown))
+    if not unknown:
+        return lambda ids: opened.decode(ids)
+    folder = unknown[0].folder
+    print(
+        f"shardmill: {folder} records no tokenizer, so nothing shows whether --tokenizer {name} "
+        "made its tokens",
+        file=sys.stderr,
+    )
+
+    def decode(ids: IntArray) -> str:
+        largest = int(ids.max(initial=0))
+        if largest >= opened.vocab_size:
+            raise OptionError(
+                f"--tokenizer {name}: has {opened.vocab_size:,} ids, but {folder} holds id "
+                f"{largest:,}, so it did not make these tokens: name the one that did"
+            )
+        return opened.decode(ids)
+
+    return decode
+
+
+__all__ = ["decoder", "marker_ids", "named_tokenizer"]

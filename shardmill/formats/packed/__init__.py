@@ -1,0 +1,63 @@
+"""Packed shards of fine-tuning sequences: made from spools, written and read in every format.
+
+In: tokenised sequences with masks.  Out: bins of whole sequences, on disk and back.
+Promise: write then read is identity; trained labels of a bin are those of its sequences; a shard
+that is not finished or not sound is refused; no pickle runs.
+Not here: tensors and batches (pytorch), choosing bins (packing).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardmill.formats.packed.memmap import MemmapShard, open_memmap_shard, verify_memmap_shard
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.open import PlannedShard, PlanShard, open_packed
+from shardmill.formats.packed.pack import pack_from_spool
+from shardmill.formats.packed.records import PackedBin, PackedShard, PackedShardWriter, check_bin
+from shardmill.formats.packed.spool import (
+    ChatStoreSpool,
+    SequenceSpoolReader,
+    SequenceSpoolWriter,
+    materialize_bin_arrays,
+)
+from shardmill.lazy import later
+
+if TYPE_CHECKING:
+    from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
+    from shardmill.formats.packed.legacy_convert import convert_legacy_to_memmap
+    from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
+
+__all__ = [
+    "ChatStoreSpool",
+    "LegacyPickleWriter",
+    "MemmapShard",
+    "MemmapShardWriter",
+    "PackedBin",
+    "PackedShard",
+    "PackedShardWriter",
+    "ParquetShard",
+    "ParquetShardWriter",
+    "PlanShard",
+    "PlannedShard",
+    "SequenceSpoolReader",
+    "SequenceSpoolWriter",
+    "check_bin",
+    "convert_legacy_to_memmap",
+    "iter_legacy_bins",
+    "materialize_bin_arrays",
+    "open_memmap_shard",
+    "open_packed",
+    "pack_from_spool",
+    "verify_memmap_shard",
+]
+
+_LATER = {  # pyarrow's parquet and the pickle reader take a while
+    "legacy": ("LegacyPickleWriter", "iter_legacy_bins"),
+    "legacy_convert": ("convert_legacy_to_memmap",),
+    "parquet": ("ParquetShard", "ParquetShardWriter"),
+}
+
+__getattr__ = later(
+    __name__, {name: f"{__name__}.{room}" for room, names in _LATER.items() for name in names}
+)

@@ -1,0 +1,1 @@
+"""Conversations: records to messages, whatever shape they were written in."""

@@ -1,0 +1,1 @@
+"""File formats: bytes to documents, with ranges that workers can share."""

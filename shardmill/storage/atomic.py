@@ -1,0 +1,127 @@
+"""Put bytes on disk so that a reader sees all of them or none.
+
+In: a path, bytes.  Out: the file, durable, under its final name.
+Promise: a crash at any instant leaves the old file or the new one, never a mixture; a failure
+leaves no temporary file behind (a kill may leave one: its name starts with a dot and ends in
+`.tmp`, it is unique, and nobody reads it). A `HashedFile` is for folders that appear as a whole
+later: it is durable when it is finished, and under its name from the start.
+Not here: what the bytes mean; which folder may be replaced (publish.py).
+
+Where this user's caches are: one place, chosen as the XDG rules say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from shardmill.errors import BuildError
+
+_BUFFER = 2**18
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears at `path` when the block ends well, and not at all otherwise."""
+    path = Path(path)
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no other process uses: `.meta.json.<16 hex digits>.tmp`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file name is one that `temporary_name` makes."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in this folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two existing paths in one step; False where the system cannot do that."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(first), None, str(second))
+
+
+def cannot_write(path: Path, error: OSError) -> BuildError:
+    """The one wording for a disk that does not take our bytes."""
+    return BuildError(
+        f"{path}: cannot write: {error.strerror}; nothing was published: make room and go on with "
+        "resume=True, or build on another disk"
+    )
+
+
+class HashedFile:
+    """A new file, written front to back; `finish` syncs it and gives the sha256 of all of it."""
+
+    def __init__(self, path: Path, *, replace: bool = False) -> None:
+        self.path = path
+        self._sha256 = hashlib.sha256()
+        self._file = io.BufferedWriter(io.FileIO(path, "wb" if replace else "xb"), _BUFFER)
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._sha256.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def finish(self) -> str:
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        return self._sha256.hexdigest()
+
+    def abort(self) -> None:
+        """Let go of the file, whatever of it is on disk. Never raises."""
+        with suppress(OSError):  # what the disk does not take is given up anyway
+            self._file.close()
+
+
+def cache_folder(name: str) -> Path:
+    """`$XDG_CACHE_HOME/shardmill/<name>`, or `~/.cache/shardmill/<name>`. Nothing is made there."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shardmill" / name

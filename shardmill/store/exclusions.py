@@ -1,0 +1,435 @@
+"""What of a store is not to be trained on, recorded beside its tokens.
+
+In: a store, spans of tokens or numbers of documents, a reason.  Out: the file, or `Exclusions`.
+Promise: the store's own files are never touched; the file appears whole or not at all; equal
+entries are equal bytes; two commands at a time lose nothing; what is read is what was written, to
+the byte, and of this very store. A file that is damaged or of other tokens is an error: nobody
+trains on because a list cannot be read.
+Not here: the bytes of the file (exclude_file.py), which samples that concerns (loading).
+
+What is not to be trained on, as frozen records and plain spans.
+
+In: nothing; these are records.  Out: `Exclusions`, its entries, and functions over spans.
+Promise: the types alone refuse unknown keys, missing keys, negative and absurd numbers. Spans are
+half-open, in the token space of a split; merged ones rise and do not touch.
+Not here: the file (exclude.py), which samples of a source they meet (loading).
+
+exclude.json, to the byte.
+
+In: entries, or bytes.  Out: bytes, or `Exclusions` that fit their store.
+Promise: equal entries are equal bytes; what is decoded is what was written, to the byte, and of
+this very store; anything else is an error that says what is wrong.
+Not here: changing the file (exclude.py). FORMAT.md has the bytes in words.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.errors import ManifestError, OptionError, StoreError
+from shardmill.records import BoolArray, OffsetArray
+from shardmill.storage.atomic import atomic_write, sync_folder
+from shardmill.store.entries import Count, Manifest, Sha256
+from shardmill.store.store import Store, fingerprint, open_store
+
+MOST_REASON = 1000
+"""Characters of a reason."""
+
+
+class ExcludedSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The steps whose samples an entry is of. For people: the spans say what is excluded."""
+
+    source: str  # its name in the mixture
+    start: Count
+    stop: Count  # behind the last step
+    world: Count
+    batch_size: Count  # samples of one rank at a step
+    seq_len: Count
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    shuffle: str
+
+
+class ExcludeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one command excluded, and why."""
+
+    number: Count  # its name: from 1, rising through the file
+    split: str
+    reason: str  # in words
+    documents: tuple[Count, ...] | None  # their numbers, rising; None: not by documents
+    steps: ExcludedSteps | None  # None: not by steps
+    spans: tuple[tuple[Count, Count], ...]  # start, stop; merged
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(stop - start for start, stop in self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusions:
+    """All that is not to be trained on in a store."""
+
+    store: str  # its fingerprint
+    entries: tuple[ExcludeEntry, ...]  # none: nothing is excluded
+    sha256: str | None  # the seal of the file; None when there is none
+
+    def spans(self, split: str) -> OffsetArray:
+        """(k, 2) the tokens that any entry excludes, merged."""
+        found = [entry.spans for entry in self.entries if entry.split == split and entry.spans]
+        return merge_spans(np.concatenate([as_spans(one) for one in found])) if found else NO_SPANS
+
+    def num_tokens(self, split: str) -> int:
+        """Tokens of a split that are excluded, each counted once."""
+        return count_tokens(self.spans(split))
+
+    def covers(self, other: Exclusions) -> bool:
+        """Whether all that `other` excludes is excluded here."""
+        splits = {entry.split for entry in other.entries}
+        return all(cover_spans(self.spans(split), other.spans(split)) for split in splits)
+
+
+NO_SPANS: OffsetArray = np.empty((0, 2), np.int64)
+NO_SPANS.setflags(write=False)
+
+
+def as_spans(spans: object) -> OffsetArray:
+    """Pairs as an array of (n, 2)."""
+    return np.asarray(spans, np.int64).reshape(-1, 2)
+
+
+def merge_spans(spans: OffsetArray) -> OffsetArray:
+    """The same tokens in spans that rise and do not touch; empty ones leave no trace."""
+    filled = spans[spans[:, 0] < spans[:, 1]]
+    if not len(filled):
+        return NO_SPANS
+    ordered = filled[np.argsort(filled[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ordered[:, 1])
+    # 0..4 1..2 4..6 8..9: reach 4 4 6 9; a new one begins where a start lies behind the reach
+    first = np.flatnonzero(np.append(True, ordered[1:, 0] > reach[:-1]))
+    last = np.append(first[1:], len(ordered)) - 1
+    return np.stack((ordered[first, 0], reach[last]), axis=1)
+
+
+def touched(spans: OffsetArray, starts: OffsetArray, stops: OffsetArray) -> BoolArray:
+    """Which of the ranges start..stop have a token of these merged spans."""
+    if not len(spans):
+        return np.zeros(len(starts), np.bool_)
+    behind = spans[:, 1].searchsorted(starts, side="right")  # the first span that ends behind start
+    begins = np.append(spans[:, 0], np.iinfo(np.int64).max)[behind]
+    met: BoolArray = (begins < stops) & (starts < stops)
+    return met
+
+
+def cover_spans(outer: OffsetArray, inner: OffsetArray) -> bool:
+    """Whether every token of `inner` is in `outer`; both are merged."""
+    both = merge_spans(np.concatenate((outer, inner)))
+    return count_tokens(both) == count_tokens(outer)
+
+
+def count_tokens(spans: OffsetArray) -> int:
+    """In merged spans."""
+    return int((spans[:, 1] - spans[:, 0]).sum())
+
+
+def entry_problems(
+    entries: tuple[ExcludeEntry, ...], sizes: Mapping[str, int], documents: Mapping[str, int]
+) -> Iterator[str]:
+    """What cannot be true of entries in a store of so many tokens and documents a split."""
+    numbers = [entry.number for entry in entries]
+    if not numbers or numbers[0] < 1 or sorted(set(numbers)) != numbers:
+        yield f"entries are numbered {numbers[:8]}; wanted at least one, rising from 1"
+    for entry in entries:
+        for problem in _problems_of(entry, sizes, documents):
+            yield f"entry {entry.number}: {problem}"
+
+
+def _problems_of(
+    entry: ExcludeEntry, sizes: Mapping[str, int], documents: Mapping[str, int]
+) -> Iterator[str]:
+    spans = as_spans(entry.spans)
+    if entry.split not in sizes:
+        yield f"split {entry.split!r}; the store has {list(sizes)}"
+    elif len(spans) and spans.max() > sizes[entry.split]:
+        yield f"reaches token {spans.max():,} of {sizes[entry.split]:,}"
+    if not np.array_equal(merge_spans(spans), spans):
+        yield "its spans are empty, touch, or do not rise"
+    if not entry.reason.strip() or len(entry.reason) > MOST_REASON:
+        yield f"a reason of {len(entry.reason):,} characters; wanted 1 to {MOST_REASON:,}"
+    if entry.documents is not None and entry.steps is not None:
+        yield "of documents and of steps; wanted one of them"
+    numbers = np.array(entry.documents or (), np.int64)
+    if (numbers[1:] <= numbers[:-1]).any():
+        yield "its documents do not rise"
+    elif len(numbers) and numbers[-1] >= documents.get(entry.split, 0):
+        yield f"document {numbers[-1]:,} of {documents.get(entry.split, 0):,}"
+
+
+EXCLUDE = "exclude.json"
+MOST_BYTES = 2**28
+_HEAD = re.compile(rb'\{"format":"shardmill-exclude","version":([0-9]+),"sha256":"([0-9a-f]{64})",')
+_VERSION = 1
+_NO_SEAL = b"0" * 64
+_NEXT = "copy it again, or remove it and exclude again what must not be trained on"
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: Literal["shardmill-exclude"]
+    version: Literal[1]
+    sha256: Sha256
+    store: Sha256
+    entries: tuple[ExcludeEntry, ...]
+
+
+def encode_exclusions(store: str, entries: Sequence[ExcludeEntry]) -> bytes:
+    """exclude.json, to the byte: a line an entry, sealed with its own sha256."""
+    head = f'{{"format":"shardmill-exclude","version":{_VERSION},"sha256":"'.encode()
+    lines = b",\n".join(msgspec.json.encode(entry) for entry in entries)
+    rest = f'","store":"{store}","entries":[\n'.encode() + lines + b"\n]}\n"
+    return head + hashlib.sha256(head + _NO_SEAL + rest).hexdigest().encode() + rest
+
+
+def decode_exclusions(data: bytes, manifest: Manifest, *, where: str) -> Exclusions:
+    """What these bytes exclude in the store of this manifest; an error says what is wrong."""
+    head = _HEAD.match(data)
+    if head is None:
+        raise ManifestError(f"{where}: no list of exclusions of ours, or damaged; {_NEXT}")
+    if int(head[1]) != _VERSION:
+        raise ManifestError(
+            f"{where}: version {int(head[1])}, but this shardmill reads version {_VERSION}; "
+            "upgrade shardmill"
+        )
+    zeroed = data[: head.start(2)] + _NO_SEAL + data[head.end(2) :]
+    if hashlib.sha256(zeroed).hexdigest() != head[2].decode():
+        raise ManifestError(f"{where}: its sha256 is not the one it says: changed; {_NEXT}")
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{where}: {error}; {_NEXT}") from error
+    own = fingerprint(manifest)
+    if file.store != own:
+        raise ManifestError(
+            f"{where}: excludes tokens of another store, or of this one before it was built again "
+            f"(fingerprint {file.store[:12]}, this store has {own[:12]}); {_NEXT}"
+        )
+    sizes = {name: split.tokens for name, split in manifest.splits.items()}
+    documents = {name: split.documents for name, split in manifest.splits.items()}
+    for problem in entry_problems(file.entries, sizes, documents):
+        raise ManifestError(f"{where}: {problem}; {_NEXT}")
+    return Exclusions(store=file.store, entries=file.entries, sha256=file.sha256)
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
+    """The bytes of the file, if it is a plain one of possible size; None: there is none."""
+    try:
+        kind = path.lstat()
+        if not stat.S_ISREG(kind.st_mode):
+            raise ManifestError(f"{path}: not a plain file (a link?); put the file itself there")
+        if kind.st_size > most:
+            raise ManifestError(f"{path}: {kind.st_size:,} bytes, wanted at most {most:,}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_exclusions(store: Store | str | Path) -> Exclusions:
+    """What is excluded in a store; without a file, nothing."""
+    found = store if isinstance(store, Store) else open_store(store)
+    data = read_bytes(found.folder / EXCLUDE)
+    if data is None:
+        return Exclusions(store=found.fingerprint, entries=(), sha256=None)
+    return decode_exclusions(data, found.manifest, where=str(found.folder / EXCLUDE))
+
+
+def refuse_excluded(store: Store, split: str, who: str) -> None:
+    """For readers that cannot leave anything out: refuse a split with excluded tokens."""
+    tokens = read_exclusions(store).num_tokens(split)
+    if tokens:
+        raise StoreError(
+            f"{store.folder}: {tokens:,} tokens of split {split!r} are excluded, and {who} gives "
+            "every token: see them with `shardmill exclude --list`; take them back with `shardmill "
+            "exclude --remove`, or read a copy of the store without its exclude.json"
+        )
+
+
+def write_exclusions(store: Store | str | Path, entries: Sequence[ExcludeEntry]) -> Exclusions:
+    """Put these entries in the place of all that are there; without entries the file goes."""
+    found = store if isinstance(store, Store) else open_store(store)
+    with _alone(found.folder):
+        return _replace(found, tuple(entries))
+
+
+def exclude_documents(
+    store: Store | str | Path, documents: npt.ArrayLike, *, reason: str, split: str = "train"
+) -> ExcludeEntry:
+    """Exclude whole documents or conversations of a split, by their numbers."""
+    found = store if isinstance(store, Store) else open_store(store)
+    return add_exclusion(found, documents_entry(found, documents, reason=reason, split=split))
+
+
+def exclude_spans(
+    store: Store | str | Path,
+    spans: npt.ArrayLike,
+    *,
+    reason: str,
+    split: str = "train",
+    steps: ExcludedSteps | None = None,
+) -> ExcludeEntry:
+    """Exclude tokens: pairs of start and stop in the token space of a split."""
+    found = store if isinstance(store, Store) else open_store(store)
+    return add_exclusion(found, spans_entry(found, spans, reason=reason, split=split, steps=steps))
+
+
+def add_exclusion(store: Store | str | Path, entry: ExcludeEntry) -> ExcludeEntry:
+    """Write an entry behind those that are there; returns it with its number.
+
+    The same entry, found there already, is not written again.
+    """
+    found = store if isinstance(store, Store) else open_store(store)
+    with _alone(found.folder):
+        old = read_exclusions(found).entries
+        for one in old:
+            if msgspec.structs.replace(one, number=entry.number) == entry:
+                return one
+        numbered = msgspec.structs.replace(entry, number=old[-1].number + 1 if old else 1)
+        _replace(found, (*old, numbered))
+    return numbered
+
+
+def remove_exclusion(store: Store | str | Path, number: int) -> ExcludeEntry:
+    """Take an entry back, by its number; what others exclude too stays excluded."""
+    found = store if isinstance(store, Store) else open_store(store)
+    with _alone(found.folder):
+        old = read_exclusions(found).entries
+        gone = [entry for entry in old if entry.number == number]
+        if not gone:
+            known = ", ".join(str(entry.number) for entry in old) or "none"
+            raise OptionError(f"{found.folder}: no entry {number}; its entries are: {known}")
+        _replace(found, tuple(entry for entry in old if entry.number != number))
+    return gone[0]
+
+
+def documents_entry(
+    store: Store, documents: npt.ArrayLike, *, reason: str, split: str
+) -> ExcludeEntry:
+    """The entry of these documents, not written yet."""
+    total, numbers = store.num_documents(split), np.unique(_whole(documents, "documents"))
+    if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < total:
+        wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
+        raise OptionError(f"{store.folder}: document {wrong:,} of {total:,} in split {split!r}")
+    return ExcludeEntry(
+        number=1,
+        split=split,
+        reason=_checked_reason(reason),
+        documents=tuple(numbers.tolist()),
+        steps=None,
+        spans=_pairs(document_spans(store, split, numbers)),
+    )
+
+
+def spans_entry(
+    store: Store,
+    spans: npt.ArrayLike,
+    *,
+    reason: str,
+    split: str,
+    steps: ExcludedSteps | None = None,
+) -> ExcludeEntry:
+    """The entry of these tokens, not written yet."""
+    found, size = as_spans(_whole(spans, "spans")), store.num_tokens(split)
+    if len(found) and not 0 <= found.min() <= found.max() <= size:
+        raise OptionError(
+            f"{store.folder}: spans of {found.min():,}..{found.max():,}, but split {split!r} has "
+            f"{size:,} tokens"
+        )
+    return ExcludeEntry(
+        number=1,
+        split=split,
+        reason=_checked_reason(reason),
+        documents=None,
+        steps=steps,
+        spans=_pairs(merge_spans(found)),
+    )
+
+
+def document_spans(store: Store, split: str, documents: OffsetArray) -> OffsetArray:
+    """The tokens of documents that the split has, merged."""
+    starts = store.document_starts(split)
+    stops = np.full(len(documents), store.num_tokens(split), np.int64)
+    inner = documents < len(starts) - 1
+    stops[inner] = starts[documents[inner] + 1]
+    return merge_spans(np.stack((starts[documents], stops), axis=1))
+
+
+def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
+    path = store.folder / EXCLUDE
+    data = encode_exclusions(store.fingerprint, entries)
+    if entries:
+        read_back = decode_exclusions(data, store.manifest, where=str(path))  # we can read it
+    else:
+        read_back = Exclusions(store=store.fingerprint, entries=(), sha256=None)
+    if len(data) > MOST_BYTES:
+        raise OptionError(f"{path}: would have {len(data):,} bytes, wanted at most {MOST_BYTES:,}")
+    try:
+        for left in path.parent.glob(f".{EXCLUDE}.*.tmp"):  # by a killed one: we hold the lock
+            left.unlink(missing_ok=True)
+        if entries:
+            with atomic_write(path) as file:
+                file.write(data)
+        else:
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot write: {error.strerror}; the exclusions are as they were"
+        ) from error
+    return read_back
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else changes the exclusions of this folder meanwhile. The kernel drops the lock at
+    death, and no file is left behind that could look like part of the store."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be locked: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _whole(numbers: npt.ArrayLike, name: str) -> OffsetArray:
+    found = np.asarray(numbers)
+    if found.size and found.dtype.kind not in "iu":
+        raise OptionError(f"{name} of dtype {found.dtype}; wanted whole numbers")
+    return found.astype(np.int64)
+
+
+def _checked_reason(reason: str) -> str:
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > MOST_REASON:
+        raise OptionError(f"reason={reason!r:.80}: wanted 1 to {MOST_REASON:,} characters")
+    try:
+        reason.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"reason={reason!r:.80}: not valid Unicode; wanted words") from error
+    return reason
+
+
+def _pairs(spans: OffsetArray) -> tuple[tuple[int, int], ...]:
+    return tuple((start, stop) for start, stop in spans.tolist())

@@ -1,0 +1,185 @@
+"""The names and fixed bytes of a store: FORMAT.md as constants and small functions.
+
+In: a split's name, a number.  Out: a relative path, a header, a dtype.
+Promise: pure; the writer and every reader take names and headers from here only.
+Not here: opening files.
+
+Ids into the dtype of a store, or a refusal that names the id.
+
+In: ragged ids of any integer dtype.  Out: the same ids in the dtype of a store.
+Promise: an id is stored as it is or refused by name. numpy wraps int64 into uint16 without a
+word, so every cast of ids goes through here.
+Not here: which dtype a store should have.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from shardmill.errors import OptionError, TokenRangeError
+from shardmill.records import Ragged
+
+FORMAT: Literal["shardmill-store"] = "shardmill-store"
+VERSION: Literal[1] = 1
+META = "meta.json"
+DROPPED = "dropped.jsonl"
+ORIGINS = "origins.table"
+INDEX_HEADER_BYTES = 128
+MAX_COUNT = 2**62
+
+DtypeName: TypeAlias = Literal["uint16", "uint32"]
+StoredDtype: TypeAlias = Literal["uint16-le", "uint32-le"]
+DTYPES: dict[str, DtypeName] = {"uint16-le": "uint16", "uint32-le": "uint32"}
+STORED: dict[str, StoredDtype] = {"uint16": "uint16-le", "uint32": "uint32-le"}
+ITEMSIZE: dict[str, int] = {"uint16": 2, "uint32": 4}
+
+_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+_OWN = re.compile(
+    rf"{_SPLIT.pattern}(/shard_[0-9]{{5,}}\.bin|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
+    rf"|dropped\.jsonl|origins\.table|packs/{_SPLIT.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
+    re.ASCII,
+)
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_FILE = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
+
+
+def is_split_name(name: str) -> bool:
+    """Letters, digits, `_` and `-`, at most 64: a folder name on every system."""
+    return _SPLIT.fullmatch(name) is not None
+
+
+def is_file_name(name: str) -> bool:
+    """A path inside the store: one or two plain parts, so never absolute, `..` or hidden."""
+    return _FILE.fullmatch(name) is not None
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}/shard_{number:05d}.bin"
+
+
+def single_name(split: str) -> str:
+    return f"{split}_tokens.bin"
+
+
+def index_name(split: str) -> str:
+    return f"{split}_idx.npy"
+
+
+def mask_name(split: str) -> str:
+    return f"{split}_mask.bin"
+
+
+def turns_name(split: str) -> str:
+    return f"{split}_turns.npy"
+
+
+def roles_name(split: str) -> str:
+    return f"{split}_roles.bin"
+
+
+def mask_bytes(tokens: int) -> int:
+    """The size of a loss mask: one bit per token, in whole bytes."""
+    return -(-tokens // 8)
+
+
+def is_own_name(file: str) -> bool:
+    """Whether a relative path is one that a build of ours gives to a file of a store, or to a plan
+    or table of it: that goes with the store it was made of."""
+    return file == META or _OWN.fullmatch(file) is not None
+
+
+def looks_like_data(name: str) -> bool:
+    """Whether a reader that lists folders would take this file for data of a store."""
+    return name.endswith((".bin", ".npy")) or name == DROPPED
+
+
+def index_header(entries: int) -> bytes:
+    """The first 128 bytes of an index: a version 1.0 .npy header for `entries` int64."""
+    shape = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({entries},), }}"
+    head = b"\x93NUMPY\x01\x00" + (INDEX_HEADER_BYTES - 10).to_bytes(2, "little")
+    return head + shape.encode("ascii").ljust(INDEX_HEADER_BYTES - 11) + b"\n"
+
+
+def check_dtype(dtype: str) -> None:
+    if dtype not in ITEMSIZE:
+        raise OptionError(f"dtype={dtype!r}: a store holds 'uint16' or 'uint32' tokens")
+
+
+def check_shape(splits: tuple[str, ...], dtype: str, shard_bytes: int | None) -> None:
+    """Refuse, in the caller's words, a store that could not be written."""
+    check_dtype(dtype)
+    for name in splits:
+        if not is_split_name(name):
+            raise OptionError(
+                f"split {name!r}: a split's name is 1 to 64 letters, digits, '_' or '-', and "
+                "begins with a letter or digit"
+            )
+    if not splits or len({name.lower() for name in splits}) < len(splits):
+        raise OptionError(f"splits={list(splits)}: name at least one, each once (case ignored)")
+    size = ITEMSIZE[dtype]
+    if shard_bytes is not None and (not size <= shard_bytes <= MAX_COUNT or shard_bytes % size):
+        raise OptionError(
+            f"shard_bytes={shard_bytes:,} does not hold a whole number of {dtype} tokens; use a "
+            f"positive multiple of {size}, for instance {max(size, shard_bytes // size * size):,}"
+        )
+
+
+def fit_tokens(
+    documents: Ragged, dtype: str, *, vocab_size: int | None = None, where: str = "", first: int = 0
+) -> Ragged:
+    """The same documents in `dtype`, little-endian; not copied when they are so already.
+
+    `first` is the number of documents of `where` before these, for the message.
+    """
+    check_tokens(documents, dtype, vocab_size=vocab_size, where=where, first=first)
+    stored = np.dtype(dtype).newbyteorder("<")
+    return Ragged(documents.values.astype(stored, copy=False), documents.offsets)
+
+
+def check_tokens(
+    documents: Ragged, dtype: str, *, vocab_size: int | None = None, where: str = "", first: int = 0
+) -> None:
+    """Refuse the first document with an id that is negative, too wide or outside the vocabulary."""
+    check_dtype(dtype)
+    _check_shape(documents, where or "documents")
+    values = documents.values
+    most = 2 ** (8 * ITEMSIZE[dtype])
+    limit = most if vocab_size is None else min(most, vocab_size)
+    narrow = values.dtype.kind == "u" and 2 ** (8 * values.dtype.itemsize) <= limit
+    if len(values) == 0 or narrow:
+        return
+    if int(values.max()) < limit and (values.dtype.kind == "u" or int(values.min()) >= 0):
+        return
+    position = int(np.flatnonzero((values < 0) | (values >= limit))[0])
+    found = int(values[position])
+    number = int(np.searchsorted(documents.offsets, position, side="right")) - 1 + first
+    raise TokenRangeError(
+        f"{where + ', ' if where else ''}document {number:,}: token id {found:,} does not fit "
+        f"{_advice(found, dtype, most, vocab_size)}"
+    )
+
+
+def _advice(found: int, dtype: str, most: int, vocab_size: int | None) -> str:
+    if vocab_size is not None and not 0 <= found < vocab_size:
+        return f"a vocabulary of {vocab_size:,} ids: the tokenizer contradicts itself"
+    if found < 0:
+        return f"{dtype}: an id is never negative, so the tokenizer is broken"
+    if dtype == "uint16" and found < 2**32:
+        return f"uint16, which ends at {most - 1:,}: build with dtype='uint32'"
+    return f"{dtype}, and no store holds ids that large: the tokenizer is broken"
+
+
+def _check_shape(documents: Ragged, where: str) -> None:
+    values, offsets = documents.values, documents.offsets
+    if values.dtype.kind not in "iu" or values.ndim != 1:
+        raise OptionError(f"{where}: ids are {values.ndim}-d {values.dtype}, wanted 1-d integers")
+    sound = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype == np.int64
+    if not sound or offsets[0] != 0 or offsets[-1] != len(values):
+        raise OptionError(
+            f"{where}: offsets must be int64 from 0 to {len(values):,}, the number of ids"
+        )
+    if (offsets[1:] < offsets[:-1]).any():
+        raise OptionError(f"{where}: offsets decrease, so a document would end before it starts")

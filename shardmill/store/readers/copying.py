@@ -1,0 +1,119 @@
+"""Copy many windows of one token array into the rows of another.
+
+In: tokens, starts, rows of the final dtype.  Out: nothing; the rows are filled.
+Promise: one gather and one cast per block of rows; temporary memory under `BLOCK_BYTES`.
+Not here: bounds. Starts were checked; memory is mapped.
+
+A window is read as one opaque item as long as the window, from a view in which item `i` begins at
+token `i`: numpy then gathers with one memcpy a window, without a loop of its own over a second
+axis. Half of the cost of random windows is waiting for memory, so the first token of every window
+is asked for before: these loads do not depend on each other and wait together.
+
+Many pieces of any length, copied by chunks of one.
+
+In: lengths of pieces.  Out: chunks, each of one piece; later their values, put where they belong.
+Promise: the chunks of a piece cover it exactly; two that overlap carry the same values there, so
+they may be put in any order. No loop over pieces.
+Not here: where pieces come from and go to.
+
+A piece of 150 tokens is three chunks of 64: from 0, from 64 and from 86 on. One copy moves 64
+tokens and needs two positions, where token by token it would be 64 copies and 128 positions.
+A piece of less than 64 is copied token by token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.records import IntArray, OffsetArray
+
+BLOCK_BYTES = 256 * 1024
+"""Gathered ids wait here for their cast: small enough for a core's own cache."""
+
+LONG_ROW_BYTES = 16 * 1024
+"""From here on the second copy costs more than a Python step per row."""
+
+WindowView = npt.NDArray[np.void]
+
+
+def view_windows(tokens: IntArray, length: int) -> WindowView:
+    """Every window of `length` tokens as one item. Shares the memory of `tokens`."""
+    shape = (max(0, len(tokens) - length + 1),)
+    width = tokens.itemsize
+    return np.ndarray(shape, f"V{length * width}", buffer=tokens, strides=(width,))
+
+
+def is_long(tokens: IntArray, length: int) -> bool:
+    return length * tokens.itemsize >= LONG_ROW_BYTES
+
+
+def copy_long(tokens: IntArray, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
+    """`out[i] = tokens[starts[i] : starts[i] + out.shape[1]]`, cast: for few long rows."""
+    length = out.shape[1]
+    for row, start in enumerate(starts.tolist()):
+        out[row] = tokens[start : start + length]
+
+
+def copy_viewed(
+    tokens: IntArray, windows: WindowView, starts: OffsetArray, out: npt.NDArray[Any]
+) -> None:
+    """The same for many short rows; `windows` is `view_windows(tokens, out.shape[1])`."""
+    step = BLOCK_BYTES // windows.itemsize
+    if len(starts) > step:
+        for row in range(0, len(starts), step):
+            copy_viewed(tokens, windows, starts[row : row + step], out[row : row + step])
+        return
+    tokens[starts]  # the values are not needed, see above
+    out[...] = windows[starts].view(tokens.dtype).reshape(out.shape)
+
+
+CHUNK = 64
+
+
+class Chunks(NamedTuple):
+    """Parts of pieces, all of one size."""
+
+    size: int
+    piece: OffsetArray  # (n,) which piece
+    offset: OffsetArray  # (n,) where in it
+
+    def at(self, starts: OffsetArray) -> OffsetArray:
+        """Where these chunks begin, when pieces begin at `starts`."""
+        return starts[self.piece] + self.offset
+
+
+def cut_chunks(lengths: OffsetArray) -> list[Chunks]:
+    """All pieces as chunks, of at most two sizes."""
+    long = lengths >= CHUNK
+    found = []
+    for size, chosen in ((CHUNK, np.flatnonzero(long)), (1, np.flatnonzero(~long))):
+        if len(chosen):
+            own = lengths[chosen]
+            counts = -(-own // size)
+            behind = np.cumsum(counts)
+            offset = np.arange(behind[-1])
+            offset -= np.repeat(behind - counts, counts)
+            offset *= size
+            np.minimum(offset, np.repeat(own - size, counts), out=offset)
+            found.append(Chunks(size, np.repeat(chosen, counts), offset))
+    return found
+
+
+def take(values: npt.NDArray[Any], starts: OffsetArray, size: int) -> npt.NDArray[Any]:
+    """(n, size): the values from each start on. Starts were checked."""
+    if size == 1:
+        return values[starts, None]
+    return view_windows(values, size)[starts].view(values.dtype).reshape(-1, size)
+
+
+def put(chunks: npt.NDArray[Any], out: IntArray | npt.NDArray[Any], starts: OffsetArray) -> None:
+    """`out[starts[i] : starts[i] + size]` becomes `chunks[i]`, for all of them."""
+    size = chunks.shape[1]
+    if size == 1:
+        out[starts] = chunks[:, 0]
+        return
+    windows = view_windows(out, size)
+    windows[starts] = np.ascontiguousarray(chunks).view(windows.dtype)[:, 0]

@@ -1,0 +1,136 @@
+"""Conversations of a store, many at a time.
+
+In: a store and a split; then example numbers.  Out: `ChatExamples` in that order.
+Promise: ids, mask, turns and roles are those that were written, whole; one gather for all tokens of
+a call; bits of the mask are read only where they are asked for; a copy that was pickled or forked
+opens its files anew and refuses a store that was built again.
+Not here: rows of one length (loading), order and epochs (sampling).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.errors import DamagedStoreError
+from shardmill.records import ROLES, BoolArray, ChatExamples, OffsetArray, Ragged
+from shardmill.store.readers.pread import held_by
+from shardmill.store.readers.token_space import (
+    MAX_MAPS,
+    ReaderName,
+    as_positions,
+    first_outside,
+    open_tokens,
+)
+
+if TYPE_CHECKING:
+    from shardmill.store import Store
+
+
+class ChatSpace:
+    """Every conversation of a split: a read-only sequence without a state."""
+
+    def __init__(
+        self, store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
+    ) -> None:
+        """`max_maps`, `reader`: as in `TokenSpace`."""
+        self.store, self.split = store, split
+        self._options = (max_maps, reader)
+        self._tokens = open_tokens(store, split, max_maps=max_maps, reader=reader)
+        self.reader = self._tokens.reader
+        self._starts = held_by(self.reader, store.document_starts(split))
+        chat = store.chat_arrays(split)
+        self._mask_bits = held_by(self.reader, chat.mask_bits)
+        self._turn_starts = held_by(self.reader, chat.turn_starts)
+        self._turn_roles = held_by(self.reader, chat.turn_roles)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def examples(self, indices: npt.ArrayLike) -> ChatExamples:
+        """The conversations of these numbers, in this order, repeats allowed."""
+        starts, stops = self._spans(indices)
+        positions, offsets = spread(starts, stops)
+        turns, turn_offsets = spread(*self._turns(starts, stops))
+        moved = np.repeat(offsets[:-1] - starts, np.diff(turn_offsets))
+        roles = self._turn_roles[turns]
+        if len(roles) and roles.max() >= len(ROLES):
+            raise self._damaged(f"a turn has the role {roles.max()}")
+        return ChatExamples(
+            ids=Ragged(self._tokens.gather(positions, 1)[:, 0], offsets),
+            mask=self._bits(positions),
+            turn_starts=self._turn_starts[turns] + moved,
+            turn_roles=roles,
+        )
+
+    def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
+        """Where these conversations start and stop in the token space of the split."""
+        return self._spans(indices)
+
+    def lengths(self) -> OffsetArray:
+        """Tokens of every conversation of the split: 8 bytes each."""
+        return np.diff(self._starts, append=self._tokens.num_tokens)
+
+    def close(self) -> None:
+        """Let go of the token files; may be called again."""
+        self._tokens.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"ChatSpace({str(self.store.folder)!r}, {self.split!r}, examples={len(self):,}, "
+            f"{self.reader})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.store, self.split, *self._options)
+
+    def _spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
+        """Where these conversations start and stop in the token space."""
+        array = as_positions(indices)
+        wrong = first_outside(array, len(self) - 1)
+        if wrong is not None:
+            raise IndexError(f"example {array[wrong]:,} of {len(self):,}")
+        starts = self._starts[array]
+        stops = np.full(len(array), self._tokens.num_tokens, np.int64)
+        inner = array < len(self) - 1
+        stops[inner] = self._starts[array[inner] + 1]
+        sound = (starts >= 0) & (stops > starts) & (stops <= self._tokens.num_tokens)
+        if not sound.all():
+            number = int(array[np.flatnonzero(~sound)[0]])
+            raise self._damaged(f"the index gives example {number:,} an impossible place")
+        return starts, stops
+
+    def _turns(self, starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
+        """Which turns lie in these spans."""
+        first, last = np.searchsorted(self._turn_starts, np.stack((starts, stops)))
+        if (last <= first).any():
+            raise self._damaged("an example has no turn")
+        return first, last
+
+    def _bits(self, positions: OffsetArray) -> BoolArray:
+        packed = self._mask_bits[positions >> 3]
+        trained: BoolArray = ((packed >> (positions & 7).astype(np.uint8)) & 1).view(np.bool_)
+        return trained
+
+    def _damaged(self, what: str) -> DamagedStoreError:
+        return DamagedStoreError(
+            f"{self.store.folder}, split {self.split!r}: {what}; check it with `shardmill verify`, "
+            "then copy or build it again"
+        )
+
+
+def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
+    """All numbers of all spans behind one another, and where each span begins among them.
+
+    starts [5 0], stops [7 3] -> [5 6 0 1 2], [0 2 5]
+    """
+    lengths = stops - starts
+    offsets = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets
+
+
+def _reopen(store: Store, split: str, max_maps: int, reader: ReaderName) -> ChatSpace:
+    return ChatSpace(store, split, max_maps=max_maps, reader=reader)

@@ -1,0 +1,213 @@
+"""Rows of a pack plan, many at a time.
+
+In: a chat store and a plan of it; then row numbers.  Out: `PackedRows` in that order.
+Promise: row `i` holds exactly the pieces that the plan puts there, at the places it gives them, and
+padding; a label of a piece that its example trains is trained, no other; work grows with the rows
+asked for, memory beside them with 8 bytes a row of the plan. A plan of another store is refused; a
+copy that was pickled opens its files anew and refuses a plan or a store made again.
+Not here: making plans (build), order and epochs (sampling), inputs and labels (loading).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.errors import DamagedStoreError
+from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
+from shardmill.store import PlanArrays, Store, StoredPlan, check_plan, open_store, read_plan
+from shardmill.store.plans import NAMES
+from shardmill.store.readers.copying import Chunks, cut_chunks, put, take
+from shardmill.store.readers.examples import spread
+from shardmill.store.readers.pread import held_by
+from shardmill.store.readers.token_space import ReaderName, as_positions, first_outside, open_tokens
+
+_ASK = 2048  # tokens of a piece that are asked of the kernel at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPieces:
+    """What some rows consist of, row after row."""
+
+    offsets: OffsetArray  # (n + 1,) row `i` has the pieces offsets[i]..offsets[i + 1]
+    examples: OffsetArray  # (k,) which example each is of
+    starts: OffsetArray  # (k,) its first token, in the token space of the split
+    lengths: OffsetArray  # (k,) its tokens
+    places: OffsetArray  # (k,) where in its row it begins
+    used: OffsetArray  # (n,) tokens of each row up to the padding behind its last piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedRows:
+    """Some rows, not shifted."""
+
+    ids: IntArray  # (n, row_len) of the store's dtype; `pad_id` where no piece is
+    trained: BoolArray  # (n, row_len) True where this very token is a label that counts:
+    # never the first token of a piece, which nothing in its row predicts, and never padding
+    starts: Ragged  # where pieces begin in each row: from 0, rising
+    used: OffsetArray  # (n,) tokens of each row up to the padding behind its last piece
+    # With align_to a piece owns the places up to its next multiple, the last piece too.
+
+
+class PackSpace:
+    """Every row of a plan: a read-only sequence without a state. Threads may share it."""
+
+    def __init__(
+        self, store: Store, plan: StoredPlan, *, pad_id: int = 0, reader: ReaderName = "auto"
+    ) -> None:
+        """`pad_id` must be an id of the store's dtype. `reader`: as in `TokenSpace`."""
+        check_plan(plan, store)
+        self.store, self.plan, self.split = store, plan, plan.facts.split
+        self.row_len, self.pad_id = plan.facts.row_len, pad_id
+        self._offsets = np.zeros(len(plan.arrays.counts) + 1, np.int64)
+        np.cumsum(plan.arrays.counts, out=self._offsets[1:])
+        self._tokens = open_tokens(store, self.split, reader=reader)
+        self._reader, self.reader = reader, self._tokens.reader  # as asked for, as chosen
+        self._mask_bits = held_by(self.reader, store.chat_arrays(self.split).mask_bits)
+        self._documents = held_by(self.reader, store.document_starts(self.split))
+        self._arrays = PlanArrays(
+            **{name: held_by(self.reader, getattr(plan.arrays, name)) for name in NAMES}
+        )
+        self.dtype = self._tokens.dtype
+
+    def __len__(self) -> int:
+        return len(self.plan.arrays.counts)
+
+    def rows(self, indices: npt.ArrayLike) -> PackedRows:
+        """The rows of these numbers, in this order, repeats allowed."""
+        pieces = self.pieces(indices)
+        num_rows = len(pieces.used)
+        ids = np.full((num_rows, self.row_len), self.pad_id, self.dtype)
+        trained = np.zeros((num_rows, self.row_len), np.bool_)
+        row = np.repeat(np.arange(num_rows), np.diff(pieces.offsets))
+        targets = row * self.row_len + pieces.places
+        chunks = cut_chunks(pieces.lengths)
+        for part in chunks:
+            found = self._tokens.gather_unchecked(part.at(pieces.starts), part.size)
+            put(found, ids.reshape(-1), part.at(targets))
+        self._put_mask(chunks, pieces, targets, trained.reshape(-1))
+        return PackedRows(
+            ids=ids,
+            trained=trained,
+            starts=Ragged(pieces.places, pieces.offsets),
+            used=pieces.used,
+        )
+
+    def pieces(self, indices: npt.ArrayLike) -> RowPieces:
+        """What these rows consist of. Reads the plan and the index, no token."""
+        rows = as_positions(indices)
+        wrong = first_outside(rows, len(self) - 1)
+        if wrong is not None:
+            raise IndexError(f"row {rows[wrong]:,} of {len(self):,}")
+        numbers, offsets = spread(self._offsets[rows], self._offsets[rows + 1])
+        examples = self._arrays.examples[numbers].astype(np.int64)
+        starts, lengths = self._spans(numbers, examples)
+        step = self.plan.facts.options.align_to
+        sizes = lengths if step == 1 else -(-lengths // step) * step
+        ends = np.cumsum(sizes)
+        before = ends - sizes
+        places = before - np.repeat(before[offsets[:-1]], np.diff(offsets))
+        last = offsets[1:] - 1
+        used = places[last] + sizes[last]
+        room = self.plan.facts.options.capacity
+        if len(used) and used.max() > room:
+            row = int(rows[used.argmax()])
+            raise self._damaged(f"row {row:,} has {used.max():,} tokens and room for {room:,}")
+        return RowPieces(
+            offsets=offsets,
+            examples=examples,
+            starts=starts,
+            lengths=lengths,
+            places=places,
+            used=used,
+        )
+
+    def prefetch(self, indices: npt.ArrayLike) -> None:
+        """Ask the kernel to read the tokens of these rows ahead; returns at once."""
+        pieces = self.pieces(indices)
+        counts = -(-pieces.lengths // _ASK)
+        first = np.cumsum(counts) - counts
+        step = (np.arange(counts.sum()) - np.repeat(first, counts)) * _ASK
+        length = max(1, min(_ASK, self._tokens.num_tokens))
+        starts = np.repeat(pieces.starts, counts) + step
+        self._tokens.prefetch(np.minimum(starts, self._tokens.num_tokens - length), length)
+
+    def close(self) -> None:
+        """Let go of the token files; may be called again."""
+        self._tokens.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"PackSpace({str(self.plan.path)!r}, rows={len(self):,}, row_len={self.row_len:,}, "
+            f"{self.reader})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        path, wanted = self.plan.path, self.plan.fingerprint
+        return _reopen, (self.store, path, wanted, self.pad_id, self._reader)
+
+    def _spans(
+        self, numbers: OffsetArray, examples: OffsetArray
+    ) -> tuple[OffsetArray, OffsetArray]:
+        """Where these pieces begin in the token space, and how long they are."""
+        arrays, num_tokens = self._arrays, self._tokens.num_tokens
+        starts = self._documents[examples]
+        stops = np.full(len(examples), num_tokens, np.int64)
+        inner = examples < len(self._documents) - 1
+        stops[inner] = self._documents[examples[inner] + 1]
+        sound = (starts >= 0) & (starts <= stops) & (stops <= num_tokens)
+        cuts = arrays.cut_pieces
+        if len(cuts):
+            # of the dtype of the cuts, or all of them would be cast at every call
+            cut = cuts.searchsorted(np.minimum(numbers, int(cuts[-1])).astype(cuts.dtype))
+            chosen = np.flatnonzero(cuts[cut] == numbers)
+            begins = starts[chosen]
+            starts[chosen] = begins + arrays.cut_starts[cut[chosen]].astype(np.int64)
+            wanted = begins + arrays.cut_stops[cut[chosen]].astype(np.int64)
+            sound[chosen] &= (wanted <= stops[chosen]) & (starts[chosen] >= begins)
+            stops[chosen] = wanted
+        lengths = stops - starts
+        sound &= lengths > 0
+        if not sound.all():
+            example = int(examples[np.flatnonzero(~sound)[0]])
+            raise self._damaged(f"a piece of example {example:,} lies at an impossible place")
+        return starts, lengths
+
+    def _put_mask(
+        self, chunks: list[Chunks], pieces: RowPieces, targets: OffsetArray, out: BoolArray
+    ) -> None:
+        """Whole bytes that hold bits of a piece are unpacked; the bits in front of it are few."""
+        first_byte = pieces.starts >> 3
+        places, offsets = spread(first_byte, (pieces.starts + pieces.lengths + 7) >> 3)
+        bits = np.unpackbits(self._mask_bits[places], bitorder="little").view(np.bool_)
+        begins = 8 * offsets[:-1] + (pieces.starts & 7)
+        for part in chunks:
+            put(take(bits, part.at(begins), part.size), out, part.at(targets))
+        out[targets] = False  # the first token of a piece
+
+    def _damaged(self, what: str) -> DamagedStoreError:
+        return DamagedStoreError(
+            f"{self.plan.path}: {what}; check the store with `shardmill verify`, then pack it again"
+        )
+
+
+def _reopen(
+    store: Store, path: Path, fingerprint: str, pad_id: int, reader: ReaderName
+) -> PackSpace:
+    plan = read_plan(path)
+    if plan.fingerprint != fingerprint:
+        raise DamagedStoreError(
+            f"{path}: another plan than when this one was pickled (sha256 {plan.fingerprint[:12]}, "
+            f"wanted {fingerprint[:12]}); it was packed again meanwhile: open it again"
+        )
+    return PackSpace(store, plan, pad_id=pad_id, reader=reader)
+
+
+def open_pack(path: str | Path, *, pad_id: int = 0, reader: ReaderName = "auto") -> PackSpace:
+    """The rows of the plan at `path`, which lies in the folder `packs` of its store."""
+    plan = read_plan(Path(path))
+    return PackSpace(open_store(plan.path.parent.parent), plan, pad_id=pad_id, reader=reader)

@@ -1,0 +1,313 @@
+"""Read shards with `preadv`: the reader that maps nothing.
+
+In: `ShardFiles`; then starts.  Out: filled rows.
+Promise: the same rows as the mapped readers. A file that is cut after it was opened, or a disk that
+fails, is an error that names the file; with a map it is a SIGBUS, which ends the process. Few files
+are open at a time, however many shards and spaces there are. Threads may share it.
+Not here: arguments (space).
+
+Windows are sorted; those that touch or overlap are one read. A read goes into the caller's rows
+when they have the dtype of the file, otherwise into one block that is then cast as a whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.errors import DamagedStoreError, StoreError
+from shardmill.records import IntArray, OffsetArray
+from shardmill.store.readers.copying import BLOCK_BYTES, take
+from shardmill.store.readers.files import DTYPES, ShardFiles, part_of, pieces, running_edges
+
+try:
+    import resource
+except ImportError:  # Windows, which has no preadv either
+    resource = None  # type: ignore[assignment]
+
+SUPPORTED = hasattr(os, "preadv")
+
+_MOST_OPEN = 512
+"""Descriptors of all readers of a process together; a quarter of its limit when that is less."""
+
+_NETWORK = {
+    *("lustre", "wekafs", "gpfs", "beegfs", "ceph", "afs", "orangefs", "pvfs2", "panfs"),
+    *("nfs", "nfs4", "cifs", "smb3", "fuse", "fuseblk"),
+}
+"""File systems on which files are not mapped. Lustre and WekaFS refuse maps after some hundred of
+them. On all of these a server, a network or a daemon that fails under a mapped page is a SIGBUS."""
+
+_MOST_COPIED = 64 * 2**20
+"""Bytes of an index or mask: 8 million documents, or the mask of 500 million tokens."""
+
+Values = TypeVar("Values", bound=npt.NDArray[Any])
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+class _Descriptor:
+    """An open file, closed when the last thread that reads from it lets go."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, close: Any = os.close) -> None:  # bound: modules go first at the end
+        close(self.number)
+
+
+class PreadReader:
+    """Reads with `preadv`. Opens a shard when it is first read, and checks it then."""
+
+    def __init__(self, files: ShardFiles, *, max_open: int) -> None:
+        self._files, self._max_open = files, max_open
+        self._edges = running_edges(files.counts)
+        # of tokens of shard k: byte in the file = position * width + shifts[k]
+        self._shifts = files.offsets - self._edges[:-1] * files.widths
+        widths = np.unique(files.widths)
+        self._width = int(widths[0]) if len(widths) == 1 else 0  # 0: not all of one dtype
+        self._held: dict[int, _Descriptor] = {}
+        with _lock:
+            _readers.add(self)
+
+    def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
+        """`out[i]` becomes the `out.shape[1]` tokens from `starts[i]` on. Starts were checked."""
+        num_rows, length = out.shape
+        if not num_rows or not length:
+            return
+        if not self._width:
+            for row, start in enumerate(starts.tolist()):
+                self._fill_pieces(start, out[row])
+            return
+        most = BLOCK_BYTES // self._width
+        if length > most:
+            for column in range(0, length, most):
+                self.fill(starts + column, out[:, column : column + most])
+            return
+        step = most // length
+        for first in range(0, num_rows, step):
+            self._fill_block(starts[first : first + step], out[first : first + step])
+
+    def prefetch(self, starts: OffsetArray, length: int) -> None:
+        """Ask the kernel to read these windows ahead; where it cannot be asked, do nothing."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for start in np.sort(starts).tolist():
+            for shard, begin, end in pieces(self._edges, start, start + length):
+                width = int(self._files.widths[shard])
+                at = begin * width + int(self._shifts[shard])
+                number = self._opened(shard).number
+                os.posix_fadvise(number, at, (end - begin) * width, os.POSIX_FADV_WILLNEED)
+
+    def _fill_block(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
+        num_rows, length = out.shape
+        order = starts.argsort(kind="stable")
+        rising = starts[order]
+        # starts [0 1 9], length 2: a new run begins at the third; runs 0..3 and 9..11
+        apart = rising[1:] > rising[:-1] + length
+        if apart.all():
+            dtype = DTYPES[self._width]
+            straight = out.dtype == dtype and out.flags.c_contiguous
+            block = out if straight else np.empty(out.shape, dtype)
+            self._read(rising, np.full(num_rows, length), order * length, block.reshape(-1))
+            if not straight:
+                out[...] = block
+            return
+        heads = np.append(0, np.flatnonzero(apart) + 1)
+        tails = np.append(heads[1:], num_rows) - 1
+        begins = rising[heads]
+        lengths = rising[tails] + length - begins
+        edges = running_edges(lengths)
+        tokens = np.empty(edges[-1], DTYPES[self._width])
+        self._read(begins, lengths, edges[:-1], tokens)
+        inside = rising + np.repeat(edges[:-1] - begins, tails - heads + 1)
+        out[order] = take(tokens, inside, length)
+
+    def _fill_pieces(self, start: int, row: npt.NDArray[Any]) -> None:
+        """One window over shards of any dtype."""
+        for shard, begin, end in pieces(self._edges, start, start + len(row)):
+            dtype = DTYPES[int(self._files.widths[shard])]
+            step = BLOCK_BYTES // dtype.itemsize
+            for first in range(begin, end, step):
+                tokens = np.empty(min(step, end - first), dtype)
+                at = first * dtype.itemsize + int(self._shifts[shard])
+                self._read_bytes(shard, at, tokens.data.cast("B"))
+                row[first - start : first - start + len(tokens)] = tokens
+
+    def _read(
+        self, starts: OffsetArray, lengths: OffsetArray, places: OffsetArray, out: IntArray
+    ) -> None:
+        """`lengths[i]` tokens from `starts[i]` on go to `out[places[i]]` and behind it. All shards
+        have one dtype, that of `out`."""
+        shards = part_of(self._edges, starts)
+        crossing = starts + lengths > self._edges[shards + 1]
+        if crossing.any():
+            starts, lengths, places = self._cut(starts, lengths, places, crossing)
+            shards = part_of(self._edges, starts)
+        width = self._width
+        view = out.data.cast("B")
+        offsets = (starts * width + self._shifts[shards]).tolist()
+        begins, ends = (places * width).tolist(), ((places + lengths) * width).tolist()
+        held, number, preadv = -1, -1, os.preadv
+        for shard, at, begin, end in zip(shards.tolist(), offsets, begins, ends, strict=True):
+            if shard != held:
+                descriptor = self._opened(shard)  # kept by name: it stays open while it is read
+                held, number = shard, descriptor.number
+            part = view[begin:end]
+            try:
+                found = preadv(number, (part,), at)
+            except OSError as error:
+                raise self._unreadable(shard, at, error) from error
+            if found != end - begin:
+                self._read_bytes(shard, at + found, part[found:])
+
+    def _cut(
+        self,
+        starts: OffsetArray,
+        lengths: OffsetArray,
+        places: OffsetArray,
+        crossing: npt.NDArray[np.bool_],
+    ) -> tuple[OffsetArray, OffsetArray, OffsetArray]:
+        """The same reads, those over the end of a shard cut there."""
+        cut = []
+        for read in np.flatnonzero(crossing).tolist():
+            start, place = int(starts[read]), int(places[read])
+            stop = start + int(lengths[read])
+            for _, begin, end in pieces(self._edges, start, stop):
+                cut.append((begin, end - begin, place + begin - start))
+        whole = ~crossing
+        table = np.array(cut, np.int64).T
+        kept = np.stack((starts[whole], lengths[whole], places[whole]))
+        found = np.concatenate((kept, table), axis=1)
+        starts, lengths, places = found[:, found[0].argsort(kind="stable")]
+        return starts, lengths, places
+
+    def _read_bytes(self, shard: int, at: int, part: memoryview) -> None:
+        """Fill `part` from byte `at` of a shard on, in as many reads as it takes."""
+        descriptor = self._opened(shard)
+        while len(part):
+            try:
+                found = os.preadv(descriptor.number, (part,), at)
+            except OSError as error:
+                raise self._unreadable(shard, at, error) from error
+            if not found:
+                raise self._cut_short(shard, descriptor)
+            part, at = part[found:], at + found
+
+    def _opened(self, shard: int) -> _Descriptor:
+        descriptor = self._held.get(shard)
+        if descriptor is None:
+            if len(self._held) >= self._max_open:
+                self._held.clear()
+            _make_room()
+            try:
+                number = self._files.open(shard)
+            except StoreError as error:
+                cause = error.__cause__
+                if not isinstance(cause, OSError) or cause.errno not in (
+                    errno.EMFILE,
+                    errno.ENFILE,
+                ):
+                    raise
+                _close_all()
+                number = self._files.open(shard)
+            descriptor = self._held[shard] = _Descriptor(number)
+        return descriptor
+
+    def _cut_short(self, shard: int, descriptor: _Descriptor) -> DamagedStoreError:
+        return DamagedStoreError(
+            f"{self._files.paths[shard]}: found {os.fstat(descriptor.number).st_size:,} bytes, "
+            f"wanted {self._files.file_bytes(shard):,}: it was cut after it was opened; check the "
+            f"store with `shardmill verify`, then copy or build it again"
+        )
+
+    def _unreadable(self, shard: int, at: int, error: OSError) -> StoreError:
+        return StoreError(
+            f"{self._files.paths[shard]}: cannot be read at byte {at:,}: {error.strerror}; check "
+            f"the disk or the network it is on, then resume from the last state"
+        )
+
+
+_readers: weakref.WeakSet[PreadReader] = weakref.WeakSet()
+_lock = threading.Lock()  # for the set of readers
+
+
+def _new_lock() -> None:
+    """A child may be forked while another thread holds the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
+
+
+def _make_room() -> None:
+    """Close all descriptors when there are as many as there may be: they are opened again as they
+    are needed, which costs each some microseconds."""
+    limit = _MOST_OPEN
+    if resource is not None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = limit if soft == resource.RLIM_INFINITY else min(limit, max(8, soft // 4))
+    with _lock:
+        held = sum(len(reader._held) for reader in _readers)
+    if held >= limit:
+        _close_all()
+
+
+def _close_all() -> None:
+    """Let go of the descriptors of all readers; one that a thread reads from closes after that."""
+    with _lock:
+        readers = list(_readers)
+    for reader in readers:
+        reader._held.clear()
+
+
+def held_by(reader: str, array: Values) -> Values:
+    """A mapped index, mask or plan as it is read with `reader`: with "pread" copied into memory,
+    so that nothing can cut it, unless it is larger than 64 MiB; such a one stays mapped."""
+    return array.copy() if reader == "pread" and array.nbytes <= _MOST_COPIED else array
+
+
+def reader_for(paths: Iterable[str], mounts: str | None = None) -> Literal["mapped", "pread"]:
+    """How to read these files: "pread" if any is on a network file system, else "mapped"."""
+    if not SUPPORTED:
+        return "mapped"
+    text = read_mounts() if mounts is None else mounts
+    folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - 100,000 plain strings
+    kinds = [file_system_of(os.path.realpath(folder), text) or "" for folder in folders]
+    network = any(kind in _NETWORK or kind.startswith("fuse.") for kind in kinds)
+    return "pread" if network else "mapped"
+
+
+def read_mounts() -> str:
+    """What is mounted where, as Linux tells it; empty elsewhere."""
+    try:
+        return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def file_system_of(path: str, mounts: str) -> str | None:
+    """The type of the file system that an absolute path lies on; None: nobody says."""
+    longest, kind = -1, None
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        inside = point == "/" or path == point or path.startswith(f"{point}/")
+        if inside and len(point) >= longest:  # of two mounts at one place the later one is seen
+            longest, kind = len(point), after.split()[0]
+    return kind

@@ -1,0 +1,355 @@
+"""Many token files as one run of tokens.
+
+In: `TokenFile` records, in order, of either dtype; or a store and a split.  Out: copies of ids.
+Promise: `gather` equals slicing the concatenation of all files; the result never depends on
+`max_maps`, the reader or the process; copies pickle by path, survive fork and spawn, and open
+their files again where they arrive.
+Not here: epochs, shuffling, documents, the shift between inputs and targets.
+
+A token space cut into windows for training.
+
+In: a `TokenSpace` and `seq_len`.  Out: windows of `seq_len + 1` tokens, many at a time.
+Promise: window `i` begins at token `i * seq_len`, so neighbours share one token and every
+transition from a token to the next is in exactly one window. Tokens that do not fill a last window
+are in none: fewer than `seq_len + 1` at the end, or all of a short space.
+Not here: order, documents, the shift into inputs and targets.
+
+Whether a path means a split of a store.
+
+In: a path, perhaps the name of a split.  Out: the store and the split, or None: no store there.
+Promise: `store` and `store/train` both work; a choice that is open is refused with the names.
+Not here: folders without a manifest (foreign).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.arguments import check_memory, nearest, whole_number
+from shardmill.errors import OptionError, StoreError
+from shardmill.protocols import Closing
+from shardmill.records import IntArray, OffsetArray, TokenFile
+from shardmill.store import Store, open_store
+from shardmill.store.manifest import refuse_remote
+from shardmill.store.readers import mapped as memory
+from shardmill.store.readers import pread
+from shardmill.store.readers.dtypes import META_JSON
+from shardmill.store.readers.files import ShardFiles
+from shardmill.store.readers.mapped import GroupedReader, RangedReader
+
+if TYPE_CHECKING:
+    from shardmill.store import Store
+
+
+logger = logging.getLogger(__name__)
+
+MAX_MAPS = 4096
+"""Shards mapped at a time, unless told otherwise."""
+
+_LARGE = 2**28
+"""Tokens of a gather from which on it is asked whether they fit into memory."""
+
+MOST_MAPS = 16_384
+"""The kernel allows a process 65,530 maps; a shard takes up to two; others need some too."""
+
+ReaderName: TypeAlias = Literal["auto", "mapped", "pread", "ranged", "grouped"]
+"""How shards are read. Tokens are the same with every reader.
+
+"mapped" maps files: the quickest, but a file that is cut while it is mapped ends the process
+(SIGBUS). "pread" reads with system calls: a file that is cut is an error. "auto" is "pread" on
+network file systems and "mapped" elsewhere. "ranged" (one address range, 64-bit Linux) and
+"grouped" (one map after another, everywhere) are the two ways to map."""
+
+
+READERS: tuple[ReaderName, ...] = get_args(ReaderName)
+
+
+class Reader(Protocol):
+    """What a space asks of the code that maps and copies."""
+
+    def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None: ...
+
+    def prefetch(self, starts: OffsetArray, length: int) -> None: ...
+
+
+class TokenSpace(Closing):
+    """Tokens 0..num_tokens of all files, one file after another. Threads may share it.
+
+    `max_maps`: the most shards that are mapped, or open, at a time. `reader`: see `ReaderName`;
+    the attribute of that name says what was chosen, "mapped" or "pread".
+    """
+
+    reader: Literal["mapped", "pread"]
+
+    def __init__(
+        self,
+        files: Sequence[TokenFile] | ShardFiles,
+        *,
+        max_maps: int = MAX_MAPS,
+        reader: ReaderName = "auto",
+    ) -> None:
+        if not 1 <= whole_number(max_maps, "max_maps", least=None) <= MOST_MAPS:
+            raise OptionError(
+                f"max_maps={max_maps:,}: wanted 1 to {MOST_MAPS:,}; the kernel allows a process "
+                f"65,530 maps, and a shard takes up to two"
+            )
+        if reader not in READERS:
+            choices = ", ".join(map(repr, READERS))
+            raise OptionError(f"reader={reader!r}: wanted {choices}")
+        if reader == "pread" and not pread.SUPPORTED:
+            raise OptionError("reader='pread': this system has no preadv; wanted 'mapped'")
+        self._files = files if isinstance(files, ShardFiles) else ShardFiles(files)
+        self._max_maps = max_maps
+        self._choice = reader
+        self._opened: tuple[int, Reader] | None = None  # in which process, and what
+        self._closed = False
+        self.num_tokens = int(self._files.counts.sum())
+        self.dtype: np.dtype[Any] = np.dtype(f"uint{8 * self._files.width}")
+        self._wide_enough = {self.dtype}  # dtypes of `out` that were found to do
+        self.reader = self._chosen()
+
+    def gather(
+        self, starts: npt.ArrayLike, length: int, out: npt.NDArray[Any] | None = None
+    ) -> IntArray:
+        """Row `i` holds the `length` tokens from `starts[i]` on: (n, length).
+
+        `out` is filled and returned when given: that shape, any integer dtype that holds every
+        value of `dtype` (int32 and int64 hold uint16). Without it a new array of `dtype`.
+        """
+        return self.gather_unchecked(self._checked(starts, length), length, out)
+
+    def read(self, start: int, stop: int) -> IntArray:
+        """A copy of the tokens `start..stop`, of `dtype`."""
+        start = whole_number(start, "start", least=None)
+        stop = whole_number(stop, "stop", least=None)
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(f"tokens {start:,}..{stop:,} of {self.num_tokens:,}")
+        out = np.empty((1, stop - start), self.dtype)
+        if start < stop:
+            self._reader().fill(np.array([start], np.int64), out)
+        tokens: IntArray = out[0]
+        return tokens
+
+    def prefetch(self, starts: npt.ArrayLike, length: int) -> None:
+        """Tell the kernel that these windows will be gathered soon; returns at once.
+
+        Worth its microseconds (a system call a window) only for data that is not in memory.
+        """
+        self._reader().prefetch(self._checked(starts, length), length)
+
+    def close(self) -> None:
+        """Let go of all maps; may be called again. A gather under way in a thread ends well."""
+        self._closed = True
+        self._opened = None
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return (
+            f"TokenSpace({self.num_tokens:,} {self.dtype} tokens in {len(self._files):,} "
+            f"shards, {self.reader}{closed})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.reader = self._chosen()  # this machine may have them on another file system
+
+    def gather_unchecked(
+        self, starts: OffsetArray, length: int, out: npt.NDArray[Any] | None = None
+    ) -> IntArray:
+        """`gather` for callers that looked at `starts` themselves: int64, all windows inside.
+
+        A window outside would read memory that is not there, and that ends the process.
+        """
+        shape = (len(starts), length)
+        if out is None:
+            if shape[0] * length > _LARGE:
+                what = f"{shape[0]:,} windows of {length:,} tokens"
+                check_memory(shape[0] * length * self.dtype.itemsize, what, "ask for fewer")
+            out = np.empty(shape, self.dtype)
+        elif type(out) is not np.ndarray or out.dtype not in self._wide_enough:
+            self._check_out(out)
+        if out.shape != shape:
+            raise OptionError(f"out has shape {out.shape}, wanted {shape}")
+        if not out.flags.writeable:
+            raise OptionError("out is read-only; pass an array that can be filled")
+        self._reader().fill(starts, out)
+        return out
+
+    def _checked(self, starts: npt.ArrayLike, length: int) -> OffsetArray:
+        length = whole_number(length, "length")
+        array = as_positions(starts)
+        row = first_outside(array, self.num_tokens - length)
+        if row is not None:
+            start = int(array[row])
+            raise IndexError(
+                f"window {row} of {len(array):,}: tokens {start:,}..{start + length:,} of "
+                f"{self.num_tokens:,}"
+            )
+        return array
+
+    def _check_out(self, out: npt.NDArray[Any]) -> None:
+        if not isinstance(out, np.ndarray):
+            raise OptionError(f"out is a {type(out).__name__}, wanted a numpy array")
+        if out.dtype.kind not in "iu" or not np.can_cast(self.dtype, out.dtype, "safe"):
+            raise OptionError(
+                f"out has dtype {out.dtype}, which does not hold every {self.dtype} token; "
+                f"wanted {self.dtype} or a wider integer, such as int64"
+            )
+        self._wide_enough.add(out.dtype)
+
+    def _reader(self) -> Reader:
+        """The reader of this process. What a forked child inherits may be half-way through a
+        change another thread was making, so a child opens its own."""
+        opened, process = self._opened, os.getpid()
+        if opened is None or opened[0] != process:
+            if self._closed:
+                raise StoreError(f"{self!r} is closed; open the tokens again")
+            opened = self._opened = (process, self._open_reader())
+        return opened[1]
+
+    def _chosen(self) -> Literal["mapped", "pread"]:
+        if self._choice == "auto":
+            return pread.reader_for(self._files.paths)
+        return "pread" if self._choice == "pread" else "mapped"
+
+    def _open_reader(self) -> Reader:
+        if self.reader == "pread":
+            return pread.PreadReader(self._files, max_open=self._max_maps)
+        if self._choice == "grouped" or (self._choice != "ranged" and not memory.SUPPORTED):
+            return GroupedReader(self._files, max_maps=self._max_maps)
+        try:
+            return RangedReader(self._files, max_maps=self._max_maps)
+        except OSError as error:
+            if self._choice == "ranged":
+                raise
+            logger.warning("%r: no address range (%s); reading shard by shard", self, error)
+            return GroupedReader(self._files, max_maps=self._max_maps)
+
+
+def open_tokens(
+    store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
+) -> TokenSpace:
+    """All tokens of a split. Pickles as the store's path and fingerprint. `reader`: how shards are
+    read, see `ReaderName`."""
+    return TokenSpace(ShardFiles.of_store(store, split), max_maps=max_maps, reader=reader)
+
+
+def as_positions(positions: npt.ArrayLike) -> OffsetArray:
+    """One row of positions, as int64; nothing but integers."""
+    array = np.asarray(positions)
+    if array.dtype == np.int64 and array.ndim == 1:
+        return array
+    if array.ndim != 1:
+        raise OptionError(f"positions have shape {array.shape}, wanted one dimension")
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise OptionError(f"positions have dtype {array.dtype}, wanted integers")
+    if array.dtype.kind == "u" and array.itemsize == 8:
+        # past int64 it would come back negative; clipped, it is out of bounds as it should be
+        array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
+    return array.astype(np.int64)
+
+
+def first_outside(positions: OffsetArray, last: int) -> int | None:
+    """Which position is the first one not in 0..last, both included; None if all are."""
+    # argmin and argmax: a third of the price of min and max on a batch of starts
+    if not len(positions) or (
+        positions[positions.argmin()] >= 0 and positions[positions.argmax()] <= last
+    ):
+        return None
+    return int(np.flatnonzero((positions < 0) | (positions > last))[0])
+
+
+class Windows:
+    """Every whole window of a space: a read-only sequence without a state."""
+
+    def __init__(self, space: TokenSpace, *, seq_len: int) -> None:
+        self.space = space
+        self.seq_len = whole_number(seq_len, "seq_len")
+
+    def __len__(self) -> int:
+        return max(0, (self.space.num_tokens - 1) // self.seq_len)
+
+    def gather(self, indices: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> IntArray:
+        """The windows of these numbers, (n, seq_len + 1); `out` as in `TokenSpace.gather`."""
+        return self.space.gather_unchecked(self._starts(indices), self.seq_len + 1, out)
+
+    def gather_unchecked(self, indices: OffsetArray) -> IntArray:
+        """`gather` for callers who know that all are int64 and below `len(self)`."""
+        return self.space.gather_unchecked(indices * self.seq_len, self.seq_len + 1)
+
+    def prefetch(self, indices: npt.ArrayLike) -> None:
+        """Ask the kernel to read these windows ahead; see `TokenSpace.prefetch`."""
+        self.space.prefetch(self._starts(indices), self.seq_len + 1)
+
+    def __repr__(self) -> str:
+        return f"Windows({self.space!r}, seq_len={self.seq_len:,}, windows={len(self):,})"
+
+    def _starts(self, indices: npt.ArrayLike) -> OffsetArray:
+        array = as_positions(indices)
+        row = first_outside(array, len(self) - 1)
+        if row is not None:
+            raise IndexError(f"window {array[row]:,} of {len(self):,}")
+        return array * self.seq_len
+
+
+_FORMAT = re.compile(rb'"format"\s*:\s*"shardmill-store"')
+_MAX_META = 2**30
+
+
+def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] | None:
+    """The split meant by `path`: a store's folder, or that folder and a split's name behind it.
+
+    A store with one split needs no name. A damaged or unfinished store is an error, not None.
+    """
+    refuse_remote(path)
+    folder = Path(path).absolute()
+    if _is_ours(folder):
+        store, named = open_store(folder), split
+    elif _is_ours(folder.parent):
+        store, named = open_store(folder.parent), folder.name
+        if split not in (None, named):
+            raise OptionError(f"{folder} is the split {named!r}, but split={split!r}")
+    else:
+        return None
+    if named is None and len(store.splits) == 1:
+        named = store.splits[0]
+    if named not in store.splits:
+        near = None if named is None else nearest(named, store.splits)
+        meant = near or store.splits[0]
+        raise OptionError(
+            f"{store.folder}: a store with the splits {list(store.splits)}; "
+            + ("say which" if named is None else f"none is {named!r}")
+            + (f"; did you mean {near!r}?" if near else "")
+            + f": split={meant!r}, or open {store.folder / meant}"
+        )
+    return store, named
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether `path` is a store, sound or not, or a split of one: where `find_split` gives one."""
+    folder = Path(path).absolute()
+    return _is_ours(folder) or _is_ours(folder.parent)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether meta.json says that it is a manifest of ours, sound or not."""
+    path = folder / META_JSON
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_META:
+            return False
+        return _FORMAT.search(path.read_bytes()) is not None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise OptionError(f"{path}: cannot be read ({error}); is this a store?") from error

@@ -1,0 +1,105 @@
+"""Bytes as ids: id = byte + `byte_offset`.
+
+In: text.  Out: one id per UTF-8 byte.
+Promise: exact round trip for every text; ids below `byte_offset` are free for specials, and no
+text reaches them.
+Cost: one addition over the Arrow buffer; no loop over documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shardmill.errors import OptionError, TokenizerError
+from shardmill.protocols import Texts
+from shardmill.records import IntArray, OffsetArray, Ragged
+from shardmill.tokenizers.special_tokens import SpecialRuns
+from shardmill.tokenizers.texts import EngineSource, character_spans, fingerprint_of, utf8_buffer
+
+MAX_OFFSET = 2**31 - 257
+
+
+class ByteTokenizer:
+    """256 ids for the bytes, after `byte_offset` ids that text cannot reach.
+
+    `specials` maps a name to its literal string; they take the ids 0, 1, ... in order, so there
+    may be at most `byte_offset` of them.
+    """
+
+    unknown_id: int | None = None
+    engine_source: EngineSource | None = None
+
+    def __init__(self, *, byte_offset: int = 0, specials: Mapping[str, str] | None = None) -> None:
+        if not 0 <= byte_offset <= MAX_OFFSET:
+            raise OptionError(f"byte_offset={byte_offset:,}, wanted 0 to {MAX_OFFSET:,}")
+        strings = dict(specials or {})
+        if len(strings) > byte_offset:
+            raise OptionError(
+                f"{len(strings)} specials need byte_offset >= {len(strings)}, not {byte_offset}: "
+                f"open 'byte:{len(strings)}'"
+            )
+        self.byte_offset = byte_offset
+        self._specials = strings
+        self._special_ids = {name: number for number, name in enumerate(strings)}
+        self._dtype = np.min_scalar_type(self.vocab_size - 1)
+        self._runs = SpecialRuns(
+            {number: strings[name] for name, number in self._special_ids.items()}
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its options."""
+        return _reopened, (type(self), self.byte_offset, self._specials)
+
+    @property
+    def vocab_size(self) -> int:
+        return 256 + self.byte_offset
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of({"kind": "byte", "byte_offset": self.byte_offset})
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_batch([text]).values.tolist()
+        return ids
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        buffer, offsets = utf8_buffer(texts)
+        return Ragged(buffer.astype(self._dtype) + self._dtype.type(self.byte_offset), offsets)
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """Invalid UTF-8 (a window cut inside a character) shows as U+FFFD."""
+        return self._runs.decode(np.asarray(ids, np.int64), self._decode_bytes)
+
+    def spans(self, text: str) -> OffsetArray:
+        """(n, 2) the characters start..stop of each token; a byte has its whole character."""
+        return character_spans(text, np.ones(len(text.encode()), np.int64))
+
+    def special_token_ids(self) -> dict[str, int]:
+        return dict(self._special_ids)
+
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, named or not; None when it is none."""
+        return self._runs.id_of(text)
+
+    def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
+        return True
+
+    def _decode_bytes(self, ids: IntArray) -> str:
+        wrong = (ids < self.byte_offset) | (ids >= self.vocab_size)
+        if wrong.any():
+            raise TokenizerError(
+                f"{self!r}: id {int(ids[wrong][0]):,} is no byte; wanted {self.byte_offset:,} to "
+                f"{self.vocab_size - 1:,}; these tokens come from another tokenizer"
+            )
+        return (ids - self.byte_offset).astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        return f"ByteTokenizer(byte_offset={self.byte_offset}, vocab_size={self.vocab_size})"
+
+
+def _reopened(
+    kind: type[ByteTokenizer], byte_offset: int, specials: dict[str, str]
+) -> ByteTokenizer:
+    return kind(byte_offset=byte_offset, specials=specials)

@@ -1,0 +1,414 @@
+"""Hugging Face tokenizers: tokenizer.json, folder or hub id. The one importer of tokenizers.
+
+In: a path, a folder, a hub id, or the JSON itself.  Out: a Tokenizer.
+Promise: text never becomes a special id, for every model type (see text_only); all other ids are
+the library's own, checked on opening; decoding shows a special as its literal string and drops no
+token.
+Not here: training, fast engines.
+
+A tokenizer.json that can only make text: no string in it leads to a special id.
+
+In: a parsed tokenizer.json and the strings that are special.  Out: a changed copy.
+Promise: every id keeps its number; text without special strings gives the same ids; nothing is
+added before, after, or between the ids of a text.
+How: special added tokens and their vocabulary entries get names no text can hold, merges that would
+build them are left out, and post-processor, truncation and padding go. One such file makes the
+reference and the fast engines, so they agree on what a special is.
+Not here: loading it.
+
+Train byte-level BPE, written as a tokenizer.json.
+
+In: chunks of text.  Out: the bytes of a tokenizer.json.
+Promise: the specials are ids 0, 1, ... and the 256 bytes follow; every text comes back exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.errors import TokenizerError, missing_extra
+from shardmill.protocols import Texts
+from shardmill.records import IntArray, OffsetArray, Ragged
+from shardmill.tokenizers.battery import short_texts
+from shardmill.tokenizers.special_tokens import FileNames, SpecialRuns, find_names, names_beside
+from shardmill.tokenizers.texts import (
+    EngineSource,
+    as_list,
+    character_spans,
+    fingerprint_of,
+    sha256_hex,
+    surrogate_error,
+)
+
+
+def text_only(config: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, Any]:
+    """The copy; `hidden` maps each special string to the name that takes its place."""
+    model = dict(config["model"])
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"this model encodes at random (BPE dropout {model['dropout']}): the same text would "
+            'give other ids each time; set "dropout" to null in its tokenizer.json'
+        )
+    model["vocab"] = _rename_vocab(model.get("vocab"), hidden)
+    if model.get("merges"):
+        model["merges"] = [merge for merge in model["merges"] if not _builds(merge, hidden)]
+    if model.get("unk_token") in hidden:
+        model["unk_token"] = hidden[model["unk_token"]]
+    added = [
+        {**token, "content": hidden[token["content"]], "normalized": False}
+        if token["content"] in hidden
+        else token
+        for token in config.get("added_tokens") or []
+    ]
+    return {
+        **config,
+        "model": model,
+        "added_tokens": added,
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+
+
+def special_strings(config: Mapping[str, Any]) -> dict[str, int]:
+    """Literal string to id of the added tokens that the file itself calls special."""
+    return {
+        token["content"]: token["id"]
+        for token in config.get("added_tokens") or []
+        if token.get("special")
+    }
+
+
+def added_strings(config: Mapping[str, Any]) -> list[str]:
+    """The added tokens that are matched in text."""
+    tokens = config.get("added_tokens") or []
+    return sorted(token["content"] for token in tokens if not token.get("special"))
+
+
+def looks_around(config: Mapping[str, Any]) -> bool:
+    """Whether an added token takes the whitespace beside it, or asks for a word's border."""
+    return any(
+        token.get(flag)
+        for token in config.get("added_tokens") or []
+        if not token.get("special")
+        for flag in ("lstrip", "rstrip", "single_word")
+    )
+
+
+def unknown_token(config: Mapping[str, Any]) -> str | None:
+    """The string of the id for text outside the vocabulary, if the model has one."""
+    model = config["model"]
+    if model.get("type") == "Unigram":
+        number = model.get("unk_id")
+        return None if number is None else str(model["vocab"][number][0])
+    token = model.get("unk_token")
+    return token if isinstance(token, str) and token else None
+
+
+def is_exact(config: Mapping[str, Any], alphabet: Collection[str], hidden: Collection[str]) -> bool:
+    """Whether every text comes back exactly: byte-level BPE that changes and drops nothing."""
+    model = config["model"]
+    decoder = config.get("decoder") or {}
+    strips = any(
+        token.get("lstrip") or token.get("rstrip")
+        for token in config.get("added_tokens") or []
+        if not token.get("special")
+    )
+    return (
+        model.get("type") == "BPE"
+        and not config.get("normalizer")
+        and decoder.get("type") == "ByteLevel"
+        and _keeps_all(config.get("pre_tokenizer") or {})
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and set(alphabet) <= set(model["vocab"]) - set(hidden)
+        and not strips
+    )
+
+
+def _keeps_all(step: Mapping[str, Any]) -> bool:
+    kind = step.get("type")
+    if kind == "Sequence":
+        steps = step.get("pretokenizers") or [{}]
+        return all(_keeps_text(part) for part in steps[:-1]) and _keeps_all(steps[-1])
+    return kind == "ByteLevel" and not step.get("add_prefix_space")
+
+
+def _keeps_text(step: Mapping[str, Any]) -> bool:
+    kind = step.get("type")
+    return kind == "Digits" or (kind == "Split" and step.get("behavior") != "Removed")
+
+
+def _rename_vocab(vocab: Any, hidden: Mapping[str, str]) -> Any:
+    if isinstance(vocab, dict):
+        return {hidden.get(token, token): number for token, number in vocab.items()}
+    if isinstance(vocab, list):
+        return [[hidden.get(token, token), score] for token, score in vocab]
+    raise TokenizerError(
+        f"not a tokenizer.json this version reads: model.vocab is {type(vocab).__name__}, wanted "
+        "an object or a list"
+    )
+
+
+def _builds(merge: str | list[str], hidden: Mapping[str, str]) -> bool:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left in hidden or right in hidden or left + right in hidden
+
+
+try:
+    import tokenizers as library
+    from tokenizers.pre_tokenizers import ByteLevel
+except ImportError as missing:
+    raise missing_extra("tokenizers", "hf") from missing
+
+
+_CHARACTERS_PER_CALL = 2**21
+"""The engine keeps an object per token until a call ends: short calls keep memory flat."""
+
+
+class HuggingFaceTokenizer:
+    """One tokenizer.json.
+
+    Special are the added tokens that the file calls special, and every string in `names` (name to
+    string). A non-special added token (a run of spaces, say) is matched in text as always.
+    """
+
+    def __init__(self, config_json: str | bytes, *, names: Mapping[str, str] | None = None) -> None:
+        config = _parse(config_json)
+        data = config_json.encode() if isinstance(config_json, str) else config_json
+        self._names = names if names is None or isinstance(names, FileNames) else dict(names)
+        self.model_bytes = data
+        self.model_sha256 = sha256_hex(data)
+        self._original = _load(json.dumps(config))
+        vocabulary: dict[str, int] = self._original.get_vocab(with_added_tokens=True)
+        unknown = unknown_token(config)
+        self._special_ids = find_names(names, special_strings(config), vocabulary, unknown)
+        hidden_ids = {*special_strings(config).values(), *self._special_ids.values()}
+        hidden = sorted(text for text, number in vocabulary.items() if number in hidden_ids)
+        self._exact = is_exact(config, ByteLevel.alphabet(), hidden)
+        if unknown is not None and vocabulary.get(unknown) in self._special_ids.values():
+            config = self._without_unknown(config, unknown)
+            unknown = None
+        self.unknown_id = None if unknown is None else vocabulary.get(unknown)
+        nonce = secrets.token_hex(16)
+        places = {text: f"<{nonce}-{number}>" for number, text in enumerate(hidden)}
+        self._config = config
+        self._text_only = json.dumps(text_only(config, places))
+        self._tokenizer = _load(self._text_only)
+        strings = {vocabulary[text]: text for text in hidden}
+        strings.pop(-1 if self.unknown_id is None else self.unknown_id, None)
+        self._runs = SpecialRuns(strings)
+        self._hidden_ids = sorted(strings)
+        self._known = np.zeros(max(vocabulary.values()) + 1, bool)
+        self._known[list(vocabulary.values())] = True
+        self._check_same_text(vocabulary, places)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its JSON and the names it was opened with; opening checks it as ever."""
+        return _reopened, (type(self), self.model_bytes, self._names)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._known)
+
+    @property
+    def fingerprint(self) -> str:
+        """Formatting of the JSON and the names of specials do not count: they change no id."""
+        return fingerprint_of(
+            {"kind": "huggingface", "config": self._config, "hidden": list(self._hidden_ids)}
+        )
+
+    @property
+    def model_type(self) -> str:
+        return str(self._config["model"].get("type"))
+
+    @property
+    def engine_source(self) -> EngineSource:
+        return EngineSource(
+            kind="tokenizer.json",
+            model=self._text_only.encode(),
+            facts={
+                "model_type": self.model_type,
+                "added_tokens": list(added_strings(self._config)),
+                "looks_around": looks_around(self._config),
+            },
+            library="tokenizers",
+            library_version=library.__version__,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_batch([text]).values.tolist()
+        return ids
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        parts = [np.empty(0, np.uint32)]
+        listed = as_list(texts)
+        for group in _groups(listed):
+            try:
+                encoded = self._tokenizer.encode_batch_fast(group, add_special_tokens=False)
+            except (TypeError, UnicodeError) as problem:
+                raise surrogate_error(listed) from problem
+            parts.extend(np.array(one.ids, np.uint32) for one in encoded)
+        return Ragged.from_lengths(np.concatenate(parts), [len(part) for part in parts[1:]])
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
+
+    def spans(self, text: str) -> OffsetArray:
+        """(n, 2) the characters start..stop of each token, to the byte when ids decode to the text
+        piece by piece; else as the library tells them."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._exact:
+            added = self._tokenizer.get_added_tokens_decoder()
+            sizes = [
+                len(added[number].content.encode()) if number in added else len(token)
+                for number, token in zip(found.ids, found.tokens, strict=True)
+            ]
+            if sum(sizes) == len(text.encode()):  # a byte is one character of such a token
+                return character_spans(text, np.array(sizes, np.int64))
+        return np.array(found.offsets, np.int64).reshape(-1, 2)
+
+    def special_token_ids(self) -> dict[str, int]:
+        return dict(self._special_ids)
+
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, named or not; None when it is none."""
+        return self._runs.id_of(text)
+
+    def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
+        """Promised for byte-level BPE without a normaliser, and then for every text."""
+        return self._exact
+
+    def _decode_text(self, ids: IntArray) -> str:
+        inside = (ids >= 0) & (ids < len(self._known))
+        wrong = ~inside
+        wrong[inside] = ~self._known[ids[inside]]
+        if wrong.any():
+            raise TokenizerError(
+                f"{self!r}: id {int(ids[wrong][0]):,} is not in the vocabulary; these tokens come "
+                "from another tokenizer"
+            )
+        return str(self._original.decode(ids.tolist(), skip_special_tokens=False))
+
+    def _without_unknown(self, config: dict[str, Any], unknown: str) -> dict[str, Any]:
+        """A special that is also the unknown token: harmless only when nothing is unknown."""
+        if not self._exact:
+            raise TokenizerError(
+                f"{unknown!r} is a special token and stands for unknown text too, so text outside "
+                "the vocabulary would become a special id; give the model an unknown token of its "
+                "own, or do not name this one special"
+            )
+        return {**config, "model": {**config["model"], "unk_token": None}}
+
+    def _check_same_text(self, vocabulary: Mapping[str, int], places: Mapping[str, str]) -> None:
+        """The text-only copy gives the ids of the original on text without specials."""
+        found: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        wanted = {places.get(text, text): number for text, number in vocabulary.items()}
+        if found != wanted:
+            moved = sorted(set(found.items()) ^ set(wanted.items()))[:4]
+            raise TokenizerError(f"hiding the special tokens moved other ids: {moved}")
+        self._original.encode_special_tokens = True
+        texts = [text for text in short_texts() if not any(place in text for place in places)]
+        for text, ids in zip(texts, self.encode_batch(texts), strict=True):
+            reference = self._original.encode(text, add_special_tokens=False).ids
+            if ids.tolist() != reference:
+                raise TokenizerError(
+                    f"this tokenizer.json cannot be kept from making specials out of text without "
+                    f"changing other ids: {text[:80]!r} gives {reference[:20]} and "
+                    f"{ids.tolist()[:20]}"
+                )
+
+    def __repr__(self) -> str:
+        return f"HuggingFaceTokenizer({self.model_type}, vocab_size={self.vocab_size})"
+
+
+def _reopened(
+    kind: type[HuggingFaceTokenizer], config_json: bytes, names: dict[str, str] | None
+) -> HuggingFaceTokenizer:
+    return kind(config_json, names=names)
+
+
+def _parse(config_json: str | bytes) -> dict[str, Any]:
+    try:
+        config = json.loads(config_json)
+    except (ValueError, RecursionError) as problem:
+        raise TokenizerError(f"not a tokenizer.json: {problem}") from problem
+    model = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(model, dict) or "vocab" not in model:
+        raise TokenizerError("not a tokenizer.json: it has no model with a vocab")
+    return {**config, "padding": None, "truncation": None}
+
+
+def _load(config_json: str) -> Any:
+    try:
+        return library.Tokenizer.from_str(config_json)
+    except Exception as problem:  # tokenizers raises bare Exception
+        raise TokenizerError(f"tokenizers refuses this tokenizer.json: {problem}") from problem
+
+
+def _groups(texts: list[str]) -> Iterator[list[str]]:
+    """Slices of a few million characters, at least one text each."""
+    start = size = 0
+    for stop, text in enumerate(texts):
+        if size and size + len(text) > _CHARACTERS_PER_CALL:
+            yield texts[start:stop]
+            start, size = stop, 0
+        size += len(text)
+    if start < len(texts):
+        yield texts[start:]
+
+
+def open_file(path: Path, *, specials: Mapping[str, str] | None) -> HuggingFaceTokenizer:
+    """A tokenizer.json; names of specials come from the files beside it."""
+    try:
+        return HuggingFaceTokenizer(
+            path.read_bytes(), names=names_beside(path) if specials is None else specials
+        )
+    except OSError as problem:
+        raise TokenizerError(f"{path}: cannot be read: {problem.strerror}") from problem
+    except TokenizerError as problem:
+        raise TokenizerError(f"{path}: {problem}") from problem
+
+
+def open_pretrained(
+    spec: str, *, specials: Mapping[str, str] | None, revision: str | None
+) -> HuggingFaceTokenizer:
+    """A hub id, or a folder without a tokenizer.json, through transformers."""
+    from shardmill.tokenizers.transformers_hub import load_pretrained
+
+    config_json, names = load_pretrained(spec, revision)
+    return HuggingFaceTokenizer(
+        config_json, names=FileNames(names) if specials is None else specials
+    )
+
+
+def train_byte_bpe(
+    chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str]
+) -> tuple[bytes, tuple[str, str]]:
+    byte_level = library.pre_tokenizers.ByteLevel
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(specials.values()),
+        initial_alphabet=byte_level.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chunks, trainer, length=len(chunks))
+    size = tokenizer.get_vocab_size()
+    if size < vocab_size:
+        raise TokenizerError(
+            f"vocab_size={vocab_size:,} is more than this text can fill; the largest possible is "
+            f"{size:,}: give that, or more text"
+        )
+    return tokenizer.to_str(pretty=True).encode(), ("tokenizers", library.__version__)
+
+
+__all__ = ["HuggingFaceTokenizer", "library", "open_file", "open_pretrained"]

@@ -1,0 +1,463 @@
+"""SentencePiece models: a `.model` file becomes a tokenizer. The one importer of sentencepiece.
+
+In: a path or the file's bytes.  Out: a Tokenizer.
+Promise: text never becomes a special id (control pieces, and user-defined pieces that are named
+special, are hidden from matching; all other ids are SentencePiece's own); decoding shows a special
+as its literal string and drops no token.
+Cost: one engine call per batch; arrays, no Python ints.
+Not here: training, fast engines.
+
+Read and change a SentencePiece `.model` file without a protobuf library.
+
+In: the file's bytes.  Out: its pieces and the few settings that decide ids; or the bytes with some
+pieces hidden.
+Promise: a hidden piece keeps its id and can no longer be matched in text; all else is copied.
+Not here: encoding. The layout is the public `sentencepiece_model.proto`: message field 1 = piece
+(1 text, 2 score, 3 type), 2 = trainer, 3 = normaliser, 4 = self test.
+
+Train SentencePiece so that every text comes back exactly.
+
+In: chunks of text.  Out: the bytes of a `.model`.
+Promise: id 0 is unknown (never given: bytes stand in), then the specials as control pieces, then
+the 256 bytes. No character is changed, no whitespace removed, no space put before a text: so the
+ids of two texts joined decode to the two texts joined. The bytes do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardmill.errors import TokenizerError, missing_extra
+from shardmill.protocols import Texts
+from shardmill.records import IntArray, OffsetArray, Ragged
+from shardmill.tokenizers.special_tokens import SpecialRuns, names_in_meta, read_meta, short_name
+from shardmill.tokenizers.texts import (
+    EngineSource,
+    as_list,
+    fingerprint_of,
+    sha256_hex,
+    surrogate_error,
+)
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+_PIECES, _TRAINER, _NORMALIZER, _SELF_TEST = 1, 2, 3, 4
+_TEXT, _TYPE = 1, 3
+_MODEL_TYPE, _BYTE_FALLBACK = 3, 35
+_CHARSMAP, _DUMMY_PREFIX, _EXTRA_WHITESPACE, _ESCAPE = 2, 3, 4, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a model file says about itself."""
+
+    pieces: tuple[str, ...]  # by id
+    types: tuple[int, ...]  # by id: NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE
+    model_type: str  # "unigram", "bpe", "word" or "char"
+    byte_fallback: bool  # characters outside the vocabulary become bytes, not unknown
+    identity: bool  # the normaliser changes no character
+    keeps_whitespace: bool  # runs, leading and trailing whitespace stay
+    dummy_prefix: bool  # a space is put before every text
+    escapes_whitespace: bool  # a space is stored as U+2581
+
+
+def read_facts(data: bytes) -> ModelFacts:
+    pieces: list[str] = []
+    types: list[int] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for field, value, _ in _fields(data):
+        if field == _PIECES:
+            parts = _message(value)
+            pieces.append(_bytes(parts.get(_TEXT, b"")).decode("utf-8", "surrogateescape"))
+            types.append(_int(parts.get(_TYPE, NORMAL)))
+        elif field == _TRAINER:
+            trainer = _message(value)
+        elif field == _NORMALIZER:
+            normalizer = _message(value)
+    if not pieces:
+        raise TokenizerError("not a SentencePiece model: it holds no pieces")
+    return ModelFacts(
+        pieces=tuple(pieces),
+        types=tuple(types),
+        model_type=_MODEL_TYPES.get(_int(trainer.get(_MODEL_TYPE, 1)), "unknown"),
+        byte_fallback=bool(trainer.get(_BYTE_FALLBACK, 0)),
+        identity=not normalizer.get(_CHARSMAP, b""),
+        keeps_whitespace=not normalizer.get(_EXTRA_WHITESPACE, 1),
+        dummy_prefix=bool(normalizer.get(_DUMMY_PREFIX, 1)),
+        escapes_whitespace=bool(normalizer.get(_ESCAPE, 1)),
+    )
+
+
+def hide_pieces(data: bytes, hidden: Mapping[int, str]) -> bytes:
+    """The model with each piece `id` of `hidden` turned into a control piece of that name.
+
+    Control pieces are never matched in text. The self test is left out: it may hold hidden pieces.
+    """
+    out: list[bytes] = []
+    number = 0
+    for field, value, raw in _fields(data):
+        if field == _PIECES:
+            if number in hidden:
+                raw = _field(_PIECES, _renamed(value, hidden[number]))
+            number += 1
+        if field != _SELF_TEST:
+            out.append(raw)
+    return b"".join(out)
+
+
+def _renamed(piece: int | bytes, name: str) -> bytes:
+    kept = b"".join(raw for field, _, raw in _fields(_bytes(piece)) if field not in (_TEXT, _TYPE))
+    return _field(_TEXT, name.encode()) + kept + _varint(_TYPE << 3 | _VARINT) + _varint(CONTROL)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """Each field of a message: its number, its value, and its own bytes."""
+    place = 0
+    while place < len(data):
+        start = place
+        key, place = _read_varint(data, place)
+        kind = key & 7
+        value: int | bytes
+        if kind == _VARINT:
+            value, place = _read_varint(data, place)
+        elif kind in (_BYTES, _FIXED32, _FIXED64):
+            size = {_FIXED32: 4, _FIXED64: 8}.get(kind)
+            if size is None:
+                size, place = _read_varint(data, place)
+            value, place = data[place : place + size], place + size
+        else:
+            raise TokenizerError(f"not a SentencePiece model: wire type {kind} at byte {start:,}")
+        if place > len(data):
+            raise TokenizerError(
+                f"the SentencePiece model is cut short: a field at byte {start:,} ends at "
+                f"{place:,}, the data at {len(data):,}; copy the file again"
+            )
+        yield key >> 3, value, data[start:place]
+
+
+def _message(value: int | bytes) -> dict[int, int | bytes]:
+    return {field: part for field, part, _ in _fields(_bytes(value))}
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    result = shift = 0
+    while place < len(data) and shift < 70:
+        byte = data[place]
+        result |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return result, place
+    raise TokenizerError(f"not a SentencePiece model: a number does not end at byte {place:,}")
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TokenizerError("not a SentencePiece model: a number where text was expected")
+    return value
+
+
+def _int(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise TokenizerError("not a SentencePiece model: text where a number was expected")
+    return value
+
+
+try:
+    import sentencepiece as library
+except ImportError as missing:
+    raise missing_extra("sentencepiece", "sentencepiece") from missing
+
+
+SPACE_PIECE = "\u2581"
+_USUAL_NAMES = {"<s>": "bos", "</s>": "eos", "<pad>": "pad"}
+
+
+class SentencePieceTokenizer:
+    """A `.model` file.
+
+    Specials are, in this order: `specials` (name to piece); `special_token_ids` of a meta.json
+    beside the model; else the pieces written `<|...|>` and the control pieces.
+    `num_threads` changes speed, never ids.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | bytes,
+        *,
+        specials: Mapping[str, str] | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        path = None if isinstance(model, bytes) else Path(model)
+        data = model if isinstance(model, bytes) else _read(Path(model))
+        self.model_path = path
+        self.model_bytes = data
+        self.model_sha256 = sha256_hex(data)
+        try:
+            self._facts = read_facts(data)
+        except TokenizerError as problem:
+            raise TokenizerError(f"{path or 'model'}: {problem}") from problem
+        self._special_ids = _find_specials(self._facts, path, self.model_sha256, specials)
+        self._hidden = _hidden_pieces(self._facts, self._special_ids)
+        # A name no text can hold, for engines that look for the pieces of a model by name.
+        nonce = secrets.token_hex(16)
+        self._patched = hide_pieces(
+            data, {number: f"<{nonce}-{number}>" for number in self._hidden}
+        )
+        self._num_threads = num_threads
+        try:
+            self._processor = library.SentencePieceProcessor(model_proto=self._patched)
+        except (RuntimeError, OSError, ValueError) as problem:
+            raise TokenizerError(
+                f"{path or 'model'}: SentencePiece refuses it: {problem}"
+            ) from problem
+        self._runs = SpecialRuns({number: self._facts.pieces[number] for number in self._hidden})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its model's bytes, what its specials are called, and its threads; the path only names
+        it: no file is looked for."""
+        specials = {name: self._facts.pieces[number] for name, number in self._special_ids.items()}
+        return _reopened, (
+            *(type(self), self.model_bytes, specials),
+            *(self._num_threads, self.model_path),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._facts.pieces)
+
+    @property
+    def fingerprint(self) -> str:
+        """The library's version counts: releases give other ids for the same unigram model."""
+        return fingerprint_of(
+            {
+                "kind": "sentencepiece",
+                "model_sha256": self.model_sha256,
+                "hidden": list(self._hidden),
+                "sentencepiece": library.__version__,
+            }
+        )
+
+    @property
+    def model_type(self) -> str:
+        return self._facts.model_type
+
+    @property
+    def unknown_id(self) -> int | None:
+        return self._facts.types.index(UNKNOWN) if UNKNOWN in self._facts.types else None
+
+    @property
+    def engine_source(self) -> EngineSource:
+        facts = self._facts
+        return EngineSource(
+            kind="sentencepiece",
+            model=self._patched,
+            facts={
+                "model_type": facts.model_type,
+                "byte_fallback": facts.byte_fallback,
+                "identity": facts.identity and facts.keeps_whitespace,
+            },
+            library="sentencepiece",
+            library_version=library.__version__,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_batch([text]).values.tolist()
+        return ids
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        listed = as_list(texts)
+        if not listed:
+            return Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
+        try:
+            parts = self._processor.encode(
+                listed, return_type="numpy", num_threads=self._num_threads
+            )
+        except (TypeError, UnicodeError) as problem:
+            raise surrogate_error(listed) from problem
+        return Ragged.from_lengths(np.concatenate(parts), [len(part) for part in parts])
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
+
+    def spans(self, text: str) -> OffsetArray:
+        """(n, 2) the characters start..stop of each token; a space put in front has none."""
+        found = self._processor.encode(text, return_type="offset_mapping")
+        spans = np.array(found["offsets"], np.int64).reshape(-1, 2)
+        kinds = np.array(self._facts.types, np.int64)[found["ids"]]
+        # Of the bytes of a character the last one has it; it is that of the others too.
+        empty = (spans[:, 0] == spans[:, 1]) & (kinds == BYTE)
+        for place in np.flatnonzero(empty)[::-1].tolist():
+            spans[place, 1] = spans[min(place + 1, len(spans) - 1), 1]
+        return spans
+
+    def special_token_ids(self) -> dict[str, int]:
+        return dict(self._special_ids)
+
+    def marker_id(self, text: str) -> int | None:
+        """The special token that this literal string is, named or not; None when it is none."""
+        return self._runs.id_of(text)
+
+    def round_trips(self, text: str) -> bool:
+        """Whether decode(encode(text)) == text is promised: U+2581 is SentencePiece's own space."""
+        facts = self._facts
+        exact = facts.byte_fallback and facts.identity and facts.keeps_whitespace
+        return exact and facts.escapes_whitespace and SPACE_PIECE not in text
+
+    def _decode_text(self, ids: IntArray) -> str:
+        wrong = (ids < 0) | (ids >= self.vocab_size)
+        if wrong.any():
+            raise TokenizerError(
+                f"{self!r}: id {int(ids[wrong][0]):,} is not in the vocabulary; these tokens come "
+                "from another tokenizer"
+            )
+        text: str = self._processor.decode(ids.tolist())
+        return text
+
+    def __repr__(self) -> str:
+        name = self.model_path.name if self.model_path else "model"
+        return f"SentencePieceTokenizer({name!r}, {self.model_type}, vocab_size={self.vocab_size})"
+
+
+def _reopened(
+    kind: type[SentencePieceTokenizer],
+    model: bytes,
+    specials: dict[str, str],
+    num_threads: int,
+    path: Path | None,
+) -> SentencePieceTokenizer:
+    tokenizer = kind(model, specials=specials, num_threads=num_threads)
+    tokenizer.model_path = path
+    return tokenizer
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise TokenizerError(f"{path}: cannot be read: {problem.strerror}") from problem
+
+
+def _hidden_pieces(facts: ModelFacts, names: Mapping[str, int]) -> tuple[int, ...]:
+    control = {number for number, kind in enumerate(facts.types) if kind == CONTROL}
+    return tuple(sorted(control | set(names.values())))
+
+
+def _find_specials(
+    facts: ModelFacts, path: Path | None, sha256: str, specials: Mapping[str, str] | None
+) -> dict[str, int]:
+    if specials is not None:
+        return {name: _piece_id(facts, name, text) for name, text in specials.items()}
+    meta = read_meta(path, sha256) if path else None
+    named = names_in_meta(meta, path.parent / "meta.json") if meta and path else {}
+    for name, number in named.items():
+        if not 0 <= number < len(facts.pieces) or facts.types[number] == UNKNOWN:
+            raise TokenizerError(
+                f"meta.json beside {path}: special {name!r} has id {number}, but the model has "
+                f"{len(facts.pieces):,} pieces and that is none it could be; remove or repair it"
+            )
+    if named:
+        return dict(sorted(named.items(), key=lambda item: item[1]))
+    return {
+        _USUAL_NAMES.get(text, short_name(text)): number
+        for number, (text, kind) in enumerate(zip(facts.pieces, facts.types, strict=True))
+        if kind == CONTROL
+        or (kind == USER_DEFINED and text.startswith("<|") and text.endswith("|>"))
+    }
+
+
+def _piece_id(facts: ModelFacts, name: str, text: str) -> int:
+    if text not in facts.pieces:
+        known = [
+            p
+            for p, k in zip(facts.pieces, facts.types, strict=True)
+            if k in (CONTROL, USER_DEFINED)
+        ]
+        raise TokenizerError(
+            f"special {name!r}: {text!r} is not one piece of this model; its control and "
+            f"user-defined pieces are {known[:20]}"
+        )
+    return facts.pieces.index(text)
+
+
+_QUIET = 2  # errors only
+_THREADS = 8
+"""Fixed: thread n sums the lines n, n + 8, ... and the sums are added in order, so the bytes depend
+on this number and not on the machine's cores."""
+
+
+def train_sentencepiece(
+    chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str], *, model_type: str
+) -> tuple[bytes, tuple[str, str]]:
+    writer = io.BytesIO()
+    try:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=_lines(chunks),
+            model_writer=writer,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            control_symbols=list(specials.values()),
+            bos_id=-1,
+            eos_id=-1,
+            byte_fallback=True,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            max_sentence_length=2**20,
+            num_threads=_THREADS,
+            minloglevel=_QUIET,
+        )
+    except RuntimeError as problem:
+        raise TokenizerError(_explain(str(problem), vocab_size)) from problem
+    return writer.getvalue(), ("sentencepiece", library.__version__)
+
+
+def _lines(chunks: Sequence[str]) -> Iterator[str]:
+    """Non-empty lines without their end: a newline is its own byte id."""
+    for chunk in chunks:
+        for line in chunk.split("\n"):
+            if line:
+                yield line
+
+
+def _explain(message: str, vocab_size: int) -> str:
+    high = re.search(r"Vocabulary size too high .*?<= (\d+)", message)
+    if high:
+        return (
+            f"vocab_size={vocab_size:,} is more than this text can fill; the largest possible is "
+            f"{int(high[1]):,}: give that, or more text"
+        )
+    low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
+    if low:
+        return (
+            f"vocab_size={vocab_size:,} is less than the specials, bytes and characters of this "
+            f"text need; the smallest possible is {int(low[1]):,}"
+        )
+    return f"SentencePiece could not train: {message}"
+
+
+__all__ = ["SentencePieceTokenizer", "library"]

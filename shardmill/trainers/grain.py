@@ -1,0 +1,245 @@
+"""Iterators with a position, as Grain knows them.
+
+In: a function that makes an iterator with `get_state` and `set_state`.  Out: a `grain.IterDataset`
+whose iterators Grain can prefetch, save and restore.
+Promise: what Grain reads ahead in its thread never shows in a state: the state is that behind the
+last element given. The state is that of the wrapped iterator, unchanged.
+Not here: what the elements are. This is the one file that imports grain.
+
+The batches of a stream as Grain's iterator, with statistics.
+
+In: a function that opens the batches.  Out: a `grain.DatasetIterator` of them.
+Promise: state and statistics speak of the batches given, whatever Grain's thread has made ahead.
+Not here: Grain itself (shardmill.trainers.grain, imported at the top: this file needs the extra).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from weakref import WeakSet
+
+from shardmill.errors import OptionError, StateMismatchError, missing_extra
+from shardmill.loading.streaming.config import StreamConfig
+from shardmill.loading.streaming.iterator import BatchIterator
+from shardmill.loading.streaming.records import Batch, Counts, StreamStats
+from shardmill.loading.streaming.tokenizer_snapshot import StreamTokenizer
+
+_absl = logging.getLogger("absl")
+_level = _absl.level
+_absl.setLevel(logging.ERROR)  # Grain warns of a missing JAX, which nobody here needs
+try:
+    import grain
+    import grain.experimental
+except ImportError as missing:
+    raise missing_extra("grain", "grain") from missing
+finally:
+    _absl.setLevel(_level)
+
+Element = TypeVar("Element")
+Given = TypeVar("Given", covariant=True)
+
+
+class Checkpointed(Protocol[Given]):
+    """An iterator that says where it is and goes where it is told."""
+
+    def __next__(self) -> Given: ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+    def interrupt(self) -> None:
+        """Give up what is being made, for good: called from another thread than `__next__`."""
+
+    def close(self) -> None: ...
+
+
+class CheckpointedDataset(grain.IterDataset, Generic[Element]):  # type: ignore[misc]  # untyped
+    """Each `iter` is one call of `make`."""
+
+    def __init__(self, make: Callable[[], Checkpointed[Element]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __iter__(self) -> CheckpointedIterator[Element]:
+        return CheckpointedIterator(self._make())
+
+    def __str__(self) -> str:
+        return "CheckpointedDataset"
+
+
+class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
+    """The wrapped iterator with Grain's names for everything else."""
+
+    def __init__(self, inner: Checkpointed[Element]) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def __next__(self) -> Element:
+        self._assert_not_closed()
+        return self._inner.__next__()
+
+    def get_state(self) -> dict[str, Any]:
+        return self._inner.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._inner.set_state(state)
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._inner.close()
+
+    def __str__(self) -> str:
+        return f"CheckpointedIterator({self._inner!r})"
+
+
+class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
+    """The elements of a dataset, some of them made early in Grain's thread.
+
+    Refusing a state leaves the position where it was, behind the last element given. Closing does
+    not wait for an element that is being made. A forked process needs an iterator of its own.
+    """
+
+    _closed = True  # until it is made: Grain closes whatever is freed
+
+    def __init__(self, dataset: grain.IterDataset, prefetch: int) -> None:
+        if prefetch:
+            dataset = grain.experimental.ThreadPrefetchIterDataset(
+                dataset, prefetch_buffer_size=prefetch
+            )
+        self._at_the_end: dict[str, Any] | None = None
+        self._process = os.getpid()
+        super().__init__(dataset.__iter__())
+        _open.add(self)
+
+    def __next__(self) -> Element:
+        self._assert_not_closed()
+        element: Element = next(self._parent)
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Also after closing."""
+        if self._at_the_end is not None:
+            return self._at_the_end
+        state: dict[str, Any] = self._parent.get_state()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._assert_not_closed()
+        before = self.get_state()
+        try:
+            self._parent.set_state(state)
+        except StateMismatchError:
+            # Grain has thrown away what was read ahead, and the reader is behind that
+            self._parent.set_state(before)
+            raise
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if self._process != os.getpid():
+            self._closed = True  # the threads are the parent's
+            return
+        self._at_the_end = self.get_state()
+        for iterator in _checkpointed(self._parent):
+            iterator.interrupt()
+        super().close()
+        self._parents = ()  # Grain's closes once more when it is freed, too late if that is at exit
+
+    def _assert_not_closed(self) -> None:
+        if self._closed:
+            raise OptionError("this iterator was closed; make a new one and set its state")
+        if self._process != os.getpid():
+            raise OptionError(
+                "this iterator was made before the process forked, and its thread stayed behind; "
+                "make one in the child, and set its state there"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise OptionError(
+            "an iterator with a thread cannot be pickled; make one where it is needed and give it "
+            "the state of this one (get_state, set_state)"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(str, self._parents)) or 'closed'})"
+
+
+def _checkpointed(iterator: Any) -> Iterator[CheckpointedIterator[Any]]:
+    """Those of ours that this one is made of."""
+    if isinstance(iterator, CheckpointedIterator):
+        yield iterator
+    for parent in iterator._parents:
+        yield from _checkpointed(parent)
+
+
+_open: WeakSet[PrefetchedIterator[Any]] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads end before the interpreter does, also in a script that closes nothing."""
+    for iterator in list(_open):
+        iterator.close()
+
+
+def iterate(dataset: grain.IterDataset, *, prefetch: int = 0) -> Iterator[Any]:
+    """An iterator over `dataset`, `prefetch` elements ahead (0: no thread)."""
+    return PrefetchedIterator(dataset, prefetch)
+
+
+class StreamIterator(PrefetchedIterator[Batch]):
+    """Batches, `config.data.grain_prefetch` of them made early in a thread.
+
+    `config.model` has the vocabulary and the ids that hold, whatever the file said.
+    """
+
+    def __init__(
+        self, make: Callable[[], BatchIterator], config: StreamConfig, tokenizer: StreamTokenizer
+    ) -> None:
+        super().__init__(CheckpointedDataset(make), config.data.grain_prefetch)
+        self.config = config
+        self.tokenizer = tokenizer
+        self._before = self._totals()
+
+    def __next__(self) -> Batch:
+        before = self._totals()
+        batch = super().__next__()
+        self._before = before
+        return batch
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on behind the batch that `state` followed; one that is refused changes nothing."""
+        super().set_state(state)
+        self._before = self._totals()
+
+    def stats(self) -> StreamStats:
+        """Of the last batch given and of the run so far, this process alone."""
+        totals = self._totals()
+        return StreamStats(batch=totals - self._before, total=totals)
+
+    def _totals(self) -> Counts:
+        return Counts(**self.get_state()["totals"])
+
+
+__all__ = [
+    "Checkpointed",
+    "CheckpointedDataset",
+    "CheckpointedIterator",
+    "PrefetchedIterator",
+    "iterate",
+]
