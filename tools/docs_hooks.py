@@ -23,6 +23,7 @@ ELSEWHERE = {
     "format.md": "shardmill/store/FORMAT.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
 }
 """Page of the site -> file of the repository."""
 LINK = re.compile(r"\[([^\]\[]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
