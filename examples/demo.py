@@ -32,7 +32,7 @@ from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import load_tokenizer
 from shardmill.records import IGNORE_INDEX
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 HERE = Path(__file__).parent
@@ -101,7 +101,7 @@ def summary() -> Table:
     table = Table("store", "split", "documents", "tokens", "shards", "sha256", title="Built")
     for name in STORES:
         folder = CACHE / name
-        report = verify_store(folder)
+        report = verify(folder)
         if report.problems:
             sys.exit(f"{folder}: {report.problems}")
         for split, entry in open_store(folder).manifest.splits.items():

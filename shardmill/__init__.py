@@ -6,7 +6,7 @@ from shardmill.errors import ShardmillError
 from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
 from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
 from shardmill.sources import MemorySource, open_chats, open_source
-from shardmill.store import Manifest, Store, open_store, verify_store
+from shardmill.store import Manifest, Store, open_store, verify
 from shardmill.store.readers import TokenSpace, Windows, open_tokens
 from shardmill.tokenizers import open_tokenizer, train_tokenizer
 
@@ -40,5 +40,5 @@ __all__ = [
     "open_tokenizer",
     "open_tokens",
     "train_tokenizer",
-    "verify_store",
+    "verify",
 ]

@@ -33,7 +33,7 @@ from shardmill.loading import SampleStream
 from shardmill.loading.config import DataConfig
 from shardmill.loading.order import Shuffle
 from shardmill.records import JSON
-from shardmill.store import verify_store
+from shardmill.store import verify
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Check:
 
     def _run(self) -> None:
         try:
-            report = verify_store(self.folder, on_progress=self._progress)
+            report = verify(self.folder, on_progress=self._progress)
         except (ShardmillError, OSError) as error:
             self._end("failed", [str(error)])
         except BaseException as error:

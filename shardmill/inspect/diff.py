@@ -3,14 +3,14 @@
 In: two finished stores on this machine.  Out: a `StoreDiff`.
 Promise: stores are only read; files with equal hashes are not read at all; memory does not grow
 with documents.
-Not here: whether a store is damaged (`verify_store`), pack plans.
+Not here: whether a store is damaged (`verify`), pack plans.
 
 Everything that differs between two stores.
 
 In: two folders.  Out: a `StoreDiff`.
 Promise: equal manifests need no further look: they hold the hash of every file. What is excluded
 from training counts too.
-Not here: printing (cli), damage (`verify_store`).
+Not here: printing (cli), damage (`verify`).
 
 What two manifests say differently.
 

@@ -109,7 +109,7 @@ def verify_remote(
 ) -> VerifyReport:
     """Read the whole store at `url` once and compare it with its manifest; nothing is kept here.
 
-    As `verify_store`: what is wrong is a problem in the report, no finished store an error.
+    As `verify`: what is wrong is a problem in the report, no finished store an error.
     """
     place = open_place(url, storage_options)
     found = files_at(place)

@@ -52,7 +52,7 @@ from shardmill.store.plans import (
 from shardmill.store.publish import check_target, is_finished, publish_folder
 from shardmill.store.sinks import OldStore, open_old
 from shardmill.store.store import ChatArrays, Store, open_store
-from shardmill.store.verify import VerifyReport, verify_store
+from shardmill.store.verify import VerifyReport, verify
 from shardmill.store.writer import StoreWriter
 
 __all__ = [
@@ -104,7 +104,7 @@ __all__ = [
     "read_plan",
     "refuse_excluded",
     "remove_exclusion",
-    "verify_store",
+    "verify",
     "write_exclusions",
     "write_manifest",
     "write_origins",

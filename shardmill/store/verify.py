@@ -68,7 +68,7 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_store(folder: str | Path, *, on_progress: OnProgress | None = None) -> VerifyReport:
+def verify(folder: str | Path, *, on_progress: OnProgress | None = None) -> VerifyReport:
     """Read the whole store at `folder` once and compare it with its manifest.
 
     `on_progress(done, total)` is called with bytes. A folder with no finished store raises

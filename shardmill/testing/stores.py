@@ -31,7 +31,7 @@ from shardmill.store import (
     StoreWriter,
     TokenLedger,
     open_store,
-    verify_store,
+    verify,
 )
 
 try:
@@ -160,7 +160,7 @@ def assert_done_means_done(folder: Path) -> None:
             path.write_bytes(b"\xff" * 64)
         after = {split: open_store(store).token_files(split) for split in before}
         assert after == before, "a file that the manifest does not list is read"
-        problems = verify_store(store).problems
+        problems = verify(store).problems
         for path in stale:
             name = path.relative_to(store).as_posix()
             assert any(problem.startswith(f"{name}:") for problem in problems), f"{name} unseen"
@@ -174,7 +174,7 @@ def assert_done_means_done(folder: Path) -> None:
 
 def assert_store_laws(folder: Path) -> None:
     """Everything a finished store promises, whoever built it."""
-    report = verify_store(folder)
+    report = verify(folder)
     assert report.problems == []
     meta = json.loads((folder / "meta.json").read_bytes())
     assert meta["built"] is True

@@ -17,7 +17,7 @@ from shardmill.errors import BuildError, OptionError
 from shardmill.inspect.blame import blame_tokens
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, ConcatSource, JsonlSource, ParquetSource, TextSource
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.texts import as_list
@@ -177,7 +177,7 @@ def test_every_token_leads_to_its_row(tmp_path_factory, batches, grain_bytes, fi
                 corpus.rows = before
         wanted = corpus.wanted(fill, eot)
         assert {split: told(store, split, corpus.source()) for split, _ in fill} == wanted
-        assert verify_store(store).problems == []
+        assert verify(store).problems == []
         (store / ORIGINS).unlink()
         order = [split for split, _ in fill]
         found = {split: told(store, split, corpus.source(), fill=order) for split in order}

@@ -27,7 +27,7 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
 )
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.store import sinks as continued
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.texts import as_list
@@ -147,7 +147,7 @@ def test_adding_files_gives_the_bytes_of_a_build_of_all(
                 return
             build(growing.as_found(), folder / "store", append=True, **how)
             assert folder_digest(folder / "store") == folder_digest(folder / f"whole{number}")
-    assert verify_store(folder / "store").problems == []
+    assert verify(folder / "store").problems == []
     assert sorted(path.name for path in folder.glob(".*")) == []
 
 

@@ -17,7 +17,7 @@ from shardmill.building import BuildSpec, Feed, build_store, run
 from shardmill.building import units as grains
 from shardmill.errors import BuildError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.store import open_store, read_manifest, verify_store, write_manifest
+from shardmill.store import open_store, read_manifest, verify, write_manifest
 from shardmill.tokenizers import ByteTokenizer
 from tests.build.parts import Differing
 from tests.helpers import folder_digest
@@ -94,7 +94,7 @@ def test_killed_again_and_again_the_store_is_the_old_one_or_the_new_one(grown):
             break
         rounds += 1
         assert folder_digest(grown / "s") in wanted
-        assert verify_store(grown / "s").problems == []
+        assert verify(grown / "s").problems == []
     assert rounds == 3
     assert folder_digest(grown / "s") == folder_digest(grown / "whole")
     assert not (grown / ".s.building").exists()

@@ -30,7 +30,7 @@ from shardmill.errors import (
 )
 from shardmill.records import Conversation, ConversationBatch, Cursor, Drop, Ragged
 from shardmill.sources import MemoryChats, open_chats
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.store.readers import ChatSpace
 from shardmill.testing.chat_stores import assert_same_examples, read_examples
 from shardmill.tokenizers import open_tokenizer
@@ -137,7 +137,7 @@ def test_a_store_holds_whole_conversations_with_mask_turns_and_a_balanced_ledger
     assert (ledger.chat.turns, ledger.chat.trained_tokens) == (6, 13)
     lines = (tmp_path / "s" / "dropped.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["b", "c"]
-    assert verify_store(tmp_path / "s").problems == []
+    assert verify(tmp_path / "s").problems == []
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
@@ -336,7 +336,7 @@ def test_an_empty_source_and_an_empty_split_are_told(tmp_path, caplog):
     done = build(Chats([]), tmp_path / "s")
     assert done.manifest.splits["val"].documents == 0
     assert "split 'val' got no conversation" in caplog.text
-    assert verify_store(tmp_path / "s").problems == []
+    assert verify(tmp_path / "s").problems == []
     assert len(ChatSpace(open_store(tmp_path / "s"), "val")) == 0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardmill.errors import StoreNotFoundError
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from tests.helpers import folder_digest
 
 KILLED = """
@@ -94,5 +94,5 @@ def test_killed_at_random_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> 
                 path.rmdir() if path.is_dir() else path.unlink()
             (tmp_path / "killed").rmdir()
     assert folder_digest(tmp_path / "killed") == wanted
-    assert verify_store(tmp_path / "killed").problems == []
+    assert verify(tmp_path / "killed").problems == []
     assert not (tmp_path / ".killed.building").exists()

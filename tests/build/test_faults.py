@@ -19,7 +19,7 @@ from shardmill.building import units as grains
 from shardmill.errors import BuildError, ShardmillError, SourceError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.storage import atomic
-from shardmill.store import verify_store
+from shardmill.store import verify
 from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 
@@ -229,7 +229,7 @@ def test_a_disk_that_keeps_less_than_it_says_gives_an_error_or_the_right_store(c
             else:
                 assert built == wanted or len(torn) <= at
         assert build(corpus, out, workers=workers, resume=True) == wanted
-        assert verify_store(out).problems == []
+        assert verify(out).problems == []
         struck = len(torn) > at
         at += 3
     assert refused

@@ -19,7 +19,7 @@ from shardmill.building import units as grains
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import DamagedStoreError, ManifestError
 from shardmill.sources import ConcatSource, JsonlSource, MemoryChats, MemorySource, TextSource
-from shardmill.store import open_store, read_origins, verify_store
+from shardmill.store import open_store, read_origins, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import SMALL
@@ -149,7 +149,7 @@ def test_a_table_of_another_store_is_refused_and_reported(two):
     shutil.copy(two / "b" / ORIGINS, two / "a" / ORIGINS)
     with pytest.raises(DamagedStoreError, match="of another store"):
         read_origins(two / "a", open_store(two / "a").manifest)
-    (problem,) = verify_store(two / "a").problems
+    (problem,) = verify(two / "a").problems
     assert problem.startswith(f"{ORIGINS}: of another store (fingerprint ")
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_table_is_refused_at_every_byte(two):
         path.write_bytes(data[:place])
         with pytest.raises((DamagedStoreError, ManifestError)):
             read_origins(two / "a", manifest)
-    assert len(verify_store(two / "a").problems) == 1
+    assert len(verify(two / "a").problems) == 1
 
 
 def test_a_store_goes_on_without_a_table_when_it_had_none(two, caplog):
@@ -175,7 +175,7 @@ def test_a_store_goes_on_without_a_table_when_it_had_none(two, caplog):
     build([Feed(source=source, fill=(("train", None),))], two / "a", append=True)
     assert "knows no origins" in caplog.text
     assert not (two / "a" / ORIGINS).exists()
-    assert verify_store(two / "a").problems == []
+    assert verify(two / "a").problems == []
 
 
 def test_a_store_with_a_table_can_be_replaced(two):

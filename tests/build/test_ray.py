@@ -17,7 +17,7 @@ from shardmill.building import BuildSpec, Feed, build_store, segments
 from shardmill.building import units as grains
 from shardmill.errors import BuildError, OptionError
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.store import verify_store
+from shardmill.store import verify
 from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import feeds_of, write_corpus
 from tests.build.parts import Watched
@@ -108,7 +108,7 @@ def test_local_processes_and_ray_write_the_same_bytes(
     (told,) = [line for line in caplog.messages if line.startswith("Ray at")]
     assert told == f"Ray at {nodes.address}: 1 nodes with 2 CPUs, 2 of them free"
     assert build(corpus, tmp_path / "few", workers=1, unit_bytes=10**9, **on_ray(nodes)) == wanted
-    assert verify_store(tmp_path / "ray").problems == []
+    assert verify(tmp_path / "ray").problems == []
     assert [path.name for path in tmp_path.glob(".*")] == [], "no workplace is left"
 
 
@@ -175,7 +175,7 @@ def test_a_second_node_removed_in_mid_build_costs_nothing_but_time(
     assert outcome == ["done"], "work was done on the node before it was removed"
     assert found == wanted
     assert any("its worker died (with its machine" in line for line in caplog.messages)
-    assert verify_store(tmp_path / "ray").problems == []
+    assert verify(tmp_path / "ray").problems == []
 
 
 def test_what_a_worker_cannot_read_is_named_and_done_here(tmp_path, nodes, marks, caplog):

@@ -36,7 +36,7 @@ from shardmill.errors import (
 )
 from shardmill.records import Cursor, Ragged, TextBatch
 from shardmill.sources import MemorySource, open_source
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.testing.stores import read_documents
 from shardmill.tokenizers import adapt_tokenizer, open_tokenizer
 from tests.helpers import folder_digest
@@ -106,7 +106,7 @@ def test_a_store_holds_the_documents_each_with_its_end_and_a_balanced_ledger(tmp
     ledger = done.manifest.ledger
     assert (ledger.documents.read, ledger.documents.kept, ledger.documents.empty) == (4, 3, 1)
     assert (ledger.tokens.encoded, ledger.tokens.separators, ledger.tokens.kept) == (17, 3, 20)
-    assert verify_store(tmp_path / "s").problems == []
+    assert verify(tmp_path / "s").problems == []
     assert not has_unfinished_build(tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
@@ -502,7 +502,7 @@ def test_killed_twenty_times_at_random_and_resumed_the_bytes_are_the_same(tmp_pa
             continue
         finished += 1
         assert folder_digest(tmp_path / "killed") == wanted
-        assert verify_store(tmp_path / "killed").problems == []
+        assert verify(tmp_path / "killed").problems == []
         assert not (tmp_path / ".killed.building").exists()
         shutil.rmtree(tmp_path / "killed")
     assert {path.name for path in tmp_path.iterdir()} <= {"corpus", "whole", ".killed.building"}

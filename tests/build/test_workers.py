@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec, build_store, segments
 from shardmill.building import units as grains
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import open_tokenizer
 from tests.build.corpora import feeds_of, write_corpus
@@ -77,7 +77,7 @@ def test_rows_are_named_as_in_the_whole_file(tmp_path, corpus, small):
 @pytest.mark.parametrize("limits", LIMITS)
 def test_one_two_three_and_seven_workers_write_the_same_bytes(tmp_path, corpus, small, limits):
     wanted = build(corpus, tmp_path / "one", limits, workers=1)
-    assert verify_store(tmp_path / "one").problems == []
+    assert verify(tmp_path / "one").problems == []
     for workers, unit_bytes in ((2, 20_000), (3, 3_000), (7, 9_000)):
         out = tmp_path / f"s{workers}"
         assert build(corpus, out, limits, workers=workers, unit_bytes=unit_bytes) == wanted

@@ -17,7 +17,7 @@ from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.building import units as grains
 from shardmill.errors import BuildError, BuildLockedError, OptionError, TokenRangeError
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.tokenizers import ByteTokenizer
 from tests.build.corpora import write_corpus
 from tests.build.parts import Deadly, Differing, Slow, Wide
@@ -104,7 +104,7 @@ def test_workers_and_builders_killed_twenty_times_at_random_the_bytes_are_the_sa
         kills += killing.kill_some(build)
         build.wait()
     assert folder_digest(tmp_path / "killed") == wanted
-    assert verify_store(tmp_path / "killed").problems == []
+    assert verify(tmp_path / "killed").problems == []
     assert not (tmp_path / ".killed.building").exists()
 
 
@@ -146,7 +146,7 @@ def test_nobody_builds_here_while_a_worker_of_a_dead_builder_lives(tmp_path):
     os.kill(worker, signal.SIGKILL)
     wait_for(lambda: not lives(worker))
     small_build(tmp_path, "s", TEXTS)
-    assert verify_store(tmp_path / "s").problems == []
+    assert verify(tmp_path / "s").problems == []
 
 
 def test_a_second_builder_is_refused_while_workers_build(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from shardmill.building import segments
 from shardmill.cli import main
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.testing.chat_stores import read_examples
 from shardmill.tokenizers import open_tokenizer
 
@@ -70,7 +70,7 @@ def test_a_build_prints_one_receipt_and_leaves_a_sound_store(call, corpus):
     # 10 times "q1" and 20 times "q10": 4 marker ids each, 10 * 4 + 20 * 6 bytes
     assert out.startswith("s: 30 conversations, 60 turns, 280 tokens, 110 trained; left out: none;")
     assert out.count("\n") == 1
-    assert verify_store(corpus / "s").problems == []
+    assert verify(corpus / "s").problems == []
     found = read_examples(corpus / "s", "train")
     opened = open_tokenizer("byte:4", specials=SPECIALS)
     assert opened.decode(found.ids[12]) == "<|u|>q12<|e|><|a|>a12<|e|>"

@@ -21,7 +21,7 @@ from shardmill.loading import Loader, PackSource, SampleStream
 from shardmill.loading.config import open_stream, parse_config, read_config
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats
-from shardmill.store import PlanOptions, open_store, verify_store
+from shardmill.store import PlanOptions, open_store, verify
 from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 from tests.interop.test_foreign_in import llmc
@@ -80,7 +80,7 @@ def test_a_tokenizer_named_at_conversion_is_recorded_as_builds_do(call, imported
     assert manifest.tokenizer_fingerprint == OPENED.fingerprint
     assert manifest.vocab_size == 260
     assert manifest.special_token_ids == OPENED.special_token_ids()
-    assert verify_store("s").problems == []
+    assert verify("s").problems == []
     code, out, err = call("show", "s", "--example", "0", *TOKENIZER)
     assert (code, err) == (0, "")
     assert "hello there" in out

@@ -19,7 +19,7 @@ from shardmill.errors import ManifestError, OptionError, ShardmillError
 from shardmill.inspect.diff import diff_stores
 from shardmill.loading import ChatRows
 from shardmill.records import Ragged
-from shardmill.store import verify_store
+from shardmill.store import verify
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store
 from tests.packs import FIVE
@@ -124,7 +124,7 @@ def test_no_manifest_ends_a_comparison_in_a_foreign_error(stores, before, now, o
     say(right, sources=now, options={})
     found = diff_stores(left, right)
     assert found.identical == (before == now and not options)
-    assert verify_store(left).ok
+    assert verify(left).ok
 
 
 @settings(deadline=None, max_examples=25)

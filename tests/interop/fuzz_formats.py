@@ -2,7 +2,7 @@
 
 A `Format` makes one of two data sets (0 and 1), reads all of it, and checks it. What checks what:
 
-    store, chat store   opening: the manifest, sizes of files; reading: borders; verify_store:
+    store, chat store   opening: the manifest, sizes of files; reading: borders; verify:
                         sha256 of every file
     store manifest      the same, with meta.json damaged and nothing else
     plan                opening (read_plan): sha256 of the whole file; check_plan: of which store
@@ -49,7 +49,7 @@ from shardmill.formats.packed.spool import ChatStoreSpool, SequenceSpoolReader
 from shardmill.formats.stores import StoreSplit
 from shardmill.formats.token_files import ForeignFile, Separator
 from shardmill.records import Ragged
-from shardmill.store import PlanOptions, check_plan, open_store, read_plan, verify_store
+from shardmill.store import PlanOptions, check_plan, open_store, read_plan, verify
 from shardmill.store.plans import NAMES
 from shardmill.store.readers import open_tokens
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
@@ -124,7 +124,7 @@ def read_chats(folder: Path) -> Value:
 
 
 def verify_folder(folder: Path) -> list[str]:
-    return verify_store(folder / "store").problems
+    return verify(folder / "store").problems
 
 
 def make_plan(folder: Path, number: int) -> None:

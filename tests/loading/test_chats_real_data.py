@@ -13,7 +13,7 @@ from shardmill.chat import bind_template, known_template
 from shardmill.loading import ChatRows
 from shardmill.records import ROLES, Conversation
 from shardmill.sources import open_chats
-from shardmill.store import open_store, verify_store
+from shardmill.store import open_store, verify
 from shardmill.store.readers import ChatSpace
 from shardmill.tokenizers import open_tokenizer
 
@@ -60,7 +60,7 @@ def test_the_trained_tokens_are_what_the_assistant_said(data, template, tmp_path
     ledger = done.manifest.ledger
     assert ledger.documents.read == total
     assert ledger.documents.kept + sum(ledger.documents.dropped.values()) == total
-    assert verify_store(tmp_path / "s").problems == []
+    assert verify(tmp_path / "s").problems == []
     given = [chat for batch in source.batches() for chat in batch.conversations]
     wanted: dict[str, int] = {}
     for chat in given:

@@ -18,7 +18,7 @@ from niels_gpt.cache.cli import choose, main
 from niels_gpt.tokenizer import load_tokenizer
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.records import IntArray
-from shardmill.store import Store, open_store, verify_store
+from shardmill.store import Store, open_store, verify
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES, ROOT
 
@@ -86,7 +86,7 @@ def test_build_all_makes_the_prescribed_tree(flags: list[str], tmp_path: Path, m
         "sft/oasst1/meta.json",
     } <= files
     for store in STORES:
-        assert verify_store(cache / store).problems == []
+        assert verify(cache / store).problems == []
         assert store.split("/")[1] in done.stdout
     assert sha256_file(str(cache / "tokenizer" / "spm.model")) == sha256_file(str(model))
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_gpt.cache import read_meta
-from shardmill.store import verify_store
+from shardmill.store import verify
 from shardmill.testing.hub import Fault, LoopbackHub
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
@@ -116,7 +116,7 @@ def test_the_prescribed_command_streams_every_set(fair: Path, commits: dict[str,
         meta = read_meta(str(fair / store / "meta.json"))
         assert (meta["dataset_name"], meta["dataset_config"]) == (name, config)
         assert (meta["streaming"], meta["dataset_revision"]) == (True, commits[name])
-        assert verify_store(fair / store).problems == []
+        assert verify(fair / store).problems == []
     fineweb = read_meta(str(fair / "pretrain" / "fineweb_edu" / "meta.json"))
     assert (fineweb["train_tokens"], fineweb["val_tokens"]) == (6000, 500)
     assert fineweb["shuffle_buffer"] == 10_000

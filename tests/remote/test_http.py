@@ -20,7 +20,7 @@ from shardmill.remote import open_remote, pull, push
 from shardmill.sources import open_source
 from shardmill.storage import retry
 from shardmill.storage import retry as farretry
-from shardmill.store import verify_store
+from shardmill.store import verify
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import files_of
 
@@ -139,7 +139,7 @@ def test_a_store_is_pulled_from_a_web_server(
         receipt = pull(f"{url}/store", tmp_path / "copy")
     assert receipt.moved_files == 14
     assert files_of(tmp_path / "copy") == files_of(store)
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
 
 
 @pytest.mark.parametrize("kind", [Plain, Ranged, Chunked])

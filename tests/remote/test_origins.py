@@ -9,7 +9,7 @@ import pytest
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.remote import pull, push
 from shardmill.sources import TextSource
-from shardmill.store import verify_store
+from shardmill.store import verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import files_of
@@ -39,7 +39,7 @@ def test_it_is_carried_both_ways(store, url, tmp_path):
     assert push(store, url).moved_files == 0
     pull(url, tmp_path / "copy")
     assert files_of(tmp_path / "copy") == files_of(store)
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
     (tmp_path / "copy" / ORIGINS).unlink()  # a copy does without
     assert pull(url, tmp_path / "copy").moved_files == 0
 
@@ -51,7 +51,7 @@ def test_one_of_another_store_is_left_out_and_told(store, url, tmp_path, caplog)
     pull(url, tmp_path / "copy")
     assert "of another store" in caplog.text
     assert not (tmp_path / "copy" / ORIGINS).exists()
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
 
 
 def test_it_goes_with_the_store_that_is_replaced(store, url, tmp_path):

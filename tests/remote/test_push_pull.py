@@ -11,7 +11,7 @@ from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, St
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull, push
 from shardmill.remote.push import MARK
-from shardmill.store import verify_store
+from shardmill.store import verify
 from tests.remote.conftest import Spot, files_of, remote_files
 
 
@@ -23,7 +23,7 @@ def test_a_pushed_and_pulled_store_is_the_same_to_the_byte(make_store, spot: Spo
     fetched = pull(spot.url, tmp_path / "copy", storage_options=spot.options)
     assert (fetched.moved_files, fetched.bytes) == (14, sent.bytes)
     assert files_of(tmp_path / "copy") == files_of(store)
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
 
 
@@ -157,7 +157,7 @@ def test_two_pulls_of_one_folder_do_not_mix(make_store, tmp_path: Path) -> None:
                 pull(url, tmp_path / "copy")
 
     pull(url, tmp_path / "copy", workers=1, progress=pull_again)
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
 
 
 def test_a_store_error_is_what_callers_catch() -> None:

@@ -21,7 +21,7 @@ from shardmill.inspect.diff import diff_stores
 from shardmill.loading import TokenSource
 from shardmill.remote import push, verify_remote
 from shardmill.sources import MemorySource
-from shardmill.store import exclude_documents, open_store, read_manifest, verify_store
+from shardmill.store import exclude_documents, open_store, read_manifest, verify
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import Spot, files_of
@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "build_pretrain_cache": _pretrain,
     "build_sft_cache": _sft,
     "open_store": open_store,
-    "verify_store": verify_store,
+    "verify": verify,
     "read_manifest": read_manifest,
     "TokenSource": lambda url: TokenSource(url, seq_len=4),
     "diff_stores": lambda url: diff_stores(url, url),
@@ -112,7 +112,7 @@ def test_verify_reads_a_store_at_a_url(make_store, spot: Spot) -> None:
     push(store, spot.url, storage_options=spot.options)
     report = verify_remote(spot.url, storage_options=spot.options)
     assert report.problems == []
-    local = verify_store(store)
+    local = verify(store)
     assert (report.files, report.tokens, report.documents) == (
         local.files,
         local.tokens,

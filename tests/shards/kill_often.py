@@ -21,7 +21,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.records import Ragged
-from shardmill.store import StoreWriter, open_store, publish_folder, verify_store
+from shardmill.store import StoreWriter, open_store, publish_folder, verify
 from shardmill.testing.stores import plain_facts, read_documents
 
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree")
@@ -47,7 +47,7 @@ def found_in(folder: Path) -> int | None:
         open_store(folder)
     except ShardmillError:
         return None
-    assert verify_store(folder).problems == [], folder
+    assert verify(folder).problems == [], folder
     documents = read_documents(folder, "a")
     number = int(documents.values[0])
     assert documents == version(number), folder

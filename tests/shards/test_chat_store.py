@@ -31,7 +31,7 @@ from shardmill.store import (
     empty_ledger,
     open_store,
     read_manifest,
-    verify_store,
+    verify,
     write_placeholder,
 )
 from shardmill.testing.chat_stores import (
@@ -259,7 +259,7 @@ def hidden_edit(folder: Path, kind: str, data: bytes, **counts: int) -> None:
 def test_a_mask_is_judged_by_its_contents(tmp_path: Path, mask, counts, wanted) -> None:
     folder = small(tmp_path / "s")
     hidden_edit(folder, "mask", bytes(mask), **counts)
-    problems = verify_store(folder).problems
+    problems = verify(folder).problems
     assert problems == [f"train_mask.bin: {wanted}"] if wanted else problems == []
 
 
@@ -278,14 +278,14 @@ def test_turns_are_judged_by_their_contents(tmp_path: Path, starts, wanted) -> N
     folder = small(tmp_path / "s")
     header = (folder / "train_turns.npy").read_bytes()[:128]
     hidden_edit(folder, "turns", header + np.array(starts, "<i8").tobytes())
-    problems = verify_store(folder).problems
+    problems = verify(folder).problems
     assert [p.startswith(f"train_turns.npy: {wanted}") for p in problems] == [True] * bool(wanted)
 
 
 def test_an_unknown_role_is_reported(tmp_path: Path) -> None:
     folder = small(tmp_path / "s")
     hidden_edit(folder, "roles", bytes([1, 2, 0, 9, 1]))
-    (problem,) = verify_store(folder).problems
+    (problem,) = verify(folder).problems
     assert problem.startswith("train_roles.bin: holds the role 9, but there are 4: system, user")
 
 
@@ -334,7 +334,7 @@ def test_any_damage_of_a_chat_store_is_found(sound, which, action, number, tmp_p
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     damage(folder, files[which % len(files)], action, number)
     try:
-        problems = verify_store(folder).problems
+        problems = verify(folder).problems
     except ShardmillError as error:
         problems = [str(error)]
     assert problems or contents(folder) == contents(sound)
@@ -361,7 +361,7 @@ def many(num_examples: int) -> ChatExamples:
 def test_verifying_conversations_takes_a_few_mebibytes_whatever_the_size(tmp_path: Path) -> None:
     build_small_chat_store(tmp_path / "s", {"train": many(500_000)})
     tracemalloc.start()
-    report = verify_store(tmp_path / "s")
+    report = verify(tmp_path / "s")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert report.problems == []

@@ -25,7 +25,7 @@ from shardmill.store import (
     open_store,
     read_exclusions,
     remove_exclusion,
-    verify_store,
+    verify,
     write_exclusions,
 )
 from shardmill.store.exclusions import (
@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Path:
 def test_what_a_killed_one_left_is_removed_by_the_next(store):
     (store / ".exclude.json.0123456789abcdef.tmp").write_bytes(b"half")
     exclude_documents(store, [0], reason="a test")
-    assert verify_store(store).problems == []
+    assert verify(store).problems == []
 
 
 @pytest.mark.parametrize("reason", ["", " ", "x" * 1001, "\udcff"])
@@ -157,10 +157,10 @@ def test_any_changed_byte_is_refused_and_found(store: Path, data) -> None:
     )
     with pytest.raises(ManifestError, match=r"exclude\.json"):
         read_exclusions(store)
-    (problem,) = verify_store(store).problems
+    (problem,) = verify(store).problems
     assert problem.startswith("exclude.json: ")
     path.write_bytes(sound)
-    assert verify_store(store).problems == []
+    assert verify(store).problems == []
 
 
 def test_exclusions_of_another_store_are_refused(store: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_impossible_entries_are_refused_even_when_sealed(store: Path, changes, w
     sealed(store, **changes)
     with pytest.raises(ManifestError, match=words):
         read_exclusions(store)
-    assert not verify_store(store).ok
+    assert not verify(store).ok
 
 
 def test_a_file_without_entries_or_of_a_later_version_is_refused(store: Path) -> None:
@@ -218,13 +218,11 @@ def test_a_file_without_entries_or_of_a_later_version_is_refused(store: Path) ->
 
 def test_verify_compares_documents_with_their_tokens(store: Path) -> None:
     exclude_documents(store, [0, 2], reason="test")
-    report = verify_store(store)
+    report = verify(store)
     assert (report.ok, report.files) == (True, 8)
     sealed(store, documents=[2], spans=[[3, 6]])
     assert read_exclusions(store).spans("train").tolist() == [[3, 6]]
-    assert verify_store(store).problems == [
-        "exclude.json: entry 1: other tokens than its documents have"
-    ]
+    assert verify(store).problems == ["exclude.json: entry 1: other tokens than its documents have"]
 
 
 def test_links_and_folders_are_no_lists(store: Path, tmp_path: Path) -> None:
@@ -297,7 +295,7 @@ def test_many_commands_at_a_time_lose_nothing(store: Path) -> None:
     found = read_exclusions(store)
     assert len(found.entries) == 29
     assert len({entry.reason for entry in found.entries}) == 29
-    assert verify_store(store).problems == []
+    assert verify(store).problems == []
 
 
 def test_an_entry_of_another_hand_is_added_as_it_is(store: Path, tmp_path: Path) -> None:

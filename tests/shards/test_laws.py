@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import StoreNotFoundError, UnfinishedBuildError
 from shardmill.records import Drop, Ragged
-from shardmill.store import StoreWriter, open_store, verify_store
+from shardmill.store import StoreWriter, open_store, verify
 from shardmill.testing.stores import (
     assert_done_means_done,
     assert_store_laws,
@@ -154,4 +154,4 @@ def test_a_store_with_dropped_rows_lists_each(tmp_path: Path) -> None:
     assert manifest.dropped is not None
     assert manifest.dropped.entries == 2
     assert manifest.ledger.documents.read == 3
-    assert verify_store(tmp_path).problems == []
+    assert verify(tmp_path).problems == []

@@ -21,7 +21,7 @@ from shardmill.store import (
     exclude_documents,
     open_store,
     read_origins,
-    verify_store,
+    verify,
     write_origins,
 )
 from shardmill.testing.chat_stores import chat_facts, make_examples
@@ -49,7 +49,7 @@ def sound(tmp_path_factory) -> Path:
     write_origins(folder, origins, manifest)
     build_plan(folder, options=PlanOptions(seq_len=8))
     exclude_documents(folder, [1], reason="a test")
-    assert verify_store(folder).problems == []
+    assert verify(folder).problems == []
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert there >= set(FILES)
     assert all(f"/{file}".split("/")[-1] for file in there)
@@ -77,7 +77,7 @@ def test_what_is_not_the_plain_file_is_a_problem_and_nothing_hangs(sound, tmp_pa
     folder = tmp_path / "store"
     shutil.copytree(sound, folder)
     put(folder / file, kind, tmp_path / "aside")
-    problems = verify_store(folder).problems
+    problems = verify(folder).problems
     assert len(problems) == 1
     assert problems[0].startswith((f"{file}: ", f"{folder / file}: ")), problems
 
@@ -90,7 +90,7 @@ def test_what_is_not_the_folder_is_a_problem(sound, tmp_path, name, kind):
     folder = tmp_path / "store"
     shutil.copytree(sound, folder)
     put(folder / name, kind, tmp_path / "aside")
-    problems = verify_store(folder).problems
+    problems = verify(folder).problems
     assert problems
     assert all(problem.startswith((f"{name}/", f"{name}: ")) for problem in problems), problems
 

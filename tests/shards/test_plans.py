@@ -36,7 +36,7 @@ from shardmill.store import (
     plan_path,
     plans_of,
     read_plan,
-    verify_store,
+    verify,
     write_plan,
 )
 from shardmill.store.plans import NAMES, plan_problems
@@ -323,10 +323,10 @@ def test_all_plans_of_a_store_are_told_sound_or_not(store: Path, plan: Path) -> 
 
 
 def test_verify_reads_every_plan(store: Path, plan: Path) -> None:
-    report = verify_store(store)
+    report = verify(store)
     assert (report.problems, report.files) == ([], 7)  # manifest, tokens, index, three of chats
     plan.write_bytes(plan.read_bytes()[:-1])
-    (problem,) = verify_store(store).problems
+    (problem,) = verify(store).problems
     assert problem.startswith("packs/train-7.plan: its sha256 is not the one at its end")
 
 
@@ -363,5 +363,5 @@ def test_verify_reads_every_plan(store: Path, plan: Path) -> None:
 def test_verify_compares_plans_with_their_examples(store, plan, change, told, problem) -> None:
     facts = facts_of(store, metrics=metrics(**told))
     write_plan(plan, facts, replace(ARRAYS, **change), overwrite=True)
-    found = verify_store(store).problems
+    found = verify(store).problems
     assert any(one.startswith(f"packs/train-7.plan: {problem}") for one in found), found

@@ -1,4 +1,4 @@
-"""verify_store finds every damage; nothing that reads a store fails with a foreign exception."""
+"""verify finds every damage; nothing that reads a store fails with a foreign exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import ShardmillError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.store import open_store, verify_store, write_placeholder
+from shardmill.store import open_store, verify, write_placeholder
 from shardmill.store.layout import index_header
 from shardmill.testing.stores import build_small_store, plain_facts
 from tests.shards.test_manifest import sealed
@@ -37,7 +37,7 @@ def small(folder: Path, shard_bytes: int | None = 8) -> Path:
 
 def test_a_sound_store_has_no_problem(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    report = verify_store(small(tmp_path), on_progress=lambda *both: seen.append(both))
+    report = verify(small(tmp_path), on_progress=lambda *both: seen.append(both))
     assert (report.problems, report.ok) == ([], True)
     # train: 3 shards and an index; val: 1 and 1; dropped.jsonl; meta.json
     assert (report.files, report.tokens, report.documents) == (8, 12, 6)
@@ -56,7 +56,7 @@ def test_all_damage_is_reported_not_only_the_first(tmp_path: Path) -> None:
     (tmp_path / "other_tokens.bin").write_bytes(b"ab")
     (tmp_path / ".meta.json.0123456789abcdef.tmp").write_bytes(b"{")
     (tmp_path / "README.txt").write_text("notes of a user are no problem")
-    problems = verify_store(tmp_path).problems
+    problems = verify(tmp_path).problems
     assert [problem.partition(":")[0] for problem in problems] == [
         "train/shard_00001.bin",
         "val/shard_00000.bin",
@@ -106,7 +106,7 @@ def test_an_index_is_judged_by_its_contents(tmp_path: Path, starts, wanted) -> N
     small(tmp_path)
     data = index_header(5) + np.array(starts, "<i8").tobytes()
     edit_with_right_hashes(tmp_path, "train_idx.npy", data)
-    problems = verify_store(tmp_path).problems
+    problems = verify(tmp_path).problems
     if wanted is None:
         assert problems == []
     else:
@@ -116,7 +116,7 @@ def test_an_index_is_judged_by_its_contents(tmp_path: Path, starts, wanted) -> N
 def test_an_id_outside_the_vocabulary_is_reported(tmp_path: Path) -> None:
     small(tmp_path)
     edit_with_right_hashes(tmp_path, "train/shard_00002.bin", b"\x09\0\x0b\0")
-    assert verify_store(tmp_path).problems == [
+    assert verify(tmp_path).problems == [
         "train/shard_00002.bin: holds the id 11, but the vocabulary has 11 ids"
     ]
 
@@ -134,7 +134,7 @@ def test_an_id_outside_the_vocabulary_is_reported(tmp_path: Path) -> None:
 def test_a_list_of_drops_that_is_none_is_reported(tmp_path: Path, data: bytes) -> None:
     small(tmp_path)
     edit_with_right_hashes(tmp_path, "dropped.jsonl", data)
-    (problem,) = verify_store(tmp_path).problems
+    (problem,) = verify(tmp_path).problems
     assert problem.startswith("dropped.jsonl: line 1 is no dropped row")
 
 
@@ -142,15 +142,15 @@ def test_a_damaged_manifest_is_a_problem_and_a_missing_one_an_error(tmp_path: Pa
     small(tmp_path)
     meta = tmp_path / "meta.json"
     meta.write_bytes(meta.read_bytes().replace(b'"small"', b'"smaII"'))
-    report = verify_store(tmp_path)
+    report = verify(tmp_path)
     assert len(report.problems) == 1
     assert "changed or damaged after the build" in report.problems[0]
     meta.unlink()
     with pytest.raises(StoreNotFoundError, match="unfinished"):
-        verify_store(tmp_path)
+        verify(tmp_path)
     write_placeholder(tmp_path / "p", plain_facts({}), ["a"])
     with pytest.raises(StoreNotFoundError, match="not built"):
-        verify_store(tmp_path / "p")
+        verify(tmp_path / "p")
 
 
 def test_verifying_takes_a_few_mebibytes_whatever_the_size(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_verifying_takes_a_few_mebibytes_whatever_the_size(tmp_path: Path) -> No
     ragged = Ragged(values, np.append(np.arange(0, 20_000_000, 10), 20_000_000))
     build_small_store(tmp_path, {"a": ragged})
     tracemalloc.start()
-    report = verify_store(tmp_path)
+    report = verify(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (report.tokens, report.documents) == (20_000_000, 2_000_000)
@@ -226,7 +226,7 @@ def test_any_damage_is_found_and_nothing_fails_with_a_foreign_exception(
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         damage(folder, files[which % len(files)], action, number)
     try:
-        problems = verify_store(folder).problems
+        problems = verify(folder).problems
     except ShardmillError as error:
         problems = [str(error)]
     assert problems or contents(folder) == contents(sound)

@@ -32,7 +32,9 @@ from shardmill.store import (
     open_store,
     plans_of,
     read_exclusions,
-    verify_store,
+)
+from shardmill.store import (
+    verify as verify_store,
 )
 from shardmill.store.layout import DTYPES, ITEMSIZE
 from shardmill.store.store import fingerprint
