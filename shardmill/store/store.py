@@ -27,7 +27,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,6 +48,9 @@ from shardmill.store.layout import (
     mask_bytes,
 )
 from shardmill.store.manifest import read_manifest, refuse_remote
+
+if TYPE_CHECKING:
+    from shardmill.store.readers.examples import SplitView
 
 Listing = dict[str, os.DirEntry[str]]
 
@@ -213,7 +216,11 @@ class ShardTable(NamedTuple):
 
 
 class Store:
-    """A finished folder of shards. Made by `open_store`; holds no open file."""
+    """A finished folder of shards, as `open_store` returns it.
+
+    `store["train"]` is a sequence of the documents of a split; `for name in store` and
+    `name in store` are about the names of the splits.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, modified: dict[str, OffsetArray]) -> None:
         self.folder = folder
@@ -222,12 +229,28 @@ class Store:
         self.splits: tuple[str, ...] = tuple(manifest.splits)
         self.dtype: str = DTYPES[manifest.token_dtype]
         self.fingerprint = fingerprint(manifest)
+        self._views: dict[str, SplitView] = {}
+
+    def __getitem__(self, split: str) -> SplitView:
+        """The documents of a split, or the examples of a chat store; see `SplitView`."""
+        if split not in self._views:
+            from shardmill.store.readers.examples import SplitView  # the readers import this module
+
+            self._entry(split)
+            self._views[split] = SplitView(self, split)
+        return self._views[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.splits)
+
+    def __contains__(self, split: object) -> bool:
+        return split in self.manifest.splits
 
     def num_tokens(self, split: str) -> int:
-        return self._split(split).tokens
+        return self._entry(split).tokens
 
     def num_documents(self, split: str) -> int:
-        return self._split(split).documents
+        return self._entry(split).documents
 
     @property
     def is_chat(self) -> bool:
@@ -238,12 +261,12 @@ class Store:
         """The shards of a split, in the order of its token space."""
         return [
             TokenFile(path=self.folder / shard.file, num_tokens=shard.tokens, dtype=self.dtype)
-            for shard in self._split(split).shards
+            for shard in self._entry(split).shards
         ]
 
     def shard_table(self, split: str) -> ShardTable:
         """The same as columns, with the times by which a shard is known again."""
-        shards = self._split(split).shards
+        shards = self._entry(split).shards
         root = f"{self.folder}/"
         return ShardTable(
             paths=[root + shard.file for shard in shards],
@@ -254,7 +277,7 @@ class Store:
     def document_starts(self, split: str) -> OffsetArray:
         """(documents,) int64, read-only, on disk: document `i` ends where `i + 1` starts, the
         last one where the split ends."""
-        entry = self._split(split)
+        entry = self._entry(split)
         path = self.folder / entry.index.file
         starts = map_index(path, entry.documents)
         if len(starts) and not (starts[0] == 0 and 0 <= starts[-1] <= entry.tokens):
@@ -266,7 +289,7 @@ class Store:
 
     def chat_arrays(self, split: str) -> ChatArrays:
         """Loss mask and turns of a split of conversations, on disk."""
-        entry = self._split(split)
+        entry = self._entry(split)
         if entry.chat is None:
             raise OptionError(f"{self.folder}: holds documents, so no loss mask and no turns")
         mask = self.folder / entry.chat.mask.file
@@ -283,7 +306,7 @@ class Store:
         roles = map_bytes(self.folder / entry.chat.roles.file, entry.chat.num_turns)
         return ChatArrays(mask_bits=bits, turn_starts=starts, turn_roles=roles)
 
-    def _split(self, name: str) -> SplitEntry:
+    def _entry(self, name: str) -> SplitEntry:
         if name not in self.manifest.splits:
             known = choices(name, self.splits, verb="its splits are")
             raise OptionError(f"{self.folder}: no split {name!r}; {known}")

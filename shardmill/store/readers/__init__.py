@@ -10,7 +10,7 @@ Not here: bytes on disk (shards), order and epochs (sampling), masks, shifting, 
 from __future__ import annotations
 
 from shardmill.store.readers.documents import DocumentBatch, DocumentWindows, Segments
-from shardmill.store.readers.examples import ChatSpace
+from shardmill.store.readers.examples import ChatSpace, Example, SplitView
 from shardmill.store.readers.foreign import TokenFolder, open_token_folder
 from shardmill.store.readers.packed_rows import PackedRows, PackSpace, RowPieces, open_pack
 from shardmill.store.readers.token_space import TokenSpace, Windows, open_tokens
@@ -19,10 +19,12 @@ __all__ = [
     "ChatSpace",
     "DocumentBatch",
     "DocumentWindows",
+    "Example",
     "PackSpace",
     "PackedRows",
     "RowPieces",
     "Segments",
+    "SplitView",
     "TokenFolder",
     "TokenSpace",
     "Windows",

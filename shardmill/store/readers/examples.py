@@ -1,21 +1,20 @@
-"""Conversations of a store, many at a time.
+"""Documents and conversations of a store by number.
 
-In: a store and a split; then example numbers.  Out: `ChatExamples` in that order.
-Promise: ids, mask, turns and roles are those that were written, whole; one gather for all tokens of
-a call; bits of the mask are read only where they are asked for; a copy that was pickled or forked
-opens its files anew and refuses a store that was built again.
-Not here: rows of one length (loading), order and epochs (sampling).
+`SplitView` is what `store["train"]` returns: a sequence for people and scripts. `ChatSpace` reads
+many conversations in one gather. Both can be pickled; a copy refuses a store that was built again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError
-from shardmill.records import ROLES, BoolArray, ChatExamples, OffsetArray, Ragged
+from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
 from shardmill.store.readers.pread import held_by
 from shardmill.store.readers.token_space import (
     MAX_MAPS,
@@ -27,6 +26,73 @@ from shardmill.store.readers.token_space import (
 
 if TYPE_CHECKING:
     from shardmill.store import Store
+
+
+class Example(NamedTuple):
+    """One tokenised conversation, whole and not shifted."""
+
+    ids: IntArray  # (n,) of the store's dtype
+    loss_mask: BoolArray  # (n,) True where this token is a training target
+
+
+class SplitView:
+    """The documents of a split in stored order, read when they are asked for: `store["train"]`.
+
+    An item is the ids of a document; in a chat store it is an `Example`. A slice is another view.
+    Every document is here, also those that are excluded from training.
+    """
+
+    def __init__(self, store: Store, split: str) -> None:
+        self.store, self.split = store, split
+        self._numbers = range(store.num_documents(split))
+        self._chats = ChatSpace(store, split) if store.is_chat else None
+        self._tokens = open_tokens(store, split)
+        self._starts = store.document_starts(split)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        """Ids of a document (an `Example` in a chat store), or a view of a slice of them."""
+        if isinstance(index, slice):
+            view = copy.copy(self)
+            view._numbers = self._numbers[index]
+            return view
+        try:
+            number = self._numbers[index]
+        except IndexError:
+            raise IndexError(f"{self!r}: no item {index}") from None
+        if self._chats is not None:
+            found = self._chats.examples([number])
+            return Example(ids=found.ids.values, loss_mask=found.mask)
+        total = self._tokens.num_tokens
+        last = number == len(self._starts) - 1
+        start, stop = int(self._starts[number]), total if last else int(self._starts[number + 1])
+        if not 0 <= start <= stop <= total:
+            raise _damaged(self.store, self.split, f"document {number:,} is at {start:,}..{stop:,}")
+        return self._tokens.read(start, stop)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        kind = "documents" if self._chats is None else "examples"
+        total = self.store.num_documents(self.split)
+        of = "" if len(self) == total else f" of {total:,}"
+        return f"SplitView({str(self.store.folder)!r}, {self.split!r}, {len(self):,}{of} {kind})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _view, (self.store, self.split, self._numbers)
+
+
+def _view(store: Store, split: str, numbers: range) -> SplitView:
+    view = SplitView(store, split)
+    view._numbers = numbers
+    return view
 
 
 class ChatSpace:
@@ -115,10 +181,14 @@ class ChatSpace:
         return trained
 
     def _damaged(self, what: str) -> DamagedStoreError:
-        return DamagedStoreError(
-            f"{self.store.folder}, split {self.split!r}: {what}; check it with `shardmill verify`, "
-            "then copy or build it again"
-        )
+        return _damaged(self.store, self.split, what)
+
+
+def _damaged(store: Store, split: str, what: str) -> DamagedStoreError:
+    return DamagedStoreError(
+        f"{store.folder}, split {split!r}: {what}; check it with `shardmill verify`, then copy or "
+        "build it again"
+    )
 
 
 def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
