@@ -47,8 +47,7 @@ from shardmill.building.workplace import Workplace
 from shardmill.errors import BuildError, EngineMismatchError, OptionError, TokenizerError
 from shardmill.protocols import Source, Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
-from shardmill.sources.batches import too_large
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources import byte_lengths, too_large
 from shardmill.store import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (

@@ -51,7 +51,7 @@ from shardmill.building.workplace import (
 from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON, Cursor
-from shardmill.sources import stamp_of, tells_rows
+from shardmill.sources import knows_rows, stamp_of
 from shardmill.store import (
     Manifest,
     StoreFacts,
@@ -216,7 +216,7 @@ class _Site:
     def _origins(self) -> OriginLog | None:
         """None where no row could be told: of conversations, and of sources that are no files."""
         job = self.job
-        if not any(tells_rows(feed.source) for feed in job.feeds):
+        if not any(knows_rows(feed.source) for feed in job.feeds):
             return None
         if job.going_on is None:
             return OriginLog(self.feeds, job.splits)

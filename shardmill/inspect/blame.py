@@ -49,13 +49,13 @@ from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON, ROLES, IntArray
 from shardmill.sources import (
     ConcatSource,
+    FileSource,
     HubParquetSource,
     HubSource,
-    RowPlace,
+    RowLocation,
     append_files,
     only_files,
 )
-from shardmill.sources.file_source import FileSource
 from shardmill.store import Manifest, Store, open_store
 from shardmill.store.readers import ChatSpace
 
@@ -290,7 +290,7 @@ def _spans(tokenizer: Tokenizer, piece: Piece, ids: IntArray) -> Spans:
     return spans_of(tokenizer, piece.text, ids[piece.start : piece.stop])
 
 
-def _blame(asked: _Asked, offset: int, place: RowPlace, *, source: str, text: str) -> Blame:
+def _blame(asked: _Asked, offset: int, place: RowLocation, *, source: str, text: str) -> Blame:
     """All but the characters; counting is the way of conversations."""
     by: FoundBy = "counting"
     return Blame(

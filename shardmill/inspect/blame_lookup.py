@@ -44,8 +44,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.inspect.blame_records import FoundBy, FoundText, Piece, Proof
 from shardmill.protocols import ConversationSource, Source, Tokenizer, continues
 from shardmill.records import Conversation, ConversationBatch, Cursor, IntArray, OffsetArray
-from shardmill.sources import CHAT_REASONS, ChatSource, RowPlace, read_row
-from shardmill.sources.file_source import FileSource
+from shardmill.sources import CHAT_REASONS, ChatSource, FileSource, RowLocation, read_document
 from shardmill.store import Manifest, Origins, read_origins
 from shardmill.store.origins import COLUMNS, FEED, GRAIN, MARK, ROWS
 
@@ -146,7 +145,7 @@ class SourceLookup:
 def _counts_lines(grain: Source) -> bool:
     """Whether a build counts the lines that lie before such a part of a file."""
     return (
-        continues(grain) and isinstance(grain, FileSource) and grain.manner.get("kind") == "jsonl"
+        continues(grain) and isinstance(grain, FileSource) and grain.settings.get("kind") == "jsonl"
     )
 
 
@@ -240,10 +239,12 @@ def _pick(source: Source, indexes: Sequence[int], proof: Proof) -> dict[int, _Pi
     )
 
 
-def _row(region: _Region, picked: _Picked) -> RowPlace:
-    found = read_row(region.source, picked.cursor, picked.number, rows_before=region.rows_before)
+def _row(region: _Region, picked: _Picked) -> RowLocation:
+    found = read_document(
+        region.source, picked.cursor, picked.number, rows_before=region.rows_before
+    )
     if found is None:
-        return RowPlace(id=f"{region.source.name}: document {picked.given}", row=picked.given)
+        return RowLocation(id=f"{region.source.name}: document {picked.given}", row=picked.given)
     if found[0] != picked.text:
         raise SourceError(f"source {region.source.name!r} changed while it was read: try again")
     return found[1]
@@ -288,7 +289,7 @@ def rendering_of(
 
 def find_conversation(
     source: ConversationSource, rendering: Rendering, split: str, number: int, stored: IntArray
-) -> tuple[Conversation, RowPlace]:
+) -> tuple[Conversation, RowLocation]:
     """The conversation that became example `number` of a split, whose ids are `stored`."""
     wanted = rendering.rule.splits.index(split)
     given = seen = 0
@@ -325,9 +326,9 @@ def _is_same(conversation: Conversation, rendering: Rendering, stored: IntArray)
 
 def _place(
     source: ConversationSource, cursor: Cursor | None, number: int, found: Conversation
-) -> RowPlace:
+) -> RowLocation:
     if not isinstance(source, ChatSource):
-        return RowPlace(id=found.id)
+        return RowLocation(id=found.id)
     one: Any = copy(source)
     one._limits = replace(one._limits, num_documents=1)
     for batch in one.batches(cursor):
@@ -339,7 +340,7 @@ def _place(
     lines = position.get("lines") if isinstance(position, dict) and not is_tree else None
     row = lines if isinstance(lines, int) else None
     own = None if found.id.startswith(f"{name}:") else found.id
-    return RowPlace(id=found.id, file=name, row=row, own_id=own)
+    return RowLocation(id=found.id, file=name, row=row, own_id=own)
 
 
 def pieces_of(conversation: Conversation, rendering: Rendering) -> list[Piece] | None:

@@ -24,7 +24,7 @@ import numpy as np
 from shardmill.errors import OptionError
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import BoolArray, IntArray, OffsetArray
-from shardmill.sources import RowPlace
+from shardmill.sources import RowLocation
 from shardmill.store import Manifest, Store
 from shardmill.store.readers import TokenSpace, open_tokens
 from shardmill.tokenizers import model_sha256_of
@@ -70,7 +70,7 @@ class FoundText:
     """The row of a document."""
 
     text: str
-    place: RowPlace
+    place: RowLocation
     feed: int
     found_by: FoundBy
 

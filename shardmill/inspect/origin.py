@@ -25,10 +25,10 @@ from shardmill.sources import (
     JsonlSource,
     ParquetSource,
     TextSource,
+    is_hub_dataset,
     open_chats,
     open_source,
 )
-from shardmill.sources.open import is_hub_dataset
 from shardmill.storage.files import InputFile, has_content, list_files
 from shardmill.store import Manifest
 from shardmill.urls import Url

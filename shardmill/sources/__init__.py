@@ -8,19 +8,21 @@ Not here: tokens, splits; whether a conversation makes sense.
 """
 
 from shardmill.sources.appended import Appended, append_files, files_of, only_files
-from shardmill.sources.batches import BatchLimits, limited, stamp_of
+from shardmill.sources.batches import BatchLimits, cut, limited, stamp_of, too_large
 from shardmill.sources.chats.conversations import ChatSource
 from shardmill.sources.chats.json_records import iter_jsonl_rows
 from shardmill.sources.chats.shapes import CHAT_REASONS, SHAPES
+from shardmill.sources.cleaning import byte_lengths
 from shardmill.sources.concat import ConcatSource
+from shardmill.sources.file_source import FileSource
 from shardmill.sources.formats.hub_parquet import HubParquetSource, open_hub
 from shardmill.sources.formats.hub_source import HubOptions, HubSource, iter_rows
 from shardmill.sources.formats.jsonl import JsonlSource
 from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
 from shardmill.sources.memory import MemoryChats, MemorySource
-from shardmill.sources.open import open_chats, open_source
-from shardmill.sources.row_lookup import RowPlace, read_row, tells_rows
+from shardmill.sources.open import is_hub_dataset, open_chats, open_source
+from shardmill.sources.row_lookup import RowLocation, knows_rows, read_document
 
 __all__ = [
     "Appended",
@@ -28,6 +30,7 @@ __all__ = [
     "CHAT_REASONS",
     "ChatSource",
     "ConcatSource",
+    "FileSource",
     "HubOptions",
     "HubParquetSource",
     "HubSource",
@@ -35,11 +38,14 @@ __all__ = [
     "MemoryChats",
     "MemorySource",
     "ParquetSource",
-    "RowPlace",
+    "RowLocation",
     "SHAPES",
     "TextSource",
     "append_files",
+    "byte_lengths",
+    "cut",
     "files_of",
+    "is_hub_dataset",
     "iter_jsonl_rows",
     "iter_rows",
     "limited",
@@ -47,7 +53,8 @@ __all__ = [
     "open_chats",
     "open_hub",
     "open_source",
-    "read_row",
+    "read_document",
     "stamp_of",
-    "tells_rows",
+    "too_large",
+    "knows_rows",
 ]

@@ -116,11 +116,11 @@ def _take(
             f"{name}: the store was built from this file, but it is not among the inputs now; name "
             "all old files beside the new ones, or build the store anew with overwrite=True"
         )
-    alike = [one for one in candidates if leaves[one[0]].manner == manner]
+    alike = [one for one in candidates if leaves[one[0]].settings == manner]
     if not alike:
         at, file = candidates[0]
         raise SourceError(
-            f"{file.place}: was read as {dict(manner)}, now it would be {leaves[at].manner}; "
+            f"{file.place}: was read as {dict(manner)}, now it would be {leaves[at].settings}; "
             "repeat the options of the first build, or build the store anew with overwrite=True"
         )
     for one in alike:

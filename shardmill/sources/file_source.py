@@ -115,7 +115,7 @@ class FileSource:
         return self._files
 
     @property
-    def manner(self) -> dict[str, JSON]:
+    def settings(self) -> dict[str, JSON]:
         """How the files are read: their kind, and every option that changes the documents."""
         return {"kind": self._reader.kind, **self._reader.options()}
 

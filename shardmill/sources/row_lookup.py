@@ -1,6 +1,6 @@
 """Where one document of a source lies: its file, and the row or line of it.
 
-In: a source, one of its cursors, and which text behind it.  Out: the text and its `RowPlace`.
+In: a source, one of its cursors, and which text behind it.  Out: the text and its `RowLocation`.
 Promise: the source is read by its own code, a row at a time, so that the place is that of the very
 row which gave the text; ids are those that a drop at the same place would have.
 Not here: how many documents lie before the cursor (blame). A source that has no rows of its own, as
@@ -36,7 +36,7 @@ _ID = "id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowPlace:
+class RowLocation:
     """Where one text was."""
 
     id: str  # "pages.jsonl:17", "part.parquet:row 40", "notes.txt"; as dropped rows are named
@@ -45,9 +45,9 @@ class RowPlace:
     own_id: str | None = None  # what the row calls itself in its field "id"
 
 
-def read_row(
+def read_document(
     source: Source, cursor: Cursor | None, number: int, *, rows_before: int | None = None
-) -> tuple[str, RowPlace] | None:
+) -> tuple[str, RowLocation] | None:
     """The text `number` behind a cursor; None when the source cannot be read row by row.
 
     `rows_before` tells how many lines of its file lie before a part of one; None: they are counted.
@@ -60,10 +60,10 @@ def read_row(
     return str(batch.texts[number].as_py()), _place(one, cursor, batch.cursor, rows_before)
 
 
-def tells_rows(source: object) -> bool:
+def knows_rows(source: object) -> bool:
     """Whether a source can be cut, and tells the row of each of its documents."""
     if isinstance(source, ConcatSource):
-        return all(map(tells_rows, source.parts))
+        return all(map(knows_rows, source.parts))
     return isinstance(source, FileSource | HubParquetSource | HubPiece)
 
 
@@ -101,7 +101,7 @@ def _rebatched(source: Source, num_rows: int) -> Source | None:
 
 def _place(
     source: Source, before: Cursor | None, behind: Cursor, rows_before: int | None
-) -> RowPlace:
+) -> RowLocation:
     """Of the row that ends at the cursor `behind`; the row before it ended at `before`."""
     if isinstance(source, ConcatSource):
         number: Any = behind["part"]
@@ -112,22 +112,22 @@ def _place(
         start: Any = before["position"] if before and before["file"] == file.name else None
         place = _in_file(file, start, cast(dict[str, Any], behind["position"]), rows_before)
         # A line of plain text names itself nowhere, whatever it looks like.
-        return replace(place, own_id=None) if source.manner["kind"] == "text" else place
+        return replace(place, own_id=None) if source.settings["kind"] == "text" else place
     if isinstance(source, MemorySource):
         row = cast(int, behind["documents"]) - 1
-        return RowPlace(id=f"{source.name}: document {row}", row=row)
+        return RowLocation(id=f"{source.name}: document {row}", row=row)
     if isinstance(source, HubSource):
         row = cast(int, behind["rows"]) - 1
-        return RowPlace(id=f"{source.describe()['dataset']}:row {row}", row=row)
+        return RowLocation(id=f"{source.describe()['dataset']}:row {row}", row=row)
     return _in_hub(source, cast(str, behind["file"]), cast(dict[str, int], behind["position"]))
 
 
 def _in_file(
     file: InputFile, start: dict[str, Any] | None, stop: dict[str, Any], rows_before: int | None
-) -> RowPlace:
+) -> RowLocation:
     """By the kind of position that a reader of files gives."""
     if "documents" in stop:
-        return RowPlace(id=file.name, file=file.name)
+        return RowLocation(id=file.name, file=file.name)
     if "row_group" in stop:
         with open_parquet(file) as parquet:
             row = group_edges(parquet.metadata)[stop["row_group"]] + stop["rows"] - 1
@@ -135,17 +135,17 @@ def _in_file(
             if _ID in parquet.schema_arrow.names:
                 column = parquet.read_row_group(stop["row_group"], columns=[_ID]).column(0)
                 own = column[stop["rows"] - 1].as_py()
-        return RowPlace(id=f"{file.name}:row {row}", file=file.name, row=row, own_id=_named(own))
+        return RowLocation(id=f"{file.name}:row {row}", file=file.name, row=row, own_id=_named(own))
     line = stop["lines"]
     owned = LineRange(stop["start"], stop["stop"]) if "start" in stop else None
     if owned is not None:
         line += lines_before(file, owned) if rows_before is None else rows_before
     first = start["bytes"] if start else 0 if owned is None else line_start(file, owned)
     own = _own_id(_last_line(file, first or 0, stop["bytes"]))
-    return RowPlace(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own)
+    return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own)
 
 
-def _in_hub(source: Source, file: str, position: dict[str, int]) -> RowPlace:
+def _in_hub(source: Source, file: str, position: dict[str, int]) -> RowLocation:
     """A row of a hub's Parquet file; its footer tells how many lie before its row group."""
     from shardmill.sources.formats.hub_parquet import footer_of
 
@@ -153,7 +153,7 @@ def _in_hub(source: Source, file: str, position: dict[str, int]) -> RowPlace:
     piece = next(one for one in pieces if one.file.path == file)
     edges = group_edges(footer_of(piece.file).metadata)
     row = edges[position["row_group"]] + position["rows"] - 1
-    return RowPlace(id=f"{piece.dataset}/{file}:row {row}", file=file, row=row)
+    return RowLocation(id=f"{piece.dataset}/{file}:row {row}", file=file, row=row)
 
 
 def _last_line(file: InputFile, start: int, stop: int) -> bytes:

@@ -53,8 +53,7 @@ from shardmill.loading.streaming.records import Block, StreamCursor, StreamOrder
 from shardmill.protocols import DividedSource, Source
 from shardmill.records import JSON, Drop, OffsetArray, TextBatch
 from shardmill.sampling import Permutation
-from shardmill.sources import stamp_of
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources import byte_lengths, stamp_of
 
 log = logging.getLogger(__name__)
 

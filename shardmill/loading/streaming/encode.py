@@ -24,8 +24,7 @@ from shardmill.loading.streaming.documents import DocumentStream
 from shardmill.loading.streaming.records import Block, Encoded, StreamCursor, Tokens
 from shardmill.protocols import Encoder
 from shardmill.records import IntArray, OffsetArray, Ragged
-from shardmill.sources.batches import BatchLimits, cut
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources import BatchLimits, byte_lengths, cut
 from shardmill.threads import read_ahead
 
 SLICE = BatchLimits(num_bytes=2 * 2**20, num_documents=2**15)
