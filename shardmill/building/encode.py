@@ -39,12 +39,12 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.arguments import available_memory
 from shardmill.building.segments import Portion, SourceCounts
 from shardmill.building.spec import BuildSpec, choose_dtype, end_id
 from shardmill.building.units import GrainBatch, read_grains
 from shardmill.building.workplace import Workplace
 from shardmill.errors import BuildError, EngineMismatchError, OptionError, TokenizerError
+from shardmill.machine import available_memory
 from shardmill.protocols import Source, Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
 from shardmill.sources import byte_lengths, too_large

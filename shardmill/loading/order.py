@@ -40,10 +40,11 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.arguments import check_memory, whole_number
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, Excluding, exclusion_facts
 from shardmill.loading.rows import Documents, RowSource
+from shardmill.machine import check_memory
 from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import (
     BlockShuffle,

@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from shardmill import arguments
-from shardmill.arguments import available_memory
+from shardmill import machine
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, plan_step
 from shardmill.loading.streaming import BatchIterator
 from shardmill.loading.streaming.iterator import BatchShape
+from shardmill.machine import available_memory
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace, Windows
 from tests.loading.stores import open_stream
@@ -40,7 +40,7 @@ def test_a_batch_larger_than_memory_is_refused_with_what_it_takes_and_what_there
     ],
 )
 def test_buffers_and_documents_count(stores, monkeypatch, batch_size, options, fits):
-    monkeypatch.setattr(arguments, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**6)
     stream = open_stream(stores, ["wiki"], seq_len=8)
     if fits:
         Loader(stream, batch_size=batch_size, **options)
@@ -50,7 +50,7 @@ def test_buffers_and_documents_count(stores, monkeypatch, batch_size, options, f
 
 
 def test_a_machine_that_does_not_say_refuses_nothing(stores, monkeypatch):
-    monkeypatch.setattr(arguments, "available_memory", lambda: None)
+    monkeypatch.setattr(machine, "available_memory", lambda: None)
     Loader(open_stream(stores, ["wiki"], seq_len=8), batch_size=10**9)
 
 

@@ -34,7 +34,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardmill.arguments import check_memory, whole_number
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.streaming.batch import LossRules, make_batch
 from shardmill.loading.streaming.bin_rows import BinRules, bin_rows
@@ -62,6 +62,7 @@ from shardmill.loading.streaming.state import (
     read_state,
     write_state,
 )
+from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts
 from shardmill.records import JSON, Ragged
 from shardmill.threads import StoppedError

@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.arguments import check_memory, nearest, whole_number
+from shardmill.arguments import nearest, whole_number
 from shardmill.errors import OptionError, StoreError
+from shardmill.machine import check_memory
 from shardmill.protocols import Closing
 from shardmill.records import IntArray, OffsetArray, TokenFile
 from shardmill.store import Store, open_store
