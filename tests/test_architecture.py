@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "packing": GROUND,
     "sampling": GROUND,
     "store": GROUND,
-    "building": GROUND | {"sources", "tokenizers", "chat", "packing", "store"},
+    # remote: a build whose target is a URL pushes the finished store
+    "building": GROUND | {"sources", "tokenizers", "chat", "packing", "store", "remote"},
     # sources and tokenizers: streams read text, and a config names a tokenizer
     "loading": GROUND | (CORE - {"building"}) | {"trainers"},
     "trainers": GROUND | {"loading"},

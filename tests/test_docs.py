@@ -24,7 +24,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "clusters.md": {
         "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --engine ray "
-        "--ray-address auto    # the cluster this node is in": "tests/engines has a cluster",
+        "--ray-address auto    # the cluster this node is in": "tests/building has a cluster",
     },
     "remote.md": {"pip install 'shardmill[s3]'": "installs"},
     "tutorial.md": {

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from shardmill.errors import OptionError
 from shardmill.protocols import Source, Tokenizer
@@ -89,7 +92,10 @@ class BuildReport:
     manifest: Manifest
     seconds: float
     resumed: bool  # True when work of an earlier run was used
-    cost: BuildCost | None = None  # None: nobody measured, or nothing was left to do
+    cost: BuildCost | None = None  # None: not measured, or nothing was left to do
+    url: str | None = None  # where the store was sent, without secrets; `folder` is then scratch
+    sent_files: int = 0
+    sent_bytes: int = 0
 
     @property
     def utilisation(self) -> float | None:
@@ -97,6 +103,44 @@ class BuildReport:
         if self.cost is None or not self.seconds:
             return None
         return self.cost.cpu_seconds / (self.seconds * self.cost.num_cores)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a store never holds (when, where, how long), and the counts."""
+        ledger, cost = self.manifest.ledger, self.cost
+        facts: dict[str, Any] = {
+            "store": self.url or str(self.folder),
+            "seconds": round(self.seconds, 3),
+            "resumed": self.resumed,
+            "workers": cost.num_workers if cost else None,
+            "cores": cost.num_cores if cost else None,
+            "cpu_seconds": round(cost.cpu_seconds, 3) if cost else None,
+            "utilisation": None if self.utilisation is None else round(self.utilisation, 3),
+            "peak_bytes": cost.peak_bytes if cost else None,
+            "ledger": msgspec.to_builtins(ledger),
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+        }
+        if ledger.chat is None:
+            facts |= {
+                "documents_kept": ledger.documents.kept,
+                "documents_read": ledger.documents.read,
+                "tokens_kept": ledger.tokens.kept,
+            }
+        else:
+            splits = self.manifest.splits.items()
+            facts |= {
+                "conversations_read": ledger.documents.read,
+                "conversations_kept": ledger.documents.kept,
+                "dropped": ledger.documents.dropped,
+                "turns": ledger.chat.turns,
+                "tokens_kept": ledger.tokens.kept,
+                "trained_tokens": ledger.chat.trained_tokens,
+                "splits": {name: split.documents for name, split in splits},
+            }
+        facts["produced_by"] = self.manifest.produced_by
+        if self.url is not None:
+            facts |= {"sent_files": self.sent_files, "sent_bytes": self.sent_bytes}
+        return facts
 
 
 def choose_dtype(dtype: str | None, vocab_size: int | None) -> str:

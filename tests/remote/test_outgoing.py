@@ -28,9 +28,9 @@ from shardmill.storage import retry
 from shardmill.testing.hub import Fault
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
-from tests.build.corpora import feeds_of, write_corpus
-from tests.build.parts import Slow
-from tests.build.test_workers_killed import wait_for
+from tests.building.corpora import feeds_of, write_corpus
+from tests.building.parts import Slow
+from tests.building.test_workers_killed import wait_for
 from tests.remote.conftest import Spot, files_of, remote_files
 
 SPEC = BuildSpec(shard_bytes=20_000)
@@ -40,8 +40,8 @@ import json, sys
 from pathlib import Path
 from shardmill.building import BuildSpec, build_store, segments
 from shardmill.remote import build_to
-from tests.build.corpora import feeds_of
-from tests.build.parts import Slow
+from tests.building.corpora import feeds_of
+from tests.building.parts import Slow
 segments.SEGMENT_TOKENS = 3_000
 corpus, scratch, url = sys.argv[1:4]
 with build_to(url, scratch=scratch, resume=True) as out:

@@ -19,10 +19,10 @@ from shardmill.errors import BuildError, OptionError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.store import verify
 from shardmill.tokenizers import ByteTokenizer
-from tests.build.corpora import feeds_of, write_corpus
-from tests.build.parts import Watched
-from tests.engines.clusters import SECOND, ray_nodes, raylet_of
-from tests.engines.processes import wait_for
+from tests.building.clusters import SECOND, ray_nodes, raylet_of
+from tests.building.corpora import feeds_of, write_corpus
+from tests.building.parts import Watched
+from tests.building.processes import wait_for
 from tests.helpers import folder_digest
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from shardmill.errors import BuildError
 from shardmill.protocols import PortableTask
 from shardmill.sources import JsonlSource
 from shardmill.tokenizers import ByteTokenizer, choose_encoder
-from tests.build.corpora import SMALL, write_corpus
+from tests.building.corpora import SMALL, write_corpus
 from tests.helpers import folder_digest
 
 

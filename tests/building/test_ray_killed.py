@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.build.corpora import write_corpus
-from tests.engines.clusters import short_folder
-from tests.engines.processes import lives, wait_for
+from tests.building.clusters import short_folder
+from tests.building.corpora import write_corpus
+from tests.building.processes import lives, wait_for
 from tests.helpers import folder_digest
 
 pytestmark = pytest.mark.slow
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.slow
 BUILD = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, grains, segments
-from tests.build.corpora import feeds_of
-from tests.build.parts import Slow
+from shardmill.building import BuildSpec, build_store, segments, units as grains
+from tests.building.corpora import feeds_of
+from tests.building.parts import Slow
 grains.GRAIN_BYTES = 3_000
 segments.SEGMENT_TOKENS = 3_000
 corpus, folder, run_on = sys.argv[1:4]

@@ -12,9 +12,9 @@ import pytest
 from shardmill.building.engines import LocalEngine
 from shardmill.errors import BuildError, SourceError
 from shardmill.protocols import Engine, Task, TaskReport
-from tests.engines.clusters import ray_nodes
-from tests.engines.processes import lives, wait_for
-from tests.engines.tasks import Doing, Moving
+from tests.building.clusters import ray_nodes
+from tests.building.processes import lives, wait_for
+from tests.building.tasks import Doing, Moving
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardmill.errors import BuildError, OptionError
-from tests.engines.clusters import ray_nodes, short_folder
-from tests.engines.tasks import Doing
-from tests.engines.test_laws import run, told
+from tests.building.clusters import ray_nodes, short_folder
+from tests.building.tasks import Doing
+from tests.building.test_engines import run, told
 
 if TYPE_CHECKING:
     from shardmill.building.engines.ray_cluster import RayCluster
@@ -137,7 +137,7 @@ ALONE = """
 import os
 from shardmill.engines.ray_cluster import RayCluster
 from shardmill.engines.ray_engine import RayEngine
-from tests.engines.tasks import Doing
+from tests.building.tasks import Doing
 before = dict(os.environ)
 for workers in (3, 1):
     with RayCluster(workers=workers) as cluster, RayEngine(cluster, workers) as engine:

@@ -19,7 +19,7 @@ from shardmill.errors import BuildError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.store import open_store, read_manifest, verify, write_manifest
 from shardmill.tokenizers import ByteTokenizer
-from tests.build.parts import Differing
+from tests.building.parts import Differing
 from tests.helpers import folder_digest
 
 SPEC = BuildSpec(shard_bytes=2_000)
@@ -27,9 +27,9 @@ FILL = (("val", 3_000), ("train", None))
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import grains, segments
-from tests.build.parts import Slow
-from tests.build.test_append_killed import add
+from shardmill.building import segments, units as grains
+from tests.building.parts import Slow
+from tests.building.test_append_killed import add
 grains.GRAIN_BYTES = 2_000
 segments.SEGMENT_TOKENS = 2_000
 add(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]), tokenizer=Slow())

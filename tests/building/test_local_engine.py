@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shardmill.building.engines import LocalEngine, pack
-from tests.engines.processes import lives, wait_for
-from tests.engines.tasks import Doing
+from tests.building.processes import lives, wait_for
+from tests.building.tasks import Doing
 
 
 @pytest.mark.parametrize(("act", "words"), [("kill", "killed by signal 9"), ("exit", "code 7")])
@@ -43,7 +43,7 @@ ORPHANS = """
 import sys
 from pathlib import Path
 from shardmill.engines import LocalEngine
-from tests.engines.tasks import Doing
+from tests.building.tasks import Doing
 tasks = [Doing(name, at=1, act="sleep", folder=Path(sys.argv[1])) for name in "ab"]
 for report in LocalEngine(2).run(0, iter(tasks)):
     print(report, flush=True)

@@ -19,17 +19,17 @@ from shardmill.errors import BuildError, BuildLockedError, OptionError, TokenRan
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
 from shardmill.store import open_store, verify
 from shardmill.tokenizers import ByteTokenizer
-from tests.build.corpora import write_corpus
-from tests.build.parts import Deadly, Differing, Slow, Wide
-from tests.engines.processes import lives
+from tests.building.corpora import write_corpus
+from tests.building.parts import Deadly, Differing, Slow, Wide
+from tests.building.processes import lives
 from tests.helpers import folder_digest, wait_for
 
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, grains, segments
-from tests.build.corpora import feeds_of
-from tests.build.parts import Slow
+from shardmill.building import BuildSpec, build_store, segments, units as grains
+from tests.building.corpora import feeds_of
+from tests.building.parts import Slow
 grains.GRAIN_BYTES = 3_000
 segments.SEGMENT_TOKENS = 3_000
 corpus, folder = map(Path, sys.argv[1:3])

@@ -17,7 +17,7 @@ from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import Tokenizer
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource
 from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
-from tests.build.corpora import write_corpus
+from tests.building.corpora import write_corpus
 
 SPEC = BuildSpec(dtype="uint16")
 NOTES = Path(__file__).parent.parent.parent / "examples" / "notes"
@@ -124,7 +124,7 @@ HUGE = """
 import sys
 from pathlib import Path
 from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building.memory import PROCESS_BYTES
+from shardmill.building.encode import PROCESS_BYTES
 from shardmill.sources import JsonlSource
 from shardmill.tokenizer import ByteTokenizer
 path = Path(sys.argv[1])

@@ -131,7 +131,7 @@ def test_a_file_larger_than_the_system_allows_is_one_clear_error(corpus, workers
     code = (
         "import resource\n"
         "from pathlib import Path\n"
-        "import tests.build.test_faults as faults\n"
+        "import tests.building.test_faults as faults\n"
         "faults.grains.GRAIN_BYTES, faults.segments.SEGMENT_TOKENS = 4_000, 1_500\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3_500, resource.RLIM_INFINITY))\n"
         f"faults.build(Path({str(corpus)!r}), Path({str(corpus.parent / 's')!r}), "

@@ -14,7 +14,7 @@ from shardmill.building import units as grains
 from shardmill.store import open_store, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import open_tokenizer
-from tests.build.corpora import feeds_of, write_corpus
+from tests.building.corpora import feeds_of, write_corpus
 from tests.helpers import folder_digest
 
 TOKENIZER = open_tokenizer("byte:1", specials={"eot": "<|eot|>"})

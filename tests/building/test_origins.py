@@ -22,7 +22,7 @@ from shardmill.sources import ConcatSource, JsonlSource, MemoryChats, MemorySour
 from shardmill.store import open_store, read_origins, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import ByteTokenizer
-from tests.build.corpora import SMALL
+from tests.building.corpora import SMALL
 from tests.helpers import folder_digest
 
 TOKENIZER = ByteTokenizer(byte_offset=1, specials={"eot": "<e>"})
