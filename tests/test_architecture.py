@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": GROUND,
     "packing": GROUND,
     "sampling": GROUND,
-    "store": GROUND,
+    "store": GROUND | {"packing"},  # a stored plan names the packer that made it
     # remote: a build whose target is a URL pushes the finished store
     "building": GROUND | {"sources", "tokenizers", "chat", "packing", "store", "remote"},
     # sources and tokenizers: streams read text, and a config names a tokenizer

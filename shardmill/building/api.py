@@ -25,10 +25,10 @@ from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
 from shardmill.chat.token_template import bind_template
 from shardmill.errors import OptionError, SourceError, TemplateError, UnfinishedBuildError
+from shardmill.packing import Algorithm, Long
 from shardmill.protocols import ConversationSource, Encoder, Source, Tokenizer
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
 from shardmill.store import PlanOptions, StoredPlan
-from shardmill.store.plans import Algorithm, LongRule
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
 from shardmill.urls import Url
 
@@ -224,7 +224,7 @@ def pack(
     seed: int | None = None,
     max_per_row: int | None = None,
     align_to: int = 1,
-    long: LongRule = "error",
+    long: Long = "error",
     name: str | None = None,
     overwrite: bool = False,
 ) -> StoredPlan:

@@ -1,69 +1,21 @@
-"""The packers: lengths to a plan of which examples share a row.
+"""The packers: from the length of each example to a plan of which examples share a row.
 
-In: the length of each example and the capacity of a row.  Out: a `PackPlan`.
-Promise: same input, same plan, on every machine; every token is in one row, or the metrics say
-what became of it; rows are numbered as the algorithm opens them, and hold their pieces in the
-order of the examples. No time depends on rows times examples.
-Not here: tokens, padding, files.
+Same lengths, same plan, on every machine. Rows are numbered as the algorithm opens them and hold
+their pieces in the order of the examples. The decreasing packers place groups of equal length at
+once, because equals are interchangeable: a million examples take less than 0.1 s.
 
-Best fit, largest first: each item goes to the fullest row that still takes it.
-
-In: groups of equal sizes, falling.  Out: the row number of every item, in that order.
-Promise: exactly the textbook's rows, numbered as they are opened; among equally full rows the one
-opened first.
-Not here: what a row takes (spans).
-
-Why groups work: of the rows with the least sufficient room r, the first takes an item of size s,
-has then room r - s, less than any other, and so takes the next, until it has taken r // s of them.
-
-First fit: each item goes to the first row that still takes it.
-
-In: sizes, in falling groups or in any order.  Out: the row number of every item, in that order.
-Promise: exactly the textbook's rows, numbered as they are opened. Falling groups are placed a span
-of rows at a time; any order costs O(log rows) an item.
-Not here: what a row takes of a group (spans); sorting, cutting, alignment (plan). Sizes are
-1..capacity.
-
-Why groups work: the first row with room for an item of size s takes the next one too, until it has
-taken room // s of them; then the next such row does.
-
-Sizes in falling order, as groups of equals.
-
-In: sizes.  Out: their order and, for each distinct size, how many have it.
-Promise: larger first; equal sizes in the order of their numbers.
-Not here: where anything goes. The decreasing packers work on groups: equals are interchangeable,
-so one step can place a thousand of them.
-
-An order of items that a seed decides, in whole-number arithmetic.
-
-In: a count and a seed.  Out: the numbers 0..n - 1 in another order.
-Promise: the same on every machine and with every version of numpy, whose generators make no such
-promise. Orders of two seeds have nothing in common.
-Not here: orders without an array of them (sampling).
-
-Items of falling sizes go into rows that are counted, not looked at one by one.
-
-In: groups of equal sizes, falling, and a way to choose among open rows.  Out: the row number of
-every item, in the order of the groups.
-Promise: rows are numbered as they are opened; work is per span that takes something, never per row
-or item, and every span that is asked takes at least one item.
-Not here: which row is chosen (best_fit, first_fit); sorting, cutting, alignment (plan). Sizes are
-1..capacity.
-
-A span is some rows next to each other that took the same so far: they have equal room and hold
-equally many items. Of equal items each row of a span takes as many as it can before the next row
-takes one, so a span falls into at most three: rows that took all they could, one row that took the
-last items, rows that took none.
+To add a packer, write a function like `concatenate` and add it to `PACKERS`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
-from typing import Protocol, SupportsIndex, TypeAlias
+from typing import Literal, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -76,65 +28,247 @@ from shardmill.packing.plan import (
     PackPlan,
     aligned,
     checked_lengths,
-    cut_long,
+    cut_examples,
     metrics_of,
 )
 from shardmill.records import IntArray, OffsetArray
 
 RowNumbers = npt.NDArray[np.int32]
+Place = Callable[[IntArray, int, int | None], RowNumbers]
+"""Sizes (each 1..capacity), capacity, max_per_row -> the row of each item."""
+
+MAX_TOKENS = 2**62
+"""Larger sums might overflow 64 bits."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Falling:
-    """Item numbers by falling size, with the groups they fall into."""
+def best_fit_decreasing(
+    lengths: npt.ArrayLike,
+    capacity: SupportsIndex,
+    *,
+    max_per_row: SupportsIndex | None = None,
+    align_to: SupportsIndex = 1,
+    long: Long = "error",
+) -> PackPlan:
+    """Longest first, each into the fullest row that has room; ties go to the lower number."""
+    place = partial(_place_decreasing, FullestFirst)
+    return _plan(lengths, capacity, place, max_per_row, align_to, long)
 
-    order: IntArray  # (n,) item numbers
-    sizes: list[int]  # of each group, falling
-    counts: list[int]  # items of each group
+
+def first_fit_decreasing(
+    lengths: npt.ArrayLike,
+    capacity: SupportsIndex,
+    *,
+    max_per_row: SupportsIndex | None = None,
+    align_to: SupportsIndex = 1,
+    long: Long = "error",
+) -> PackPlan:
+    """Longest first, each into the first row that has room; ties go to the lower number."""
+    place = partial(_place_decreasing, OldestFirst)
+    return _plan(lengths, capacity, place, max_per_row, align_to, long)
 
 
-def falling(sizes: IntArray) -> Falling:
+def first_fit_shuffle(
+    lengths: npt.ArrayLike,
+    capacity: SupportsIndex,
+    *,
+    seed: int,
+    max_per_row: SupportsIndex | None = None,
+    align_to: SupportsIndex = 1,
+    long: Long = "error",
+) -> PackPlan:
+    """In an order chosen by the seed, each into the first row that has room.
+
+    Rows mix long and short examples, at the price of a little more padding.
+    """
+    seed = whole_number(seed, "seed", least=0)
+
+    def place(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
+        order = shuffled(len(sizes), seed)
+        rows = np.empty(len(sizes), dtype=np.int32)
+        rows[order] = first_fit(sizes[order], room, limit)
+        return rows
+
+    return _plan(lengths, capacity, place, max_per_row, align_to, long)
+
+
+def concatenate(
+    lengths: npt.ArrayLike,
+    capacity: SupportsIndex,
+    *,
+    max_per_row: SupportsIndex | None = None,
+    align_to: SupportsIndex = 1,
+    long: Long = "error",
+) -> PackPlan:
+    """In the order given; a row ends where the next example does not fit."""
+    return _plan(lengths, capacity, next_fit, max_per_row, align_to, long)
+
+
+Algorithm: TypeAlias = Literal["best-fit", "first-fit", "first-fit-shuffle", "concatenate"]
+"""The names that options and stored plans use."""
+
+PACKERS: dict[str, Callable[..., PackPlan]] = {
+    "best-fit": best_fit_decreasing,
+    "first-fit": first_fit_decreasing,
+    "first-fit-shuffle": first_fit_shuffle,
+    "concatenate": concatenate,
+}
+"""Name -> packer: the only registry. A packer with a parameter `seed` needs one."""
+
+
+def takes_seed(algorithm: str) -> bool:
+    return "seed" in inspect.signature(PACKERS[algorithm]).parameters
+
+
+def packer_named(algorithm: str, seed: int | None = None) -> Callable[..., PackPlan]:
+    """The packer of that name, with its seed bound; OptionError if it needs none, or needs one."""
+    if algorithm not in PACKERS:
+        raise OptionError(f"{{algorithm}}: wanted one of {', '.join(PACKERS)}", algorithm=algorithm)
+    if takes_seed(algorithm) != (seed is not None):
+        needs = "needs a seed" if seed is None else "takes no seed: it shuffles nothing"
+        raise OptionError(f"{{algorithm}} {needs}", algorithm=algorithm)
+    return PACKERS[algorithm] if seed is None else partial(PACKERS[algorithm], seed=seed)
+
+
+def _plan(
+    lengths: npt.ArrayLike,
+    capacity: SupportsIndex,
+    place: Place,
+    max_per_row: SupportsIndex | None,
+    align_to: SupportsIndex,
+    long: Long,
+) -> PackPlan:
+    found = checked_lengths(lengths)
+    room, step = whole_number(capacity, "capacity"), whole_number(align_to, "align_to")
+    limit = None if max_per_row is None else whole_number(max_per_row, "max_per_row")
+    if room % step:
+        raise OptionError(
+            "{capacity} is not a multiple of {align_to}: the last piece of a row could not be "
+            f"rounded up; use {room // step * step or step:,}",
+            capacity=room,
+            align_to=step,
+        )
+    if float(found.sum(dtype=np.float64)) + room >= MAX_TOKENS:
+        raise OptionError(
+            f"{{capacity}} and {len(found):,} examples: more than {MAX_TOKENS:,} tokens in all, "
+            "which no real data has; check the lengths",
+            capacity=room,
+        )
+    pieces = cut_examples(found, room, long)
+    sizes = aligned(pieces.lengths, step)
+    bound = max(
+        -(-int(sizes.sum(dtype=np.int64)) // room), -(-len(pieces) // limit) if limit else 0
+    )
+    row_of = place(sizes, room, limit)
+    del sizes  # what follows needs the most memory
+    rows = BinAssignment.from_rows(row_of)
+    metrics = metrics_of(found, pieces, len(rows), room, bound)
+    return PackPlan(rows=rows, pieces=pieces, align_to=step, metrics=metrics)
+
+
+# The decreasing packers. A span is a run of consecutive rows that took the same so far: they have
+# equal room and hold equally many items. A row that takes an item of size s takes the next one too
+# until it has no room left: in first fit it is still the first, in best fit it has become the
+# fullest. So each row of a span takes as many as it can before the next one takes any, and a span
+# falls into at most three: rows that took all they could, one row that took the last items, and
+# rows that took none. Work is per span, never per row or item.
+
+Span: TypeAlias = tuple[int, int, int, int]
+"""Rows start..stop, the room that each has left, the items that each holds."""
+
+_FLUSH = 2**18  # spans are kept as Python integers, which are large; write them out now and then
+
+
+class OpenRows(Protocol):
+    """Spans with room left. The rule of a packer is which of them it gives out."""
+
+    def put(self, span: Span) -> None: ...
+
+    def take(self, size: int) -> Span | None:
+        """Remove and return the span whose first row takes the next item; None if none has room.
+
+        `size` never increases from one call to the next.
+        """
+
+
+class FullestFirst:
+    """Best fit: the span with the least sufficient room, the oldest among equals."""
+
+    def __init__(self) -> None:
+        self._spans: dict[int, list[Span]] = {}  # room -> heap, the oldest rows first
+        self._rooms: list[int] = []  # its keys, ascending
+
+    def put(self, span: Span) -> None:
+        room = span[2]
+        if room in self._spans:
+            heappush(self._spans[room], span)
+        else:
+            self._spans[room] = [span]
+            insort(self._rooms, room)
+
+    def take(self, size: int) -> Span | None:
+        at = bisect_left(self._rooms, size)
+        if at == len(self._rooms):
+            return None
+        room = self._rooms[at]
+        spans = self._spans[room]
+        if len(spans) > 1:
+            return heappop(spans)
+        del self._rooms[at], self._spans[room]
+        return spans[0]
+
+
+class OldestFirst:
+    """First fit: the oldest span with enough room."""
+
+    def __init__(self) -> None:
+        self._fitting: list[Span] = []  # heap, the oldest rows first
+        self._waiting: list[tuple[int, Span]] = []  # too little room yet; heap by negative room
+
+    def put(self, span: Span) -> None:
+        heappush(self._waiting, (-span[2], span))
+
+    def take(self, size: int) -> Span | None:
+        while self._waiting and -self._waiting[0][0] >= size:
+            heappush(self._fitting, heappop(self._waiting)[1])
+        return heappop(self._fitting) if self._fitting else None
+
+
+def _place_decreasing(
+    rule: Callable[[], OpenRows], sizes: IntArray, capacity: int, max_per_row: int | None
+) -> RowNumbers:
+    """The row of each item, largest items first; equal sizes in the order of their numbers."""
     if not len(sizes):
-        return Falling(np.empty(0, np.int64), [], [])
+        return np.empty(0, np.int32)
     largest = int(sizes.max())
-    # 16-bit keys are sorted by radix: several times quicker
+    # 16-bit keys are sorted by radix, which is several times faster.
     keys: IntArray = sizes.astype(np.uint16 if largest < 2**16 else np.int64)
     np.subtract(largest, keys, out=keys)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    counts = np.diff(starts, append=len(ordered))
-    return Falling(order, (largest - ordered[starts].astype(np.int64)).tolist(), counts.tolist())
+    group_counts = np.diff(starts, append=len(ordered)).tolist()
+    group_sizes = (largest - ordered[starts].astype(np.int64)).tolist()
+    rows = np.empty(len(sizes), dtype=np.int32)
+    rows[order] = _place_groups(rule(), group_sizes, group_counts, capacity, max_per_row)
+    return rows
 
 
-Span: TypeAlias = tuple[int, int, int, int]
-"""Rows start..stop, the room that each of them has, the items that each of them holds."""
-
-_MANY = 2**18  # numbers kept as Python's own, which are large
-
-
-class OpenRows(Protocol):
-    """Spans that can take more. A rule of choice is which one is given out."""
-
-    def put(self, span: Span) -> None: ...
-
-    def take(self, size: int) -> Span | None:
-        """The span whose first row takes the next item; it is out. None: no row has room.
-
-        `size` is never larger than before.
-        """
-
-
-def place_groups(
-    groups: Falling, capacity: int, max_per_row: int | None, rows: OpenRows
+def _place_groups(
+    open_rows: OpenRows,
+    group_sizes: list[int],
+    group_counts: list[int],
+    capacity: int,
+    max_per_row: int | None,
 ) -> RowNumbers:
-    """(n,) for the items of `groups.order`: which row takes each."""
+    """The row of each item, for groups of equal size, largest first."""
     limit = max_per_row or capacity
-    least = groups.sizes[-1] if groups.sizes else 1  # rows with less room are done
-    placed = _Placed(len(groups.order))
-    spans, take, put = placed.spans, rows.take, rows.put  # looked up once: the loop is all there is
+    smallest = group_sizes[-1]  # a row with less room is finished
+    row_of = np.empty(sum(group_counts), dtype=np.int32)
+    num_written = 0
+    spans: list[int] = []  # not yet in `row_of`: first row, number of rows, items in each
+    take, put = open_rows.take, open_rows.put  # looked up once: this loop is the whole cost
     num_rows = 0
-    for size, count in zip(groups.sizes, groups.counts, strict=True):
+    for size, count in zip(group_sizes, group_counts, strict=True):
         left = count
         while left:
             span = take(size)
@@ -152,106 +286,44 @@ def place_groups(
             if whole:
                 spans += (start, whole, each)
                 left -= whole * each
-                if room - each * size >= least and held + each < limit:
+                if room - each * size >= smallest and held + each < limit:
                     put((start, start + whole, room - each * size, held + each))
                 start += whole
             if start < stop:
-                if left:  # too little for another whole row
+                if left:  # too few for another whole row
                     spans += (start, 1, left)
-                    if room - left * size >= least:
+                    if room - left * size >= smallest:
                         put((start, start + 1, room - left * size, held + left))
                     left = 0
                     start += 1
                 if start < stop:
                     put((start, stop, room, held))
-        placed.write(_MANY)
-    placed.write()
-    return placed.row_of
+        if len(spans) >= _FLUSH:
+            num_written = _write_spans(spans, row_of, num_written)
+    _write_spans(spans, row_of, num_written)
+    return row_of
 
 
-class _Placed:
-    """The row of each item, written from spans when there are many."""
-
-    def __init__(self, num_items: int) -> None:
-        self.row_of = np.empty(num_items, dtype=np.int32)
-        self.num_written = 0
-        self.spans: list[int] = []  # not written yet: first row, number of rows, items each
-
-    def write(self, at_least: int = 0) -> None:
-        """Nothing, when there are fewer than so many numbers to write."""
-        if len(self.spans) < at_least:
-            return
-        # [[5 2 2] [2 1 3]] -> rows [5 6 2] -> items [5 5 6 6 2 2 2]
-        first, num_rows, each = np.array(self.spans, dtype=np.int64).reshape(-1, 3).T
-        rows = np.repeat((first - np.cumsum(num_rows) + num_rows).astype(np.int32), num_rows)
-        rows += np.arange(len(rows), dtype=np.int32)
-        items = np.repeat(rows, np.repeat(each, num_rows))
-        self.row_of[self.num_written : self.num_written + len(items)] = items
-        self.num_written += len(items)
-        self.spans.clear()
-
-
-def best_fit(groups: Falling, capacity: int, max_per_row: int | None) -> RowNumbers:
-    """(n,) for the items of `groups.order`: which row takes each."""
-    return place_groups(groups, capacity, max_per_row, _ByRoom())
-
-
-class _ByRoom:
-    """Open spans by the room of their rows; the least sufficient one is given out."""
-
-    def __init__(self) -> None:
-        self._spans: dict[int, list[Span]] = {}  # heaps: the first rows come first
-        self._in_use: list[int] = []  # its keys, rising
-
-    def put(self, span: Span) -> None:
-        room = span[2]
-        if room in self._spans:
-            heappush(self._spans[room], span)
-        else:
-            self._spans[room] = [span]
-            insort(self._in_use, room)
-
-    def take(self, size: int) -> Span | None:
-        at = bisect_left(self._in_use, size)
-        if at == len(self._in_use):
-            return None
-        room = self._in_use[at]
-        spans = self._spans[room]
-        if len(spans) > 1:
-            return heappop(spans)
-        del self._in_use[at], self._spans[room]
-        return spans[0]
-
-
-def first_fit_falling(groups: Falling, capacity: int, max_per_row: int | None) -> RowNumbers:
-    """(n,) for the items of `groups.order`: which row takes each."""
-    return place_groups(groups, capacity, max_per_row, _InOrder())
-
-
-class _InOrder:
-    """Open spans: those with room for the size at hand, and those that wait for smaller ones."""
-
-    def __init__(self) -> None:
-        self._fitting: list[Span] = []  # heap: the first rows come first
-        self._waiting: list[tuple[int, Span]] = []  # heap by room, negative: the most comes first
-
-    def put(self, span: Span) -> None:
-        heappush(self._waiting, (-span[2], span))
-
-    def take(self, size: int) -> Span | None:
-        while self._waiting and -self._waiting[0][0] >= size:
-            heappush(self._fitting, heappop(self._waiting)[1])
-        return heappop(self._fitting) if self._fitting else None
+def _write_spans(spans: list[int], row_of: RowNumbers, num_written: int) -> int:
+    """Write the rows of the items in `spans`, empty it, and return how many items are written."""
+    # [[5 2 2] [2 1 3]] -> rows [5 6 2] -> items [5 5 6 6 2 2 2]
+    first, num_rows, each = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    rows = np.repeat((first - np.cumsum(num_rows) + num_rows).astype(np.int32), num_rows)
+    rows += np.arange(len(rows), dtype=np.int32)
+    items = np.repeat(rows, np.repeat(each, num_rows))
+    row_of[num_written : num_written + len(items)] = items
+    spans.clear()
+    return num_written + len(items)
 
 
 def first_fit(sizes: IntArray, capacity: int, max_per_row: int | None) -> RowNumbers:
-    """(n,) which row takes each item, in the order given.
+    """The row of each item, in the order given: the first with room. O(log rows) for each item.
 
-    A binary tree over the rows holds in each node the most room of any row below it (0 for a row
-    that may take no more items), so that the first row with room is found from the root down.
+    Each node of a binary tree over the rows holds the most room of any row below it (0 for a row
+    that may take no more items), so a walk down from the root finds the first row with room.
     """
     num_leaves = 1
-    tree = [0, capacity]  # from place 1 on: node k has children 2k and 2k + 1
+    tree = [0, capacity]  # node k has children 2k and 2k + 1; the root is node 1
     limit = max_per_row or capacity
     held: list[int] = []
     placed = []
@@ -279,7 +351,7 @@ def first_fit(sizes: IntArray, capacity: int, max_per_row: int | None) -> RowNum
 
 
 def _grown(tree: list[int], num_leaves: int, capacity: int) -> tuple[list[int], int]:
-    """The same rows and as many new ones."""
+    """The tree with twice as many leaves, the new ones empty rows."""
     level = tree[num_leaves:] + [capacity] * num_leaves
     levels = [level]
     while len(level) > 1:
@@ -288,8 +360,28 @@ def _grown(tree: list[int], num_leaves: int, capacity: int) -> tuple[list[int], 
     return [0, *(node for level in reversed(levels) for node in level)], 2 * num_leaves
 
 
+def next_fit(sizes: IntArray, capacity: int, max_per_row: int | None) -> RowNumbers:
+    """The row of each item, in the order given: the last row, or a new one."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    # For every item, if it opened a row: the item that opens the next one. Only rows are walked.
+    next_opener = np.searchsorted(ends, ends - sizes + capacity, side="right")
+    if max_per_row is not None:
+        next_opener = np.minimum(next_opener, np.arange(max_per_row, len(sizes) + max_per_row))
+    opens = np.zeros(len(sizes), dtype=np.int32)
+    item = 0
+    while item < len(sizes):
+        opens[item] = 1
+        item = int(next_opener[item])
+    return np.cumsum(opens, dtype=np.int32) - np.int32(1)
+
+
 def shuffled(num_items: int, seed: int) -> OffsetArray:
-    """Items sorted by a hash of (seed, number): splitmix64 from a start that the seed gives."""
+    """0..num_items - 1 sorted by a hash of (seed, number): splitmix64 from a start derived from
+    the seed.
+
+    Integer arithmetic only, so the order is the same on every machine and with every version of
+    numpy, whose generators make no such promise.
+    """
     digest = hashlib.sha256(f"packing shuffle {seed}".encode()).digest()
     start = np.uint64(int.from_bytes(digest[:8], "little"))
     keys = np.arange(1, num_items + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -299,134 +391,3 @@ def shuffled(num_items: int, seed: int) -> OffsetArray:
         keys *= np.uint64(factor)
     keys ^= keys >> np.uint64(31)
     return np.argsort(keys, kind="stable")
-
-
-MOST_TOKENS = 2**62
-"""Beyond this sums would no longer fit 64 bits."""
-
-Place = Callable[[IntArray, int, int | None], RowNumbers]
-"""Sizes, capacity, max_per_row -> the row of each item."""
-
-
-def best_fit_decreasing(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
-) -> PackPlan:
-    """Longest first, each into the fullest row that takes it; ties: the lower number."""
-    return _plan(lengths, capacity, _decreasing(best_fit), max_per_row, align_to, long)
-
-
-def first_fit_decreasing(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
-) -> PackPlan:
-    """Longest first, each into the first row that takes it; ties: the lower number."""
-    return _plan(lengths, capacity, _decreasing(first_fit_falling), max_per_row, align_to, long)
-
-
-def first_fit_shuffle(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    seed: int,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
-) -> PackPlan:
-    """In an order that the seed decides, each into the first row that takes it: rows mix long and
-    short examples, at the price of a little more padding."""
-    seed = whole_number(seed, "seed", least=0)
-
-    def place(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
-        order = shuffled(len(sizes), seed)
-        rows = np.empty(len(sizes), dtype=np.int32)
-        rows[order] = first_fit(sizes[order], room, limit)
-        return rows
-
-    return _plan(lengths, capacity, place, max_per_row, align_to, long)
-
-
-def concatenate(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
-) -> PackPlan:
-    """In the order given; a row ends where the next one does not fit."""
-    return _plan(lengths, capacity, _next_fit, max_per_row, align_to, long)
-
-
-PACKERS: Mapping[str, Callable[..., PackPlan]] = {
-    "best-fit": best_fit_decreasing,
-    "first-fit": first_fit_decreasing,
-    "first-fit-shuffle": first_fit_shuffle,  # the one that needs a seed
-    "concatenate": concatenate,
-}
-"""By the names that commands and files know them by."""
-
-
-def _plan(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    place: Place,
-    max_per_row: SupportsIndex | None,
-    align_to: SupportsIndex,
-    long: Long,
-) -> PackPlan:
-    found = checked_lengths(lengths)
-    room, step = whole_number(capacity, "capacity"), whole_number(align_to, "align_to")
-    limit = None if max_per_row is None else whole_number(max_per_row, "max_per_row")
-    if room % step:
-        raise OptionError(
-            f"capacity={room:,} is no multiple of align_to={step:,}: the last piece of a row could "
-            f"not be rounded up; take {room // step * step or step:,}"
-        )
-    if float(found.sum(dtype=np.float64)) + room >= MOST_TOKENS:
-        raise OptionError(
-            f"capacity={room:,} and {len(found):,} examples: more than {MOST_TOKENS:,} tokens in "
-            "all, which no data has; check the lengths"
-        )
-    pieces = cut_long(found, room, long)
-    sizes = aligned(pieces.lengths, step)
-    bound = max(
-        -(-int(sizes.sum(dtype=np.int64)) // room), -(-len(pieces) // limit) if limit else 0
-    )
-    row_of = place(sizes, room, limit)
-    del sizes  # what follows needs the most memory
-    rows = BinAssignment.from_rows(row_of)
-    metrics = metrics_of(found, pieces, rows, room, bound)
-    return PackPlan(rows=rows, pieces=pieces, align_to=step, metrics=metrics)
-
-
-def _decreasing(place: Callable[[Falling, int, int | None], RowNumbers]) -> Place:
-    def of_sizes(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
-        groups = falling(sizes)
-        rows = np.empty(len(sizes), dtype=np.int32)
-        rows[groups.order] = place(groups, room, limit)
-        return rows
-
-    return of_sizes
-
-
-def _next_fit(sizes: IntArray, room: int, limit: int | None) -> RowNumbers:
-    """Every item knows which item opens the row after it; only rows are walked one by one."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    behind = np.searchsorted(ends, ends - sizes + room, side="right")
-    if limit is not None:
-        behind = np.minimum(behind, np.arange(limit, len(sizes) + limit))
-    opens = np.zeros(len(sizes), dtype=np.int32)
-    item = 0
-    while item < len(behind):
-        opens[item] = 1
-        item = int(behind[item])
-    return np.cumsum(opens, dtype=np.int32) - np.int32(1)

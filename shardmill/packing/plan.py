@@ -1,19 +1,7 @@
-"""What every packer returns: pieces, the rows they share, and how good that is.
+"""Pack plans: which pieces of which examples share a row, as flat arrays.
 
-A plan is a partition of its pieces, no row is over capacity, and the numbers of the metrics sum up
-to the tokens that came in.
-
-Which items lie in which row, as two flat arrays (CSR).
-
-Every item is in one row. Ours are in rising order within a row; those of a caller, which are
-checked, in the caller's order.
-
-Examples become pieces that fit into a row.
-
-In: lengths and a rule for those over capacity.  Out: `Pieces`, and an account of what was done.
-Promise: pieces come by example and start; a token is in at most one piece; every token that is in
-none is counted. An example without tokens gives no piece.
-Not here: which pieces share a row.
+A plan is a partition: every piece is in exactly one row, and no row is over capacity. Its metrics
+count every token that came in, including those that were cut off or left out.
 """
 
 from __future__ import annotations
@@ -28,13 +16,16 @@ import numpy.typing as npt
 from shardmill.errors import OptionError
 from shardmill.records import IntArray, OffsetArray
 
+Long: TypeAlias = Literal["error", "truncate", "split", "drop"]
+"""Examples over capacity: refuse them, cut off their ends, cut them into pieces, leave them out."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinAssignment:
-    """Bin `i` holds the items `indices[offsets[i]:offsets[i + 1]]`. A bin is a row's content."""
+    """Bin `i`, the content of a row, holds the items `indices[offsets[i]:offsets[i + 1]]`."""
 
     offsets: OffsetArray  # (num_bins + 1,) int64, from 0
-    indices: IntArray  # (num_items,) int32 when that is enough, else int64
+    indices: IntArray  # (num_items,) int32 if that is wide enough, else int64
 
     @property
     def num_bins(self) -> int:
@@ -57,74 +48,64 @@ class BinAssignment:
     def from_bins(
         cls, bins: Iterable[Sequence[int]], num_items: int | None = None
     ) -> BinAssignment:
-        """Lists of items, each item 0..num_items - 1 once, in the order given.
+        """Lists of items, each of 0..num_items - 1 exactly once, in the order given.
 
-        Without `num_items` there are as many as the lists hold.
+        Without `num_items` there are as many items as the lists hold.
         """
-        lists = [_items(items, number) for number, items in enumerate(bins)]
+        lists = [_checked_items(items, number) for number, items in enumerate(bins)]
         offsets = np.concatenate(([0], np.cumsum([len(items) for items in lists]))).astype(np.int64)
         indices = np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
-        _check_partition(indices, len(indices) if num_items is None else num_items)
-        return cls(offsets, indices.astype(index_dtype(len(indices))))
+        num_items = len(indices) if num_items is None else num_items
+        outside = (indices < 0) | (indices >= num_items)
+        if outside.any():
+            raise OptionError(
+                f"Sequence index out of range: {indices[outside][0]}, wanted 0..{num_items - 1}"
+            )
+        counts = np.bincount(indices, minlength=num_items)
+        if (counts != 1).any():
+            item = int(np.flatnonzero(counts != 1)[0])
+            raise OptionError(f"item {item} is in {counts[item]} bins: wanted each item once")
+        return cls(offsets, indices.astype(_index_dtype(len(indices))))
 
     @classmethod
     def from_rows(cls, row_of: IntArray) -> BinAssignment:
-        """(n,) the row of each item, numbered from 0 without gaps."""
+        """From the row of each item, numbered from 0 without gaps. Items ascend within a row."""
         num_rows = int(row_of.max()) + 1 if len(row_of) else 0
         offsets = np.zeros(num_rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(row_of, minlength=num_rows), out=offsets[1:])
-        # sorted by 16 bits at a time, the low ones first: such keys are sorted by radix
-        indices = _order(row_of.astype(np.uint16))
+        # Sort by 16 bits at a time, low bits first: numpy sorts 16-bit keys by radix.
+        dtype = _index_dtype(len(row_of))
+        indices: IntArray = np.argsort(row_of.astype(np.uint16), kind="stable").astype(dtype)
         for shift in range(16, (num_rows - 1).bit_length(), 16):
-            indices = indices[_order((row_of >> shift).astype(np.uint16)[indices])]
+            keys = (row_of >> shift).astype(np.uint16)[indices]
+            indices = indices[np.argsort(keys, kind="stable").astype(dtype, copy=False)]
         return cls(offsets, indices)
 
 
-def _order(keys: npt.NDArray[np.uint16]) -> IntArray:
-    """What sorts them, equals in the order they are in."""
-    return np.argsort(keys, kind="stable").astype(index_dtype(len(keys)), copy=False)
-
-
-def index_dtype(count: int) -> type[np.int32 | np.int64]:
-    """The smaller integer that counts so far."""
+def _index_dtype(count: int) -> type[np.int32 | np.int64]:
+    """The smaller dtype that can index `count` items."""
     return np.int32 if count <= 2**31 else np.int64
 
 
-def _items(items: Sequence[int], number: int) -> OffsetArray:
-    """The items of bin `number`, as they were given: nothing is rounded."""
+def _checked_items(items: Sequence[int], number: int) -> OffsetArray:
+    """The items of bin `number`. Floats are refused, not rounded."""
     try:
         found = np.asarray(items)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # nested lists of different lengths
         found = np.empty((0, 0))
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
         raise OptionError(f"bin {number:,}: {items!r:.100}, wanted the numbers of its items")
     return found.astype(np.int64, copy=False)
 
 
-def _check_partition(indices: OffsetArray, num_items: int) -> None:
-    outside = (indices < 0) | (indices >= num_items)
-    if outside.any():
-        raise OptionError(
-            f"Sequence index out of range: {int(indices[outside][0])}, wanted 0..{num_items - 1}"
-        )
-    counts = np.bincount(indices, minlength=num_items)
-    if (counts != 1).any():
-        item = int(np.flatnonzero(counts != 1)[0])
-        raise OptionError(f"item {item} is in {counts[item]} bins: wanted each item once")
-
-
-Long: TypeAlias = Literal["error", "truncate", "split", "drop"]
-"""What becomes of an example over capacity: refused, cut at its end, cut into pieces, left out."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pieces:
-    """Piece `i` is `start[i]..stop[i]` of the tokens of `example[i]`."""
+    """Piece `i` is tokens `start[i]..stop[i]` of `example[i]`. Ordered by example and start."""
 
-    example: IntArray  # (n,) int32 when that is enough, else int64; never falls
+    example: IntArray  # (n,) int32 if that is wide enough, else int64; never decreases
     start: IntArray  # (n,) all 0 unless examples are split
     stop: IntArray  # (n,)
-    long: OffsetArray  # numbers of the examples over capacity, whatever became of them
+    long: OffsetArray  # the examples that are not one whole piece: split, truncated or left out
 
     def __len__(self) -> int:
         return len(self.example)
@@ -151,64 +132,65 @@ def checked_lengths(lengths: npt.ArrayLike) -> OffsetArray:
     return found.astype(np.int64, copy=False)
 
 
-def cut_long(lengths: OffsetArray, capacity: int, rule: Long) -> Pieces:
-    """The pieces of all examples."""
-    if rule not in get_args(Long):
-        raise OptionError(f"long={rule!r}: wanted one of {', '.join(get_args(Long))}")
-    long = np.flatnonzero(lengths > capacity)
-    if len(long) and rule == "error":
+def cut_examples(lengths: OffsetArray, capacity: int, long: Long, *, overlap: int = 0) -> Pieces:
+    """Cut examples into pieces of at most `capacity` tokens. An empty example gives no piece.
+
+    Pieces of a split example share `overlap` tokens with the next. With an overlap of 1 every pair
+    of neighbouring tokens is in exactly one piece, so no label is lost at a cut.
+    """
+    if long not in get_args(Long):
+        raise OptionError(f"{{long}}: wanted one of {', '.join(get_args(Long))}", long=long)
+    too_long = np.flatnonzero(lengths > capacity)
+    if len(too_long) and long == "error":
+        first = int(too_long[0])
         raise OptionError(
-            f"example {long[0]}: {lengths[long[0]]:,} tokens, but a row holds {capacity:,} "
-            f"({len(long):,} examples are too long): long='split' keeps all tokens, 'truncate' "
-            "cuts off their ends, 'drop' leaves them out"
+            f"example {first:,}: {lengths[first]:,} tokens, but a row holds {capacity:,} "
+            f"({len(too_long):,} of {len(lengths):,} examples are too long): {{long}} keeps all "
+            "tokens, 'truncate' cuts off the ends, 'drop' leaves these examples out",
+            long="split",
         )
-    if rule == "split" and len(long):
-        return _split(lengths, capacity, long)
-    example = _numbers(lengths, without=long if rule == "drop" else None)
-    kept = lengths if len(example) == len(lengths) else lengths[example]
-    most = min(capacity, int(kept.max(initial=0)))
-    cut = np.minimum(kept, most) if len(long) else kept
-    stop: IntArray = cut.astype(index_dtype(most + 1))
-    return Pieces(example=example, start=np.zeros_like(stop), stop=stop, long=long)
-
-
-def _numbers(lengths: OffsetArray, *, without: OffsetArray | None) -> IntArray:
-    """Of the examples that have tokens."""
-    number = index_dtype(len(lengths))
+    if len(too_long) and long == "split":
+        return _split_examples(lengths, capacity, too_long, overlap)
     kept = lengths > 0
-    if without is not None:
-        kept[without] = False
-    if kept.all():
-        return np.arange(len(lengths), dtype=number)
-    return np.flatnonzero(kept).astype(number, copy=False)
+    if long == "drop":
+        kept[too_long] = False
+    example: IntArray = np.flatnonzero(kept).astype(_index_dtype(len(lengths)), copy=False)
+    sizes = lengths if len(example) == len(lengths) else lengths[example]
+    most = min(capacity, int(sizes.max(initial=0)))
+    stop: IntArray = np.minimum(sizes, most).astype(_index_dtype(most + 1))
+    return Pieces(example=example, start=np.zeros_like(stop), stop=stop, long=too_long)
 
 
-def _split(lengths: OffsetArray, capacity: int, long: OffsetArray) -> Pieces:
+def _split_examples(
+    lengths: OffsetArray, capacity: int, too_long: OffsetArray, overlap: int
+) -> Pieces:
+    # capacity 4, 8 tokens: 0..4, 4..8 without overlap; 0..4, 3..7, 6..8 with an overlap of 1.
+    step = capacity - overlap
     counts = (lengths > 0).astype(np.int64)  # pieces of each example
-    counts[long] = -(-lengths[long] // capacity)
-    narrow = index_dtype(int(lengths.max()) + 1)  # a plan is mostly such numbers
-    numbers: IntArray = np.arange(len(lengths), dtype=index_dtype(len(lengths)))
+    counts[too_long] = -(-(lengths[too_long] - overlap) // step)
+    numbers: IntArray = np.arange(len(lengths), dtype=_index_dtype(len(lengths)))
+    # Plans of millions of examples are mostly these three arrays, so they are kept narrow.
+    narrow = _index_dtype(int(lengths.max()) + 1)
     example = np.repeat(numbers, counts)
     stop = np.repeat(lengths.astype(narrow, copy=False), counts)
     start = np.zeros_like(stop)
-    # only pieces of long examples start or stop elsewhere: which ones they are, and where
-    several = counts[long]
+    several = counts[too_long]
     nth = np.arange(several.sum()) - np.repeat(np.cumsum(several) - several, several)
-    piece = np.repeat(np.cumsum(counts)[long] - several, several) + nth
-    start[piece] = nth * capacity
+    piece = np.repeat(np.cumsum(counts)[too_long] - several, several) + nth
+    start[piece] = nth * step
     stop[piece] = start[piece] + np.minimum(stop[piece] - start[piece], capacity)
-    return Pieces(example=example, start=start, stop=stop, long=long)
+    return Pieces(example=example, start=start, stop=stop, long=too_long)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackMetrics:
-    """How well the rows are filled. `num_tokens + truncated_tokens + dropped_tokens` came in."""
+    """How full the rows are. `num_tokens + truncated_tokens + dropped_tokens` is the input."""
 
     capacity: int
     num_rows: int
-    lower_bound: int  # no plan of these pieces has less rows
+    lower_bound: int  # no plan of these pieces has fewer rows
     num_examples: int
-    num_empty: int  # examples without tokens: they have no piece
+    num_empty: int  # examples without tokens, which have no piece
     num_items: int  # pieces
     num_tokens: int  # in rows
     num_split: int
@@ -219,14 +201,14 @@ class PackMetrics:
 
     @property
     def padding(self) -> int:
-        """Places of rows without a token, those for alignment included."""
+        """Positions of rows that hold no token, alignment gaps included."""
         return self.num_rows * self.capacity - self.num_tokens
 
     @property
     def utilisation(self) -> float:
-        """Tokens for each place of a row, 0 to 1; 1 when there are no rows."""
-        places = self.num_rows * self.capacity
-        return self.num_tokens / places if places else 1.0
+        """Share of row positions that hold a token; 1 if there are no rows."""
+        positions = self.num_rows * self.capacity
+        return self.num_tokens / positions if positions else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -250,17 +232,17 @@ class PackPlan:
 
 
 def aligned(lengths: IntArray, align_to: int) -> IntArray:
-    """Lengths rounded up, wide enough for that."""
+    """Lengths rounded up to a multiple of `align_to`."""
     if align_to == 1:
         return lengths
     return -(-lengths.astype(np.int64, copy=False) // align_to) * align_to
 
 
 def plan_of_bins(bins: BinAssignment, lengths: OffsetArray, capacity: int) -> PackPlan:
-    """The plan of bins that somebody else chose, each example in one bin.
+    """A plan from bins chosen elsewhere, with each example in one bin.
 
-    The examples of a bin follow one another. What goes over `capacity` is cut: the end of the
-    example that crosses it, and the examples after that one. A bin without tokens has no row.
+    The examples of a bin follow one another. Tokens over `capacity` are cut off: the end of the
+    example that crosses it and all examples after that. A bin without tokens gives no row.
     """
     order = bins.indices.astype(np.int64)
     sizes = lengths[order]
@@ -268,53 +250,37 @@ def plan_of_bins(bins: BinAssignment, lengths: OffsetArray, capacity: int) -> Pa
     counts = np.diff(bins.offsets)
     start = ends[:-1] - np.repeat(ends[bins.offsets[:-1]], counts)  # in the bin, before any cut
     kept = np.clip(capacity - start, 0, sizes)
-    cut, gone = (kept > 0) & (kept < sizes), (kept == 0) & (sizes > 0)
     used = kept > 0
     row_counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[used], minlength=len(counts))
-    offsets = np.concatenate(([0], np.cumsum(row_counts[row_counts > 0])))
+    offsets = np.concatenate(([0], np.cumsum(row_counts[row_counts > 0]))).astype(np.int64)
     by_example = np.argsort(order[used], kind="stable")
-    number = index_dtype(len(lengths))
-    indices = np.empty(len(by_example), number)
+    dtype = _index_dtype(len(lengths))
+    indices = np.empty(len(by_example), dtype)
     indices[by_example] = np.arange(len(by_example))
     stop = kept[used][by_example]
-    num_tokens = int(stop.sum())
-    return PackPlan(
-        rows=BinAssignment(offsets.astype(np.int64), indices),
-        pieces=Pieces(
-            example=order[used][by_example].astype(number),
-            start=np.zeros_like(stop),
-            stop=stop,
-            long=np.flatnonzero(lengths > capacity),
-        ),
-        align_to=1,
-        metrics=PackMetrics(
-            capacity=capacity,
-            num_rows=len(offsets) - 1,
-            lower_bound=-(-num_tokens // capacity),
-            num_examples=len(lengths),
-            num_empty=int(np.count_nonzero(lengths == 0)),
-            num_items=len(stop),
-            num_tokens=num_tokens,
-            num_split=0,
-            num_truncated=int(np.count_nonzero(cut)),
-            truncated_tokens=int((sizes - kept)[cut].sum()),
-            num_dropped=int(np.count_nonzero(gone)),
-            dropped_tokens=int(sizes[gone].sum()),
-        ),
+    pieces = Pieces(
+        example=order[used][by_example].astype(dtype),
+        start=np.zeros_like(stop),
+        stop=stop,
+        long=np.sort(order[kept < sizes]),
     )
+    bound = -(-int(stop.sum()) // capacity)
+    metrics = metrics_of(lengths, pieces, len(offsets) - 1, capacity, bound)
+    rows = BinAssignment(offsets, indices)
+    return PackPlan(rows=rows, pieces=pieces, align_to=1, metrics=metrics)
 
 
 def metrics_of(
-    lengths: OffsetArray, pieces: Pieces, rows: BinAssignment, capacity: int, lower_bound: int
+    lengths: OffsetArray, pieces: Pieces, num_rows: int, capacity: int, lower_bound: int
 ) -> PackMetrics:
-    """The account of a plan. What became of long examples is read off the pieces."""
-    long = pieces.long.astype(pieces.example.dtype)  # searched for as it is: no wider copy
+    """Count what happened to every example. Only `pieces.long` is looked at one by one."""
+    long = pieces.long.astype(pieces.example.dtype)  # same dtype: searchsorted copies nothing
     left, right = (np.searchsorted(pieces.example, long, side) for side in ("left", "right"))
-    kept = right - left  # pieces of each long one
+    kept = right - left  # pieces of each long example
     truncated, dropped = pieces.long[kept == 1], pieces.long[kept == 0]
     return PackMetrics(
         capacity=capacity,
-        num_rows=rows.num_bins,
+        num_rows=num_rows,
         lower_bound=lower_bound,
         num_examples=len(lengths),
         num_empty=int(np.count_nonzero(lengths == 0)),
@@ -322,7 +288,7 @@ def metrics_of(
         num_tokens=int(pieces.lengths.sum(dtype=np.int64)),
         num_split=int(np.count_nonzero(kept > 1)),
         num_truncated=len(truncated),
-        truncated_tokens=int((lengths[truncated] - capacity).sum()),
+        truncated_tokens=int((lengths[truncated] - pieces.stop[left[kept == 1]]).sum()),
         num_dropped=len(dropped),
         dropped_tokens=int(lengths[dropped].sum()),
     )

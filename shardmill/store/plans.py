@@ -24,7 +24,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -40,13 +40,11 @@ from shardmill.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
+from shardmill.packing import Algorithm, Long, takes_seed
 from shardmill.records import IntArray
 from shardmill.storage.atomic import atomic_write, cannot_write
 from shardmill.store.entries import Count, Sha256
 from shardmill.store.store import Store
-
-Algorithm: TypeAlias = Literal["best-fit", "first-fit", "first-fit-shuffle", "concatenate"]
-LongRule: TypeAlias = Literal["error", "truncate", "split", "drop"]
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +55,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: Count | None = None  # of "first-fit-shuffle", and of no other
     max_per_row: Count | None = None  # pieces
     align_to: Count = 1  # every piece starts at a multiple of it; seq_len is one
-    long: LongRule = "error"  # what becomes of an example over `capacity` tokens
+    long: Long = "error"  # what becomes of an example over `capacity` tokens
 
     @property
     def capacity(self) -> int:
@@ -148,7 +146,7 @@ def option_problems(options: PlanOptions) -> Iterator[str]:
     elif step < 1 or seq_len % step:
         near = max(seq_len // max(step, 1), 1) * max(step, 1)
         yield f"seq_len={seq_len:,} is no multiple of align_to={step:,}; take seq_len={near:,}"
-    if (options.algorithm == "first-fit-shuffle") != (options.seed is not None):
+    if takes_seed(options.algorithm) != (options.seed is not None):
         needs = "needs a seed" if options.seed is None else "takes no seed: it shuffles nothing"
         yield f"algorithm={options.algorithm!r} {needs}"
     if options.max_per_row == 0:

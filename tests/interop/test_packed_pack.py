@@ -289,7 +289,7 @@ def test_a_chat_store_is_packed_without_a_spool(tmp_path) -> None:
         ({"loss_mask_alignment": "x"}, "loss_mask_alignment='x'"),
         ({"dtype": "float32"}, "dtype=float32"),
         ({"pack_size": 0}, "pack_size=0"),
-        ({"pack_size": 7, "align_to": 2}, "no multiple of align_to=2"),
+        ({"pack_size": 7, "align_to": 2}, "not a multiple of align_to=2"),
         ({"long": "cut"}, "long='cut'"),
     ],
 )

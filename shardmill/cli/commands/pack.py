@@ -16,8 +16,8 @@ from shardmill.building import build_plan
 from shardmill.cli.terminal import complete_split
 from shardmill.errors import OptionError, StoreError
 from shardmill.loading import PackSource
+from shardmill.packing import Algorithm, Long
 from shardmill.store import PlanOptions, StoredPlan, open_store, plans_of
-from shardmill.store.plans import Algorithm, LongRule
 
 
 def pack(
@@ -37,7 +37,7 @@ def pack(
         int, typer.Option(help="Every piece starts at a multiple of it, for context parallelism.")
     ] = 1,
     long: Annotated[
-        LongRule, typer.Option(help="What becomes of conversations that no row holds.")
+        Long, typer.Option(help="What becomes of conversations that no row holds.")
     ] = "error",
     name: Annotated[
         str | None, typer.Option(help="Of the plan; without it the options give one.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,15 @@ from shardmill.formats.packed.records import (
     given_pack_size,
 )
 from shardmill.formats.packed.spool import SequenceSpoolReader, Spool, plan_blocks
-from shardmill.packing import PACKERS, BinAssignment, Long, PackPlan, plan_of_bins
+from shardmill.packing import (
+    PACKERS,
+    BinAssignment,
+    Long,
+    PackPlan,
+    packer_named,
+    plan_of_bins,
+    takes_seed,
+)
 from shardmill.records import JSON, OffsetArray
 
 logger = logging.getLogger(__name__)
@@ -72,7 +80,7 @@ def pack_from_spool(
     size = given_pack_size(pack_size)
     target = _Target(output_dir, shard_id, packed_storage, token_dtype(dtype), loss_mask_alignment)
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
-    packer = _packer(algorithm, seed)
+    packer = packer_named(algorithm, seed)
     plan = packer(reader.lengths(), size, max_per_row=max_per_row, align_to=align_to, long=long)
     choices: dict[str, JSON] = {
         "algorithm": algorithm,
@@ -177,17 +185,6 @@ class _Target:
         )
 
 
-def _packer(algorithm: str, seed: int | None) -> Callable[..., PackPlan]:
-    if algorithm not in PACKERS:
-        raise OptionError(f"algorithm={algorithm!r}: wanted one of {', '.join(PACKERS)}")
-    if (algorithm == "first-fit-shuffle") != (seed is not None):
-        needs = "needs a seed" if seed is None else "takes no seed: it shuffles nothing"
-        raise OptionError(f"algorithm={algorithm!r} {needs}")
-    if seed is None:
-        return PACKERS[algorithm]
-    return partial(PACKERS[algorithm], seed=seed)
-
-
 def _plan_by(packer: Any, lengths: OffsetArray, size: int) -> PackPlan:
     """What any kind of packer makes of these lengths, with what is cut in its metrics."""
     capacity = getattr(packer, "bin_capacity", size)
@@ -198,7 +195,7 @@ def _plan_by(packer: Any, lengths: OffsetArray, size: int) -> PackPlan:
         name = _NEMOTRON.get(packer, packer)
         if name not in PACKERS:
             raise OptionError(f"packer={packer!r}: wanted one of {', '.join(PACKERS)}")
-        if name == "first-fit-shuffle":
+        if takes_seed(name):
             raise OptionError(
                 f"packer={packer!r} needs a seed: pass functools.partial(first_fit_shuffle, seed=7)"
             )

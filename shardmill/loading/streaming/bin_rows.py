@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.streaming.records import Encoded, Mark, StreamRows, Tally, Tokens
 from shardmill.loading.streaming.sequential_rows import DocumentTable, no_rows, part_of, table_of
-from shardmill.packing import BinAssignment, PackPlan, best_fit_decreasing, first_fit_decreasing
+from shardmill.packing import PACKERS, Algorithm, BinAssignment, PackPlan, takes_seed
 from shardmill.records import OffsetArray
 from shardmill.sampling import Permutation
 
@@ -111,7 +110,7 @@ def counts(
     return begun, cut_documents, cut_tokens
 
 
-PACKERS = {"best-fit": best_fit_decreasing, "first-fit": first_fit_decreasing}
+ALGORITHMS = [name for name in PACKERS if not takes_seed(name)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class BinRules:
     buffer_documents: int = 4096  # packed together; more fill rows better and take more memory
     buffer_tokens: int = 2**24  # a buffer ends before the document that would bring it over this
     max_per_row: int | None = None  # pieces in a row
-    algorithm: Literal["first-fit", "best-fit"] = "first-fit"
+    algorithm: Algorithm = "first-fit"  # one that takes no seed
     seed: int | None = None  # of the order of a buffer's rows; None: by their first document
 
     def __post_init__(self) -> None:
@@ -131,9 +130,9 @@ class BinRules:
             whole_number(self.max_per_row, "max_per_row")
         if self.seed is not None:
             whole_number(self.seed, "seed", least=0)
-        if self.algorithm not in PACKERS:
+        if self.algorithm not in ALGORITHMS:
             raise OptionError(
-                f"algorithm={self.algorithm!r}: wanted one of {', '.join(sorted(PACKERS))}"
+                f"{{algorithm}}: wanted one of {', '.join(ALGORITHMS)}", algorithm=self.algorithm
             )
 
 
