@@ -28,6 +28,44 @@ Cursor: TypeAlias = dict[str, JSON]
 """Where a source continues: a small JSON object only that source understands."""
 
 
+def next_token_pairs(
+    ids: IntArray,
+    trained: BoolArray | None = None,
+    *,
+    dtype: npt.DTypeLike = np.int64,
+    ignore_index: int = IGNORE_INDEX,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Inputs and labels of rows `(..., length)`, each `(..., length - 1)`, in fresh memory.
+
+    The only place where tokens are shifted. A label is the token after its input; where that
+    token is not `trained` it is `ignore_index`. Without `trained`, all tokens are.
+
+        ids      1  4  9  2  5  9         inputs  1  4  9  2  5
+        trained  .  .  .  .  x  x         labels  .  .  .  5  9
+    """
+    pairs = np.empty((2, *ids.shape[:-1], ids.shape[-1] - 1), dtype)
+    write_next_token_pairs(ids, trained, pairs[0], pairs[1], ignore_index=ignore_index)
+    return pairs[0], pairs[1]
+
+
+def write_next_token_pairs(
+    ids: IntArray,
+    trained: BoolArray | None,
+    inputs: IntArray,
+    labels: IntArray,
+    where: Any = ...,
+    *,
+    ignore_index: int = IGNORE_INDEX,
+) -> None:
+    """`next_token_pairs`, written into `inputs[where]` and `labels[where]`."""
+    inputs[where] = ids[..., :-1]
+    if trained is None:
+        labels[where] = ids[..., 1:]
+    else:
+        ignored = labels.dtype.type(ignore_index)
+        labels[where] = np.where(trained[..., 1:], ids[..., 1:], ignored)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     """Many sequences in one flat array: sequence `i` is `values[offsets[i]:offsets[i + 1]]`.
@@ -180,6 +218,39 @@ class ChatExamples:
             turn_starts=(self.turn_starts - moved[owners])[turns],
             turn_roles=self.turn_roles[turns],
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Batch:
+    """The rows of one step as numpy arrays: `(B, T)` from stores, `(A, B, T)` from streams.
+
+    A batch that is held, whole or in part, never changes.
+    """
+
+    input_ids: IntArray  # int64 from stores, int32 from streams; contiguous
+    labels: IntArray  # the token after each input, or IGNORE_INDEX where it is not trained
+    # streams
+    attention_mask: BoolArray | None = None  # False: padding
+    segment_ids: IntArray | None = None  # int32; 1, 2, ... for the documents of a row, 0: padding
+    # stores that keep documents apart; without these, labels continue into the next document
+    doc_ids: OffsetArray | None = None  # 0 for the first document of a row, then 1, 2, ...
+    position_ids: OffsetArray | None = None  # 0 at the start of every document and row
+    cu_seqlens: npt.NDArray[np.int32] | None = None  # edges of all documents, rows end to end
+    max_seqlen: int | None = None  # tokens of the longest document in a row
+    # where the rows of a store come from
+    samples: range | None = None  # the global sample numbers of the rows
+    source: OffsetArray | None = None  # (B,) which source of the mixture
+    epoch: OffsetArray | None = None  # (B,) which pass over that source, from 0
+    item: OffsetArray | None = None  # (B,) which window or packed row of that source
+
+    def __len__(self) -> int:
+        """Rows of the batch, those of all microbatches."""
+        return int(self.input_ids.size // self.input_ids.shape[-1])
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that are set, by name."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

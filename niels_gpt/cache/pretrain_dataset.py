@@ -16,7 +16,7 @@ import torch
 from niels_gpt.cache.mmap import find_shards
 from shardmill.arguments import whole_number
 from shardmill.errors import StoreError
-from shardmill.records import OffsetArray
+from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.store.readers import TokenSpace
 
 
@@ -58,9 +58,8 @@ class PretrainTokenStreamDataset:
             self.num_windows, (B,), generator=generator, device=generator.device
         ).cpu()
         tokens = self._space.gather(self._starts(drawn.numpy()), self.T + 1)
-        x = torch.from_numpy(tokens[:, :-1].astype(np.int64))
-        y = torch.from_numpy(tokens[:, 1:].astype(np.int64))
-        return x.to(self.device), y.to(self.device)  # type: ignore[return-value]
+        x, y = (torch.from_numpy(part).to(self.device) for part in next_token_pairs(tokens))
+        return x, y  # type: ignore[return-value]
 
     def _starts(self, windows: OffsetArray) -> OffsetArray:
         """Where windows begin in the token space: past all shards before, inside their own."""

@@ -21,7 +21,7 @@ from niels_gpt.cache.mmap import find_examples
 from shardmill.arguments import whole_number
 from shardmill.chat import assistant_mask
 from shardmill.errors import OptionError, StoreError
-from shardmill.records import IGNORE_INDEX, IntArray, OffsetArray
+from shardmill.records import IntArray, OffsetArray, next_token_pairs
 from shardmill.store.readers import TokenSpace
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class SFTExampleDataset:
         """x, y, y_masked of the given examples."""
         tokens, real = self._padded(examples)
         said = assistant_mask(tokens, open_id=self.asst_id, end_id=self.eot_id) & real
-        x, y = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
-        return x, y, np.where(said[:, 1:], y, IGNORE_INDEX)
+        x, y = next_token_pairs(tokens)
+        return x, y, next_token_pairs(tokens, said)[1]
 
     def _padded(
         self, examples: IntArray

@@ -30,9 +30,9 @@ from niels_gpt.format.checked import (
 from niels_gpt.messages import Message
 from niels_gpt.special_tokens import ROLE_NAMES, SPECIAL_TOKENS
 from shardmill.arguments import whole_number
-from shardmill.chat.fit import Fit, fit_rows, next_token_pairs
+from shardmill.chat.fit import Fit, fit_rows
 from shardmill.chat.policy import assistant_mask
-from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged
+from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged, next_token_pairs
 from shardmill.tokenizers import adapt_tokenizer, probe
 from shardmill.tokenizers.special_tokens import short_name
 
@@ -162,7 +162,8 @@ def collate_sft_batch(
             )
     tokens = as_ids([token for ids, _ in packed for token in ids]).reshape(-1, S)
     trained = as_mask([said for _, mask in packed for said in mask], tokens.size).reshape(-1, S)
-    parts = next_token_pairs(tokens, trained, ignore_index)
+    pairs = next_token_pairs(tokens, trained, ignore_index=ignore_index)
+    parts = (*pairs, trained[:, 1:].copy())
     x, y, loss_mask = (torch.from_numpy(part).to(device) for part in parts)
     return x, y, loss_mask  # type: ignore[return-value]
 

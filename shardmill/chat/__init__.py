@@ -24,7 +24,6 @@ from shardmill.chat.fit import (
     FittedRows,
     collate_rows,
     fit_rows,
-    next_token_pairs,
 )
 from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
 from shardmill.chat.messages import (
@@ -96,6 +95,5 @@ __all__ = [
     "FIT_SENTENCES",
     "FitCounts",
     "collate_rows",
-    "next_token_pairs",
     "JINJA_REASONS",
 ]

@@ -54,7 +54,14 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL
 from shardmill.errors import OptionError
-from shardmill.records import IGNORE_INDEX, BoolArray, ChatExamples, IntArray, OffsetArray
+from shardmill.records import (
+    IGNORE_INDEX,
+    BoolArray,
+    ChatExamples,
+    IntArray,
+    OffsetArray,
+    next_token_pairs,
+)
 
 _SMALL_PART = 4  # up to 1/4 of a row may hold a prefix, or an untrained end, when room is short
 
@@ -397,28 +404,12 @@ def _kept_tokens(examples: ChatExamples, plan: FitPlan) -> tuple[IntArray, BoolA
     return values[stays], mask[stays]
 
 
-def next_token_pairs(
-    ids: IntArray, mask: BoolArray, ignore_index: int = IGNORE_INDEX
-) -> tuple[IntArray, IntArray, BoolArray]:
-    """x, y, loss_mask, each one shorter than `ids` along the last axis. The one place that shifts.
-
-    y[i] is the token behind x[i] where that is trained, else `ignore_index`; loss_mask[i] says
-    which. All three are contiguous and share no memory with each other or the input.
-
-        ids   1  4  9  2  5  9         x  1  4  9  2  5
-        mask  .  .  .  .  x  x         y  .  .  .  5  9
-    """
-    loss_mask = mask[..., 1:].copy()
-    y = np.full(loss_mask.shape, ignore_index, ids.dtype)
-    np.copyto(y, ids[..., 1:], where=loss_mask)
-    return ids[..., :-1].copy(), y, loss_mask
-
-
 def collate_rows(
     rows: FittedRows, ignore_index: int = IGNORE_INDEX
 ) -> tuple[IntArray, IntArray, BoolArray]:
     """x, y (int64) and loss_mask (bool), each (n, seq_len)."""
-    return next_token_pairs(rows.ids, rows.mask, ignore_index)
+    x, y = next_token_pairs(rows.ids, rows.mask, dtype=rows.ids.dtype, ignore_index=ignore_index)
+    return x, y, rows.mask[..., 1:].copy()
 
 
 __all__ = [
@@ -430,6 +421,5 @@ __all__ = [
     "FittedRows",
     "collate_rows",
     "fit_rows",
-    "next_token_pairs",
     "plan_fit",
 ]

@@ -8,11 +8,12 @@ Not here: tensors (pytorch), what an order is (sampling).
 
 from __future__ import annotations
 
-from shardmill.loading.batch import Batch, SourceCounters
+from shardmill.loading.batch import SourceCounters
 from shardmill.loading.loader import Loader
 from shardmill.loading.order import PlannedSample, SampleStream, plan_step
 from shardmill.loading.packed_rows import ChatRows, PackBatch, PackSource
 from shardmill.loading.rows import RowSource, TokenSource
+from shardmill.records import Batch
 
 __all__ = [
     "Batch",

@@ -31,34 +31,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shardmill.loading.order import Step, Steps
 from shardmill.loading.readahead import Asker
 from shardmill.loading.rows import RowSource
-from shardmill.records import OffsetArray
+from shardmill.records import Batch, OffsetArray
 from shardmill.sampling.order import by_value
 from shardmill.store.readers.documents import Borders, cut_segments, mask_labels
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Batch:
-    """`n` windows as inputs and labels, with where they come from."""
-
-    input_ids: OffsetArray  # (n, seq_len) int64, contiguous
-    labels: OffsetArray  # (n, seq_len) the token after each input, or IGNORE_INDEX at a border
-    doc_ids: OffsetArray | None  # (n, seq_len) 0 for a row's first document, then 1, 2, ...
-    position_ids: OffsetArray | None  # (n, seq_len) 0 at the start of every document and row
-    cu_seqlens: npt.NDArray[np.int32] | None  # (pieces + 1,) edges of all pieces, rows end to end
-    max_seqlen: int | None  # tokens of the longest piece
-    # these four with documents=True only; without, labels go on into the next document
-    samples: range  # the global numbers of the rows
-    source: OffsetArray  # (n,) which source of the stream
-    epoch: OffsetArray  # (n,) which pass over that source, from 0
-    item: OffsetArray  # (n,) which window of that source
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

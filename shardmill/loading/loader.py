@@ -18,13 +18,13 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading.batch import Batch, BatchMaker, Buffers, SourceCounters
+from shardmill.loading.batch import BatchMaker, Buffers, SourceCounters
 from shardmill.loading.order import SampleStream, Steps, StepShape
 from shardmill.loading.prefetch import Ahead, OneThread
 from shardmill.loading.state import make_state, read_state
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing
-from shardmill.records import JSON
+from shardmill.records import JSON, Batch
 
 log = logging.getLogger(__name__)
 

@@ -41,7 +41,14 @@ from shardmill.chat.fit import Fit, FitCounts, FitPlan, FittedRows, collate_rows
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.loading.rows import RowSpan, check_fill, checked_name, row_blocks
-from shardmill.records import IGNORE_INDEX, BoolArray, ChatExamples, IntArray, OffsetArray
+from shardmill.records import (
+    IGNORE_INDEX,
+    BoolArray,
+    ChatExamples,
+    IntArray,
+    OffsetArray,
+    write_next_token_pairs,
+)
 from shardmill.store import Manifest, find_plan, open_store, read_exclusions, read_plan
 from shardmill.store.exclusions import touched
 from shardmill.store.readers import ChatSpace, PackedRows, PackSpace
@@ -264,10 +271,7 @@ class PackSource:
         for part in row_blocks(len(items), self.window_bytes):
             found = self._space.rows(items[part])
             where = part if rows is None else rows[part]
-            input_ids[where] = found.ids[:, :-1]
-            own = found.ids[:, 1:].astype(np.int64)
-            np.copyto(own, IGNORE_INDEX, where=~found.trained[:, 1:])
-            labels[where] = own
+            write_next_token_pairs(found.ids, found.trained, input_ids, labels, where)
 
     def borders(self, items: OffsetArray) -> Borders:
         """Where pieces begin in these rows, and where the padding behind the last one does."""

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.records import OffsetArray
+from shardmill.records import OffsetArray, write_next_token_pairs
 from shardmill.store import Exclusions, Store, read_exclusions
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
@@ -244,8 +244,7 @@ class TokenSource:
         for part in row_blocks(len(items), self.window_bytes):
             ids = self._windows.gather_unchecked(items[part])
             where = part if rows is None else rows[part]
-            input_ids[where] = ids[:, :-1]
-            labels[where] = ids[:, 1:]
+            write_next_token_pairs(ids, None, input_ids, labels, where)
 
     def document_starts(self) -> OffsetArray | None:
         """Where documents begin in the split, on disk; None when nobody knows (a folder)."""

@@ -19,14 +19,15 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from shardmill.errors import OptionError, StateMismatchError, missing_extra
 from shardmill.loading.streaming.config import StreamConfig
 from shardmill.loading.streaming.iterator import BatchIterator
-from shardmill.loading.streaming.records import Batch, Counts, StreamStats
+from shardmill.loading.streaming.records import Counts, StreamStats
 from shardmill.loading.streaming.tokenizer_snapshot import StreamTokenizer
+from shardmill.records import Batch, BoolArray, IntArray
 
 _absl = logging.getLogger("absl")
 _level = _absl.level
@@ -41,6 +42,15 @@ finally:
 
 Element = TypeVar("Element")
 Given = TypeVar("Given", covariant=True)
+
+
+class BatchTuple(NamedTuple):
+    """A batch as a tuple of arrays `[A, B, T]`, which JAX takes as it is into a compiled step."""
+
+    input_ids: IntArray  # int32
+    labels: IntArray  # int32; the token after each input, or IGNORE_INDEX
+    attention_mask: BoolArray  # False: padding
+    segment_ids: IntArray  # int32; 1, 2, ... for the documents of a row; 0: padding
 
 
 class Checkpointed(Protocol[Given]):
@@ -79,9 +89,11 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
         super().__init__()
         self._inner = inner
 
-    def __next__(self) -> Element:
+    def __next__(self) -> Any:
+        """The next element; a `Batch` as a `BatchTuple`."""
         self._assert_not_closed()
-        return self._inner.__next__()
+        element = self._inner.__next__()
+        return BatchTuple(**element.arrays()) if isinstance(element, Batch) else element
 
     def get_state(self) -> dict[str, Any]:
         return self._inner.get_state()
@@ -202,8 +214,8 @@ def iterate(dataset: grain.IterDataset, *, prefetch: int = 0) -> Iterator[Any]:
     return PrefetchedIterator(dataset, prefetch)
 
 
-class StreamIterator(PrefetchedIterator[Batch]):
-    """Batches, `config.data.grain_prefetch` of them made early in a thread.
+class StreamIterator(PrefetchedIterator[BatchTuple]):
+    """Batches as tuples, `config.data.grain_prefetch` of them made early in a thread.
 
     `config.model` has the vocabulary and the ids that hold, whatever the file said.
     """
@@ -216,7 +228,7 @@ class StreamIterator(PrefetchedIterator[Batch]):
         self.tokenizer = tokenizer
         self._before = self._totals()
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> BatchTuple:
         before = self._totals()
         batch = super().__next__()
         self._before = before

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardmill.loading.streaming import Batch, BatchIterator, StreamConfig, read_config
+from shardmill.loading.streaming import BatchIterator, StreamConfig, read_config
 from shardmill.loading.streaming.iterator import Pipeline
 from shardmill.loading.streaming.open import open_pipeline, which_process
+from shardmill.records import Batch
 
 TensorBatch = dict[str, torch.Tensor]
 
@@ -95,4 +96,4 @@ class StreamingDataset(IterableDataset[TensorBatch]):
 
 def tensors_of(batch: Batch) -> TensorBatch:
     """The same memory as tensors."""
-    return {name: torch.from_numpy(array) for name, array in batch._asdict().items()}
+    return {name: torch.from_numpy(array) for name, array in batch.arrays().items()}

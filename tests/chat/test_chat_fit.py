@@ -18,7 +18,6 @@ from shardmill.chat.fit import (
     FittedRows,
     collate_rows,
     fit_rows,
-    next_token_pairs,
 )
 from shardmill.errors import OptionError
 from shardmill.records import ROLES, ChatExamples, Ragged
@@ -370,14 +369,6 @@ def test_the_last_trained_token_stays_under_both_policies_that_cut_on_the_left(
 
 def _last(chat: Chat) -> int:
     return max((place for place, said in enumerate(chat.mask) if said), default=-1)
-
-
-def test_the_shift_on_a_tiny_row() -> None:
-    ids, mask = np.array([1, 4, 9, 2, 5, 9]), np.array([0, 0, 0, 0, 1, 1], np.bool_)
-    x, y, loss_mask = next_token_pairs(ids, mask)
-    assert x.tolist() == [1, 4, 9, 2, 5]
-    assert y.tolist() == [-100, -100, -100, 5, 9]
-    assert loss_mask.tolist() == [False, False, False, True, True]
 
 
 @settings(deadline=None, max_examples=100)

@@ -67,7 +67,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 def test_batches_are_those_of_the_stream_as_tensors() -> None:
     with open_stream(config()) as plain:
-        wanted = [batch._asdict() for batch in plain]
+        wanted = [batch.arrays() for batch in plain]
     batches = list(StreamingDataset(config()))
     assert len(batches) == len(wanted) > 10
     for batch, right in zip(batches, wanted, strict=True):

@@ -25,12 +25,13 @@ from shardmill.loading.streaming.iterator import (
     Pipeline,
     SharedEncoder,
 )
-from shardmill.loading.streaming.records import Batch, StreamOrder
+from shardmill.loading.streaming.records import StreamOrder
 from shardmill.protocols import Texts
-from shardmill.records import Ragged
+from shardmill.records import Batch, Ragged
 from shardmill.testing.streaming import UnitsSource
 
 SPAN, EOS, PAD = 1000, 999_999, 0
+ARRAYS = ("input_ids", "labels", "attention_mask", "segment_ids")
 
 
 class NumberEncoder:
@@ -144,7 +145,8 @@ def through_json(state: Any) -> Any:
 def assert_equal(found: Sequence[Batch], wanted: Sequence[Batch]) -> None:
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
-        for name, array, right in zip(Batch._fields, one, other, strict=True):
+        for name in ARRAYS:
+            array, right = getattr(one, name), getattr(other, name)
             np.testing.assert_array_equal(array, right, err_msg=name)
             assert array.dtype == right.dtype
 
@@ -152,7 +154,7 @@ def assert_equal(found: Sequence[Batch], wanted: Sequence[Batch]) -> None:
 def rows_of(batches: Iterable[Batch]) -> Iterator[tuple[int, ...]]:
     """The tokens of each row that is not all padding. For mask_boundary_loss=False."""
     for batch in batches:
-        flat = [array.reshape(-1, array.shape[-1]) for array in batch]
+        flat = [array.reshape(-1, array.shape[-1]) for array in batch.arrays().values()]
         for inputs, labels, attended, _ in zip(*flat, strict=True):
             last = [int(labels[-1])] if labels[-1] != -100 else []
             row = (*inputs[attended].tolist(), *last)

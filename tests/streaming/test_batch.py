@@ -44,7 +44,7 @@ def test_batches_equal_a_loop_over_every_token(rows, mask_boundary_loss, train_o
     flags = {"mask_boundary_loss": mask_boundary_loss, "train_on_eos": train_on_eos}
     batch = make_batch(tokens, segments, grad_accum=grad_accum, loss=LossRules(eos_id=EOS, **flags))
     batch_size, seq_len = len(tokens) // grad_accum, tokens.shape[1] - 1
-    for array in batch:
+    for array in batch.arrays().values():
         assert array.shape == (grad_accum, batch_size, seq_len)
     for a in range(grad_accum):
         for b in range(batch_size):
@@ -74,9 +74,9 @@ def test_arrays_are_fresh_contiguous_writeable_and_of_their_dtype() -> None:
     segments = np.ones((4, 6), np.int32)
     tokens.flags.writeable = segments.flags.writeable = False
     batch = make_batch(tokens, segments, grad_accum=2, loss=LossRules())
-    dtypes = [array.dtype for array in batch]
+    dtypes = [array.dtype for array in batch.arrays().values()]
     assert dtypes == [np.int32, np.int32, np.bool_, np.int32]
-    for array in batch:
+    for array in batch.arrays().values():
         assert array.flags.c_contiguous
         assert array.flags.writeable
         assert not np.shares_memory(array, tokens)

@@ -75,11 +75,16 @@ def test_every_batch_has_the_one_shape(bins: BinRules | None) -> None:
         batches = list(iterator)
     assert len(batches) > 1
     for batch in batches:
-        for array in batch:
+        for array in batch.arrays().values():
             assert array.shape == (2, 2, 5)
             assert array.flags.writeable
             assert array.flags.c_contiguous
-        assert [str(array.dtype) for array in batch] == ["int32", "int32", "bool", "int32"]
+        assert [str(array.dtype) for array in batch.arrays().values()] == [
+            "int32",
+            "int32",
+            "bool",
+            "int32",
+        ]
 
 
 def test_streams_give_a_row_each_in_turn() -> None:

@@ -34,9 +34,10 @@ from shardmill.records import IGNORE_INDEX, JSON, IntArray
 from shardmill.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
-    from shardmill.loading.streaming import Batch, BatchIterator, Counts, StreamConfig
+    from shardmill.loading.streaming import BatchIterator, Counts, StreamConfig
     from shardmill.loading.streaming.tokenizer_snapshot import StreamTokenizer
-    from shardmill.trainers.grain import StreamIterator
+    from shardmill.records import Batch
+    from shardmill.trainers.grain import BatchTuple, StreamIterator
 
     Stream = BatchIterator | StreamIterator
 
@@ -52,8 +53,9 @@ class StreamRow:
     segment_ids: IntArray  # (seq_len,)
 
 
-def batch_rows(batch: Batch, step: int, most: int) -> list[StreamRow]:
+def batch_rows(batch: Batch | BatchTuple, step: int, most: int) -> list[StreamRow]:
     """Its first rows, at most `most`, copied."""
+    assert batch.segment_ids is not None, "streams have them"
     arrays = (batch.input_ids, batch.labels, batch.segment_ids)
     flat = [array.reshape(-1, array.shape[-1])[:most].copy() for array in arrays]
     return [StreamRow(step, row, *parts) for row, parts in enumerate(zip(*flat, strict=True))]
@@ -252,7 +254,7 @@ def _run(opened: Stream, steps: int, show: int) -> Run:
     with safe_bars() as bars:
         task = bars.add_task("steps", total=steps)
         while done < steps and not ended:
-            batch = next(opened, None)
+            batch: Batch | BatchTuple | None = next(opened, None)  # type: ignore[assignment]
             if batch is None:
                 ended = True
                 break

@@ -40,7 +40,7 @@ from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
 from shardmill.loading.rows import check_eos
 from shardmill.protocols import Closing
-from shardmill.records import OffsetArray
+from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.store import Store, read_exclusions
 from shardmill.store.readers import TokenSpace, open_token_folder, open_tokens
 from shardmill.store.readers.documents import (
@@ -49,7 +49,6 @@ from shardmill.store.readers.documents import (
     find_borders,
     mask_labels,
     number_documents,
-    shift,
 )
 from shardmill.store.readers.dtypes import dtype_name
 from shardmill.store.readers.files import part_of, running_edges
@@ -157,15 +156,15 @@ class MemoryMappedDataset(Closing, Dataset[Sample]):
         """These samples as one batch, (n, seq_len - 1) each, contiguous, in fresh memory."""
         starts = self._starts(indices)
         ids = self._opened().gather_unchecked(starts, self.seq_len)
-        pairs = shift(ids)
-        batch = {"input_ids": torch.from_numpy(pairs[0]), "labels": torch.from_numpy(pairs[1])}
+        input_ids, labels = next_token_pairs(ids)
+        batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
         if self.pack_sequences:
             documents = self._document_starts()
             if documents is None:
                 borders = borders_after(ids, self._eos)
             else:
                 borders = find_borders(documents, starts, self.seq_len)
-            mask_labels(pairs[1], borders)
+            mask_labels(labels, borders)
             batch["doc_ids"] = torch.from_numpy(number_documents(borders))
         return batch
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, SupportsIndex
 
@@ -58,6 +59,7 @@ from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
 from shardmill.store.readers import ChatSpace
+from shardmill.store.readers.copying import lay_pieces, take
 
 SPOOL = "sequence_spool_v1"
 _FILES = ("tokens.bin", "masks.bin", "offsets.bin")
@@ -435,24 +437,27 @@ def make_block(
     if len(ids) != lengths.sum():
         raise OptionError(f"{spool!r}: gave {len(ids):,} tokens for pieces of {lengths.sum():,}")
     _check_fit(ids, dtype, repr(spool))
-    row_starts = np.repeat(np.arange(len(starts)), starts.lengths) * capacity + starts.values
-    places, ends = spread(row_starts, row_starts + lengths)
-    rows = np.zeros(len(starts) * capacity, dtype)
-    rows[places] = ids
-    masks = np.zeros(len(starts) * capacity, np.uint8)
+    ends = np.cumsum(lengths)
     if alignment == "label":
         trained = np.zeros_like(mask)
         trained[:-1] = mask[1:]
-        trained[ends[1:] - 1] = 0
-        masks[places] = trained
-    else:
-        masks[places] = mask
+        trained[ends - 1] = 0
+        mask = trained
+    rows = np.zeros((len(starts), capacity), dtype)
+    masks = np.zeros((len(starts), capacity), np.uint8)
+    begins = ends - lengths
+    lay_pieces(
+        starts,
+        lengths,
+        (partial(take, ids.astype(dtype, copy=False)), begins, rows),
+        (partial(take, mask), begins, masks),
+    )
     last = starts.offsets[1:] - 1
     used = starts.values[last] + lengths[last]
     used = -(-used // align_to) * align_to
     block = PackedBlock(
-        input_ids=rows.reshape(-1, capacity),
-        loss_mask=masks.reshape(-1, capacity),
+        input_ids=rows,
+        loss_mask=masks,
         lengths=used,
         seq_starts=Ragged(starts.values.astype(np.uint32), starts.offsets),
     )

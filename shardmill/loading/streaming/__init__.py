@@ -11,9 +11,10 @@ from __future__ import annotations
 from shardmill.loading.streaming.config import StreamConfig, config_dict, read_config
 from shardmill.loading.streaming.iterator import BatchIterator
 from shardmill.loading.streaming.open import build_eval_iterator, build_train_iterator, open_stream
-from shardmill.loading.streaming.records import Batch, Counts, StreamStats
+from shardmill.loading.streaming.records import Counts, StreamStats
 from shardmill.loading.streaming.state import join_states
 from shardmill.loading.streaming.tokenizer_snapshot import load_tokenizer, save_tokenizer
+from shardmill.records import Batch
 
 __all__ = [
     "Batch",

@@ -14,8 +14,8 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.streaming.records import Batch, Tokens
-from shardmill.records import IGNORE_INDEX
+from shardmill.loading.streaming.records import Tokens
+from shardmill.records import Batch, next_token_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +39,15 @@ def make_batch(tokens: Tokens, segments: Tokens, *, grad_accum: int, loss: LossR
     grad_accum = whole_number(grad_accum, "grad_accum")
     _check_shapes(tokens, segments, grad_accum)
     shape = (grad_accum, len(tokens) // grad_accum, tokens.shape[1] - 1)
-    labels = np.array(tokens[:, 1:], dtype=np.int32, order="C")
-    left_out = segments[:, 1:] == 0
+    trained = segments != 0  # padding is not
     if loss.mask_boundary_loss:
-        left_out |= segments[:, :-1] != segments[:, 1:]
+        trained[:, 1:] &= segments[:, :-1] == segments[:, 1:]
     if not loss.train_on_eos:
-        left_out |= labels == loss.eos_id
-    np.copyto(labels, IGNORE_INDEX, where=left_out)
+        trained &= tokens != loss.eos_id
+    input_ids, labels = next_token_pairs(tokens, trained, dtype=np.int32)
     segment_ids = np.array(segments[:, :-1], dtype=np.int32, order="C")
     return Batch(
-        input_ids=np.array(tokens[:, :-1], dtype=np.int32, order="C").reshape(shape),
+        input_ids=input_ids.reshape(shape),
         labels=labels.reshape(shape),
         attention_mask=(segment_ids > 0).reshape(shape),
         segment_ids=segment_ids.reshape(shape),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -27,11 +28,9 @@ from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.streaming.records import Encoded, Mark, StreamRows, Tally, Tokens
 from shardmill.loading.streaming.sequential_rows import DocumentTable, no_rows, part_of, table_of
 from shardmill.packing import PACKERS, Algorithm, BinAssignment, PackPlan, takes_seed
-from shardmill.records import OffsetArray
+from shardmill.records import OffsetArray, Ragged
 from shardmill.sampling import Permutation
-
-AT_ONCE = 2**16
-"""About how many tokens are gathered at a time: their indices stay in the processor's cache."""
+from shardmill.store.readers.copying import lay_pieces, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,34 +59,17 @@ def fill(
     pieces = plan.pieces
     length = pieces.lengths[layout.piece].astype(np.int64)
     begin = documents.offsets[pieces.example[layout.piece]] + pieces.start[layout.piece]
-    # every row gets one more piece, perhaps of length 0: padding, read from behind the documents
     before = np.concatenate(([0], np.cumsum(length)))
+    columns = before[:-1] - before[layout.offsets[:-1]][layout.row]
+    tokens = np.full((num_rows, width), pad_id, np.int32)
+    laid = Ragged(columns, layout.offsets)
+    lay_pieces(laid, length, (partial(take, documents.values), begin, tokens))
+    # every row gets one more segment, perhaps of length 0: padding
     padding = width - np.diff(before[layout.offsets])
     at = layout.offsets[1:]
-    length = np.insert(length, at, padding)
-    begin = np.insert(begin, at, len(documents.values))
     number = np.arange(1, len(layout.piece) + 1) - layout.offsets[layout.row]
-    segments = np.repeat(np.insert(number.astype(np.int32), at, 0), length)
-    values = np.concatenate((documents.values, np.full(width, pad_id, dtype=np.int32)))
-    tokens = _gather(values, begin, length)
-    return tokens.reshape(num_rows, width), segments.reshape(num_rows, width)
-
-
-def _gather(values: Tokens, begin: OffsetArray, length: OffsetArray) -> Tokens:
-    """`values[begin:begin + length]` of all runs, end to end."""
-    stops = np.cumsum(length)
-    total = int(stops[-1]) if len(stops) else 0
-    shift = begin - (stops - length)
-    gathered = np.empty(total, dtype=np.int32)
-    first = done = 0
-    while done < total:
-        last = min(int(np.searchsorted(stops, done + AT_ONCE)) + 1, len(stops))
-        stop = int(stops[last - 1])
-        index = np.repeat(shift[first:last], length[first:last])
-        index += np.arange(done, stop)
-        np.take(values, index, out=gathered[done:stop])
-        first, done = last, stop
-    return gathered
+    segments = np.repeat(np.insert(number.astype(np.int32), at, 0), np.insert(length, at, padding))
+    return tokens, segments.reshape(num_rows, width)
 
 
 def counts(

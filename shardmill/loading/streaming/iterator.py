@@ -41,7 +41,6 @@ from shardmill.loading.streaming.bin_rows import BinRules, bin_rows
 from shardmill.loading.streaming.documents import DocumentStream
 from shardmill.loading.streaming.encode import DocumentRules, encoded_ahead
 from shardmill.loading.streaming.records import (
-    Batch,
     Counts,
     Encoded,
     Mark,
@@ -64,7 +63,7 @@ from shardmill.loading.streaming.state import (
 )
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts
-from shardmill.records import JSON, Ragged
+from shardmill.records import JSON, Batch, Ragged
 from shardmill.threads import StoppedError
 
 log = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from operator import add, attrgetter, sub
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.records import JSON, BoolArray, Cursor, OffsetArray, Ragged
+from shardmill.records import JSON, Cursor, OffsetArray, Ragged
 from shardmill.sampling.seeds import checked_seed
 
 if TYPE_CHECKING:
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
 
 
 Tokens = npt.NDArray[np.int32]
-
-
-class Batch(NamedTuple):
-    """One step, always of the shape [A, B, T]: grad_accum, batch_size, seq_len."""
-
-    input_ids: Tokens
-    labels: Tokens  # the token after each input, or IGNORE_INDEX
-    attention_mask: BoolArray  # False: padding
-    segment_ids: Tokens  # 1, 2, ... for the documents of a row; 0: padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,12 +23,13 @@ A piece of less than 64 is copied token by token.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.records import IntArray, OffsetArray
+from shardmill.records import IntArray, OffsetArray, Ragged
 
 BLOCK_BYTES = 256 * 1024
 """Gathered ids wait here for their cast: small enough for a core's own cache."""
@@ -117,3 +118,29 @@ def put(chunks: npt.NDArray[Any], out: IntArray | npt.NDArray[Any], starts: Offs
         return
     windows = view_windows(out, size)
     windows[starts] = np.ascontiguousarray(chunks).view(windows.dtype)[:, 0]
+
+
+ReadChunks: TypeAlias = Callable[[OffsetArray, int], npt.NDArray[Any]]
+"""`read(starts, size)` gives (n, size): the values from each start on, as `take` does."""
+
+
+def lay_pieces(
+    columns: Ragged,
+    lengths: OffsetArray,
+    *copies: tuple[ReadChunks, OffsetArray, npt.NDArray[Any]],
+) -> OffsetArray:
+    """Copy pieces of examples into packed rows. The one place where packed rows are filled.
+
+    `columns` holds for each row the columns at which its pieces begin; piece `i`, counted over all
+    rows, has `lengths[i]` tokens. Each copy is (how to read, where the pieces begin there, the rows
+    to fill); rows are contiguous and of the dtype that is read. What no piece covers stays as it
+    is. Returns where pieces begin in the rows end to end.
+    """
+    row = np.repeat(np.arange(len(columns)), columns.lengths)
+    chunks = cut_chunks(lengths)
+    targets = columns.values.astype(np.int64)
+    for read, starts, rows in copies:
+        targets = row * rows.shape[1] + columns.values
+        for part in chunks:
+            put(read(part.at(starts), part.size), rows.reshape(-1), part.at(targets))
+    return targets

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.records import IGNORE_INDEX, IntArray, OffsetArray
+from shardmill.records import IGNORE_INDEX, OffsetArray, next_token_pairs
 from shardmill.store.readers.token_space import TokenSpace, as_positions
 
 _MOST_TOKENS = 2**31 - 1  # cu_seqlens are int32 in every kernel that takes them
@@ -124,14 +124,6 @@ def cut_segments(borders: Borders) -> Segments:
     )
 
 
-def shift(ids: IntArray) -> npt.NDArray[np.int64]:
-    """Inputs and labels of windows (n, length): one array (2, n, length - 1)."""
-    pairs = np.empty((2, len(ids), ids.shape[1] - 1), np.int64)
-    pairs[0] = ids[:, :-1]
-    pairs[1] = ids[:, 1:]
-    return pairs
-
-
 class DocumentWindows:
     """Windows of a space whose documents are known. Holds the starts as they are given."""
 
@@ -155,14 +147,14 @@ class DocumentWindows:
         """
         length = whole_number(seq_len, "seq_len") + 1
         positions = as_positions(starts)
-        pairs = shift(self.space.gather(positions, length))
+        input_ids, labels = next_token_pairs(self.space.gather(positions, length))
         borders = find_borders(self.document_starts, positions, length)
         if mask_borders:
-            mask_labels(pairs[1], borders)
+            mask_labels(labels, borders)
         segments = cut_segments(borders)
         if true_positions:
             self._count_from_the_start(positions, segments)
-        return DocumentBatch(input_ids=pairs[0], labels=pairs[1], segments=segments)
+        return DocumentBatch(input_ids=input_ids, labels=labels, segments=segments)
 
     def _count_from_the_start(self, starts: OffsetArray, segments: Segments) -> None:
         before = self.document_starts.searchsorted(starts, side="right") - 1

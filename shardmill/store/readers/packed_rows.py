@@ -11,6 +11,7 @@ Not here: making plans (build), order and epochs (sampling), inputs and labels (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shardmill.errors import DamagedStoreError
 from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
 from shardmill.store import PlanArrays, Store, StoredPlan, check_plan, open_store, read_plan
 from shardmill.store.plans import NAMES
-from shardmill.store.readers.copying import Chunks, cut_chunks, put, take
+from shardmill.store.readers.copying import lay_pieces, take
 from shardmill.store.readers.examples import spread
 from shardmill.store.readers.pread import held_by
 from shardmill.store.readers.token_space import ReaderName, as_positions, first_outside, open_tokens
@@ -83,19 +84,16 @@ class PackSpace:
         num_rows = len(pieces.used)
         ids = np.full((num_rows, self.row_len), self.pad_id, self.dtype)
         trained = np.zeros((num_rows, self.row_len), np.bool_)
-        row = np.repeat(np.arange(num_rows), np.diff(pieces.offsets))
-        targets = row * self.row_len + pieces.places
-        chunks = cut_chunks(pieces.lengths)
-        for part in chunks:
-            found = self._tokens.gather_unchecked(part.at(pieces.starts), part.size)
-            put(found, ids.reshape(-1), part.at(targets))
-        self._put_mask(chunks, pieces, targets, trained.reshape(-1))
-        return PackedRows(
-            ids=ids,
-            trained=trained,
-            starts=Ragged(pieces.places, pieces.offsets),
-            used=pieces.used,
+        bits, first_bits = self._mask_of(pieces)
+        starts = Ragged(pieces.places, pieces.offsets)
+        targets = lay_pieces(
+            starts,
+            pieces.lengths,
+            (self._tokens.gather_unchecked, pieces.starts, ids),
+            (partial(take, bits), first_bits, trained),
         )
+        trained.reshape(-1)[targets] = False  # nothing in its row predicts the first token
+        return PackedRows(ids=ids, trained=trained, starts=starts, used=pieces.used)
 
     def pieces(self, indices: npt.ArrayLike) -> RowPieces:
         """What these rows consist of. Reads the plan and the index, no token."""
@@ -177,17 +175,12 @@ class PackSpace:
             raise self._damaged(f"a piece of example {example:,} lies at an impossible place")
         return starts, lengths
 
-    def _put_mask(
-        self, chunks: list[Chunks], pieces: RowPieces, targets: OffsetArray, out: BoolArray
-    ) -> None:
-        """Whole bytes that hold bits of a piece are unpacked; the bits in front of it are few."""
+    def _mask_of(self, pieces: RowPieces) -> tuple[BoolArray, OffsetArray]:
+        """The whole bytes that hold mask bits of pieces, unpacked, and where each piece begins."""
         first_byte = pieces.starts >> 3
         places, offsets = spread(first_byte, (pieces.starts + pieces.lengths + 7) >> 3)
         bits = np.unpackbits(self._mask_bits[places], bitorder="little").view(np.bool_)
-        begins = 8 * offsets[:-1] + (pieces.starts & 7)
-        for part in chunks:
-            put(take(bits, part.at(begins), part.size), out, part.at(targets))
-        out[targets] = False  # the first token of a piece
+        return bits, 8 * offsets[:-1] + (pieces.starts & 7)
 
     def _damaged(self, what: str) -> DamagedStoreError:
         return DamagedStoreError(
