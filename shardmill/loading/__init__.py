@@ -8,6 +8,7 @@ Not here: tensors (pytorch), what an order is (sampling).
 
 from __future__ import annotations
 
+from shardmill.loading.api import load
 from shardmill.loading.batch import SourceCounters
 from shardmill.loading.loader import Loader
 from shardmill.loading.order import PlannedSample, SampleStream, plan_step
@@ -26,5 +27,6 @@ __all__ = [
     "SampleStream",
     "SourceCounters",
     "TokenSource",
+    "load",
     "plan_step",
 ]

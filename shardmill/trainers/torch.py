@@ -73,6 +73,11 @@ class TokenLoader(Closing):
         return told
 
 
+def wrap(loader: Loader) -> TokenLoader:
+    """What `shardmill.load(..., to="torch")` gives."""
+    return TokenLoader(loader)
+
+
 def document_mask(doc_ids: Tensor) -> Tensor:
     """True where attention is allowed: (n, 1, seq_len, seq_len) bool, for all heads.
 
