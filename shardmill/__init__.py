@@ -1,16 +1,24 @@
-"""shardmill: text and chats to training batches, checked at every step."""
+"""shardmill: text and chats to training batches, checked at every step.
 
-from shardmill.building import BuildReport, BuildSpec, Feed, build_chats, build_store
-from shardmill.chat import prove_mask
-from shardmill.errors import ShardmillError
-from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
-from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
-from shardmill.sources import MemorySource, open_chats, open_source
-from shardmill.store import Manifest, Store, open_store, verify
-from shardmill.store.readers import TokenSpace, Windows, open_tokens
-from shardmill.tokenizers import open_tokenizer, train_tokenizer
+Importing it loads nothing else: each name is imported on first use.
+"""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
+
+from shardmill.lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from shardmill.building import BuildReport, BuildSpec, Feed, build_chats, build_store
+    from shardmill.chat import prove_mask
+    from shardmill.errors import ShardmillError
+    from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
+    from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
+    from shardmill.sources import MemorySource, open_chats, open_source
+    from shardmill.store import Manifest, Store, open_store, verify
+    from shardmill.store.readers import TokenSpace, Windows, open_tokens
+    from shardmill.tokenizers import open_tokenizer, train_tokenizer
+
+__version__ = "0.2.0"
 __all__ = [
     "BuildReport",
     "BuildSpec",
@@ -42,3 +50,22 @@ __all__ = [
     "train_tokenizer",
     "verify",
 ]
+
+__getattr__ = lazy_getattr(
+    __name__,
+    {
+        "shardmill.building": ("BuildReport", "BuildSpec", "Feed", "build_chats", "build_store"),
+        "shardmill.chat": ("prove_mask",),
+        "shardmill.errors": ("ShardmillError",),
+        "shardmill.loading": ("ChatRows", "Loader", "PackSource", "SampleStream", "TokenSource"),
+        "shardmill.records": ("IGNORE_INDEX", "Ragged", "TextBatch", "TokenFile"),
+        "shardmill.sources": ("MemorySource", "open_chats", "open_source"),
+        "shardmill.store": ("Manifest", "Store", "open_store", "verify"),
+        "shardmill.store.readers": ("TokenSpace", "Windows", "open_tokens"),
+        "shardmill.tokenizers": ("open_tokenizer", "train_tokenizer"),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

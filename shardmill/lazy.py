@@ -1,23 +1,22 @@
-"""Names that are imported when somebody asks for them.
-
-In: which module holds each name.  Out: the `__getattr__` of a package.
-Promise: the name is the module's own object; another one is the usual AttributeError.
-Not here: which names are worth it: those whose modules take a while to import.
-"""
+"""Names of a package that are imported on first use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """`homes`: name -> the full name of the module that has it."""
+def lazy_getattr(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`; `names`: full module name -> the names it defines."""
+    modules = {name: module for module, group in names.items() for name in group}
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        value = getattr(import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)  # found directly from now on
+        return value
 
     return find

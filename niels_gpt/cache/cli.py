@@ -27,8 +27,8 @@ from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
 from shardmill.building.worker import num_cores
 from shardmill.cli.build_output import build_progress
-from shardmill.cli.calls import Call, as_flags
 from shardmill.cli.terminal import SafeConsole, messages
+from shardmill.cli.wording import as_flags
 from shardmill.errors import OptionError, ShardmillError
 
 PROGRAM = "python -m niels_gpt.cache.cli"
@@ -144,7 +144,7 @@ def _worded(message: str) -> str:
     command = SimpleNamespace(
         params=[SimpleNamespace(opts=[flag], secondary_opts=()) for flag in flags]
     )
-    return as_flags(message, Call(name=PROGRAM, command=command, debug=False))
+    return as_flags(message, command)
 
 
 def _resume_command(words: Sequence[str]) -> str:

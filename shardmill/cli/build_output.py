@@ -33,8 +33,7 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from shardmill.building import BuildPlan, BuildReport, Progress, has_unfinished_build
-from shardmill.cli.commands.transfer import transfer_progress
-from shardmill.cli.terminal import SafeConsole, check_local, safe_bars
+from shardmill.cli.terminal import SafeConsole, byte_bar, check_local, safe_bars
 from shardmill.errors import OptionError, UnfinishedBuildError
 from shardmill.remote.build_to import build_to, scratch_store
 from shardmill.store import Ledger
@@ -334,7 +333,7 @@ def _bar_when_needed() -> Iterator[Callable[[int, int], None]]:
         def progress(done: int, total: int) -> None:
             nonlocal show
             if show is None:
-                show = bars.enter_context(transfer_progress("push"))
+                show = bars.enter_context(byte_bar("push"))
             show(done, total)
 
         yield progress

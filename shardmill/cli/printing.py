@@ -27,7 +27,7 @@ import numpy as np
 from rich.text import Text
 
 from shardmill.cli.commands.tokenizer import parse_specials
-from shardmill.cli.terminal import JOINED, SafeConsole
+from shardmill.cli.terminal import SafeConsole, visible
 from shardmill.errors import OptionError
 from shardmill.inspect.stores import marker_ids, open_named
 from shardmill.protocols import Tokenizer
@@ -51,24 +51,6 @@ class Heading:
     """A line between spans."""
 
     text: str
-
-
-def visible(text: str) -> str:
-    """The text with everything that cannot be seen written out; line breaks stay, marked."""
-    if text.isprintable():
-        return text
-    joined = {found.start() for found in JOINED.finditer(text)}
-    return "".join(
-        character if place in joined else _shown(character) for place, character in enumerate(text)
-    )
-
-
-def _shown(character: str) -> str:
-    if character == "\n":
-        return "\\n\n"
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def chat_pieces(

@@ -28,7 +28,8 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.cli.commands.check import choose_pattern
-from shardmill.cli.printing import Decode, Heading, Span, decoder, print_pieces, spans, visible
+from shardmill.cli.printing import Decode, Heading, Span, decoder, print_pieces, spans
+from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, StateMismatchError, TokenizerError
 from shardmill.inspect.steps import Moment, Row, read_row
 from shardmill.inspect.stores import marker_ids

@@ -1,24 +1,9 @@
-"""What the command line writes: stdout, stderr and log lines, fit for a terminal.
+"""What the command line writes to stdout and stderr, safe for a terminal; sizes and paths it takes.
 
-Names, documents, manifests and templates are the data of others. A terminal obeys some characters
-and hides others, so they are escaped here, once, whatever a command prints: `printable`. Colours
-are made by `SafeConsole` alone, from text that was escaped before. What goes to stderr is also
-scrubbed of secrets; on stdout is data, which is never changed beyond the escapes.
-
-What cannot be written to stdout, at any print or at the end, is an `UnheardError`, and nothing is
-left in buffers that would fail once more when the process ends. A character that the terminal's
-encoding does not have is written \\u00e9, not an error.
-
-Sizes as people write them: 134217728, 128MiB, 1GB.
-
-What a shell offers behind an option, beside what typer knows by itself.
-
-Promise: a store that is named before the option is looked at by its manifest alone; whatever is
-wrong with it, nothing is offered and nothing is said: a person is in the middle of a word.
-
-Folders of this machine, as a call names them.
-
-What is written like a URL or a hub dataset never becomes a local folder called s3: or hub:owner.
+Names, documents, manifests and templates come from other people. A terminal obeys some characters
+and hides others, so everything that a command prints is escaped here (`printable`). Only
+`SafeConsole` adds colours, to text that was escaped before. Text for stderr is also scrubbed of
+secrets; stdout is data, which is only escaped.
 """
 
 from __future__ import annotations
@@ -31,20 +16,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 
 from shardmill.arguments import is_url
 from shardmill.errors import OptionError, ShardmillError
-from shardmill.store.manifest import read_manifest
 from shardmill.urls import scrub
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
 # Controls but "\n" and "\t"; what turns the direction of text; what has no width, or breaks lines;
-# halves of characters. Not the joiners, which see.
+# halves of characters. Joiners have their own rule.
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
@@ -58,21 +44,39 @@ _ESCAPED = re.compile(rf"[{_HIDDEN}]|(?<!{_BESIDE})[{_JOINERS}]|[{_JOINERS}](?!{
 
 
 def printable(text: str) -> str:
-    """The text with all that a terminal would obey or hide written out: \\x1b, \\u202e.
+    """The text with all characters that a terminal obeys or hides as escapes: \\x1b, \\u202e.
 
-    Line breaks and tabs stay. Only ASCII controls are written \\x..: what is escaped in a line of
-    JSON, where there are none, is still the same JSON.
+    Line breaks and tabs stay. Only ASCII controls are written \\x..; JSON has none, so an escaped
+    line of JSON is still the same JSON.
     """
     return text if text.isascii() and text.isprintable() else _ESCAPED.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """The same for a name or value in a line: line breaks and tabs are written out, too."""
+    """The same for a name or value in a line: line breaks and tabs are escaped, too."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def visible(text: str) -> str:
+    """The text with every unprintable character escaped; a line break is marked and kept."""
+    if text.isprintable():
+        return text
+    joined = {found.start() for found in JOINED.finditer(text)}
+    return "".join(
+        one if at in joined or one.isprintable() else _VISIBLE.get(one) or _escaped(one)
+        for at, one in enumerate(text)
+    )
+
+
+_VISIBLE = {"\n": "\\n\n"}
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
 def indented(text: str) -> str:
-    """A message whose further lines cannot be taken for messages of their own."""
+    """A message whose further lines cannot be taken for other messages."""
     return re.sub(r"\n(?=\S)", "\n  ", text)
 
 
@@ -84,7 +88,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class SafeConsole(Console):
-    """A rich console for text of others: its own colours are all that reaches the terminal."""
+    """A rich console that escapes what it prints: only its own colours reach the terminal."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -97,9 +101,11 @@ class SafeConsole(Console):
 
 
 def safe_bars(*columns: str | ProgressColumn, console: Console | None = None) -> Progress:
-    """Bars on stderr that are gone when the work is done; nothing where there is no terminal."""
+    """Bars on stderr that vanish when the work is done; nothing where there is no terminal."""
+    from rich.progress import Progress
+
     console = console or SafeConsole(stderr=True)
-    # rich would take escapes in what is printed meanwhile for colours of ours
+    # rich would take escapes in what is printed meanwhile for its own colours
     return Progress(
         *columns,
         console=console,
@@ -110,8 +116,25 @@ def safe_bars(*columns: str | ProgressColumn, console: Console | None = None) ->
     )
 
 
-class UnheardError(Exception):
-    """stdout took no more. No OSError: libraries that print take those for their own."""
+@contextmanager
+def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes on stderr; the callback takes the bytes done and their total."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn())
+    with safe_bars(TextColumn(title), *columns, TimeRemainingColumn()) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+class StdoutError(Exception):
+    """stdout cannot be written. Not an OSError: libraries that print would take it for theirs."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(cause.strerror or str(cause))
@@ -119,17 +142,17 @@ class UnheardError(Exception):
 
 
 class _Stdout:
-    """stdout as it is, but for its errors."""
+    """stdout, whose errors are `StdoutError`s."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        with _unheard():
+        with _stdout_errors():
             return self._file.write(text)
 
     def flush(self) -> None:
-        with _unheard():
+        with _stdout_errors():
             self._file.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -137,7 +160,7 @@ class _Stdout:
 
 
 class _Escaping:
-    """A stream whose text is escaped. rich, which escapes in `SafeConsole`, writes past it."""
+    """A stream whose text is escaped. rich writes past it, since `SafeConsole` escapes."""
 
     def __init__(self, file: Any, *, scrubs: bool) -> None:
         self.rich_proxied_file = file
@@ -157,7 +180,10 @@ class _Escaping:
 
 @contextmanager
 def watched_stdout() -> Iterator[None]:
-    """For the time of a command."""
+    """stdout for the time of a command: escaped, and a write that fails is a `StdoutError`.
+
+    A character that the terminal's encoding lacks is written \\u00e9.
+    """
     file = sys.stdout
     if isinstance(file, io.TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
@@ -166,15 +192,15 @@ def watched_stdout() -> Iterator[None]:
         with redirect_stdout(cast(TextIO, _Escaping(watched, scrubs=False))):
             yield
         watched.flush()
-    except UnheardError:
+    except StdoutError:
         _discard(file)
         raise
 
 
 @contextmanager
 def messages(*loggers: str, worded: Callable[[str], str] = str) -> Iterator[None]:
-    """stderr for the time of a command: escaped, scrubbed, and the only log lines are those of
-    these loggers, from INFO on, `worded` for who called. What libraries log is for programs."""
+    """stderr for the time of a command: escaped and scrubbed. Of log lines it shows those of these
+    loggers, from INFO on; what other libraries log is for programs."""
     file = sys.stderr
     if isinstance(file, io.TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
@@ -182,7 +208,7 @@ def messages(*loggers: str, worded: Callable[[str], str] = str) -> Iterator[None
     handler = logging.StreamHandler(stream)
     handler.setLevel(logging.INFO)
     handler.setFormatter(_Lines(worded))
-    silent = logging.NullHandler()  # else Python itself prints what has no handler
+    silent = logging.NullHandler()  # else Python prints what has no handler
     named = [logging.getLogger(name) for name in loggers]
     levels = [logger.level for logger in named]
     logging.getLogger().addHandler(silent)
@@ -210,15 +236,15 @@ class _Lines(logging.Formatter):
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _stdout_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnheardError(error) from error
+        raise StdoutError(error) from error
 
 
 def _discard(file: TextIO) -> None:
-    """What is still buffered goes nowhere: the interpreter flushes it when it ends."""
+    """Send what is still buffered nowhere: else the interpreter fails to flush it at its end."""
     with suppress(io.UnsupportedOperation):  # not a file of the system
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())
@@ -238,12 +264,17 @@ def parse_bytes(text: str) -> int:
 
 
 def complete_split(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The splits of the first store that stands before. An option that waits for its value leaves
-    the words before it unparsed."""
-    places = [ctx.params.get("folder"), ctx.params.get("source"), *ctx.args]
-    for place in filter(None, places):
+    """The splits of the first store named before the option, for the shell's completion. Whatever
+    is wrong with a store, nothing is offered and nothing is said.
+
+    An option that waits for its value leaves the words before it unparsed.
+    """
+    from shardmill.store.manifest import read_manifest
+
+    folders = [ctx.params.get("folder"), ctx.params.get("source"), *ctx.args]
+    for folder in filter(None, folders):
         try:
-            splits = read_manifest(Path(place)).splits
+            splits = read_manifest(Path(folder)).splits
         except (ShardmillError, OSError, ValueError):
             continue
         return [name for name in splits if name.startswith(incomplete)]
@@ -251,7 +282,8 @@ def complete_split(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def check_local(place: str | Path, name: str, *, instead: str = "") -> None:
-    """Refuse a place that is not a folder of this machine; `name` is the flag or argument."""
+    """Refuse a URL or a hub dataset where a local folder is wanted, before a folder called `s3:` is
+    made; `name` is the flag or argument."""
     is_dataset = str(place).startswith("hub:")
     if not (is_dataset or is_url(place)) or Path(place).exists():
         return

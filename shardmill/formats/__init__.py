@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardmill.lazy import later
+from shardmill.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from shardmill.formats.datatrove import open_datatrove
@@ -30,14 +30,15 @@ __all__ = [
     "write_megatron",
 ]
 
-_ROOMS = {
-    "datatrove": ("open_datatrove",),
-    "dolma": ("open_dolma",),
-    "llmc": ("open_llmc",),
-    "megatron": ("open_megatron", "write_megatron"),
-    "packed": ("convert_legacy_to_memmap", "open_packed", "pack_from_spool"),
-}
-
-__getattr__ = later(
-    __name__, {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}
+__getattr__ = lazy_getattr(
+    __name__,
+    {
+        "shardmill.formats.datatrove": ("open_datatrove",),
+        "shardmill.formats.dolma": ("open_dolma",),
+        "shardmill.formats.llmc": ("open_llmc",),
+        "shardmill.formats.megatron": ("open_megatron", "write_megatron"),
+        "shardmill.formats.packed": (
+            *("convert_legacy_to_memmap", "open_packed", "pack_from_spool"),
+        ),
+    },
 )

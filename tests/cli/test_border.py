@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from shardmill.arguments import choices, nearest
 from shardmill.building import segments
-from shardmill.cli import app
-from shardmill.cli.calls import as_flags, every_command, find_call, open_app
+from shardmill.cli.app import every_command, find_call, open_app
+from shardmill.cli.wording import as_flags
 from shardmill.loading.config import parse_config
 from shardmill.store import open_store
 
-ROOT = open_app(app)
+ROOT = open_app()
 COMMANDS = dict(every_command(ROOT))
 PYTHON = (sys.executable, "-m", "shardmill")
 
@@ -36,9 +36,9 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("biuld", "no command 'biuld'; did you mean build? (`shardmill --help` tells all)"),
+        ("biuld", "no command 'biuld'; did you mean build? (`shardmill --help` lists all)"),
         ("ver", "no command 'ver'; did you mean verify?"),
-        ("qqq", "no command 'qqq'; wanted one of build, build chats, "),
+        ("qqq", "no command 'qqq'; wanted one of tokenizer, build, build chats, "),
         ("tokenizer trian x", "no command 'trian'; did you mean train? (`shardmill tokenizer"),
         ("build x --tokeniser y", "no option --tokeniser; did you mean --tokenizer? (`shardmill b"),
         ("build x --val_tokens 3", "no option --val_tokens; did you mean --val-tokens?"),
@@ -46,7 +46,7 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
             "build x --template y",
             "no option --template; shardmill build chats and shardmill blame have it",
         ),
-        ("info store --debug", "--debug stands before the command"),
+        ("info store --debug", "--debug goes before the command"),
         ("info", "FOLDER is missing: The store to describe."),
         ("build data", "--out is missing: Where the store goes"),
         ("build x --out y --tokenizer byte --on-bad skipp", "--on-bad skipp: wanted one of error,"),
@@ -124,7 +124,7 @@ def test_a_config_tells_the_nearest_key_value_and_dataset():
     ],
 )
 def test_keywords_of_the_library_are_told_as_flags_of_the_command(command, message, wanted):
-    assert as_flags(message, find_call(ROOT, [command])) == wanted
+    assert as_flags(message, find_call(ROOT, [command]).command) == wanted
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_wrong_inputs_leave_no_store(place, wrong, told):
     ("words", "message"),
     [
         (["build", "", "--out", "new"], "word 2: found nothing ('')"),
-        (["build", "data", "--out", ""], "--out: found nothing ('') for it; is a variable of"),
+        (["build", "data", "--out", ""], "--out: found nothing (''); is a variable of"),
         (["build", "data", "--out="], "--out: found nothing"),
         (["info", ""], "found nothing"),
-        (["info", "a\0b"], "holds a NUL"),
+        (["info", "a\0b"], "has a NUL"),
         (["build", "data", "--out", "hub:a/b"], "--out hub:a/b: a dataset of the hub, wanted a"),
         (["build", "data", "--out", "s3:/a/b"], "--out s3:/a/b: a URL, wanted a folder"),
         (

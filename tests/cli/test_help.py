@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.cli import app
-from shardmill.cli.calls import EXIT_CODES, every_command, open_app, set_help
+from shardmill.cli.app import COMMANDS as TABLE
+from shardmill.cli.app import every_command, open_app, set_help
+from shardmill.cli.run import EXIT_CODES
 
-COMMANDS = dict(every_command(open_app(app)))
+COMMANDS = dict(every_command(open_app()))
 WITHOUT_JSON = {"shardmill view"}  # a server tells nothing when it ends
 SERVERS = {"shardmill view"}  # its example would not end
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
@@ -93,6 +94,12 @@ def test_the_help_groups_the_commands_in_the_order_of_work(told):
     assert places == sorted(places)
     assert out.index(" tokenizer ") < out.index(" build ") < out.index(" pack ")
     assert "<bool>" not in out, "a flag takes no value"
+
+
+def test_the_table_of_commands_has_the_first_sentence_of_each() -> None:
+    single = [name for name in COMMANDS if "tokenizer" not in name]
+    found = {name: TABLE[name.removeprefix("shardmill ")][2] for name in single}
+    assert found == {name: COMMANDS[name].help.split("\n\n")[0] for name in found}
 
 
 def test_paragraphs_are_set_whole_and_examples_alone():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import tempfile
@@ -11,14 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
-from shardmill.cli import app
-from shardmill.cli import calls as border
-from shardmill.cli.calls import every_command, open_app
+from shardmill.cli.app import every_command, open_app
+from shardmill.cli.run import FAULT, run
 from shardmill.storage import retry
 from shardmill.storage import retry as farretry
 from tests.secret_forms import FORMS, seen
 
-ROOT = open_app(app)
+ROOT = open_app()
 COMMANDS = dict(every_command(ROOT))
 FREE_TEXT = {"name", "reason"}
 """Words of the user that are stored as they were given."""
@@ -82,7 +80,6 @@ def offline(monkeypatch, here, tmp_path) -> None:
     monkeypatch.setattr(retry, "ATTEMPTS", 1)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # caches of clients
-    monkeypatch.setattr(border, "open_app", functools.lru_cache(open_app))
 
 
 def test_every_command_has_an_argument_that_is_tried() -> None:
@@ -97,7 +94,7 @@ def test_no_secret_is_printed_logged_or_stored(name, param, offline, tmp_path, c
     wrong = []
     for url, secrets in FORMS.items():
         caplog.clear()
-        code = border.run(app, ["--debug", *call_with(name, param, url)])
+        code = run(["--debug", *call_with(name, param, url)])
         out, err = capfd.readouterr()
         logged = "\n".join(
             record.getMessage() for record in caplog.records if record.name.startswith("shardmill")
@@ -105,7 +102,7 @@ def test_no_secret_is_printed_logged_or_stored(name, param, offline, tmp_path, c
         for where, text in (("stdout", out), ("stderr", err), ("log", logged)):
             if found := seen(text, secrets):
                 wrong.append(f"{url}: {found} on {where}: {text[:2000]}")
-        if code == border.FAULT and "Traceback" in err:
+        if code == FAULT and "Traceback" in err:
             wrong.append(f"{url}: {err}")
     if name_of(param) not in FREE_TEXT:
         every = tuple({secret for secrets in FORMS.values() for secret in secrets})

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.cli import main
-from shardmill.cli.printing import Heading, Span, bracketed, spans, visible
+from shardmill.cli.printing import Heading, Span, bracketed, spans
+from shardmill.cli.terminal import visible
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
 from shardmill.tokenizers import open_tokenizer

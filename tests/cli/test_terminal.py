@@ -22,11 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from shardmill.cli import app
 from shardmill.cli import terminal as stdout
-from shardmill.cli.calls import every_command, open_app
-from shardmill.cli.printing import visible
-from shardmill.cli.terminal import SafeConsole, indented, one_line, printable
+from shardmill.cli.app import every_command, open_app
+from shardmill.cli.terminal import SafeConsole, indented, one_line, printable, visible
 from shardmill.store.manifest import encode_manifest, read_manifest
 from shardmill.testing.hub import LoopbackHub
 
@@ -86,9 +84,9 @@ def test_a_console_colours_but_lets_no_text_do_so(capsys) -> None:
 
 
 def test_no_command_makes_a_console_of_another_kind() -> None:
-    for path in Path(stdout.__file__).parent.glob("*.py"):
+    for path in Path(stdout.__file__).parent.rglob("*.py"):
         assert not re.search(r"[^\w]Console\(|Progress\(\n? *\*|Bars\(", path.read_text()) or (
-            path.name == "stdout.py"
+            path.name == "terminal.py"
         ), path
 
 
@@ -182,7 +180,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 
 def test_every_command_is_called() -> None:
     called = {" ".join(words[:2]) for words in CALLS.values()}
-    for name, _ in every_command(open_app(app)):
+    for name, _ in every_command(open_app()):
         assert any(one.startswith(name.removeprefix("shardmill ")) for one in called), name
 
 
@@ -227,8 +225,8 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
 BARS = """
 import sys
 from shardmill.building import Progress
-from shardmill.cli.progress import build_progress
-from shardmill.cli.stdout import messages
+from shardmill.cli.build_output import build_progress
+from shardmill.cli.terminal import messages
 from tests.cli.test_terminal import EVIL
 with messages("shardmill"), build_progress() as show:
     for tokens in range(3):

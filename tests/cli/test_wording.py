@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill.cli import app
-from shardmill.cli import calls as border
-from shardmill.cli.calls import as_flags, every_command, find_call, open_app
+from shardmill.cli.app import every_command, find_call, open_app
+from shardmill.cli.wording import as_flags
 from shardmill.errors import OptionError
 from tests.cli.test_secrets import COMMANDS, FILLERS, name_of
 
-ROOT = open_app(app)
+ROOT = open_app()
 LIBRARY = Path(shardmill.__file__).parent
 FLAGS = {
     flag
@@ -26,7 +24,7 @@ FLAGS = {
     for flag in (*param.opts, *param.secondary_opts)
     if flag.startswith("--")
 }
-ROOMS_OF_COMMANDS = {"cli", "inspector", "testing"}
+ROOMS_OF_COMMANDS = {"cli", "inspect", "testing"}
 """The inspector is reached by `shardmill view` alone."""
 BOTH = re.compile(r"`shardmill [^`]*`?|[\w=]+ (?:and \w+ )?\(--[\w -]+\)|--[\w-]+ \(\w+=\)")
 """A whole command, or a thing under both its names."""
@@ -86,7 +84,7 @@ def test_the_library_names_no_flag_of_a_command() -> None:
     ],
 )
 def test_a_keyword_becomes_a_flag_once(command, message, wanted) -> None:
-    assert as_flags(message, find_call(ROOT, [command])) == wanted
+    assert as_flags(message, find_call(ROOT, [command]).command) == wanted
 
 
 @pytest.mark.slow
@@ -95,7 +93,6 @@ def test_no_wrong_value_is_answered_with_a_keyword_of_python(name, here, told, m
     def refused(*_: object) -> None:
         raise OptionError("not here")
 
-    monkeypatch.setattr(border, "open_app", functools.lru_cache(open_app))
     monkeypatch.setattr("shardmill.inspect.server.open_server", refused)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     wrong = []

@@ -9,7 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shardmill.cli.commands.info import info, verify
+from shardmill.cli.commands.info import info
+from shardmill.cli.commands.verify import verify
 from shardmill.errors import DamagedStoreError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
 from shardmill.store import open_store

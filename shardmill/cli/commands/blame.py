@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from shardmill.cli.commands.build_chats import open_template
-from shardmill.cli.printing import named_tokenizer, visible
+from shardmill.cli.printing import named_tokenizer
 from shardmill.cli.steps import StepCall, token_of_step
+from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.blame import AnySource, blame_document, blame_tokens
 from shardmill.inspect.blame_records import Blame

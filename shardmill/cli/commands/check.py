@@ -24,8 +24,8 @@ import typer
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from shardmill.arguments import whole_number
-from shardmill.cli.printing import named_tokenizer, visible
-from shardmill.cli.terminal import complete_split, safe_bars
+from shardmill.cli.printing import named_tokenizer
+from shardmill.cli.terminal import complete_split, safe_bars, visible
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
 from shardmill.loading.config import DataConfig, config_flags, config_toml, meant_split
 from shardmill.loading.rows import EVERY_FILE

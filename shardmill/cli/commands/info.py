@@ -1,7 +1,4 @@
-"""`shardmill info`: what is in a store, as a table.
-
-`shardmill verify`: check every byte of a store; exit 1 on any damage.
-"""
+"""`shardmill info`: what is in a store, as a table."""
 
 from __future__ import annotations
 
@@ -17,24 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from shardmill.arguments import is_url
-from shardmill.cli.commands.exclude import entry_facts, excluded_lines
-from shardmill.cli.commands.pack import listed_facts, listed_line
-from shardmill.cli.commands.transfer import transfer_progress
+from shardmill.cli.describe import entry_facts, exclusion_rows, plan_facts, plan_line
 from shardmill.cli.terminal import SafeConsole, one_line
 from shardmill.errors import StoreError
-from shardmill.remote import remote_manifest, verify_remote
 from shardmill.store import (
     Exclusions,
     Ledger,
     Manifest,
     StoredPlan,
-    VerifyReport,
     open_store,
     plans_of,
     read_exclusions,
-)
-from shardmill.store import (
-    verify as verify_store,
 )
 from shardmill.store.layout import DTYPES, ITEMSIZE
 from shardmill.store.store import fingerprint
@@ -86,6 +76,8 @@ class _Described:
 
 def _read(folder: str | Path) -> _Described:
     if is_url(folder):
+        from shardmill.remote import remote_manifest
+
         manifest, exclusions = remote_manifest(str(folder))
         name = str(Url(str(folder))).rstrip("/")
         return _Described(folder=name, manifest=manifest, exclusions=exclusions, plans=[])
@@ -105,7 +97,7 @@ def _facts(store: _Described) -> dict[str, Any]:
         entry["shards"] = len(entry["shards"])
         facts[f"{name}_tokens"] = entry["tokens"]
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
-    facts["plans"] = [listed_facts(name, plan) for name, plan in store.plans]
+    facts["plans"] = [{"name": name, **plan_facts(plan)} for name, plan in store.plans]
     facts["exclusions"] = [entry_facts(entry) for entry in store.exclusions.entries]
     return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
 
@@ -150,8 +142,8 @@ def _rest(store: _Described) -> Table:
         **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
         "fingerprint": store.fingerprint[:16],
-        **{f"plan {name}": listed_line(plan) for name, plan in store.plans},
-        **excluded_lines(manifest, store.exclusions),
+        **{f"plan {name}": plan_line(plan) for name, plan in store.plans},
+        **exclusion_rows(manifest, store.exclusions),
     }
     table = Table(show_header=False, box=None)
     for label, value in rows.items():
@@ -192,55 +184,3 @@ def _ledger(ledger: Ledger) -> dict[str, str]:
     if ledger.repaired:
         rows["repaired"] = ", ".join(f"{count:,} {why}" for why, count in ledger.repaired.items())
     return rows
-
-
-def verify(
-    folder: Annotated[str, typer.Argument(help="The store to check: a folder, or a URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
-    """Read a whole store and compare it with its manifest.
-
-    Prints one line: ok, or DAMAGED; each problem on stderr.
-
-    A store at a URL is read once, and nothing of it is kept here.
-
-    Example: shardmill verify store
-
-    Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem. Exit 2: no
-    finished store there.
-    """
-    with transfer_progress("verify") as on_progress:
-        if is_url(folder):
-            name, report = str(Url(folder)), verify_remote(folder, on_progress=on_progress)
-        else:
-            name, report = str(Path(folder)), verify_store(folder, on_progress=on_progress)
-    print(_as_json(name, report) if as_json else _receipt(name, report))
-    if not as_json:
-        for problem in report.problems:
-            print(f"  {problem}", file=sys.stderr)
-    if not report.ok:
-        raise typer.Exit(1)
-
-
-def _receipt(name: str, report: VerifyReport) -> str:
-    if report.ok:
-        return (
-            f"{name}: ok, {report.documents:,} documents, {report.tokens:,} tokens, "
-            f"{report.files:,} files"
-        )
-    count = len(report.problems)
-    return f"{name}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}"
-
-
-def _as_json(name: str, report: VerifyReport) -> str:
-    return json.dumps(
-        {
-            "store": name,
-            "ok": report.ok,
-            "files": report.files,
-            "tokens": report.tokens,
-            "documents": report.documents,
-            "problems": report.problems,
-        },
-        indent=2,
-    )

@@ -6,15 +6,15 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import numpy as np
 import typer
 
 from shardmill.building import build_plan
+from shardmill.cli.describe import plan_facts, plan_line, some
 from shardmill.cli.terminal import complete_split
-from shardmill.errors import OptionError, StoreError
+from shardmill.errors import OptionError
 from shardmill.loading import PackSource
 from shardmill.packing import Algorithm, Long
 from shardmill.store import PlanOptions, StoredPlan, open_store, plans_of
@@ -85,38 +85,6 @@ def pack(
         print(line)
 
 
-def plan_facts(plan: StoredPlan) -> dict[str, Any]:
-    """Everything a plan says of itself, as JSON."""
-    told: dict[str, Any] = msgspec.to_builtins(plan.facts)
-    return {
-        "plan": str(plan.path),
-        "bytes": plan.path.stat().st_size,
-        **told,
-        "utilisation": plan.facts.utilisation,
-        "fingerprint": plan.fingerprint,
-    }
-
-
-def plan_line(plan: StoredPlan) -> str:
-    """One line on a plan."""
-    metrics = plan.facts.metrics
-    return (
-        f"{metrics.num_rows:,} rows of {plan.facts.row_len:,} tokens, "
-        f"{plan.facts.utilisation:.2%} full, {metrics.num_pieces:,} pieces"
-    )
-
-
-def listed_line(plan: StoredPlan | StoreError) -> str:
-    """The same of one in a list: it may be of no use."""
-    return f"CANNOT BE USED: {plan}" if isinstance(plan, StoreError) else plan_line(plan)
-
-
-def listed_facts(name: str, plan: StoredPlan | StoreError) -> dict[str, Any]:
-    """The same as JSON."""
-    found = {"problem": str(plan)} if isinstance(plan, StoreError) else plan_facts(plan)
-    return {"name": name, **found}
-
-
 def _receipt(plan: StoredPlan, seconds: float) -> list[str]:
     facts, metrics = plan.facts, plan.facts.metrics
     padding = metrics.num_rows * facts.row_len - metrics.num_tokens
@@ -139,12 +107,10 @@ def _receipt(plan: StoredPlan, seconds: float) -> list[str]:
         )
     for reason, out in metrics.left_out.items():
         if out.pieces:
-            numbers = np.unique(getattr(plan.arrays, reason))
-            few = ", ".join(f"{number:,}" for number in numbers[:5].tolist())
-            more = ", ..." if len(numbers) > 5 else ""
+            numbers = np.unique(getattr(plan.arrays, reason)).tolist()
             lines.append(
                 f"  left out, {reason.replace('_', ' ')}: {out.pieces:,} pieces, {out.tokens:,} "
-                f"tokens with {out.labels:,} trained labels (examples {few}{more})"
+                f"tokens with {out.labels:,} trained labels (examples {some(numbers)})"
             )
     return lines
 
@@ -163,10 +129,10 @@ def _excluded(folder: Path, plan: StoredPlan) -> list[str]:
 def _print_list(folder: Path, *, as_json: bool) -> None:
     plans = list(plans_of(open_store(folder)))
     if as_json:
-        listed = [listed_facts(name, plan) for name, plan in plans]
+        listed = [{"name": name, **plan_facts(plan)} for name, plan in plans]
         print(json.dumps({"store": str(folder), "plans": listed}, indent=2))
         return
     for name, plan in plans:
-        print(f"{name}: {listed_line(plan)}")
+        print(f"{name}: {plan_line(plan)}")
     if not plans:
         print(f"{folder}: no plan yet; make one with shardmill pack {folder} --seq-len 8192")

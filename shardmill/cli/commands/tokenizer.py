@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shardmill.cli.calls import Commands
+from shardmill.cli.app import CommandGroup
 from shardmill.cli.terminal import check_local, parse_bytes
 from shardmill.errors import OptionError
 from shardmill.tokenizers import (
@@ -20,7 +20,7 @@ from shardmill.tokenizers import (
     train_tokenizer,
 )
 
-app = typer.Typer(cls=Commands, help="Train a tokenizer, or look at one.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", no_args_is_help=True)
 _STRUCTURED = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 

@@ -1,26 +1,14 @@
-"""`shardmill push`: a finished folder to object storage.
-
-`shardmill pull`: a finished folder from object storage.
-"""
+"""`shardmill push` and `shardmill pull`: a finished folder to object storage, and from there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
-from shardmill.cli.terminal import check_local, safe_bars
+from shardmill.cli.terminal import byte_bar, check_local
 from shardmill.remote import TransferReceipt
 from shardmill.remote import pull as pull_folder
 from shardmill.remote import push as push_folder
@@ -46,7 +34,7 @@ def push(
     Exit 0: all of it is there, checked. Exit 2: a mistake in the call, or a place that cannot be
     written. Exit 130: stopped with Ctrl-C.
     """
-    with transfer_progress("push") as progress:
+    with byte_bar("push") as progress:
         receipt = push_folder(folder, url, workers=workers, progress=progress, replace=replace)
     print(receipt_text(receipt, receipt.url, "sent", as_json=as_json))
 
@@ -60,21 +48,6 @@ def receipt_text(receipt: TransferReceipt, place: str, verb: str, *, as_json: bo
         f"{receipt.moved_files:,} {verb} ({receipt.moved_bytes:,} bytes), "
         f"{receipt.kept_files:,} there before; all checked"
     )
-
-
-@contextmanager
-def transfer_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes on stderr, gone when the work is done; nothing where there is no terminal."""
-    columns = (
-        TextColumn(title),
-        BarColumn(bar_width=30),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with safe_bars(*columns) as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def pull(
@@ -94,6 +67,6 @@ def pull(
     Exit 130: stopped with Ctrl-C.
     """
     check_local(folder, "FOLDER")
-    with transfer_progress("pull") as progress:
+    with byte_bar("pull") as progress:
         receipt = pull_folder(url, folder, workers=workers, progress=progress)
     print(receipt_text(receipt, str(receipt.folder), "fetched", as_json=as_json))

@@ -23,7 +23,7 @@ from shardmill.formats.packed import (
     pack_from_spool,
     verify_memmap_shard,
 )
-from shardmill.lazy import later
+from shardmill.lazy import lazy_getattr
 from shardmill.packing import (
     BinAssignment,
     best_fit_decreasing,
@@ -100,4 +100,4 @@ _LATER = {
     ),
 }
 
-__getattr__ = later(__name__, {name: module for module, names in _LATER.items() for name in names})
+__getattr__ = lazy_getattr(__name__, _LATER)

@@ -21,7 +21,7 @@ from shardmill.formats.packed.spool import (
     SequenceSpoolWriter,
     materialize_bin_arrays,
 )
-from shardmill.lazy import later
+from shardmill.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
@@ -52,12 +52,11 @@ __all__ = [
     "verify_memmap_shard",
 ]
 
-_LATER = {  # pyarrow's parquet and the pickle reader take a while
-    "legacy": ("LegacyPickleWriter", "iter_legacy_bins"),
-    "legacy_convert": ("convert_legacy_to_memmap",),
-    "parquet": ("ParquetShard", "ParquetShardWriter"),
-}
-
-__getattr__ = later(
-    __name__, {name: f"{__name__}.{room}" for room, names in _LATER.items() for name in names}
+__getattr__ = lazy_getattr(
+    __name__,
+    {  # pyarrow's parquet and the pickle reader take a while to import
+        "shardmill.formats.packed.legacy": ("LegacyPickleWriter", "iter_legacy_bins"),
+        "shardmill.formats.packed.legacy_convert": ("convert_legacy_to_memmap",),
+        "shardmill.formats.packed.parquet": ("ParquetShard", "ParquetShardWriter"),
+    },
 )
