@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from shardmill.remote import build_to as outgoing
 from shardmill.remote import pull
 from shardmill.remote.build_to import scratch_store
 from tests.cli.test_build_chats import TOKENIZER, write_chats
@@ -54,7 +54,7 @@ def test_ctrl_c_in_the_push_says_how_to_go_on(call, monkeypatch):  # noqa: F811
 
     words = ("build", pages("one"), "--out", "memory://bucket/s", *BYTE)
     with monkeypatch.context() as patch:
-        patch.setattr(outgoing, "send", stops)
+        patch.setattr(sys.modules["shardmill.remote.build_to"], "send", stops)
         code, out, err = call(*words)
     assert (code, out) == (130, "")
     assert "memory://bucket/s: stopped; what is built and sent is kept: go on with --resume" in err
