@@ -92,7 +92,8 @@ def test_closing_does_not_wait_for_the_batch_that_is_being_made(prefetch: int | 
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    wait_for_condition(lambda: is_in(asking, "shardmill/loading/"))
+    package = "shardmill/loading/" if prefetch is None else "shardmill/trainers/"
+    wait_for_condition(lambda: is_in(asking, package))
     asking.join(0.5)
     assert asking.is_alive()
     stream.close()
