@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 
 CODE = """
 import json
-from shardmill.blame import blame_tokens
+from shardmill.inspect.blame import blame_tokens
 from shardmill.building import BuildSpec, Feed, build_store, grains
 from shardmill.sources import HubSource, open_hub
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 
 grains.GRAIN_BYTES = 1
 said = []

@@ -23,7 +23,7 @@ from pathlib import Path
 from shardmill.building import BuildSpec, build_chats, segments
 from shardmill.chat import bind_template, known_template
 from shardmill.sources import BatchLimits, open_chats
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 segments.SEGMENT_TOKENS = 20_000
 corpus, folder = map(Path, sys.argv[1:3])
 names = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}

@@ -42,7 +42,7 @@ def test_closing_a_run_has_stopped_its_tasks_when_it_returns(tmp_path):
 ORPHANS = """
 import sys
 from pathlib import Path
-from shardmill.engines import LocalEngine
+from shardmill.building.engines import LocalEngine
 from tests.building.tasks import Doing
 tasks = [Doing(name, at=1, act="sleep", folder=Path(sys.argv[1])) for name in "ab"]
 for report in LocalEngine(2).run(0, iter(tasks)):

@@ -135,8 +135,8 @@ def test_a_folder_for_ray_that_is_not_there_is_named_with_the_way_out(tmp_path, 
 
 ALONE = """
 import os
-from shardmill.engines.ray_cluster import RayCluster
-from shardmill.engines.ray_engine import RayEngine
+from shardmill.building.engines.ray_cluster import RayCluster
+from shardmill.building.engines.ray_engine import RayEngine
 from tests.building.tasks import Doing
 before = dict(os.environ)
 for workers in (3, 1):

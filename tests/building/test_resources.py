@@ -126,7 +126,7 @@ from pathlib import Path
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.building.encode import PROCESS_BYTES
 from shardmill.sources import JsonlSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 path = Path(sys.argv[1])
 build_store(
     [Feed(source=JsonlSource(path), fill=(("train", None),))],

@@ -452,7 +452,7 @@ import sys, time
 from pathlib import Path
 from shardmill.building import BuildSpec, Feed, build_store, segments
 from shardmill.sources import BatchLimits, open_source
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 segments.SEGMENT_TOKENS = 20_000
 corpus, folder = map(Path, sys.argv[1:3])
 source = open_source(str(corpus / "*.jsonl"), limits=BatchLimits(num_bytes=40_000))

@@ -285,7 +285,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_there(tmp_path) -> None:
 
     code = f"""
 import resource, signal
-from shardmill.interop.packed import MemmapShardWriter
+from shardmill.formats.packed import MemmapShardWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096 * 8, resource.RLIM_INFINITY))
 with MemmapShardWriter({str(tmp_path / "a")!r}, 4, 1024, 4) as writer:
@@ -308,7 +308,7 @@ with MemmapShardWriter({str(tmp_path / "b")!r}, 4, 1024, 4) as writer:
 def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path) -> None:
     code = f"""
 import sys
-from shardmill.interop.packed import MemmapShardWriter
+from shardmill.formats.packed import MemmapShardWriter
 number = 0
 while True:
     with MemmapShardWriter(f"{tmp_path}/shard{{number}}", 40, 64, 40) as writer:

@@ -43,7 +43,7 @@ CUT = """
 import os, sys
 from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError
-from shardmill.mapped import TokenSpace
+from shardmill.store.readers import TokenSpace
 from shardmill.records import TokenFile
 from pathlib import Path
 path = Path(sys.argv[1])

@@ -167,7 +167,7 @@ def test_without_addresses_to_reserve_it_reads_shard_by_shard_and_says_so(tmp_pa
 import logging, resource, sys
 from pathlib import Path
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-from shardmill.mapped import TokenSpace
+from shardmill.store.readers import TokenSpace
 from shardmill.records import TokenFile
 files = []
 for number in range(64):

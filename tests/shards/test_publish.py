@@ -161,7 +161,7 @@ def test_atomic_write_shows_nothing_before_the_end_and_leaves_nothing_on_failure
 WRITE_OFTEN = """
 import sys
 from pathlib import Path
-from shardmill.atomic import atomic_write
+from shardmill.storage.atomic import atomic_write
 for number in range(150):
     with atomic_write(Path(sys.argv[1])) as file:
         file.write(sys.argv[2].encode() * 5000)

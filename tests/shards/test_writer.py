@@ -180,7 +180,7 @@ import numpy as np
 from pathlib import Path
 from shardmill.errors import BuildError
 from shardmill.records import Ragged
-from shardmill.shards import StoreWriter
+from shardmill.store import StoreWriter
 from shardmill.testing.stores import plain_facts
 resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
 documents = Ragged(np.zeros(10**6, np.int64), np.array([0, 10**6]))

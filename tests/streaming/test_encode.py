@@ -316,10 +316,10 @@ def test_one_block_is_read_ahead_and_no_more():
 def test_a_program_may_end_with_an_open_stream():
     code = """
 from shardmill.sources import MemorySource
-from shardmill.streaming.documents import DocumentStream
-from shardmill.streaming.encode import DocumentRules, encoded_ahead
-from shardmill.streaming.order import StreamOrder
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.loading.streaming.documents import DocumentStream
+from shardmill.loading.streaming.encode import DocumentRules, encoded_ahead
+from shardmill.loading.streaming.records import StreamOrder
+from shardmill.tokenizers import ByteTokenizer
 source = MemorySource(["text"] * 5000)
 order = StreamOrder(shuffle=True, repeat=True, buffer_documents=1000)
 encoded = encoded_ahead(DocumentStream(source, order), ByteTokenizer(), DocumentRules())

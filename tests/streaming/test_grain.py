@@ -186,7 +186,7 @@ def test_evaluation_reads_in_order_once_and_no_more_than_asked_for() -> None:
 def test_a_script_that_closes_nothing_ends_quietly() -> None:
     code = f"""
 import warnings; warnings.simplefilter("ignore")
-from shardmill.streaming import build_train_iterator
+from shardmill.loading.streaming import build_train_iterator
 iterator = build_train_iterator({make_config(grain_prefetch=2)!r})
 next(iterator)
 """

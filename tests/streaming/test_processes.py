@@ -179,7 +179,7 @@ def test_under_several_ranks_the_process_must_be_told(monkeypatch: pytest.Monkey
 WORKER = """
 import hashlib, json, sys
 from itertools import islice
-from shardmill.streaming import build_train_iterator
+from shardmill.loading.streaming import build_train_iterator
 given = json.load(sys.stdin)
 with build_train_iterator(given["config"]) as batches:
     batches.set_state(given["state"])

@@ -208,8 +208,8 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 import shardmill.tokenizers.huggingface, shardmill.tokenizers.fast_fastokens
 before = threads()
-from shardmill.tokenizer import choose_encoder, open_tokenizer
-from shardmill.tokenizer.fast import open_fast
+from shardmill.tokenizers import choose_encoder, open_tokenizer
+from shardmill.tokenizers.fast import open_fast
 tokenizer = open_tokenizer(sys.argv[1])
 tokenizer.encode_batch(["some text"] * 1000)
 middle = threads()
