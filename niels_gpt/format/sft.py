@@ -131,7 +131,7 @@ def pack_sft_ids_and_mask(
         turn_roles=np.array(roles, np.uint8),
     )
     rows = fit_rows(examples, S - 1, fit=Fit.DROP_OLDEST_TURNS, pad_id=pad_id)
-    if not len(rows.kept):
+    if not len(rows.ids):
         raise SFTFormatError(
             f"{len(tokens):,} ids with {int(trained.sum()):,} trained, none of which is a label: "
             "such a row would train nothing; leave chats without an assistant's words out"

@@ -1,17 +1,12 @@
-"""Conversation to ids, and which of them are trained.
+"""Chat: from conversations to token ids and a loss mask.
 
-contract.py   what every template promises
-roles.py      who speaks, under which names
-check.py      is this a conversation? if not, the reason code
-tools.py      tool calls and definitions as text
-spec.py       a template as data;  templates.py the known ones
-bind.py       a template meets a tokenizer
-template.py   conversations -> ids, mask, turns; by places.py, turns.py, assemble.py
-policy.py     which turns are trained
-mask.py       ids that come without turns -> which of them the assistant said
-fit/          examples -> rows of one length
-jinja/        templates written as text, by whoever can render them
-proof/        is a template's mask right? a certificate, or the smallest conversation that shows not
+messages.py        check a conversation, or say why it is dropped
+policy.py          which turns are trained (`TRAIN_ON`), and what a template promises
+template_spec.py   a template as data, and the known ones
+token_template.py  a template bound to a tokenizer;  turns.py  how it lays out conversations
+jinja/             templates written in Jinja
+proof/             proof of a template's loss mask: a certificate, or a smallest counterexample
+fit.py             examples to rows of one length
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from shardmill.chat.fit import (
     Fit,
     FitCounts,
     FittedRows,
-    collate_rows,
     fit_rows,
 )
 from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
@@ -35,6 +29,7 @@ from shardmill.chat.messages import (
 )
 from shardmill.chat.policy import (
     ROLE_NAMES,
+    TRAIN_ON,
     ChatTemplate,
     Rendered,
     TrainOn,
@@ -62,6 +57,7 @@ __all__ = [
     "KNOWN_TEMPLATES",
     "REASONS",
     "ROLE_NAMES",
+    "TRAIN_ON",
     "Certificate",
     "ChatTemplate",
     "CheckedMessage",
@@ -94,6 +90,5 @@ __all__ = [
     "FIT_REASONS",
     "FIT_SENTENCES",
     "FitCounts",
-    "collate_rows",
     "JINJA_REASONS",
 ]

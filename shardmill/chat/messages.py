@@ -1,17 +1,10 @@
-"""Is this a conversation? If not, why not: one reason code, for the ledger.
+"""Check conversations: well-formed messages, or one reason code.
 
-In: whatever a caller or a file holds.  Out: checked messages, or one of `REASONS`.
-Promise: what passes is well formed: known roles, text that has bytes, flags that are flags.
-Not here: repair. Nothing is trimmed, merged or invented. Whether a template has a place for it
-(turns.py), and which turns are trained (policy.py).
-
-Tool calls and tool definitions as text.
-
-In: what a message or a conversation carries.  Out: one JSON text each, or None when it is no tool.
-Promise: a call is {"name": ..., "arguments": ...} on both usual shapes (bare, or inside
-"function"); arguments that came as JSON text stay letter for letter; nothing is left out but ids
-and types, which no template of tokens writes.
-Not here: where the text stands in a turn (spec.py).
+Nothing is trimmed, merged or invented. What passes has known roles, text that can be written in
+UTF-8, and boolean train flags. Tool calls and tool definitions become JSON text: a call is
+{"name": ..., "arguments": ...} for both usual shapes (bare, or inside "function"), and arguments
+that came as JSON text stay unchanged. Ids and types of calls are left out, since no template made
+of tokens writes them.
 """
 
 from __future__ import annotations
@@ -24,16 +17,45 @@ from typing import TypeGuard
 import numpy as np
 
 from shardmill.chat.policy import ASSISTANT, TrainPolicy, normal_role, trained_turns
-from shardmill.records import ROLES, OffsetArray, Ragged
+from shardmill.records import ROLES, BoolArray, OffsetArray, Ragged
+
+REASONS = {
+    "not_a_list": "the conversation is not a list of messages",
+    "no_messages": "the list is empty",
+    "bad_message": "a message is not an object with role and content",
+    "unknown_role": "a role is not system, user, assistant or tool, nor a known name for one",
+    "content_not_text": "a content is neither text nor null beside tool calls",
+    "content_part_not_text": "a part of a content is not text (an image, audio, ...)",
+    "reasoning_not_text": "a reasoning_content is not a string",
+    "not_the_assistants": "tool calls or reasoning in a message that is not the assistant's",
+    "bad_tool_call": "a tool call has no name, or arguments that are not a JSON object",
+    "bad_tools": "the tools are not a list of JSON objects",
+    "unread_key": "a message has a key that no template writes: function_call (use tool_calls), "
+    "reasoning or thinking (use reasoning_content), a weight that is not 1 (use train)",
+    "bad_train_flag": 'a "train" is neither true nor false',
+    "invalid_unicode": "a text holds a lone surrogate, which UTF-8 cannot write",
+    "no_assistant": "no message is the assistant's, so nothing could be trained",
+    "nothing_trained": "the policy and the train flags leave no token to train",
+    "special_in_text": "the tokenizer turned text into a marker of the template",
+    "no_place_for_system": "the template has no system messages",
+    "system_not_first": "the template puts a system message into the user turn after it, so it "
+    "must come first and a user must follow",
+    "mixed_train": "a system message and the user turn it is put into, one trained and one not",
+    "no_place_for_tool_results": "the template has no tool turns",
+    "no_place_for_tool_calls": "the template has no tool calls",
+    "no_place_for_tools": "the template has no tool definitions",
+    "no_place_for_reasoning": "the template has no reasoning",
+}
+"""Reason code -> sentence."""
 
 
 def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether a value is a JSON object, of whatever class; quick for a dict."""
+    """Whether a value is a JSON object of any class; fast for a dict."""
     return type(value) is dict or isinstance(value, Mapping)
 
 
 def call_texts(calls: object) -> tuple[str, ...] | None:
-    """One JSON text per call, in order; None when a call is not one."""
+    """One JSON text per call, in order; None if a call is malformed."""
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
         return None
     texts = tuple(_call_text(call) for call in calls)
@@ -41,7 +63,7 @@ def call_texts(calls: object) -> tuple[str, ...] | None:
 
 
 def tool_texts(tools: object) -> tuple[str, ...] | None:
-    """One JSON text per definition, in order; None when one is no JSON object."""
+    """One JSON text per definition, in order; None if one is not a JSON object."""
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         return None
     texts = tuple(_json(tool) if is_object(tool) else None for tool in tools)
@@ -58,7 +80,7 @@ def _call_text(call: object) -> str | None:
     if not isinstance(name, str) or not name:
         return None
     if isinstance(arguments, str):
-        written = arguments.strip() if _is_object(arguments) else None
+        written = arguments.strip() if _is_json_object(arguments) else None
     else:
         written = _json(arguments) if is_object(arguments) else None
     return None if written is None else f'{{"name": {_json(name)}, "arguments": {written}}}'
@@ -71,66 +93,36 @@ def _json(value: object) -> str | None:
         return None
 
 
-def _mapping(value: object) -> dict[object, object]:
-    """Mappings that are no dicts, as some readers give them."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _is_object(text: str) -> bool:
+def _is_json_object(text: str) -> bool:
     try:
         return isinstance(_DECODER.decode(text), dict)
     except (ValueError, RecursionError):
         return False
 
 
+def _as_dict(value: object) -> dict[object, object]:
+    """For mappings that are not dicts, as some readers give them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
 def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
-# Made once: both are asked for every call.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_mapping)
+# Made once: they are used for every call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_as_dict)
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
-REASONS = {
-    "not_a_list": "the conversation is not a list of messages",
-    "no_messages": "the list is empty",
-    "bad_message": "a message is not an object with role and content",
-    "unknown_role": "a role is none of system, user, assistant, tool, and no other name for one",
-    "content_not_text": "a content is neither text nor null beside tool calls",
-    "content_part_not_text": "a part of a content is not text (an image, audio, ...)",
-    "reasoning_not_text": "a reasoning_content is not a string",
-    "not_the_assistants": "tool calls or reasoning in a message that is not the assistant's",
-    "bad_tool_call": "a tool call has no name, or arguments that are not a JSON object",
-    "bad_tools": "the tools are not a list of JSON objects",
-    "unread_key": "a message has a key that no template writes: function_call (use tool_calls), "
-    "reasoning or thinking (use reasoning_content), a weight that is not 1 (use train)",
-    "bad_train_flag": 'a "train" is neither true nor false',
-    "invalid_unicode": "a text holds a lone surrogate, which has no bytes",
-    "no_assistant": "no message is the assistant's, so nothing could be trained",
-    "nothing_trained": "the policy and the train flags leave no token to train",
-    "special_in_text": "the tokenizer made a marker of the template out of text",
-    "no_place_for_system": "the template has no place for a system message",
-    "system_not_first": "the template folds a system message into the user turn behind it, so it "
-    "must come first and a user must follow",
-    "mixed_train": "a system message and the user turn it is folded into, one trained and one not",
-    "no_place_for_tool_results": "the template has no tool turns",
-    "no_place_for_tool_calls": "the template has no place for tool calls",
-    "no_place_for_tools": "the template has no place for tool definitions",
-    "no_place_for_reasoning": "the template has no place for reasoning",
-}
-"""Reason code to sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedMessage:
-    """One message, sound."""
+    """One well-formed message."""
 
-    role: int  # a place in ROLES
-    text: str | None  # the content, its parts joined; None only beside calls
-    reasoning: str = ""  # what an assistant thought first
+    role: int  # a position in ROLES
+    text: str | None  # the content, its parts joined; None only if there are calls
+    reasoning: str = ""
     calls: tuple[str, ...] = ()  # JSON texts
     train: bool | None = None  # its own flag; None leaves it to the policy
 
@@ -153,22 +145,26 @@ def check_messages(messages: object) -> list[CheckedMessage] | str:
 def reason_to_drop(messages: object, policy: TrainPolicy | None = None) -> str | None:
     """The first thing wrong with the messages of a conversation, or None.
 
-    A template may have more reasons: no place for tools, say, or no token left to train.
+    A template may have further reasons, such as no support for tools.
     """
     checked = check_messages(messages)
     if isinstance(checked, str):
         return checked
-    roles = np.array([message.role for message in checked], np.uint8)
-    flags = [(place, m.train) for place, m in enumerate(checked) if m.train is not None]
-    bounds = np.array([0, len(roles)])
-    trained = trained_turns(roles, bounds, flags, policy or TrainPolicy())
-    if trained.any():
+    if trained_messages(checked, policy or TrainPolicy()).any():
         return None
-    return "nothing_trained" if (roles == ASSISTANT).any() else "no_assistant"
+    assistant = any(message.role == ASSISTANT for message in checked)
+    return "nothing_trained" if assistant else "no_assistant"
+
+
+def trained_messages(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> BoolArray:
+    """Which messages of one conversation are trained, by the policy and their own flags."""
+    roles = np.array([message.role for message in checked], np.uint8)
+    flags = [(at, m.train) for at, m in enumerate(checked) if m.train is not None]
+    return trained_turns(roles, np.array([0, len(roles)]), flags, policy)
 
 
 def has_bytes(text: str) -> bool:
-    """Whether a text can be written in UTF-8: a lone surrogate cannot."""
+    """Whether a text can be written in UTF-8; a lone surrogate cannot."""
     if text.isascii():
         return True
     try:
@@ -209,7 +205,7 @@ def check_message(message: object) -> CheckedMessage | str:
 def _check_texts(
     content: object, reasoning: object, calls: object
 ) -> tuple[str | None, str, tuple[str, ...]] | str:
-    """Content, reasoning and calls as texts, or the reason why not."""
+    """Content, reasoning and calls as text, or a reason code."""
     if isinstance(content, (list, tuple)):
         content = _join_parts(content)
         if content is None:
@@ -227,7 +223,7 @@ def _check_texts(
 
 
 def _join_parts(parts: Sequence[object]) -> str | None:
-    """The text of a content given as parts; None when one is not text."""
+    """The text of a content given as parts; None if a part is not text."""
     texts = []
     for part in parts:
         if not is_object(part) or part.get("type") != "text":
@@ -240,18 +236,18 @@ def _join_parts(parts: Sequence[object]) -> str | None:
 
 
 def special_in_text(texts: Ragged, special_ids: Iterable[int]) -> OffsetArray:
-    """The numbers of the texts whose encoding holds a special id, ascending.
+    """Which texts encode to a special id, ascending.
 
-    A sound tokenizer never does that; a caller's own may. Such text would act as structure.
+    No tokenizer of this library does that, but a user's own may. Such text would act as structure.
     """
     special = sorted(special_ids)
     if not special:
         return np.empty(0, np.int64)
     values = texts.values
-    # Markers lie close together in most vocabularies, and hardly any text between them.
+    # Markers are close together in most vocabularies, with hardly any text ids between them.
     between = (values >= special[0]) & (values <= special[-1])
     if not between.any():
         return np.empty(0, np.int64)
     near = np.flatnonzero(between)
-    places = near[np.isin(values[near], special)]
-    return np.unique(np.searchsorted(texts.offsets, places, side="right") - 1)
+    found = near[np.isin(values[near], special)]
+    return np.unique(np.searchsorted(texts.offsets, found, side="right") - 1)

@@ -1,32 +1,28 @@
-"""A chat template as data: which tokens and which fixed text stand around the words of a turn.
+"""Chat templates as data: which tokens and which fixed text surround the words of a turn.
 
-In: a JSON or TOML file, or the same as a dict.  Out: a checked `TemplateSpec`.
-Promise: an unknown key is an error that names the nearest known one; every turn opens and ends
-with a marker, a token that no text can become, so that no text can imitate a turn.
-Not here: ids (bind.py).
+A template is a JSON or TOML file, or the same as a dict. Every turn opens and ends with a marker, a
+token that no text can become, so no text can imitate a turn.
 
     {"name": "chatml",
-     "begin": [],                                  what opens a conversation
+     "begin": [],                                  opens a conversation
      "roles": {"user": {"before": [{"marker": "<|im_start|>"}, {"text": "user\\n"}],
                         "end": [{"marker": "<|im_end|>"}],    trained with a trained turn
                         "after": [{"text": "\\n"}]}, ...},     never trained
-     "fold_system": "\\n\\n",    instead of roles.system: it opens the user turn behind it
-     "trim": true,               white space around contents is cut off
+     "fold_system": "\\n\\n",    instead of roles.system: put it at the start of the user turn
+     "trim": true,               strip white space around contents
      "reasoning": {"before": [...], "after": [...]},                       before the words
-     "tool_call": {"before": [...], "after": [...], "between": [...]},     behind them, each
+     "tool_call": {"before": [...], "after": [...], "between": [...]},     after them, each call
      "tools": {"before": [...], "after": [...], "between": [...]}}         in the system turn
 
-`between` stands only where something stands before it. A key that is missing is empty; a role,
-reasoning, tool_call or tools that is missing has no place, and what needs it is dropped by name.
+`between` is written only if something of the turn precedes it. A missing key is empty; a
+conversation that needs a missing role, reasoning, tool_call or tools is dropped with a reason.
 
-Known templates, as data of the shape in spec.py.
+The known templates follow the models' own, without additions of newer versions such as a date:
 
-four-marker  one token opens each role, one ends every message; no place for tools
+four-marker  one token opens each role, one ends every message; no tools
 chatml       <|im_start|>role ... <|im_end|>; tools, calls and results as JSON in tags, <think>
-llama-3      header tokens; contents are trimmed, as the model's own template does
+llama-3      header tokens; contents are trimmed
 gemma        system is folded into the first user turn; the assistant is called model; trimmed
-
-A model's newer template may say more (a date, a default system text): these say what stands here.
 """
 
 from __future__ import annotations
@@ -59,25 +55,25 @@ class Text:
     text: str
 
 
-Pieces: TypeAlias = tuple[Marker | Text, ...]
+Fragments: TypeAlias = tuple[Marker | Text, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """What stands around the words of one role's turns."""
+    """What surrounds the words of one role's turns."""
 
-    before: Pieces  # opens the turn; never trained
-    end: Pieces  # trained with a trained turn, unless the policy leaves ends out
-    after: Pieces = ()  # never trained
+    before: Fragments  # opens the turn; never trained
+    end: Fragments  # trained with a trained turn, if the policy trains ends
+    after: Fragments = ()  # never trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insert:
-    """What stands around something inside a turn; trained with the turn."""
+    """What surrounds reasoning, a call or tools inside a turn; trained with the turn."""
 
-    before: Pieces = ()
-    after: Pieces = ()
-    between: Pieces = ()  # ahead of `before`, when something of the turn stands there
+    before: Fragments = ()
+    after: Fragments = ()
+    between: Fragments = ()  # before `before`, if something of the turn precedes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +81,16 @@ class TemplateSpec:
     """One template, not yet bound to a tokenizer."""
 
     name: str
-    begin: Pieces = ()
+    begin: Fragments = ()
     roles: Mapping[str, RoleSpec]  # user and assistant at least
-    fold_system: str | None = None  # between a system message and the user's words behind it
+    fold_system: str | None = None  # between a system message and the user's words after it
     trim: bool = False
     reasoning: Insert | None = None
     tool_call: Insert | None = None
     tools: Insert | None = None
 
     def to_json(self) -> dict[str, JSON]:
-        """All of it; `spec_from_json` gives an equal spec back."""
+        """`spec_from_json` gives an equal spec back."""
         data: dict[str, JSON] = {"name": self.name, "begin": _json(self.begin), "trim": self.trim}
         data["roles"] = {
             role: {"before": _json(s.before), "end": _json(s.end), "after": _json(s.after)}
@@ -128,7 +124,7 @@ def load_template_spec(path: str | Path) -> TemplateSpec:
 
 
 def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
-    """A template from a dict of the shape above; `where` opens every message."""
+    """A template from a dict of the shape above; error messages start with `where`."""
     table = _table(data, TemplateSpec.__dataclass_fields__, where)
     name = table.get("name")
     if not isinstance(name, str) or not name:
@@ -164,7 +160,7 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
         raise TemplateError(f"{where}: has both roles.system and fold_system; wanted one of them")
     if spec.tools is not None and "system" not in spec.roles:
         raise TemplateError(
-            f"{where}: tools stand in the system turn, but there is no roles.system"
+            f"{where}: tools are written in the system turn, but there is no roles.system"
         )
     openers = {
         next((p for p in s.before if isinstance(p, Marker)), None) for s in spec.roles.values()
@@ -174,7 +170,7 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
             if piece in openers:
                 raise TemplateError(
                     f"{where}, roles.{role}.end: {piece} opens turns, so a model trained on it "
-                    "would not stop there but begin the next turn; move it to 'after' or leave it"
+                    "would not stop but begin the next turn; move it to 'after' or remove it"
                 )
         for key, pieces in (("before", one.before), ("end", one.end)):
             if not any(isinstance(piece, Marker) for piece in pieces):
@@ -198,7 +194,7 @@ def _insert(data: object, where: str) -> Insert:
     return Insert(**{key: _pieces(value, f"{where}.{key}") for key, value in table.items()})
 
 
-def _pieces(data: object, where: str) -> Pieces:
+def _pieces(data: object, where: str) -> Fragments:
     if not isinstance(data, list | tuple):
         raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
     return tuple(_piece(value, f"{where}[{number}]") for number, value in enumerate(data))
@@ -215,7 +211,7 @@ def _piece(data: object, where: str) -> Marker | Text:
 
 
 def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object]:
-    """An object with none but these keys."""
+    """The data, checked to be an object with only these keys."""
     if not isinstance(data, Mapping):
         raise TemplateError(f"{where} is {data!r}, wanted an object")
     known = list(keys)
@@ -227,7 +223,7 @@ def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object
     return data
 
 
-def _json(pieces: Pieces) -> list[JSON]:
+def _json(pieces: Fragments) -> list[JSON]:
     return [
         {"marker": piece.marker} if isinstance(piece, Marker) else {"text": piece.text}
         for piece in pieces
@@ -322,16 +318,16 @@ _DATA: tuple[dict[str, JSON], ...] = (
 KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
     str(data["name"]): spec_from_json(data, where=f"template {data['name']}") for data in _DATA
 }
-"""Name to template."""
+"""Name -> template."""
 
 
 def known_template(name: str) -> TemplateSpec:
-    """A known template by its name; OptionError with the nearest names otherwise."""
+    """A known template by its name; otherwise OptionError with the nearest name."""
     if name in KNOWN_TEMPLATES:
         return KNOWN_TEMPLATES[name]
     near = nearest(name, KNOWN_TEMPLATES)
     hint = f"; did you mean {near!r}?" if near else ""
     raise OptionError(
-        f"no template is called {name!r}{hint} (known: {', '.join(KNOWN_TEMPLATES)}; or give a "
+        f"no template is called {name!r}{hint} (known: {', '.join(KNOWN_TEMPLATES)}; or pass a "
         ".json or .toml file)"
     )

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.chat.fit import Fit, FitCounts, FitPlan, FittedRows, collate_rows, fit_rows, plan_fit
+from shardmill.chat.fit import Fit, FitCounts, FitPlan, FittedRows, fit_rows, plan_fit
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.loading.rows import RowSpan, check_fill, checked_name, row_blocks
@@ -47,6 +47,7 @@ from shardmill.records import (
     ChatExamples,
     IntArray,
     OffsetArray,
+    next_token_pairs,
     write_next_token_pairs,
 )
 from shardmill.store import Manifest, find_plan, open_store, read_exclusions, read_plan
@@ -104,26 +105,26 @@ class ChatRows:
         return len(self.space)
 
     def rows(self, indices: npt.ArrayLike) -> FittedRows:
-        """The rows of these examples. `kept` and `dropped` count within `indices`."""
+        """The rows of these examples. Their plan counts examples within `indices`."""
         examples, excluded = self._examples(indices)
         rows = fit_rows(examples, self.seq_len, fit=self.fit, pad_id=self.pad_id)
         if excluded.any():
-            plan = _with_reason(rows.plan, excluded)
-            rows = replace(rows, plan=plan, dropped=plan.dropped, counts=plan.counts)
-        if rows.dropped and not self._told:
+            rows = replace(rows, plan=_with_reason(rows.plan, excluded))
+        if rows.plan.dropped and not self._told:
             self._told = True
             log.warning(
                 "%r: some examples give no row (%s); `fit_counts()` counts them all",
                 self,
-                ", ".join(f"{reason}: {len(who):,}" for reason, who in rows.dropped.items()),
+                ", ".join(f"{reason}: {len(who):,}" for reason, who in rows.plan.dropped.items()),
             )
         return rows
 
     def batch(self, indices: npt.ArrayLike) -> ChatBatch:
         """Inputs and labels, shifted. An example without a row is missing in `examples`."""
         rows = self.rows(indices)
-        x, y, loss_mask = collate_rows(rows, IGNORE_INDEX)
-        chosen = np.asarray(indices, np.int64)[rows.kept]
+        x, y = next_token_pairs(rows.ids, rows.mask)
+        loss_mask = rows.mask[:, 1:].copy()
+        chosen = np.asarray(indices, np.int64)[rows.plan.kept]
         return ChatBatch(input_ids=x, labels=y, loss_mask=loss_mask, examples=chosen)
 
     def fit_counts(self) -> FitCounts:

@@ -16,11 +16,10 @@ from shardmill.chat.fit import (
     Fit,
     FitCounts,
     FittedRows,
-    collate_rows,
     fit_rows,
 )
 from shardmill.errors import OptionError
-from shardmill.records import ROLES, ChatExamples, Ragged
+from shardmill.records import ROLES, ChatExamples, Ragged, next_token_pairs
 
 PAD = 9
 
@@ -145,7 +144,9 @@ def test_truncate_left_keeps_the_last_tokens_up_to_the_last_trained_turn() -> No
     chats = ("b|user:one,|assistant:ONE.|user:tail,", "b|user:x,|assistant:Y.")
     rows = fitted(*chats, row_len=8, fit=Fit.TRUNCATE_LEFT)
     assert text_of(rows) == ["ne,AONE.", "bUx,AY._"]
-    assert rows.counts == FitCounts(whole=1, truncated=1, dropped={}, tokens_kept=15, tokens_cut=9)
+    assert rows.plan.counts == FitCounts(
+        whole=1, truncated=1, dropped={}, tokens_kept=15, tokens_cut=9
+    )
 
 
 def test_truncate_right_keeps_the_start_and_drops_what_trains_nothing_there() -> None:
@@ -157,11 +158,11 @@ def test_truncate_right_keeps_the_start_and_drops_what_trains_nothing_there() ->
     rows = fitted(*chats, row_len=7, fit=Fit.TRUNCATE_RIGHT)
     assert text_of(rows) == ["bUx,AY.", "Ux,AYYY"]
     assert trained_of(rows) == ["Y.", "YYY"]
-    assert rows.kept.tolist() == [0, 2]
-    assert {reason: who.tolist() for reason, who in rows.dropped.items()} == {
+    assert rows.plan.kept.tolist() == [0, 2]
+    assert {reason: who.tolist() for reason, who in rows.plan.dropped.items()} == {
         "nothing_trained_in_row": [1]
     }
-    assert rows.counts == FitCounts(
+    assert rows.plan.counts == FitCounts(
         turns_dropped=1,
         truncated=1,
         dropped={"nothing_trained_in_row": 1},
@@ -175,8 +176,8 @@ def test_drop_and_error_do_what_they_say() -> None:
     chats = ("|user:x,|assistant:Y.", "|user:longer,|assistant:Y.", "|user:long,|assistant:Y.")
     rows = fitted(*chats, row_len=7, fit=Fit.DROP)
     assert text_of(rows) == ["Ux,AY._"]
-    assert rows.dropped["too_long"].tolist() == [1, 2]
-    assert rows.counts.dropped == {"too_long": 2}
+    assert rows.plan.dropped["too_long"].tolist() == [1, 2]
+    assert rows.plan.counts.dropped == {"too_long": 2}
     with pytest.raises(OptionError, match=r"example 1 of this batch has 11 tokens.*7.*2 of 3"):
         fitted(*chats, row_len=7, fit=Fit.ERROR)
     assert text_of(fitted(chats[0], row_len=7, fit=Fit.ERROR)) == ["Ux,AY._"]
@@ -185,15 +186,15 @@ def test_drop_and_error_do_what_they_say() -> None:
 @pytest.mark.parametrize("fit", Fit)
 def test_what_trains_nothing_is_dropped_with_a_reason(fit: Fit) -> None:
     rows = fitted("|user:x,", "A|user:b,", "", "|user:x,|assistant:Y.", row_len=6, fit=fit)
-    assert rows.kept.tolist() == [3]
-    assert rows.dropped["nothing_trained_in_row"].tolist() == [0, 1, 2]
+    assert rows.plan.kept.tolist() == [3]
+    assert rows.plan.dropped["nothing_trained_in_row"].tolist() == [0, 1, 2]
 
 
 def test_no_examples_give_no_rows() -> None:
     rows = fitted(row_len=6)
     assert rows.ids.shape == (0, 6)
     assert rows.mask.shape == (0, 6)
-    assert rows.counts == FitCounts(dropped={})
+    assert rows.plan.counts == FitCounts(dropped={})
 
 
 def test_every_policy_has_a_sentence() -> None:
@@ -207,7 +208,7 @@ def test_every_policy_has_a_sentence() -> None:
     assert set(FIT_SENTENCES) == set(Fit)
 
 
-def test_senseless_arguments_are_refused() -> None:
+def test_wrong_arguments_are_refused() -> None:
     examples = examples_of(CHAT)
     with pytest.raises(OptionError, match="seq_len=0"):
         fit_rows(examples, 0, pad_id=PAD)
@@ -217,9 +218,9 @@ def test_senseless_arguments_are_refused() -> None:
         fit_rows(examples, 7, pad_id=-1)
     with pytest.raises(OptionError, match="'shorten'"):
         fit_rows(examples, 7, fit="shorten", pad_id=0)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="one mask value a token"):
+    with pytest.raises(OptionError, match="one mask value per token"):
         fit_rows(replace(examples, mask=examples.mask[:-1]), 7, pad_id=PAD)
-    with pytest.raises(OptionError, match="one role a turn"):
+    with pytest.raises(OptionError, match="one role per turn"):
         fit_rows(replace(examples, turn_roles=examples.turn_roles[:-1]), 7, pad_id=PAD)
 
 
@@ -308,8 +309,10 @@ def test_a_batch_follows_the_rule_step_by_step(batch: list[str], row_len: int) -
     wanted = [(chat, places_by_the_rule(chat, row_len)) for chat in apart(examples)]
     good = [(chat, places) for chat, places in wanted if places is not None]
     padding = [row_len - len(places) for _, places in good]
-    assert rows.kept.tolist() == [n for n, (_, places) in enumerate(wanted) if places is not None]
-    assert rows.lengths.tolist() == [len(places) for _, places in good]
+    assert rows.plan.kept.tolist() == [
+        n for n, (_, places) in enumerate(wanted) if places is not None
+    ]
+    assert rows.plan.lengths[rows.plan.kept].tolist() == [len(places) for _, places in good]
     assert rows.ids.tolist() == [
         [chat.ids[place] for place in places] + [PAD] * pad
         for (chat, places), pad in zip(good, padding, strict=True)
@@ -327,21 +330,26 @@ def test_every_row_trains_a_label_and_every_token_is_in_one_bucket(
 ) -> None:
     examples = examples_of(*batch)
     rows = fit_rows(examples, row_len - 1, fit=fit, pad_id=PAD)
-    assert rows.ids.shape == rows.mask.shape == (len(rows.kept), row_len)
+    assert rows.ids.shape == rows.mask.shape == (len(rows.plan.kept), row_len)
     assert rows.ids.dtype == np.int64
     assert rows.mask[:, 1:].any(axis=1).all()
-    assert not (rows.mask & (np.arange(row_len) >= rows.lengths[:, None])).any()
-    assert set(rows.dropped) <= set(FIT_REASONS)
-    everyone = [*rows.kept.tolist(), *(n for who in rows.dropped.values() for n in who.tolist())]
+    assert not (
+        rows.mask & (np.arange(row_len) >= rows.plan.lengths[rows.plan.kept][:, None])
+    ).any()
+    assert set(rows.plan.dropped) <= set(FIT_REASONS)
+    everyone = [
+        *rows.plan.kept.tolist(),
+        *(n for who in rows.plan.dropped.values() for n in who.tolist()),
+    ]
     assert sorted(everyone) == list(range(len(batch)))
-    counts = rows.counts
+    counts = rows.plan.counts
     assert counts.examples == len(batch)
-    assert counts.dropped == {reason: len(who) for reason, who in rows.dropped.items()}
-    assert counts.tokens_kept == rows.lengths.sum()
+    assert counts.dropped == {reason: len(who) for reason, who in rows.plan.dropped.items()}
+    assert counts.tokens_kept == rows.plan.lengths[rows.plan.kept].sum()
     assert counts.tokens_kept + counts.tokens_cut + counts.tokens_dropped == len(
         examples.ids.values
     )
-    whole = examples.ids.lengths[rows.kept] == rows.lengths
+    whole = examples.ids.lengths[rows.plan.kept] == rows.plan.lengths[rows.plan.kept]
     assert counts.whole == whole.sum()
 
 
@@ -352,7 +360,7 @@ def test_a_batch_is_its_examples_one_by_one(batch: list[str], row_len: int, fit:
     alone = [fitted(chat, row_len=row_len, fit=fit) for chat in batch]
     assert together.ids.tolist() == [row for one in alone for row in one.ids.tolist()]
     assert together.mask.tolist() == [row for one in alone for row in one.mask.tolist()]
-    assert together.counts == sum((one.counts for one in alone), FitCounts(dropped={}))
+    assert together.plan.counts == sum((one.plan.counts for one in alone), FitCounts(dropped={}))
 
 
 @settings(deadline=None, max_examples=80)
@@ -375,18 +383,10 @@ def _last(chat: Chat) -> int:
 @given(batch=batches, row_len=row_lens)
 def test_labels_are_the_next_tokens_where_those_are_trained(batch: list[str], row_len: int) -> None:
     rows = fitted(*batch, row_len=row_len)
-    x, y, loss_mask = collate_rows(rows, ignore_index=-7)
-    assert x.shape == y.shape == loss_mask.shape == (len(rows.kept), row_len - 1)
-    for row, mask, *found in zip(
-        rows.ids.tolist(),
-        rows.mask.tolist(),
-        x.tolist(),
-        y.tolist(),
-        loss_mask.tolist(),
-        strict=True,
-    ):
+    x, y = next_token_pairs(rows.ids, rows.mask, ignore_index=-7)
+    assert x.shape == y.shape == (len(rows.plan.kept), row_len - 1)
+    everything = zip(rows.ids.tolist(), rows.mask.tolist(), x.tolist(), y.tolist(), strict=True)
+    for row, mask, *found in everything:
         labels = [token if said else -7 for token, said in zip(row, mask, strict=True)]
-        assert found == [row[:-1], labels[1:], mask[1:]]
-    parts = (x, y, loss_mask, rows.ids, rows.mask)
-    assert all(part.flags.c_contiguous for part in parts)
-    assert not any(np.shares_memory(a, b) for a in parts for b in parts if a is not b)
+        assert found == [row[:-1], labels[1:]]
+    assert not any(np.shares_memory(part, rows.ids) for part in (x, y))

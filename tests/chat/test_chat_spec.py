@@ -225,7 +225,7 @@ def test_fixed_text_that_becomes_a_marker_is_refused() -> None:
     data = small()
     data["roles"]["user"]["before"].append({"text": "ABC"})
     own = adapt_tokenizer(Own({"usr": 256, "asst": 258, "eot": 66}))
-    with pytest.raises(TokenizerError, match="makes a marker out of the plain text 'ABC'"):
+    with pytest.raises(TokenizerError, match="encodes the plain text 'ABC' to a marker"):
         bind_template(spec_from_json(data), own)
 
 

@@ -74,8 +74,8 @@ def test_a_row_depends_on_its_example_alone(data, seq_len, fit, tmp_path_factory
 def test_an_example_without_a_row_is_told_and_not_replaced(store: Path, caplog):
     rows = ChatRows(store, seq_len=4, fit="drop", pad_id=0)
     found = rows.rows([0, 1, 0])
-    assert found.kept.tolist() == [1]
-    assert found.dropped["too_long"].tolist() == [0, 2]
+    assert found.plan.kept.tolist() == [1]
+    assert found.plan.dropped["too_long"].tolist() == [0, 2]
     assert rows.batch([0, 1, 0])["examples"].tolist() == [1]
     assert caplog.text.count("some examples give no row (too_long: 2)") == 1
     assert rows.fit_counts().dropped == {"too_long": 1}
