@@ -53,11 +53,12 @@ def normal_role(role: object) -> str | None:
 
 
 def _assistant_turns(roles: IntArray, _bounds: IntArray) -> BoolArray:
-    return roles == ASSISTANT
+    trained: BoolArray = roles == ASSISTANT
+    return trained
 
 
 def _last_assistant_turns(roles: IntArray, bounds: IntArray) -> BoolArray:
-    trained = roles == ASSISTANT
+    trained: BoolArray = roles == ASSISTANT
     turns = np.flatnonzero(trained)
     owner = np.searchsorted(bounds, turns, side="right")
     trained[turns[:-1][owner[:-1] == owner[1:]]] = False

@@ -32,6 +32,13 @@ Names: TypeAlias = tuple[str, ...]
 Form: TypeAlias = tuple[Names, Names]
 """The fixed pieces left and right of a text."""
 
+PLAIN_FORMS: list[Form] = [
+    ((*begin, f"{role}.before"), (f"{role}.end", f"{role}.after"))
+    for begin in ((), ("begin",))
+    for role in ROLES
+]
+"""The form of a turn that is one text: by role, then by role for the first of a conversation."""
+
 
 class PlacedText(NamedTuple):
     """One text of a turn, and the fixed pieces around it."""
@@ -99,7 +106,10 @@ def _unsupported(message: CheckedMessage, tools: Sequence[str], spec: TemplateSp
 
 def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -> list[PlacedText]:
     """The texts of one turn in order: reasoning, words, calls, tools."""
-    role, words = ROLES[message.role], message.text
+    words = message.text
+    opening, ending = PLAIN_FORMS[message.role + len(ROLES) * first]
+    if words is not None and not (message.reasoning or message.calls or tools):
+        return [PlacedText(words, opening, ending)]
     inside: list[tuple[str, Names, Names]] = []
     if message.reasoning:
         inside.append((message.reasoning, ("reasoning.before",), ("reasoning.after",)))
@@ -112,8 +122,6 @@ def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -
         between = (f"{name}.between",) if preceded else ()
         inside.append((text, (*between, f"{name}.before"), (f"{name}.after",)))
         preceded = True
-    opening = ("begin", f"{role}.before") if first else (f"{role}.before",)
-    ending = (f"{role}.end", f"{role}.after")
     last = len(inside) - 1
     return [
         PlacedText(text, left if at else opening + left, right + ending if at == last else right)
@@ -148,9 +156,7 @@ def collect_turns(
         if role in spec.roles
         for spelling in (name, name.title(), name.upper())
     }
-    # A plain message of role r has form r; the first message of a conversation len(ROLES) + r.
-    endings = [((f"{role}.before",), (f"{role}.end", f"{role}.after")) for role in ROLES]
-    forms: list[Form] = [*endings, *((("begin", *left), right) for left, right in endings)]
+    forms = list(PLAIN_FORMS)
     numbers = {form: number for number, form in enumerate(forms)}
     texts: list[str] = []
     roles, num_turns, kept = bytearray(), list[int](), list[int]()
