@@ -68,9 +68,9 @@ def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("index.html", "From text to tokens"),  # README.md
+        ("index.html", "What you can count on"),  # README.md
         ("format/index.html", "meta.json"),  # shardmill/store/FORMAT.md
-        ("changelog/index.html", "Unreleased"),
+        ("changelog/index.html", "unreleased"),
         ("reference/build/index.html", 'id="shardmill.building.build_store"'),
         ("reference/testing/index.html", 'id="shardmill.testing.packing.assert_packer_laws"'),
         # a field's comment is its sentence in the reference
@@ -108,7 +108,7 @@ def test_every_room_has_a_page_in_the_reference() -> None:
     for path in ROOT.glob("docs/reference/*.md"):
         shown |= set(re.findall(r"^::: shardmill\.?(\w*)", path.read_text(), re.MULTILINE))
     rooms = {path.parent.name for path in ROOT.glob("shardmill/*/__init__.py")}
-    assert rooms - {"cli"} <= shown
+    assert rooms - {"cli", "storage"} <= shown  # nothing in these is for callers
 
 
 def test_foreign_addresses_are_noticed() -> None:

@@ -224,7 +224,7 @@ def test_positional_arguments_are_the_plans_and_the_rest_is_optional(function, n
 
 def test_the_plans_datasets_take_a_path_and_a_tokenizer() -> None:
     pytest.importorskip("torch")
-    from shardmill.compat import kempnerforge as pytorch
+    from shardmill.compat import nemotron
 
     for name, first in (
         ("GPTSFTPackedDataset", "file_path"),
@@ -232,7 +232,7 @@ def test_the_plans_datasets_take_a_path_and_a_tokenizer() -> None:
         ("GPTSFTPackedMultiShardDataset", "shard_dirs"),
         ("create_sft_dataset", "path"),
     ):
-        found = parameters(getattr(pytorch, name))
+        found = parameters(getattr(nemotron, name))
         assert [one for one, _, _ in found] == [first, "tokenizer", "kwargs"], name
         assert found[2][1] is inspect.Parameter.VAR_KEYWORD
 

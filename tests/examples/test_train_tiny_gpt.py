@@ -204,21 +204,6 @@ def test_any_losses_can_be_plotted(losses, mark):
     ElementTree.fromstring(loss_plot.svg_plot(losses, mark=mark))
 
 
-@pytest.mark.slow
-def test_thirty_lines_of_the_readme_train_from_a_store(tmp_path):
-    section = (EXAMPLES.parent / "README.md").read_text().split("## Train from a store\n")[1]
-    block = section.split("```python\n")[1].split("```")[0]
-    assert len(block.splitlines()) <= 30
-    code = block + "print(loader.samples, loss.item())\n"  # nothing of the blocks before
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    samples, loss = done.stdout.split()
-    assert samples == "160"
-    assert float(loss) < 4.0  # from log(257) = 5.55
-
-
 def write_folder(folder: Path, kind: str) -> None:
     """Tokens as another tool leaves them, or a store."""
     ids = np.random.default_rng(0).integers(3, 90, 4000).astype(np.uint16)
