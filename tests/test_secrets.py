@@ -26,7 +26,6 @@ from shardmill.loading.streaming import StreamConfig
 from shardmill.remote import open_remote, pull, push
 from shardmill.sources import open_source
 from shardmill.storage import retry
-from shardmill.storage import retry as farretry
 from shardmill.storage.object_store import open_place
 from shardmill.store import readers as mapped
 from shardmill.testing.hub import LoopbackHub
@@ -96,8 +95,7 @@ def call(called: Callable[..., Any], url: str) -> Any:
 def offline(monkeypatch, tmp_path) -> None:
     """Nothing is asked twice, no hub at all, and no secret is known from another test."""
     monkeypatch.setattr(urls, "_known", {})
-    monkeypatch.setattr(farretry, "TRIES", 1)
-    monkeypatch.setattr(retry, "ATTEMPTS", 1)
+    monkeypatch.setattr(retry, "MAX_RETRIES", 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # caches of clients
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ from typing import IO, Any, TypeVar
 from shardmill.errors import DamagedStoreError, StoreError
 from shardmill.remote.contents import FileFact
 from shardmill.storage.object_store import BLOCK, RemoteFolder, part_bytes
-from shardmill.storage.retry import attempt
+from shardmill.storage.retry import RetryPolicy
 
 _ETAG = re.compile(r"[0-9a-f]{32}(?:-([0-9]+))?")
 _BUFFER = 2**20
@@ -179,7 +179,7 @@ def _fetch_web(place: RemoteFolder, name: str, size: int, path: Path, on_bytes: 
         if done != size:
             raise ConnectionError(f"{done:,} bytes came, wanted {size:,}")
 
-    attempt(f"{place.url}/{name}", get)
+    RetryPolicy().call(get, f"{place.url}/{name}", raises=StoreError)
     return file_sha256(path)
 
 

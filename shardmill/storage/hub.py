@@ -1,61 +1,29 @@
-"""The Hugging Face client: what is asked of it, and when to ask again. Its one importer.
+"""The Hugging Face hub: datasets at a commit, their files, and byte ranges of those files.
 
-In: a dataset, pinned to a commit.  Out: the client's stream of rows, or the files of a split and
-ranges of their bytes.
-Promise: a dropped connection, a 5xx or a timeout is retried with growing, jittered pauses; what no
-retry mends is an error at once. A range of bytes comes whole or not at all.
-Not here: rows that are never lost (`hubrows`), Parquet (`hubfiles`), documents. HF_ENDPOINT and the
-other variables of the client hold.
+The client libraries are imported on first use, here only. HF_ENDPOINT and the client's other
+variables apply. Retries are the caller's (`storage.retry`): the client's own are kept short.
 """
 
 from __future__ import annotations
 
-import logging
-import random
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from shardmill.errors import HubError, SourceError, missing_extra
-from shardmill.threads import pause
-from shardmill.urls import safe_cause, scrub
-
-try:
-    import datasets
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are in its __all__
-        build_hf_headers,
-        hf_raise_for_status,
-        http_backoff,
-    )
-except ImportError as missing:
-    raise missing_extra("datasets", "hub") from missing
-
-logger = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
+from shardmill.errors import SourceError, missing_extra
+from shardmill.storage.retry import RetryPolicy
 
 _CLIENT_TRIES = 1  # of the client's own loops, above the five of each request
-_MAX_DELAY = 60.0
-_WAIT_STATUS = (408, 425, 429)
 _PARQUET_ENDINGS = (".parquet", ".geoparquet", ".gpq")
 _PARQUET_BUILDER = "packaged_modules.parquet.parquet"
-_HTTP_ROOTS = ("httpx", "httpx2", "requests")
-# The HTTP library below differs between versions of the client; its root error is a base of theirs.
-_TRANSPORT: tuple[type[Exception], ...] = tuple(
-    base for base in HfHubHTTPError.__mro__ if base.__module__.partition(".")[0] in _HTTP_ROOTS
-)
-TROUBLE: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, RuntimeError, *_TRANSPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubDataset:
-    """What is read: one split of one configuration at one commit, in one order."""
+    """One split of one configuration at one commit, in one order."""
 
     dataset: str  # "owner/name"
     config: str | None
@@ -89,41 +57,50 @@ class ParquetSplit:
     columns: tuple[tuple[str, bool], ...] | None  # as declared: name, and whether it holds strings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """How long to bear trouble: pauses of delay, 2 delay, 4 delay, ... at most a minute."""
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as missing:
+        raise missing_extra("datasets", "hub") from missing
+    return datasets
 
-    max_retries: int = 5  # in a row, without a new row between them
-    delay: float = 1.0  # seconds
+
+def _hub() -> tuple[Any, Any]:
+    """The client of the hub, and the library's API at the configured endpoint."""
+    endpoint = _datasets().config.HF_ENDPOINT
+    import huggingface_hub
+
+    return huggingface_hub, huggingface_hub.HfApi(endpoint=endpoint)
 
 
-def resolve_revision(dataset: str, revision: str | None, retry: Retry) -> str:
-    """The commit that a branch or tag (None: the head) stands for now."""
+def client_version() -> str:
+    return f"datasets {_datasets().__version__}"
+
+
+def resolve_revision(dataset: str, revision: str | None, retry: RetryPolicy) -> str:
+    """The commit that a branch or tag (None: the head) names now."""
     if Path(dataset).exists():
         raise SourceError(
-            f"hub dataset {dataset}: a local folder of this name lies in the working folder, and "
-            "the client would read that instead; run elsewhere, or open it as a folder"
+            f"hub dataset {dataset}: the working folder has a local folder of this name, and the "
+            "client would read that instead; run elsewhere, or open it as a folder"
         )
-    api = huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT)
-
-    def ask() -> str | None:
-        return api.dataset_info(dataset, revision=revision).sha
-
-    sha = retried(ask, retry, f"hub dataset {dataset}")
+    _, api = _hub()
+    sha = retry.call(
+        lambda: api.dataset_info(dataset, revision=revision).sha, f"hub dataset {dataset}"
+    )
     if not sha:
         raise SourceError(f"hub dataset {dataset}: the hub names no commit for {revision!r}")
     return str(sha)
 
 
-def client_version() -> str:
-    return f"datasets {datasets.__version__}"
-
-
 def load_stream(source: HubDataset) -> Any:
-    """The client's own stream. Its dataset cache is an empty folder: when the hub cannot be reached
-    it would else fall back on whatever version it once kept."""
+    """The client's own stream.
+
+    Its dataset cache is an empty folder: otherwise the client would fall back on whatever version
+    it once kept when the hub cannot be reached.
+    """
     with tempfile.TemporaryDirectory() as empty:
-        stream = datasets.load_dataset(
+        stream = _datasets().load_dataset(
             source.dataset,
             source.config,
             split=source.split,
@@ -140,9 +117,9 @@ def load_stream(source: HubDataset) -> Any:
 
 
 def parquet_split(source: HubDataset) -> ParquetSplit | str:
-    """The Parquet files of a split as the client resolves them; or why it is not just files."""
+    """The Parquet files of a split as the client resolves them, or why it has none."""
     with tempfile.TemporaryDirectory() as empty, bounded_client():
-        builder = datasets.load_dataset_builder(
+        builder = _datasets().load_dataset_builder(
             source.dataset, source.config, revision=source.revision, cache_dir=empty
         )
     if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
@@ -154,7 +131,7 @@ def parquet_split(source: HubDataset) -> ParquetSplit | str:
     files = [_file_at(url, source.revision) for url in splits[source.split]]
     known = tuple(file for file in files if file is not None)
     if len(known) < len(files):
-        return f"a file is not Parquet, or lies elsewhere: {splits[source.split][:3]}"
+        return f"a file is not Parquet, or is elsewhere: {splits[source.split][:3]}"
     if getattr(config, "filters", None) is not None:
         return "its configuration filters rows"
     if getattr(config, "on_bad_files", "error") != "error":
@@ -163,7 +140,7 @@ def parquet_split(source: HubDataset) -> ParquetSplit | str:
 
 
 def columns_of(features: Any) -> tuple[tuple[str, bool], ...] | None:
-    """Each declared column and whether it holds strings; None when nothing is declared."""
+    """Each declared column and whether it holds strings; None if nothing is declared."""
     if features is None:
         return None
     strings = ("string", "large_string")
@@ -182,7 +159,7 @@ def _file_at(url: str, revision: str) -> HubFile | None:
 
 def file_size(file: HubFile) -> int:
     """Bytes of a file, as the hub lists it."""
-    api = huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT)
+    _, api = _hub()
     found = api.get_paths_info(
         file.dataset, [file.path], revision=file.revision, repo_type="dataset"
     )
@@ -193,18 +170,28 @@ def file_size(file: HubFile) -> int:
 
 
 def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
-    """Bytes `start..stop` of a file that has `num_bytes`: all of them, or an error."""
-    endpoint = datasets.config.HF_ENDPOINT
-    url = huggingface_hub.hf_hub_url(
-        file.dataset, file.path, repo_type="dataset", revision=file.revision, endpoint=endpoint
+    """Bytes `start..stop` of a file of `num_bytes`: all of them, or an error."""
+    client, api = _hub()
+    url = client.hf_hub_url(
+        file.dataset, file.path, repo_type="dataset", revision=file.revision, endpoint=api.endpoint
     )
-    asked = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
-    timeout = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    headers = {**build_hf_headers(), **asked}
-    # the tries are ours to count: the client's pauses could not be ended
-    response = http_backoff("GET", url, headers=headers, timeout=timeout, max_retries=0)
-    hf_raise_for_status(response)
-    _check_size(file, num_bytes, response.headers.get("content-range", ""))
+    headers = {
+        **client.utils.build_hf_headers(),
+        "range": f"bytes={start}-{stop - 1}",
+        "accept-encoding": "identity",
+    }
+    timeout = client.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    # We do the retries: the client's pauses could not be interrupted.
+    response = client.utils.http_backoff(
+        "GET", url, headers=headers, timeout=timeout, max_retries=0
+    )
+    client.utils.hf_raise_for_status(response)
+    total = response.headers.get("content-range", "").rpartition("/")[2]
+    if total.isdecimal() and int(total) != num_bytes:
+        raise SourceError(
+            f"{file}: {int(total):,} bytes now, {num_bytes:,} when it was listed; a file of a "
+            "commit never changes, so the hub or a proxy before it is wrong: start again"
+        )
     data = response.content
     if len(data) != stop - start:
         raise ConnectionError(
@@ -213,21 +200,17 @@ def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _check_size(file: HubFile, num_bytes: int, content_range: str) -> None:
-    total = content_range.rpartition("/")[2]
-    if total.isdecimal() and int(total) != num_bytes:
-        raise SourceError(
-            f"{file}: {int(total):,} bytes now, {num_bytes:,} when it was listed; a file of a "
-            "commit never changes, so the hub or something before it is wrong: start anew"
-        )
-
-
 @contextmanager
 def bounded_client() -> Iterator[None]:
-    """Shorten the client's own loops (20 tries of 5 to 60 s): ours retry, and say so."""
-    config = datasets.config
-    wanted = {name: _CLIENT_TRIES for name in dir(config) if _is_limit(name, "MAX_RETRIES")}
-    wanted |= {name: 1 for name in dir(config) if _is_limit(name, "RETRY_INTERVAL")}
+    """Shorten the client's own retries (20 tries of 5 to 60 s), which hide what happens."""
+    config = _datasets().config
+    limits = {"MAX_RETRIES": _CLIENT_TRIES, "RETRY_INTERVAL": 1}
+    wanted = {
+        name: value
+        for name in dir(config)
+        for suffix, value in limits.items()
+        if name.startswith("STREAMING_") and name.endswith(suffix)
+    }
     before = {name: getattr(config, name) for name in wanted}
     for name, value in wanted.items():
         setattr(config, name, value)
@@ -236,63 +219,3 @@ def bounded_client() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(config, name, value)
-
-
-def _is_limit(name: str, suffix: str) -> bool:
-    return name.startswith("STREAMING_") and name.endswith(suffix)
-
-
-def retried(ask: Callable[[], Answer], retry: Retry, what: str) -> Answer:
-    """The answer, asked for again while the trouble may pass."""
-    failures = 0
-    while True:
-        try:
-            return ask()
-        except SourceError:
-            raise
-        except TROUBLE as error:
-            failures += 1
-            wait_or_raise(error, failures, retry, what, "nothing was read yet")
-
-
-def wait_or_raise(error: Exception, failures: int, retry: Retry, what: str, progress: str) -> None:
-    """Pause before the next try; or raise when there should be none."""
-    words = scrub(str(error)).splitlines()
-    found = f"{type(error).__name__}: {words[0] if words else ''}"
-    if not is_transient(error):
-        raise SourceError(
-            f"{what}: {found}; {progress}; no retry would help: check the name, configuration, "
-            "split, revision and your access"
-        ) from safe_cause(error)
-    if failures > retry.max_retries:
-        raise HubError(
-            f"{what}: unreachable at {datasets.config.HF_ENDPOINT} after {failures} tries "
-            f"({found}); {progress}; when the hub answers again, resume: nothing is lost"
-        ) from safe_cause(error)
-    seconds = min(retry.delay * 2 ** (failures - 1), _MAX_DELAY) * random.uniform(0.5, 1.0)
-    logger.warning(
-        "%s: %s; try %d of %d in %.1f s", what, found, failures + 1, retry.max_retries + 1, seconds
-    )
-    pause(seconds)
-
-
-def is_transient(error: BaseException) -> bool:
-    """May a later try succeed? Decided by the first telling error in the chain of causes."""
-    link: BaseException | None = error
-    while link is not None:
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status >= 500 or status in _WAIT_STATUS
-        if isinstance(link, OfflineModeIsEnabled):
-            return False
-        if isinstance(link, _transient_kinds()):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
-
-
-def _transient_kinds() -> tuple[type[BaseException], ...]:
-    kinds: list[type[BaseException]] = [ConnectionError, TimeoutError, *_TRANSPORT]
-    if "aiohttp" in sys.modules:  # the client imports it only when it needs it
-        kinds.append(sys.modules["aiohttp"].ClientError)
-    return tuple(kinds)

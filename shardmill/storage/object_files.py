@@ -35,7 +35,7 @@ from shardmill.errors import MissingExtraError, OptionError, SourceError, missin
 from shardmill.records import JSON
 from shardmill.storage.files import sha256_of_ends
 from shardmill.storage.ranges import Range, RangedFile, blocks_of
-from shardmill.storage.retry import asked
+from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url, safe_cause
 
 FIRST_BLOCK = 256 * 2**10
@@ -66,7 +66,7 @@ class FarPath:
 
 def check_far(path: FarPath, num_bytes: int) -> None:
     """Refuse a file that is gone or is another than when it was listed."""
-    found = asked(partial(_info, path.url), str(path))
+    found = RetryPolicy().call(partial(_info, path.url), str(path))
     size, known = size_of(found, str(path)), known_by(found)
     if size != num_bytes or known != (path.identity, path.changed):
         raise SourceError(
@@ -85,7 +85,7 @@ def open_far(
         partial(_fetch, fs, name),
         num_bytes,
         blocks,
-        retry=partial(asked, where=str(path)),
+        retry=partial(RetryPolicy().call, what=str(path)),
         is_slow_start=is_slow_start,
     )
 
@@ -200,7 +200,7 @@ def find_far(where: str, suffixes: tuple[str, ...]) -> list[ListedFile]:
     """The files there, in order; a file named outright may end in anything. May be none."""
     url = Url(where)
     fs, path = connected(url)
-    listing = asked(partial(_list, fs, path.rstrip("/") or path), str(url))
+    listing = RetryPolicy().call(partial(_list, fs, path.rstrip("/") or path), str(url))
     found = [
         _found(fs, info, name, _relative(name, listing.root))
         for name, info in listing.files.items()

@@ -24,7 +24,7 @@ import fsspec
 
 from shardmill.arguments import is_url
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, missing_extra
-from shardmill.storage.retry import attempt, client_errors
+from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url, remember_options, safe_cause
 
 BLOCK = 8 * 2**20
@@ -62,6 +62,10 @@ class RemoteFolder:
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
+    def _retried(self, action: Callable[[], T], name: str | None = None) -> T:
+        what = self.url if name is None else f"{self.url}/{name}"
+        return RetryPolicy().call(action, what, raises=StoreError)
+
     def listing(self) -> Listing:
         """Every file below."""
         if self.is_web:
@@ -79,7 +83,7 @@ class RemoteFolder:
             return found
 
         start = len(self.root) + 1
-        return {path[start:]: info for path, info in attempt(self.url, find).items()}
+        return {path[start:]: info for path, info in self._retried(find).items()}
 
     def info(self, name: str) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
@@ -87,7 +91,7 @@ class RemoteFolder:
             found: dict[str, Any] = self.fs.info(self.path(name))
             return found
 
-        return attempt(f"{self.url}/{name}", ask)
+        return self._retried(ask, name)
 
     def read(self, name: str, num_bytes: int) -> bytes:
         """A small file of known size, whole."""
@@ -105,7 +109,7 @@ class RemoteFolder:
                 raise ConnectionError(f"{len(data):,} bytes came, wanted {stop - start:,}")
             return data
 
-        return attempt(f"{self.url}/{name}", get)
+        return self._retried(get, name)
 
     def sha256(self, name: str, size: int) -> str:
         """Of the whole file, read back."""
@@ -149,7 +153,7 @@ class RemoteFolder:
             except FileNotFoundError:
                 return None
 
-        return attempt(f"{self.url}/{name}", get)
+        return self._retried(get, name)
 
     def web_pieces(self, name: str, start: int) -> Pieces:
         """A file of a web server in one request: (offset, bytes). The first offset is `start`, or
@@ -174,7 +178,7 @@ class RemoteFolder:
     def pipe(self, name: str, data: bytes) -> None:
         """A small file, over one that is there."""
         self._make_parent(name)
-        attempt(f"{self.url}/{name}", lambda: self.fs.pipe_file(self.path(name), data))
+        self._retried(lambda: self.fs.pipe_file(self.path(name), data), name)
 
     def write(self, name: str, data: bytes) -> None:
         """As `pipe`; it is read back, and must be the same."""
@@ -211,9 +215,8 @@ class RemoteFolder:
         """Whether the file that `send` writes at a path got this name."""
         self._make_parent(name)
         if self.is_local:
-            return attempt(f"{self.url}/{name}", lambda: self._link(name, send))
+            return self._retried(lambda: self._link(name, send), name)
         path, kinds = self.path(name), set(self.protocols)
-        failures: tuple[type[BaseException], ...] = (*client_errors(), TypeError)
 
         def create() -> bool:
             try:
@@ -222,7 +225,7 @@ class RemoteFolder:
                     return True
             except FileExistsError:
                 return False
-            except failures as error:
+            except Exception as error:
                 if _code(error) == "PreconditionFailed":
                     return False
                 if not isinstance(error, TypeError) and _code(error) not in _UNKNOWN:
@@ -235,8 +238,8 @@ class RemoteFolder:
 
         if "memory" in kinds:
             with _memory:
-                return attempt(f"{self.url}/{name}", create)
-        return attempt(f"{self.url}/{name}", create)
+                return self._retried(create, name)
+        return self._retried(create, name)
 
     def _link(self, name: str, send: Callable[..., None]) -> bool:
         """On a disk: the whole file under another name, then its own name in one step."""
@@ -273,7 +276,7 @@ class RemoteFolder:
             except FileNotFoundError:
                 return
 
-        attempt(f"{self.url}/{name}", rm)
+        self._retried(rm, name)
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -295,7 +298,7 @@ class RemoteFolder:
     def _make_parent(self, name: str) -> None:
         if not _BUCKETS & set(self.protocols):  # there, this would make a bucket
             parent = self.path(name).rpartition("/")[0]
-            attempt(self.url, lambda: self.fs.makedirs(parent, exist_ok=True))
+            self._retried(lambda: self.fs.makedirs(parent, exist_ok=True))
 
 
 def part_bytes(size: int) -> int:

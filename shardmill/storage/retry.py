@@ -1,17 +1,8 @@
-"""Try again what may go well the next time; say plainly what will not.
+"""The one retry policy for everything that goes over a network.
 
-In: an action that talks to a remote place.  Out: its result, or one of our errors.
-Promise: lost connections, timeouts, 5xx and throttling are tried again with growing, jittered
-pauses, a bounded number of times; every other error of a client comes out at once, in our words.
-Not here: what is sent; a short answer must be raised as ConnectionError by the action itself.
-
-Ask object storage again when that may help; say plainly when it will not.
-
-In: a question to a store.  Out: its answer, or one of our errors.
-Promise: lost connections, timeouts, short answers, throttling and 5xx are asked again, a bounded
-number of times, after growing, jittered pauses; what no retry mends is an error at once. No error
-tells a user, a password or the query of an address.
-Not here: what is asked. A short answer must be raised as ConnectionError by whoever asked.
+Lost connections, timeouts, short answers, throttling and 5xx are retried a bounded number of times
+after growing, jittered pauses. Any other failure is raised at once as one of our errors. No message
+shows a user, a password or the query of a URL.
 """
 
 from __future__ import annotations
@@ -20,9 +11,8 @@ import errno
 import logging
 import random
 import socket
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from shardmill.errors import HubError, ShardmillError, SourceError, StoreError, StoreNotFoundError
@@ -32,203 +22,160 @@ from shardmill.urls import safe_cause, scrub
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 5
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
-_TRANSIENT_ERRNO = {errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT}
-_TRANSIENT_CODES = {
-    *("SlowDown", "Throttling", "RequestTimeout", "InternalError", "ServiceUnavailable"),
-    *("IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "RequestTimeTooSkewed"),
+MAX_RETRIES = 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds
+
+_TRANSIENT_STATUS = (408, 425, 429)
+_TRANSIENT_CODES = {  # of S3, which sends them with a status of 400 or 403
+    *("Throttling", "RequestTimeout", "RequestTimeTooSkewed"),
+    *("IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
 }
-# clients raise classes of their own; they are looked up only where they are already imported
-_CLIENTS = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
-_LOST = {
-    "botocore.exceptions": ("HTTPClientError", "IncompleteReadError", "ResponseStreamingError"),
-    "aiohttp": ("ClientError",),
+_TRANSIENT_ERRNO = {
+    *(errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT),
+    socket.EAI_AGAIN,  # a name that cannot be looked up now
 }
+# Clients raise their own classes. Those of a lost connection have one of these words in their name.
+_CLIENTS = {
+    *("aiohttp", "botocore", "httpx", "httpx2", "httpcore", "requests", "urllib3"),
+    *("google", "azure"),
+}
+_LOST = (
+    *("Connect", "Timeout", "Transport", "Protocol", "Disconnected", "HTTPClient"),
+    *("Payload", "Incomplete", "Chunked"),
+)
+# Of the built-in errors, clients raise these; any other is a mistake in our own code.
+_OF_CLIENTS = (OSError, EOFError, ValueError, RuntimeError)
 
 
-def attempt(what: str, action: Callable[[], T]) -> T:
-    """The result of `action`, tried up to `ATTEMPTS` times. `what` is for messages."""
-    for number in range(1, ATTEMPTS + 1):
-        try:
-            return action()
-        except ShardmillError:
-            raise
-        except client_errors() as error:
-            if not is_transient(error):
-                raise explained(what, error) from safe_cause(error)
-            if number == ATTEMPTS:
-                raise StoreError(
-                    f"{what}: gave up after {ATTEMPTS} tries: {_words(error)}; look at the "
-                    "connection, then do the same again: what has arrived is kept"
-                ) from safe_cause(error)
-            logger.debug("%s: try %d failed: %s", what, number, _words(error))
-        except (NotImplementedError, ValueError) as error:  # an archive, a web server
-            raise StoreError(
-                f"{what}: this kind of place cannot do that: {_words(error)}; take one that can be "
-                "read, written and listed"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often to retry, and how long to wait: delay, 2 delay, 4 delay, ... up to 20 seconds."""
+
+    max_retries: int | None = None  # in a row; None: MAX_RETRIES
+    delay: float | None = None  # seconds; None: FIRST_PAUSE
+
+    def call(
+        self,
+        action: Callable[[], T],
+        what: str,
+        *,
+        raises: type[SourceError] | type[StoreError] = SourceError,
+    ) -> T:
+        """The result of `action`. `what` names it in messages; a failure is raised as `raises`.
+
+        A short answer must be raised by `action` as a ConnectionError.
+        """
+        failures = 0
+        while True:
+            try:
+                return action()
+            except Exception as error:  # noqa: BLE001 - clients raise what they like
+                failures += 1
+                self.wait_or_raise(error, failures, what, raises=raises)
+
+    def wait_or_raise(
+        self,
+        error: Exception,
+        failures: int,
+        what: str,
+        *,
+        progress: str = "",
+        raises: type[SourceError] | type[StoreError] = SourceError,
+    ) -> None:
+        """Pause before the next try, or raise if there should be none.
+
+        `failures` counts this error and those directly before it; `progress` says what was done so
+        far.
+        """
+        is_ours = isinstance(error, ShardmillError | StoppedError)
+        is_builtin = type(error).__module__ == "builtins"
+        if is_ours or (is_builtin and not isinstance(error, _OF_CLIENTS)):
+            raise error
+        text = " ".join(str(error).split())
+        found = scrub(f"{type(error).__name__}: {text}")[:300]
+        done = f"{progress}; " if progress else ""
+        if not is_transient(error):
+            kind: type[ShardmillError] = raises
+            if raises is StoreError and isinstance(error, FileNotFoundError):
+                kind = StoreNotFoundError
+            raise kind(f"{what}: {found}; {done}{_remedy(error)}") from safe_cause(error)
+        max_retries = MAX_RETRIES if self.max_retries is None else self.max_retries
+        if failures > max_retries:
+            kind = HubError if raises is SourceError else raises
+            raise kind(
+                f"{what}: unreachable after {failures} tries ({found}); {done}when it answers "
+                "again, resume or do the same again: nothing is lost"
             ) from safe_cause(error)
-        time.sleep(backoff_seconds(number))
-    raise AssertionError("unreachable")
+        seconds = self.backoff_seconds(failures)
+        logger.warning(
+            "%s: %s; try %d of %d in %.1f s", what, found, failures + 1, max_retries + 1, seconds
+        )
+        pause(seconds)
 
-
-def client_errors() -> tuple[type[BaseException], ...]:
-    """What the clients that are loaded raise."""
-    return (OSError, *_classes(_CLIENTS))
-
-
-def backoff_seconds(number: int) -> float:
-    """Seconds before the try after try `number`: doubling, and never two machines in step."""
-    longest = _FIRST_PAUSE * float(2 ** (number - 1))
-    return min(longest, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+    def backoff_seconds(self, failures: int) -> float:
+        """The pause after so many failures. Jittered, so that workers do not retry in step."""
+        delay = FIRST_PAUSE if self.delay is None else self.delay
+        return float(min(delay * 2 ** (failures - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.5))
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may go well a moment later."""
-    status = getattr(error, "status", None)  # of a web server; 0: it sent us in a circle
-    if isinstance(status, int):
-        return status >= 500 or status in (408, 425, 429)
-    if isinstance(error, (ConnectionError, TimeoutError, *_classes(_LOST))):
-        return True
-    answer = getattr(error.__cause__ or error, "response", None)
-    if isinstance(answer, dict):
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = answer.get("Error", {}).get("Code", "")
-        return status >= 500 or status == 429 or code in _TRANSIENT_CODES
-    return isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO
+    """Whether the same request may succeed later.
 
-
-def explained(what: str, error: BaseException) -> StoreError:
-    """An error that no second try will mend."""
-    if isinstance(error, FileNotFoundError):
-        return StoreNotFoundError(f"{what}: not there: {_words(error)}; check bucket and path")
-    if type(error).__name__ == "TooManyRedirects":
-        return StoreError(f"{what}: the server redirects in a circle; check the URL")
-    if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
-        return StoreError(f"{what}: not allowed: {_words(error)}; check the credentials")
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        return StoreError(
-            f"{what}: no credentials: {_words(error)}; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        )
-    return StoreError(f"{what}: {_words(error)}")
-
-
-def _words(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return scrub(" ".join(text.split()))[:300]
-
-
-def _classes(table: dict[str, tuple[str, ...]]) -> tuple[type[BaseException], ...]:
-    loaded = [(sys.modules.get(module), names) for module, names in table.items()]
-    return tuple(getattr(module, name) for module, names in loaded if module for name in names)
-
-
-Answer = TypeVar("Answer")
-
-TRIES = 6
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 20.0
-_WAIT_STATUS = (408, 425, 429)
-_PASSING = {errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT}
-_PASSING |= {socket.EAI_AGAIN}  # a name that cannot be looked up now
-_FINAL = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError)
-# The clients below fsspec have errors of their own; those of a lost connection are so named.
-_CLIENTS_farretry = (
-    "aiohttp",
-    "botocore",
-    "httpx",
-    "httpcore",
-    "requests",
-    "urllib3",
-    "google",
-    "azure",
-)
-_LOST_farretry = (
-    "Connect",
-    "Timeout",
-    "Payload",
-    "Incomplete",
-    "Disconnected",
-    "Protocol",
-    "HTTPClient",
-)
-
-
-def asked(ask: Callable[[], Answer], where: str) -> Answer:
-    """The answer, asked for up to `TRIES` times. `where` is for messages."""
-    for number in range(1, TRIES + 1):
-        try:
-            return ask()
-        except (ShardmillError, StoppedError):
-            raise
-        except Exception as error:  # noqa: BLE001 - clients raise what they like
-            _bear(error, number, where)
-    raise AssertionError("the last try raises")
-
-
-def _bear(error: Exception, number: int, where: str) -> None:
-    """Pause before the next try; or raise when there should be none."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    found, cause = scrub(said)[:300], safe_cause(error)
-    if not is_passing(error):
-        if type(error).__module__ == "builtins" and not isinstance(error, OSError):
-            raise error  # a fault of ours
-        raise SourceError(f"{where}: {found}; {_remedy(error)}") from cause
-    if number == TRIES:
-        raise HubError(
-            f"{where}: unreachable after {number} tries ({found}); when the store answers again, "
-            "resume: nothing is lost"
-        ) from cause
-    seconds = min(FIRST_PAUSE * 2 ** (number - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-    logger.warning("%s: %s; try %d of %d in %.1f s", where, found, number + 1, TRIES, seconds)
-    pause(seconds)
-
-
-def is_passing(error: BaseException) -> bool:
-    """May a later try succeed? Decided by what lies deepest under it and tells: a client may say of
-    a lost connection that there is no such file."""
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    verdicts = (_verdict(link) for link in reversed(causes))
-    return next((verdict for verdict in verdicts if verdict is not None), False)
-
-
-def _verdict(error: BaseException) -> bool | None:
-    """None: this one does not tell."""
-    status = _status(error)
-    if status is not None:
-        return status >= 500 or status in _WAIT_STATUS
-    if isinstance(error, _FINAL):
-        return False
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _PASSING
-    is_client = type(error).__module__.partition(".")[0] in _CLIENTS_farretry
-    return (
-        True if is_client and any(word in type(error).__name__ for word in _LOST_farretry) else None
+    Decided by the first error in the chain of causes that has an HTTP status or is a lost
+    connection: a client may report a lost connection as a missing file. The error number of the
+    system decides only if there is none, since clients use EIO for whatever they do not know.
+    """
+    for link in _chain(error):
+        status, code = _status_and_code(link)
+        if status is not None:
+            return status >= 500 or status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
+        if type(link).__name__ == "OfflineModeIsEnabled":  # of the hub client: a ConnectionError
+            return False
+        if isinstance(link, ConnectionError | TimeoutError) or _is_lost_connection(link):
+            return True
+    return any(
+        isinstance(link, OSError) and link.errno in _TRANSIENT_ERRNO for link in _chain(error)
     )
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status of an answer, wherever a client keeps it."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    for value in (getattr(response, "status_code", response), getattr(error, "status", None)):
-        if isinstance(value, int):
-            return value
-    if type(error).__module__.startswith("aiohttp."):
-        return None  # there a code is the parser's opinion of what it got
-    code = getattr(error, "code", None)
-    return code if isinstance(code, int) else None
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    names = [
+        kind.__name__
+        for kind in type(error).__mro__
+        if kind.__module__.partition(".")[0] in _CLIENTS
+    ]
+    return any(word in name for name in names for word in _LOST)
+
+
+def _status_and_code(error: BaseException) -> tuple[int | None, str]:
+    """The HTTP status of an answer and S3's own code, wherever a client keeps them."""
+    response, code = getattr(error, "response", None), ""
+    if isinstance(response, dict):  # botocore
+        code = str(response.get("Error", {}).get("Code", ""))
+        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    found = [getattr(response, "status_code", response), getattr(error, "status", None)]
+    if not type(error).__module__.startswith("aiohttp."):  # there, what the parser made of it
+        found.append(getattr(error, "code", None))
+    return next((value for value in found if isinstance(value, int)), None), code
 
 
 def _remedy(error: BaseException) -> str:
+    name = type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return "check the bucket and the path"
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return "check the credentials in the environment of the client, and what they allow"
-    return "no retry would help: check the address, and whether the file changed"
+        return "check the bucket and the path, or the name and the revision"
+    if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
+        return "check the credentials in the environment, and what they allow"
+    if "Credentials" in name:
+        return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if name == "TooManyRedirects":
+        return "the server redirects in a circle: check the URL"
+    if isinstance(error, NotImplementedError | ValueError):
+        return "check the name and the options; this kind of storage may not support that"
+    return "no retry would help: check the address, your access, and whether the file changed"

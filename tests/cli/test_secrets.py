@@ -13,7 +13,6 @@ import pytest
 from shardmill.cli.app import every_command, open_app
 from shardmill.cli.run import FAULT, run
 from shardmill.storage import retry
-from shardmill.storage import retry as farretry
 from tests.secret_forms import FORMS, seen
 
 ROOT = open_app()
@@ -76,8 +75,7 @@ CALLS = [
 @pytest.fixture
 def offline(monkeypatch, here, tmp_path) -> None:
     """Nothing is asked twice, and no hub is asked at all."""
-    monkeypatch.setattr(farretry, "TRIES", 1)
-    monkeypatch.setattr(retry, "ATTEMPTS", 1)
+    monkeypatch.setattr(retry, "MAX_RETRIES", 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # caches of clients
 

@@ -14,11 +14,17 @@ import numpy as np
 import pytest
 
 from shardmill.records import Ragged
+from shardmill.storage import retry
 from shardmill.storage.object_store import RemoteFolder, open_place
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.stores import build_small_store
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 @dataclass(frozen=True, slots=True)

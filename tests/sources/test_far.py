@@ -36,7 +36,7 @@ from shardmill.sources import (
     open_chats,
     open_source,
 )
-from shardmill.storage import retry as farretry
+from shardmill.storage import retry
 from shardmill.testing.hub import Fault, LoopbackHub
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.sources import (
@@ -89,7 +89,7 @@ def clear_clients() -> None:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farretry, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.001)
 
 
 Upload = Callable[[Path], str]

@@ -197,8 +197,6 @@ class HubPiece:
 
     def read(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         """Batches as they come out of the file; `batches` joins those that are small."""
-        from shardmill.storage.hub import TROUBLE, wait_or_raise
-
         position = self._position_of(cursor)
         failures = 0
         while True:
@@ -209,12 +207,12 @@ class HubPiece:
                         position = batch.cursor
                         yield replace(batch, cursor={"file": self.file.path, "position": position})
                 return
-            except SourceError:
-                raise
-            except TROUBLE as error:
+            except Exception as error:  # noqa: BLE001 - clients raise what they like
                 failures += 1
                 progress = f"it was read up to {position or 'its start'}"
-                wait_or_raise(error, failures, retry_of(self.options), str(self.file), progress)
+                retry_of(self.options).wait_or_raise(
+                    error, failures, str(self.file), progress=progress
+                )
 
     def _open(self, position: JSON) -> Generator[TextBatch, None, None]:
 
@@ -232,10 +230,8 @@ class HubPiece:
             yield from read_column(parquet, column, position)
 
     def _metadata(self) -> pq.FileMetaData:
-        from shardmill.storage.hub import retried
-
         retry = retry_of(self.options)
-        return retried(lambda: footer_of(self.file), retry, str(self.file)).metadata
+        return retry.call(lambda: footer_of(self.file), str(self.file)).metadata
 
     def _position_of(self, cursor: Cursor | None) -> JSON:
         if cursor is None:
@@ -357,11 +353,11 @@ class HubParquetSource:
     def found(self) -> ParquetSplit | str:
         """The files of the split; or why it cannot be read by row groups. Asks the hub once."""
         if self._found is None:
-            from shardmill.storage.hub import parquet_split, retried
+            from shardmill.storage.hub import parquet_split
 
             pinned = pin_dataset(self._dataset, self.revision, self._options, None)
             retry = retry_of(self._options)
-            self._found = retried(lambda: parquet_split(pinned), retry, str(pinned))
+            self._found = retry.call(lambda: parquet_split(pinned), str(pinned))
         return self._found
 
     def files(self) -> tuple[HubPiece, ...]:

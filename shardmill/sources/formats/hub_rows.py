@@ -23,16 +23,13 @@ from typing import Any
 from shardmill.errors import SourceError
 from shardmill.records import JSON
 from shardmill.storage.hub import (
-    TROUBLE,
     HubDataset,
-    Retry,
     bounded_client,
     client_version,
     columns_of,
     load_stream,
-    retried,
-    wait_or_raise,
 )
+from shardmill.storage.retry import RetryPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ class Trail:
 
 
 def stream_rows(
-    source: HubDataset, place: HubCursor | None, retry: Retry
+    source: HubDataset, place: HubCursor | None, retry: RetryPolicy
 ) -> Iterator[tuple[Row, JSON]]:
     """Each row from `place` on, with the client's state before it."""
     failures = 0
@@ -91,17 +88,15 @@ def stream_rows(
                     trail.add(row, state)
                     yield row, state
             return
-        except SourceError:
-            raise
-        except TROUBLE as error:
+        except Exception as error:  # noqa: BLE001 - clients raise what they like
             failures += 1
             progress = f"{trail.num_rows:,} rows were read"
-            wait_or_raise(error, failures, retry, str(source), progress)
+            retry.wait_or_raise(error, failures, str(source), progress=progress)
 
 
-def column_kinds(source: HubDataset, retry: Retry) -> list[tuple[str, bool]]:
+def column_kinds(source: HubDataset, retry: RetryPolicy) -> list[tuple[str, bool]]:
     """Each column and whether it holds strings: as declared, else as in the first row."""
-    features = retried(lambda: _features(source), retry, str(source))
+    features = retry.call(lambda: _features(source), str(source))
     declared = columns_of(features)
     if declared is not None:
         return list(declared)

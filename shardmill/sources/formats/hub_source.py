@@ -19,11 +19,12 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of, fields_of
 from shardmill.sources.cleaning import choose_field, clean, strings_to_arrow
+from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url
 
 if TYPE_CHECKING:
     from shardmill.sources.formats.hub_rows import HubCursor, Trail
-    from shardmill.storage.hub import HubDataset, Retry
+    from shardmill.storage.hub import HubDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +205,8 @@ def pinned_commit(dataset: str, options: HubOptions) -> str:
     return resolve_revision(dataset, options.revision, retry_of(options))
 
 
-def retry_of(options: HubOptions) -> Retry:
-    from shardmill.storage.hub import Retry
-
-    return Retry(max_retries=options.max_retries, delay=options.retry_delay)
+def retry_of(options: HubOptions) -> RetryPolicy:
+    return RetryPolicy(max_retries=options.max_retries, delay=options.retry_delay)
 
 
 def pin_dataset(
