@@ -1,19 +1,9 @@
-"""Several datasets behind one another, mixed by weight.
+"""A sampler that mixes the datasets of a `MixtureDataset` by weight.
 
-In: where each dataset begins, weights, a rank, a seed.  Out: indices of a `MixtureDataset`.
-Promise: position i of epoch e is sample e * N + i of one endless `sampling.Mixture`, N being the
-number of all items: shares are exact at every prefix, and no dataset repeats an item before all of
-its items came, also across epochs. New weights hold from the very next sample on; every dataset
-goes on where it was. Ranks take turns in an order of chance, or two equal datasets on two ranks
-would give one rank one dataset for ever. Padding (`drop_last=False`) gives samples of the next
-epoch, which come again there.
-Not here: reading.
-
-The weights of a mixture from some sample on.
-
-In: weights, a temperature, phases as people write them.  Out: one record, checked, and as JSON.
-Promise: what JSON gives back mixes exactly as what was saved.
-Not here: drawing samples.
+Position `i` of epoch `e` is sample `e * N + i` of one endless `sampling.Mixture`, where N is the
+number of all items. So shares are exact at every prefix, and no dataset repeats an item before all
+of its items were given, also across epochs. New weights hold from the very next sample on, and
+every dataset continues where it was.
 """
 
 from __future__ import annotations
@@ -29,8 +19,9 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.compat.kempnerforge.samplers import RankedSampler, State, compact
+from shardmill.compat.kempnerforge.samplers import RankedSampler, compact
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.state import State
 from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import InOrder, Mixture, Order, Permutation, epochs
 from shardmill.sampling.order import by_value
@@ -39,7 +30,7 @@ Weight: TypeAlias = "float | int | Fraction"
 Weights: TypeAlias = Sequence[Weight]
 Phases: TypeAlias = Sequence[tuple[SupportsIndex, Weights]]
 
-_MOST_OWED = 64.0  # samples: far beyond what a mixture ever owes
+_MOST_OWED = 64.0  # samples: far more than a mixture ever owes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +54,18 @@ class Weighting:
             raise OptionError(f"temperature={heat!r}: must be positive and finite")
 
     def to_json(self) -> State:
-        told: State = {
+        described: State = {
             "weights": [_plain(weight) for weight in self.weights],
             "temperature": float(self.temperature),
             "phases": [[start, [_plain(w) for w in each]] for start, each in self.phases],
         }
         if self.before:
-            told |= {"start": self.start, "before": list(self.before), "owed": list(self.owed)}
-        return told
+            described |= {"start": self.start, "before": list(self.before), "owed": list(self.owed)}
+        return described
 
 
 def restored_weighting(state: JSON, num_sources: int) -> Weighting:
-    """What `to_json` of a changed weighting gave."""
+    """The inverse of `to_json`, for weights that were changed during the run."""
     match state:
         case {
             "weights": list(weights),
@@ -96,30 +87,23 @@ def restored_weighting(state: JSON, num_sources: int) -> Weighting:
                     owed=dues,
                 )
     raise StateMismatchError(
-        f"MixtureSampler: changed={state!r:.300}; wanted weights, temperature, phases, start and, "
+        f"changed: the state has {state!r:.300}, wanted weights, temperature, phases, start and, "
         f"for {num_sources} datasets, samples before it that sum to start, and what is owed"
     )
 
 
-def checked_weighting(weights: Weights, temperature: float, phases: Phases) -> Weighting:
-    """What a person gave, in the right form; `check` looks at the numbers."""
-    return Weighting(
-        weights=as_weights(weights, "weights"),
-        temperature=temperature,
-        phases=tuple(map(_as_phase, _listed(phases, "phases"))),
-    )
-
-
-def as_weights(weights: Weights, what: str) -> tuple[Weight, ...]:
+def _as_weights(weights: Any, what: str) -> tuple[Weight, ...]:
     return tuple(_listed(weights, what))
 
 
 def _as_phase(phase: Any) -> tuple[int, tuple[Weight, ...]]:
     pair = tuple(phase) if isinstance(phase, Sequence) else ()
     if len(pair) != 2:
-        raise OptionError(f"phases hold {phase!r:.80}; wanted (first sample, weights)")
-    start = whole_number(pair[0], "first sample of a phase")
-    return start, as_weights(pair[1], f"phases: weights from sample {start:,} on")
+        raise OptionError(
+            f"{{phases}} hold {phase!r:.80}; wanted (first sample, weights)", phases=...
+        )
+    start = whole_number(pair[0], "phase_start")
+    return start, _as_weights(pair[1], f"phases: weights from sample {start:,} on")
 
 
 def _listed(values: Any, what: str) -> Sequence[Any]:
@@ -130,7 +114,7 @@ def _listed(values: Any, what: str) -> Sequence[Any]:
     return values  # type: ignore[no-any-return]
 
 
-def checked_edges(cumulative_sizes: Sequence[SupportsIndex]) -> OffsetArray:
+def _checked_edges(cumulative_sizes: Sequence[SupportsIndex]) -> OffsetArray:
     """`cumulative_sizes` as an array: 0, then where each dataset ends."""
     edges = [whole_number(size, "cumulative_sizes", least=0) for size in cumulative_sizes]
     if len(edges) < 2:
@@ -147,7 +131,7 @@ def checked_edges(cumulative_sizes: Sequence[SupportsIndex]) -> OffsetArray:
 
 def _check_weights(weights: Weights, num_sources: int, what: str) -> None:
     if not len(weights):
-        raise OptionError(f"{what} are empty; wanted {num_sources}, one a dataset")
+        raise OptionError(f"{what} are empty; wanted {num_sources}, one per dataset")
     if len(weights) != num_sources:
         raise OptionError(
             f"{what} and datasets must have the same length: {len(weights)} weights for "
@@ -176,25 +160,26 @@ def _weight(value: JSON) -> Weight:
         try:
             return Fraction(value)
         except ValueError as wrong:
-            raise StateMismatchError(f"MixtureSampler: weight {value!r} in the state") from wrong
+            raise StateMismatchError(f"changed: the state has the weight {value!r:.80}") from wrong
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    raise StateMismatchError(f"MixtureSampler: weight {value!r} in the state, wanted a number")
+    raise StateMismatchError(f"changed: the state has the weight {value!r:.80}, wanted a number")
 
 
 def _phase(value: JSON) -> tuple[int, tuple[Weight, ...]]:
     match value:
         case [int(start), list(weights)]:
             return start, tuple(map(_weight, weights))
-    raise StateMismatchError(f"MixtureSampler: phase {value!r} in the state")
+    raise StateMismatchError(f"changed: the state has the phase {value!r:.80}")
 
 
 class MixtureSampler(RankedSampler):
     """Samples of several datasets by weight; `cumulative_sizes` as `MixtureDataset` has them.
 
     `phases` are (first sample, weights): from that sample on, counted over all ranks and epochs,
-    the weights are those. `names` decide the order inside a dataset with the seed: give
-    `dataset_names`, and leaving one dataset out later changes nothing in the others.
+    these weights hold. `names` and the seed decide the order inside a dataset: pass
+    `dataset_names`, and leaving one dataset out later changes nothing in the others. Padding
+    (`drop_last=False`) repeats samples of the next epoch.
     """
 
     kind = "shardmill.MixtureSampler"
@@ -214,15 +199,20 @@ class MixtureSampler(RankedSampler):
         names: Sequence[str] | None = None,
         phases: Phases = (),
     ) -> None:
-        self._edges = checked_edges(cumulative_sizes)
+        self._edges = _checked_edges(cumulative_sizes)
         sizes = np.diff(self._edges).tolist()
-        given = checked_weighting(weights, temperature, phases)
+        given = Weighting(
+            weights=_as_weights(weights, "weights"),
+            temperature=temperature,
+            phases=tuple(map(_as_phase, _listed(phases, "phases"))),
+        )
         super().__init__(
             sum(sizes), num_replicas, rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
         self._given = self._now = given
         self._mixture = self._mix(given, sizes, names)
-        # Whose turn it is among neighbours: see `_place`.
+        # Ranks take neighbours in a random order: with a fixed one, two equal datasets on two ranks
+        # would give each rank one dataset for ever.
         self._turns = Permutation(2**62, self.seed, "ranks")
 
     @property
@@ -234,19 +224,18 @@ class MixtureSampler(RankedSampler):
     def update_weights(self, weights: Weights, temperature: float | None = None) -> None:
         """Other weights from the next sample on, until the next phase if there is one.
 
-        A new temperature holds for the rest of the run. The next sample is the one behind the last
+        A new temperature holds for the rest of the run. The next sample is the one after the last
         batch that `StatefulDataLoader` gave, whatever its workers read ahead; in another loader it
-        is the next one to be drawn. Call it on all ranks at the same step. The weights of the
-        moment change nothing: setting them again after a resume is no harm.
+        is the next one to be drawn. Call it on all ranks at the same step. Setting the current
+        weights again, for instance after a resume, changes nothing.
         """
         at = self.epoch * self.epoch_samples + self.samples
-        before = self._counts(at)
         new = Weighting(
-            weights=as_weights(weights, "weights"),
+            weights=_as_weights(weights, "weights"),
             temperature=self._now.temperature if temperature is None else temperature,
             phases=tuple(phase for phase in self._now.phases if phase[0] > at),
             start=at,
-            before=before,
+            before=self._counts(at),
             owed=tuple(float(due) for due in self._mixture.owed(at - self._now.start)),
         )
         mixture = self._mix(new, self._mixture.sizes, self._mixture.names)
@@ -257,9 +246,9 @@ class MixtureSampler(RankedSampler):
         self.revision += 1
 
     def counts(self) -> dict[str, int]:
-        """Samples of each dataset since the beginning of the run, by name, over all ranks."""
-        told = self._counts(self.epoch * self.epoch_samples + self.samples)
-        return dict(zip(self._mixture.names, told, strict=True))
+        """Samples of each dataset since the start of the run, by name, over all ranks."""
+        counts = self._counts(self.epoch * self.epoch_samples + self.samples)
+        return dict(zip(self._mixture.names, counts, strict=True))
 
     def __repr__(self) -> str:
         return (
@@ -306,7 +295,7 @@ class MixtureSampler(RankedSampler):
         name, size = self._mixture.names[source], self._mixture.sizes[source]
         return make(size, self.seed, "source", name, "epoch", epoch)
 
-    def _place(self, epoch: int, firsts: OffsetArray) -> OffsetArray | int:
+    def _turn_of(self, epoch: int, firsts: OffsetArray) -> OffsetArray | int:
         if self.num_replicas == 1:
             return 0
         numbers = epoch * self.epoch_samples + firsts
@@ -316,7 +305,7 @@ class MixtureSampler(RankedSampler):
         if at < self._now.start:
             raise OptionError(
                 f"sample {at:,} comes before sample {self._now.start:,}, where update_weights was "
-                f"called, and weights of the past are not kept. Go on: set_epoch({self.epoch + 1})"
+                f"called, and earlier weights are not kept; move to set_epoch({self.epoch + 1})"
             )
 
     def _identity(self) -> State:
@@ -328,7 +317,7 @@ class MixtureSampler(RankedSampler):
         changed: JSON = None if self._now is self._given else self._now.to_json()
         return {"mixture": mixture, "changed": changed}
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         changed = state["changed"]
         new = self._given
         if changed is not None:
@@ -336,5 +325,7 @@ class MixtureSampler(RankedSampler):
         try:
             mixture = self._mix(new, self._mixture.sizes, self._mixture.names)
         except OptionError as wrong:
-            raise StateMismatchError(f"MixtureSampler: changed weights: {wrong}") from wrong
+            raise StateMismatchError(
+                f"changed: the state has weights that cannot be mixed: {wrong}"
+            ) from wrong
         self._now, self._mixture = new, mixture

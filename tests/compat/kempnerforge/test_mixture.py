@@ -24,7 +24,7 @@ from shardmill.compat.kempnerforge import (
 )
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.sampling import InOrder, Mixture, Permutation
-from tests.pytorch.counting import Numbers
+from tests.compat.kempnerforge.counting import Numbers
 
 FEW = settings(max_examples=50, deadline=None)
 WEIGHTS = st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)

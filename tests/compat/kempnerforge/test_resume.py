@@ -22,7 +22,7 @@ from shardmill.compat.kempnerforge import (
     collate,
 )
 from shardmill.sampling import Mixture, Permutation
-from tests.pytorch.counting import Numbers, numbers_of, one_step
+from tests.compat.kempnerforge.counting import Numbers, numbers_of, one_step
 
 FEW = settings(max_examples=40, deadline=None)
 

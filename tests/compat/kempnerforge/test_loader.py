@@ -23,7 +23,7 @@ from shardmill.compat.kempnerforge import (
 )
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.sampling import Mixture, Permutation
-from tests.pytorch.counting import Numbers, numbers_of
+from tests.compat.kempnerforge.counting import Numbers, numbers_of
 
 WORKERS = [
     pytest.param({}, id="none"),
@@ -247,7 +247,7 @@ def test_a_new_iterator_ends_the_one_before_aloud(config):
     assert numbers_of(next(old)) == order(40)[:4]
     new = iter(loader)
     assert numbers_of(next(new)) == order(40)[4:8]
-    with pytest.raises(OptionError, match="iterated anew"):
+    with pytest.raises(OptionError, match="iterated again"):
         next(old)
     assert numbers_of(next(new)) == order(40)[8:12]
 
@@ -393,9 +393,9 @@ def test_a_state_of_something_else_is_refused_by_name(tmp_path):
     next(iter(loader))
     state = loader.state_dict()
     for other, words in [
-        (make(size=41), "data.samples: the state has 40, here it is 41"),
-        (make(print_="b"), "data.fingerprint: the state has 'a', here it is 'b'"),
-        (make(seed=1), "seed: the state has 0, here it is 1"),
+        (make(size=41), "data.samples: the state has 40, this loader 41"),
+        (make(print_="b"), "data.fingerprint: the state has 'a', this loader 'b'"),
+        (make(seed=1), "seed: the state has 0, this sampler 1"),
         (StatefulDataLoader(Numbers(40, "a"), 4, MixtureSampler([0, 40], [1])), "kind"),
     ]:
         before = other.state_dict()
@@ -403,13 +403,13 @@ def test_a_state_of_something_else_is_refused_by_name(tmp_path):
             other.load_state_dict(state)
         assert other.state_dict() == before
     for change, words in [
-        ({"version": 2}, "version 2"),
+        ({"version": 2}, "version: the state has 2"),
         ({"kind": "x"}, "kind 'x'"),
-        ({"samples": 8}, "samples of the state is 8"),
-        ({"epoch": 8}, "epoch of the state is 8"),
-        ({"batches_yielded": -1}, "batches_yielded=-1"),
+        ({"samples": 8}, "samples: the state has 8"),
+        ({"epoch": 8}, "epoch: the state has 8"),
+        ({"batches_yielded": -1}, "batches_yielded: the state has -1"),
         ({"sampler": None}, "its sampler has None"),
-        ({"rest": 1}, "rest: the state has it"),
+        ({"rest": 1}, "unknown keys"),
     ]:
         with pytest.raises(StateMismatchError, match=words):
             make().load_state_dict({**state, **change})
@@ -457,9 +457,9 @@ def test_what_has_no_exact_position_is_refused():
         def __iter__(self):
             return iter([1])
 
-    with pytest.raises(OptionError, match="Stream is no map-style dataset"):
+    with pytest.raises(OptionError, match="Stream is not a map-style dataset"):
         StatefulDataLoader(Stream(), 2)
-    with pytest.raises(OptionError, match="RandomSampler cannot say"):
+    with pytest.raises(OptionError, match="RandomSampler has no exact position"):
         StatefulDataLoader(Numbers(9), 2, RandomSampler(Numbers(9)))
     with pytest.raises(OptionError, match="for 8 samples, but the dataset has 9"):
         StatefulDataLoader(Numbers(9), 2, DistributedSampler(Numbers(8)))

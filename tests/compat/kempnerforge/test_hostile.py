@@ -17,10 +17,10 @@ from shardmill.compat.kempnerforge import (
 )
 from shardmill.errors import OptionError, ShardmillError, StateMismatchError
 from shardmill.trainers.torch import TokenLoader
+from tests.compat.kempnerforge.counting import Numbers, numbers_of
 from tests.loading.stores import write_all
 from tests.loading.test_state import STRANGE, changed, places_in
 from tests.loading.test_threads import slow_loader
-from tests.pytorch.counting import Numbers, numbers_of
 
 
 class Slow(Numbers):
