@@ -345,7 +345,7 @@ def test_one_of_several_templates_is_taken_by_name() -> None:
 
 
 def test_a_tokenizer_without_a_template_says_so() -> None:
-    with pytest.raises(TemplateError, match="no chat template: give chat_template="):
+    with pytest.raises(TemplateError, match="no chat template: pass chat_template"):
         open_jinja_template(make_tokenizer())
 
 
@@ -426,7 +426,8 @@ def test_importing_the_room_needs_neither_jinja_nor_transformers() -> None:
         "for name in ('jinja2', 'transformers', 'tokenizers'): sys.modules[name] = None\n"
         "import shardmill.chat, shardmill.chat.jinja, shardmill.chat.proof\n"
         "from shardmill.errors import MissingExtraError\n"
-        "try: shardmill.chat.jinja.open_jinja_template(object())\n"
+        "class Own:\n    chat_template, apply_chat_template = 'x', print\n"
+        "try: shardmill.chat.jinja.open_jinja_template(Own())\n"
         "except MissingExtraError as told: print(told)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

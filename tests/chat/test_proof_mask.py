@@ -66,7 +66,7 @@ def test_the_smallest_conversation_is_shown_with_what_was_wanted() -> None:
     rows = [line.split() for line in str(caught.value).splitlines()]
     assert str(caught.value).startswith(
         "chat template 'forgets' is refused (train_on=assistant, train_on_eot=true): turn 1 trains "
-        "no special token behind its words: nothing would stop\n"
+        "no special token after its words: nothing would stop\n"
         "the smallest conversation found that fails this check (end):\n"
         '  {"role": "user", "content": "zq"}\n  {"role": "assistant", "content": "zq"}\n'
     )
@@ -450,7 +450,7 @@ def test_policies_are_proved_for_what_they_say(byte: ByteTokenizer) -> None:
         prove_mask(deaf, byte)
     with pytest.raises(MaskProofError, match="train_on=all"):
         prove_mask(deaf, byte, TrainPolicy(train_on="all"))
-    with pytest.raises(MaskProofError, match="behind its words, with train_on_eot=False"):
+    with pytest.raises(MaskProofError, match="after its words, with train_on_eot=False"):
         prove_mask(deaf, byte, TrainPolicy(train_on_eot=False))
 
 
@@ -464,7 +464,7 @@ def test_untrained_ends_may_be_asked_for_alone(byte: ByteTokenizer) -> None:
 
     endless = Endless(right, lambda examples, _: examples)
     assert prove_mask(endless, byte, TrainPolicy(train_on_eot=False)).end == ""
-    with pytest.raises(MaskProofError, match="trains no special token behind its words"):
+    with pytest.raises(MaskProofError, match="trains no special token after its words"):
         prove_mask(endless, byte)
 
 
@@ -517,7 +517,7 @@ def test_a_template_that_mixes_up_a_batch_is_refused(byte: ByteTokenizer) -> Non
                 found, examples=with_mask(found.examples, found.examples.mask[::-1])
             )
 
-    with pytest.raises(MaskProofError, match="at once are not what they are one by one"):
+    with pytest.raises(MaskProofError, match="at once differ from the same rendered one by one"):
         prove_mask(Mixing(right, lambda examples, _: examples), byte)
 
 

@@ -1,9 +1,7 @@
-"""The conversations on which a loss mask is proved.
+"""The conversations on which a loss mask is proved; the same on every machine.
 
-In: the literals of a template's markers.  Out: the same conversations on every machine, with their
-sha256.
-Promise: texts of different turns of a conversation share no word, so that a turn in the wrong place
-is seen. A template must keep the `needed` ones; the others it may decline with a reason.
+Texts of different turns of a conversation share no word, so a turn in the wrong position is
+noticed. A template must keep the `needed` ones; it may decline the others with a reason.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from shardmill.records import Conversation
 
 BATTERY_VERSION = 1
 
-PLAIN = ("what is a mill", "a house that grinds")
 _EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44b\U0001f3fd 1\ufe0f\u20e3"
 _MARKS = "e\u0301 a\u0300\u0301\u0302 \u1e14\u0300 \ud55c\uae00 \u1112\u1161\u11ab"
 _CJK = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3067\u3059\u3002\u4e2d\u6587\uff0c\u6807\u70b9"
@@ -36,7 +33,7 @@ _TOOL = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class BatteryItem:
     """One conversation of the battery."""
 
     name: str
@@ -44,87 +41,80 @@ class Item:
     needed: bool = False  # a template that drops it is refused
 
 
-def battery(literals: Sequence[str] = ()) -> tuple[Item, ...]:
-    """All items. `literals`: what a template's markers look like as text."""
-    return (*_needed(), *_borders(), *_shapes(), *_tools(), *_injected(literals))
+def battery(literals: Sequence[str] = ()) -> tuple[BatteryItem, ...]:
+    """All items. `literals`: the markers of a template as text."""
+    others = {**_blanks(), **_shapes(), **_tools(), **_injected(literals)}
+    return (
+        *(BatteryItem(name=n, conversation=chat, needed=True) for n, chat in _needed().items()),
+        *(BatteryItem(name=n, conversation=chat) for n, chat in others.items()),
+    )
 
 
-def battery_sha256(items: Sequence[Item]) -> str:
-    told = [[item.name, item.needed, item.conversation.messages] for item in items]
+def battery_sha256(items: Sequence[BatteryItem]) -> str:
+    chats = [[item.name, item.needed, item.conversation.messages] for item in items]
     tools = [item.conversation.tools for item in items]
-    return hashlib.sha256(json.dumps([told, tools], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([chats, tools], sort_keys=True).encode()).hexdigest()
 
 
-def plain_item() -> Item:
-    """The simplest of all: what a template's opening and end are learnt from."""
-    return Item(name="plain", conversation=_chat(*PLAIN), needed=True)
+def plain_conversation() -> Conversation:
+    """The simplest one: a template's opening and end are learnt from it."""
+    return _chat("what is a mill", "a house that grinds")
 
 
-def padded_item() -> Item:
+def padded_conversation() -> Conversation:
     """Blanks around the words: whether a template trims is learnt from it."""
-    return Item(name="blanks around", conversation=_chat("  so ", "  wind and water  "))
+    return _chat("  so ", "  wind and water  ")
 
 
-def _needed() -> list[Item]:
+def _needed() -> dict[str, Conversation]:
     long = " ".join(f"word{number}" for number in range(150))
     turns = ("first stone", "one, two", "second stone", "three, four", "third stone", "five!")
     flagged = [dict(message) for message in _chat("alpha", "gamma", "delta", "beta").messages]
     flagged[1]["train"], flagged[3]["train"] = False, True
-    items = [
-        plain_item(),
-        Item(name="several turns", conversation=_chat(*turns)),
-        Item(name="emoji", conversation=_chat(_EMOJI, f"yes {_EMOJI}")),
-        Item(name="combining marks", conversation=_chat(_MARKS, f"so {_MARKS}")),
-        Item(name="wide and right to left", conversation=_chat(f"{_CJK} {_RTL}", f"{_RTL} {_CJK}")),
-        Item(name="one letter", conversation=_chat("q", "r")),
-        Item(name="long", conversation=_chat(long, long.replace("word", "term"))),
-        Item(name="code", conversation=_chat("show", "def f(x):\n    return x\n\n\nf(1)")),
-        Item(name="flags", conversation=Conversation(messages=flagged, id="flags")),
-    ]
-    return [Item(name=i.name, conversation=i.conversation, needed=True) for i in items]
+    return {
+        "plain": plain_conversation(),
+        "several turns": _chat(*turns),
+        "emoji": _chat(_EMOJI, f"yes {_EMOJI}"),
+        "combining marks": _chat(_MARKS, f"so {_MARKS}"),
+        "wide and right to left": _chat(f"{_CJK} {_RTL}", f"{_RTL} {_CJK}"),
+        "one letter": _chat("q", "r"),
+        "long": _chat(long, long.replace("word", "term")),
+        "code": _chat("show", "def f(x):\n    return x\n\n\nf(1)"),
+        "flags": Conversation(messages=flagged, id="flags"),
+    }
 
 
-def _borders() -> list[Item]:
-    """Contents that begin or end with blanks, or are nothing else."""
-    return [
-        padded_item(),
-        Item(name="empty answer", conversation=_chat("say nothing", "")),
-        Item(name="empty question", conversation=_chat("", "who is there")),
-        Item(name="blank answer", conversation=_chat("say little", "   ")),
-        Item(name="newlines behind", conversation=_chat("stop late\n\n", "so be it\n\n", "on")),
-        Item(name="newlines before", conversation=_chat("\n\nbegin late", "\nas you wish")),
-        Item(name="tabs", conversation=_chat("\ttabs\t", "\twhy not\t")),
-    ]
+def _blanks() -> dict[str, Conversation]:
+    """Contents that begin or end with blanks, or are only blanks."""
+    return {
+        "blanks around": padded_conversation(),
+        "empty answer": _chat("say nothing", ""),
+        "empty question": _chat("", "who is there"),
+        "blank answer": _chat("say little", "   "),
+        "newlines behind": _chat("stop late\n\n", "so be it\n\n", "on"),
+        "newlines before": _chat("\n\nbegin late", "\nas you wish"),
+        "tabs": _chat("\ttabs\t", "\twhy not\t"),
+    }
 
 
-def _shapes() -> list[Item]:
+def _shapes() -> dict[str, Conversation]:
     """Roles in every order people write them."""
     flag = {"role": "user", "content": "trained question", "train": True}
-    return [
-        Item(name="system", conversation=_chat("hello", "good day", system="be brief")),
-        Item(name="system, turns", conversation=_chat("u", "v", "w", "x", system="be kind")),
-        Item(name="empty system", conversation=_chat("ask", "tell", system="")),
-        Item(name="assistant first", conversation=_talk("assistant: welcome", "user: thanks")),
-        Item(
-            name="assistant first, on",
-            conversation=_talk("assistant: in", "user: ok", "assistant: out"),
-        ),
-        Item(name="two users", conversation=_talk("user: north", "user: south", "assistant: east")),
-        Item(
-            name="two assistants",
-            conversation=_talk("user: red", "assistant: green", "assistant: blue"),
-        ),
-        Item(name="open end", conversation=_talk("user: tick", "assistant: tock", "user: and")),
-        Item(
-            name="trained question",
-            conversation=Conversation(
-                messages=[flag, {"role": "assistant", "content": "its reply"}], id="flag"
-            ),
-        ),
-    ]
+    answer = {"role": "assistant", "content": "its reply"}
+    return {
+        "system": _chat("hello", "good day", system="be brief"),
+        "system, turns": _chat("u", "v", "w", "x", system="be kind"),
+        "empty system": _chat("ask", "tell", system=""),
+        "assistant first": _talk("assistant: welcome", "user: thanks"),
+        "assistant first, on": _talk("assistant: in", "user: ok", "assistant: out"),
+        "two users": _talk("user: north", "user: south", "assistant: east"),
+        "two assistants": _talk("user: red", "assistant: green", "assistant: blue"),
+        "open end": _talk("user: tick", "assistant: tock", "user: and"),
+        "trained question": Conversation(messages=[flag, answer], id="flag"),
+    }
 
 
-def _tools() -> list[Item]:
+def _tools() -> dict[str, Conversation]:
     call = {"name": "find_quarry", "arguments": {"stone": "marble"}}
     calling = {
         "role": "assistant",
@@ -155,32 +145,27 @@ def _tools() -> list[Item]:
             {"role": "assistant", "content": "eight", "reasoning_content": "one beyond"},
         ],
     }
-    items = [
-        Item(name=name, conversation=Conversation(messages=messages, id=name))
-        for name, messages in found.items()
-    ]
-    offered = Conversation(messages=[asked, calling, result, told], tools=[_TOOL], id="tools")
-    return [*items, Item(name="tools", conversation=offered)]
+    items = {name: Conversation(messages=chat, id=name) for name, chat in found.items()}
+    chat = found["tool result"]
+    items["tools"] = Conversation(messages=chat, tools=[_TOOL], id="tools")
+    return items
 
 
-def _injected(literals: Sequence[str]) -> list[Item]:
-    """Every marker's literal inside text, where it must stay text."""
-    found = []
+def _injected(literals: Sequence[str]) -> dict[str, Conversation]:
+    """The literal of every marker inside text, where it must stay text."""
+    found = {}
     for literal in sorted(set(literals))[:_MAX_LITERALS]:
-        if not literal.strip():
-            continue
-        found += [
-            Item(name=f"{literal} asked", conversation=_chat(f"see {literal} there", "indeed")),
-            Item(name=f"{literal} answered", conversation=_chat("well", f"a{literal}b {literal}")),
-        ]
+        if literal.strip():
+            found[f"{literal} asked"] = _chat(f"see {literal} there", "indeed")
+            found[f"{literal} answered"] = _chat("well", f"a{literal}b {literal}")
     every = "".join(sorted(set(literals)))
     if every.strip():
-        found.append(Item(name="all markers", conversation=_chat(every, f"right {every}", "more")))
+        found["all markers"] = _chat(every, f"right {every}", "more")
     return found
 
 
 def _chat(*texts: str, system: str | None = None) -> Conversation:
-    """User and assistant in turn; a question left over at the end is answered."""
+    """User and assistant in turn; a question at the end gets an answer."""
     roles = ("user", "assistant")
     messages: list[dict[str, Any]] = (
         [] if system is None else [{"role": "system", "content": system}]

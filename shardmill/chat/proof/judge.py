@@ -1,49 +1,54 @@
-"""Is this conversation masked right? The checks of a mask proof, for one template and one policy.
+"""The checks of a mask proof, for one template and one policy.
 
-In: a template, a tokenizer's reader, a policy.  Out: a `Failure`, a reason code, or None.
-
-What is proved, on each conversation of the battery that the template keeps:
-- a trained assistant turn is opening + words + end + tail. Opening and tail are not trained and
-  are always the same ids; the words are the message's text, as it is or trimmed (one way for the
-  whole template); the end is always the same, and is or is not trained as the policy says
-- nothing is trained in any other turn, or before the first
-- every turn holds the text of its own messages, and of no other
-- no marker stands among the words
-- the first k messages alone give the first turns: the same ids, mask, starts and roles
-What is not: that this template is the one a model was made with; conversations unlike all in the
-battery (a Jinja template is checked again on each of them when it renders); how calls and reasoning
-are written, beyond that they stand in the trained part, in order.
+Proved on each conversation of the battery that the template keeps:
+- A trained assistant turn is opening + words + end + tail. Opening and tail are untrained and
+  always the same ids; the words are the message's text, as it is or trimmed (one way for the whole
+  template); the end is always the same, and trained or not as the policy says.
+- Nothing is trained in any other turn, or before the first.
+- Every turn holds the text of its own messages, and of no other.
+- There is no marker among the words.
+- The first k messages alone give the first turns: the same ids, mask, starts and roles.
+Not proved: that a model was trained with this template; conversations unlike all in the battery (a
+Jinja template is checked again on each of them when it renders); how calls and reasoning are
+written, beyond that they are in the trained part, in order.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardmill.chat.jinja import JINJA_REASONS
-from shardmill.chat.messages import REASONS
-from shardmill.chat.policy import ChatTemplate, TrainPolicy
-from shardmill.chat.proof.battery import padded_item
-from shardmill.chat.proof.example import (
-    DROPPED,
-    TRIMS,
-    Failure,
-    ProofExample,
-    Refuted,
-    TokenReader,
-    TurnShape,
-    is_assistant,
-    learn_shape,
-    learn_trim,
-    markers_in,
-    render_one,
-    span,
-)
-from shardmill.records import ROLES, Conversation
+from shardmill.chat.messages import REASONS, CheckedMessage
+from shardmill.chat.policy import ASSISTANT, ChatTemplate, TrainPolicy
+from shardmill.chat.proof.battery import padded_conversation
+from shardmill.chat.proof.example import Failure, ProofExample, TokenReader, render_one
+from shardmill.records import ROLES, Conversation, IntArray
 
-_NOTHING_TO_TRAIN = ("no_assistant", "nothing_trained")
+DROPPED = "dropped: "
+"""The name of the check that a needed conversation is kept, before the reason it was dropped."""
+
+TRIMS: dict[str, Callable[[str], str]] = {
+    "none": lambda text: text,
+    "both": str.strip,
+    "left": str.lstrip,
+    "right": str.rstrip,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnShape:
+    """How a template writes every trained assistant turn."""
+
+    opening: IntArray  # ids before the words
+    tail: IntArray  # ids after the end
+    leads: tuple[str | None, ...]  # blanks before the words, per reading; None: it does not fit
+    end: str  # what is trained after the words
+    end_markers: list[int]
+    trim: str = "none"  # one of TRIMS
 
 
 class Judge:
@@ -59,190 +64,230 @@ class Judge:
     def learn(self, conversation: Conversation) -> Failure | None:
         """Take opening, end and tail from a plain conversation."""
         try:
-            self.shape = self._learn(conversation)
-        except Refuted as refuted:
-            return refuted.failure
+            example = self._kept(conversation)
+            self._check_untrained(example)
+            if ASSISTANT not in example.roles:
+                raise example.failure("turns", "a conversation without an assistant was kept")
+            last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
+            self.shape = self._learn_shape(example, last)
+            padded = render_one(self._template, padded_conversation(), self.policy)
+            if not isinstance(padded, str):
+                self.shape = replace(self.shape, trim=self._learn_trim(padded, self.shape))
+        except Failure as failure:
+            return failure
         return None
 
     def judge(self, conversation: Conversation, *, needed: bool = False) -> Failure | str | None:
-        """None when it is right, the reason when it was dropped, else what is wrong."""
+        """None if it is masked right, the reason if it was dropped, else what is wrong."""
+        assert self.shape is not None
         try:
-            found = self._kept(conversation) if needed else self._rendered(conversation)
-            if isinstance(found, str):
-                return found
-            self._check(found, needed)
-        except Refuted as refuted:
-            return refuted.failure
+            example = (
+                self._kept(conversation)
+                if needed
+                else render_one(self._template, conversation, self.policy)
+            )
+            if isinstance(example, str):
+                return example
+            self._check_untrained(example)
+            self._check_openings(example, self.shape)
+            self._check_texts(example)
+            for turn, wanted in enumerate(example.wanted):
+                if wanted and example.roles[turn] == ASSISTANT:
+                    self._check_answer(example, turn, self.shape)
+                elif wanted and example.groups[turn]:
+                    self._check_other(example, turn)
+            self._check_prefixes(example, needed)
+        except Failure as failure:
+            return failure
+        self.counts["conversations"] += 1
         return None
 
-    def _check(self, example: ProofExample, needed: bool) -> None:
-        self._check_untrained(example)
-        self._check_openings(example)
-        self._check_texts(example)
-        for turn in range(len(example.roles)):
-            if example.wanted[turn] and is_assistant(example, turn):
-                self._check_answer(example, turn)
-            elif example.wanted[turn] and example.groups[turn]:
-                self._check_other(example, turn)
-        self._check_prefixes(example, needed)
-        self.counts["conversations"] += 1
-
-    def _learn(self, conversation: Conversation) -> TurnShape:
-        example = self._kept(conversation)
-        self._check_untrained(example)
-        turns = [turn for turn in range(len(example.roles)) if is_assistant(example, turn)]
-        if not turns:
-            raise example.refute("turns", "a conversation without an assistant was kept")
-        self.shape = learn_shape(example, turns[-1], self._reader, self._template.marker_ids)
-        padded = self._rendered(padded_item().conversation)
-        if isinstance(padded, str):
-            return self.shape
-        return replace(self.shape, trim=learn_trim(padded, self.shape, self._reader))
-
-    def _rendered(self, conversation: Conversation) -> ProofExample | str:
-        return render_one(self._template, conversation, self.policy)
-
     def _kept(self, conversation: Conversation) -> ProofExample:
-        found = self._rendered(conversation)
+        found = render_one(self._template, conversation, self.policy)
         if isinstance(found, ProofExample):
             return found
         why = {**REASONS, **JINJA_REASONS}.get(found, "its own reason")
-        told = f"it was dropped ({found}: {why}), and every template must have a place for it"
-        raise Refuted(
-            Failure(check=DROPPED + found, told=told, conversation=conversation, policy=self.policy)
+        message = f"it was dropped ({found}: {why}), and every template must be able to write it"
+        raise Failure(DROPPED + found, message, conversation, self.policy)
+
+    def _markers_in(self, ids: IntArray) -> list[int]:
+        return [number for number in ids.tolist() if number in self._template.marker_ids]
+
+    def _learn_shape(self, example: ProofExample, turn: int) -> TurnShape:
+        start, stop = example.bounds[turn : turn + 2]
+        first, last = example.trained_span(turn)
+        if first == last:
+            raise example.failure("words", f"turn {turn} must be trained, and is not")
+        text = example.checked[example.groups[turn][-1]].text or ""
+        read = self._reader.readings(example.ids, first, last)
+        first_token = self._reader.text(example.ids[first : first + 1])
+        leads: list[str | None] = []
+        ends = []
+        for found in read:
+            # Blanks before the words are right if they belong to the token of the first word.
+            lead = found[: len(found) - len(found.lstrip())]
+            fits = found[len(lead) :].startswith(text) and (not lead or first_token.strip())
+            leads.append(lead if fits else None)
+            ends += [found[len(lead) + len(text) :]] if fits else []
+        if not ends:
+            raise example.failure(
+                "words", f"turn {turn} trains {read[0]!r}: wanted {text!r} and its end"
+            )
+        shape = TurnShape(
+            opening=example.ids[start:first],
+            tail=example.ids[last:stop],
+            leads=tuple(leads),
+            end=ends[0],
+            end_markers=self._markers_in(example.ids[first:last]),
+        )
+        if not self.policy.train_on_eot:
+            if shape.end_markers or shape.end.strip():
+                raise example.failure(
+                    "end",
+                    f"turn {turn} trains {shape.end!r} after its words, with train_on_eot=False",
+                )
+        elif not shape.end_markers:
+            raise example.failure(
+                "end", f"turn {turn} trains no special token after its words: nothing would stop"
+            )
+        elif self._markers_in(shape.tail):
+            raise example.failure("end", f"turn {turn} trains only a part of its end")
+        return shape
+
+    def _learn_trim(self, example: ProofExample, shape: TurnShape) -> str:
+        """Which way of trimming makes the padded answer right."""
+        turn = len(example.roles) - 1
+        text = example.checked[-1].text or ""
+        read = self._reader.readings(example.ids, *example.trained_span(turn))
+        for name, trim in TRIMS.items():
+            for lead, found in zip(shape.leads, read, strict=True):
+                if lead is not None and found == lead + trim(text) + shape.end:
+                    return name
+        raise example.failure(
+            "words", f"turn {turn} trains {read[0]!r}: wanted {text + shape.end!r}, or trimmed"
         )
 
     def _check_untrained(self, example: ProofExample) -> None:
         """Nothing is trained where nothing should be."""
         if example.mask[: example.bounds[0]].any():
-            raise example.refute("untrained", "something is trained before the first turn")
+            raise example.failure("untrained", "something is trained before the first turn")
         for turn, wanted in enumerate(example.wanted):
             start, stop = example.bounds[turn : turn + 2]
             self.counts["untrained turns"] += wanted is False
             if wanted is False and example.mask[start:stop].any():
                 who = ROLES[example.roles[turn]]
-                raise example.refute(
+                raise example.failure(
                     "untrained", f"turn {turn} is the {who}'s and must not be trained, but is"
                 )
 
-    def _check_openings(self, example: ProofExample) -> None:
-        """No other turn opens as the assistant's do, or no model could tell who speaks."""
-        assert self.shape is not None
-        opening = self.shape.opening
+    def _check_openings(self, example: ProofExample, shape: TurnShape) -> None:
+        """No other turn opens like the assistant's, or no model could tell who speaks."""
+        size = len(shape.opening)
         for turn, role in enumerate(example.roles):
             start = example.bounds[turn]
-            same = np.array_equal(example.ids[start : start + len(opening)], opening)
-            if len(opening) and same and not is_assistant(example, turn):
-                who = ROLES[role]
-                raise example.refute(
-                    "opening", f"turn {turn} is the {who}'s, but opens as the assistant's do"
+            same = np.array_equal(example.ids[start : start + size], shape.opening)
+            if size and same and role != ASSISTANT:
+                raise example.failure(
+                    "opening", f"turn {turn} is the {ROLES[role]}'s, but opens like the assistant's"
                 )
 
     def _check_texts(self, example: ProofExample) -> None:
         """Each turn holds its own texts and no other's."""
         texts = [(message.text or "").strip() for message in example.checked]
         for turn, group in enumerate(example.groups):
-            start, stop = example.bounds[turn : turn + 2]
-            read = self._reader.readings(example.ids, start, stop)
-            for place, text in enumerate(texts):
+            read = self._reader.readings(example.ids, *example.bounds[turn : turn + 2])
+            own = "".join(texts[at] for at in group)
+            for at, text in enumerate(texts):
                 there = any(s in r for s in self._reader.spellings(text) for r in read)
-                if place in group and not there:
-                    raise example.refute("texts", f"turn {turn} does not hold {text!r}")
-                alien = (
-                    place not in group and group and text not in "".join(texts[p] for p in group)
-                )
-                if alien and len(text) > 4 and there and not example.conversation.tools:
-                    raise example.refute("texts", f"turn {turn} holds {text!r}, of another turn")
+                if at in group and not there:
+                    raise example.failure("texts", f"turn {turn} does not hold {text!r}")
+                foreign = at not in group and group and text not in own
+                if foreign and len(text) > 4 and there and not example.conversation.tools:
+                    raise example.failure("texts", f"turn {turn} holds {text!r} of another turn")
             self.counts["turns with their texts"] += bool(group)
 
-    def _check_answer(self, example: ProofExample, turn: int) -> None:
-        assert self.shape is not None
-        first, last = span(example, turn)
+    def _check_answer(self, example: ProofExample, turn: int, shape: TurnShape) -> None:
+        first, last = example.trained_span(turn)
         message = example.checked[example.groups[turn][-1]]
-        nothing_said = not (message.calls or message.reasoning or (message.text or "").strip())
-        if first == last and nothing_said and not self.shape.end:
-            return  # and ends are not trained
-        start, stop = example.bounds[turn : turn + 2]
+        text = message.text or ""
         if first == last:
-            raise example.refute("words", f"turn {turn} must be trained, and is not")
-        if not np.array_equal(example.ids[start:first], self.shape.opening):
-            told = self._reader.text(example.ids[start:first])
-            wanted = self._reader.text(self.shape.opening)
-            raise example.refute(
-                "opening", f"turn {turn} is trained from behind {told!r}: wanted {wanted!r}"
+            if message.calls or message.reasoning or text.strip() or shape.end:
+                raise example.failure("words", f"turn {turn} must be trained, and is not")
+            return  # nothing was said, and ends are not trained
+        start, stop = example.bounds[turn : turn + 2]
+        if not np.array_equal(example.ids[start:first], shape.opening):
+            found, wanted = map(self._reader.text, (example.ids[start:first], shape.opening))
+            raise example.failure(
+                "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
             )
         self.counts["trained answers"] += 1
         if message.calls or message.reasoning:
-            self._check_told(example, turn, first, last)
-        else:
-            self._check_words(example, turn, message.text or "", first, last)
-            if not np.array_equal(example.ids[last:stop], self.shape.tail):
-                told = self._reader.text(example.ids[last:stop])
-                wanted = self._reader.text(self.shape.tail)
-                raise example.refute(
-                    "end", f"turn {turn} is trained up to {told!r}: wanted up to {wanted!r}"
-                )
-
-    def _check_words(
-        self, example: ProofExample, turn: int, text: str, first: int, last: int
-    ) -> None:
-        assert self.shape is not None
+            self._check_parts(example, turn, message, shape)
+            return
         read = self._reader.readings(example.ids, first, last)
-        said = self._reader.spellings(TRIMS[self.shape.trim](text))
-        pairs = zip(self.shape.leads, read, strict=True)
+        said = self._reader.spellings(TRIMS[shape.trim](text))
         right = any(
-            lead is not None and found == lead + words + self.shape.end
-            for lead, found in pairs
+            lead is not None and found == lead + words + shape.end
+            for lead, found in zip(shape.leads, read, strict=True)
             for words in said
         )
         if not right:
-            wanted = f"{said[0] + self.shape.end!r}"
-            raise example.refute("words", f"turn {turn} trains {read[0]!r}: wanted {wanted}")
-        markers = markers_in(example.ids[first:last], self._template.marker_ids)
-        if markers != self.shape.end_markers:
-            raise example.refute(
+            raise example.failure(
+                "words", f"turn {turn} trains {read[0]!r}: wanted {said[0] + shape.end!r}"
+            )
+        markers = self._markers_in(example.ids[first:last])
+        if markers != shape.end_markers:
+            raise example.failure(
                 "markers", f"turn {turn} trains the markers {markers}: its words became structure"
             )
         self.counts["words"] += 1
+        if not np.array_equal(example.ids[last:stop], shape.tail):
+            found, wanted = map(self._reader.text, (example.ids[last:stop], shape.tail))
+            raise example.failure(
+                "end", f"turn {turn} is trained up to {found!r}: wanted up to {wanted!r}"
+            )
 
-    def _check_told(self, example: ProofExample, turn: int, first: int, last: int) -> None:
+    def _check_parts(
+        self, example: ProofExample, turn: int, message: CheckedMessage, shape: TurnShape
+    ) -> None:
         """Reasoning, words and calls: all in the trained part, in this order."""
-        assert self.shape is not None
-        message = example.checked[example.groups[turn][-1]]
+        first, last = example.trained_span(turn)
         read = self._reader.readings(example.ids, first, last)[-1]
-        place = 0
+        at = 0
         names = [text.split('"')[3] for text in message.calls]
         for part in (message.reasoning.strip(), (message.text or "").strip(), *names):
-            found = read.find(part, place)
+            found = read.find(part, at)
             if found < 0:
-                raise example.refute("words", f"turn {turn} trains {read!r}, without {part!r}")
-            place = found + len(part)
+                raise example.failure("words", f"turn {turn} trains {read!r}, without {part!r}")
+            at = found + len(part)
         if message.text is None and "None" in read:
-            raise example.refute("words", f"turn {turn} has no text, but trains {read!r}")
-        ends = example.ids[last - 1] in self._template.marker_ids or read.endswith(self.shape.end)
-        if bool(self.shape.end_markers) and not ends:
-            raise example.refute("end", f"turn {turn} trains {read!r}, without its end")
+            raise example.failure("words", f"turn {turn} has no text, but trains {read!r}")
+        ends = example.ids[last - 1] in self._template.marker_ids or read.endswith(shape.end)
+        if shape.end_markers and not ends:
+            raise example.failure("end", f"turn {turn} trains {read!r}, without its end")
         self.counts["calls and reasoning"] += 1
 
     def _check_other(self, example: ProofExample, turn: int) -> None:
         """A trained turn that is not the assistant's: its words come first."""
-        first, last = span(example, turn)
+        first, last = example.trained_span(turn)
         text = example.checked[example.groups[turn][0]].text or ""
         read = self._reader.readings(example.ids, first, last)
         right = any(found.lstrip().startswith(text.strip()) for found in read)
         if not right or (first == last and text.strip()):
-            raise example.refute("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
+            raise example.failure("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
         self.counts["other trained turns"] += 1
 
     def _check_prefixes(self, example: ProofExample, needed: bool) -> None:
         """The first messages alone are rendered as they are in the whole."""
-        inside = {place for group in example.groups for place in group[:-1]}
+        shared = {at for group in example.groups for at in group[:-1]}
         for stop in range(1, len(example.checked)):
             part = replace(example.conversation, messages=example.conversation.messages[:stop])
-            found = self._rendered(part) if stop - 1 not in inside else "shared turn"
+            found: ProofExample | str = "shared turn"
+            if stop - 1 not in shared:
+                found = render_one(self._template, part, self.policy)
             if isinstance(found, str):
-                if needed and found not in _NOTHING_TO_TRAIN:
-                    raise example.refute(
+                if needed and found not in ("no_assistant", "nothing_trained"):
+                    raise example.failure(
                         "prefix", f"the first {stop} messages alone are dropped ({found})"
                     )
                 continue
@@ -253,9 +298,10 @@ class Judge:
                 and found.bounds == example.bounds[: turns + 1]
                 and found.roles == example.roles[:turns]
             )
-            if self.policy.train_on != "last-assistant":
+            # A policy that looks at later turns may train other turns of the first messages alone.
+            if found.wanted == example.wanted[:turns]:
                 same = same and np.array_equal(found.mask, example.mask[:size])
             if not same:
-                raise example.refute(
-                    "prefix", f"the first {stop} messages alone are rendered otherwise"
+                raise example.failure(
+                    "prefix", f"the first {stop} messages alone are rendered differently"
                 )
