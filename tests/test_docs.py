@@ -124,4 +124,4 @@ def test_the_readme_goes_from_text_to_a_training_loop_in_five_lines_and_four_nam
 
 def test_the_reader_of_the_format_is_run_by_its_own_test() -> None:
     (reader,) = [block for block in blocks_of(FORMAT) if block.language == "python"]
-    assert "def read_store" in reader.body  # tests/shards/test_format.py runs it on stores
+    assert "def read_store" in reader.body  # tests/store/test_format.py runs it on stores

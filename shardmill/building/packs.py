@@ -109,7 +109,7 @@ def _checked(options: PlanOptions) -> PlanOptions:
     if checked.seed is not None and checked.seed >= 2**62:
         raise OptionError("{seed}: wanted less than 2**62", seed=checked.seed)
     for problem in option_problems(checked):
-        raise OptionError(problem)
+        raise problem
     return checked
 
 

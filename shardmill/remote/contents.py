@@ -31,10 +31,9 @@ from shardmill.errors import ManifestError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import is_sealed
 from shardmill.records import JSON
 from shardmill.store import Exclusions, Manifest
-from shardmill.store.entries import Count, Sha256
-from shardmill.store.exclusions import EXCLUDE, decode_exclusions, read_bytes
+from shardmill.store.exclusions import EXCLUDE, MAX_EXCLUDE_BYTES, decode_exclusions
 from shardmill.store.layout import META, ORIGINS, is_file_name
-from shardmill.store.manifest import MAX_META_BYTES, decode_manifest
+from shardmill.store.manifest import MAX_META_BYTES, Count, Sha256, decode_manifest, read_plain_file
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import wanted_sizes
 
@@ -126,7 +125,9 @@ def local_contents(folder: Path) -> Contents:
     if path.is_symlink() or path.stat().st_size > LARGEST[found[0]]:
         raise ManifestError(f"{path}: a link, or too large for a manifest; put the file itself")
     contents = read_contents(found[0], path.read_bytes(), where=str(path))
-    excluded = read_bytes(folder / EXCLUDE) if contents.kind == "store" else None
+    excluded = (
+        read_plain_file(folder / EXCLUDE, MAX_EXCLUDE_BYTES) if contents.kind == "store" else None
+    )
     contents = with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
     table = folder / ORIGINS
     if table.is_symlink() or not table.is_file():

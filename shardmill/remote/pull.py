@@ -53,11 +53,11 @@ from shardmill.store import (
     read_exclusions,
     write_exclusions,
 )
-from shardmill.store.exclusions import EXCLUDE, MOST_BYTES
+from shardmill.store.exclusions import EXCLUDE, MAX_EXCLUDE_BYTES
 from shardmill.store.layout import META, ORIGINS
-from shardmill.store.manifest import decode_manifest
+from shardmill.store.manifest import decode_manifest, fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
-from shardmill.store.store import fingerprint, foreign
+from shardmill.store.store import foreign
 
 _PART = ".part"
 
@@ -178,7 +178,7 @@ def files_at(place: RemoteFolder) -> Listing:
     for the files that only a listing would tell of."""
     if not place.is_web:
         return place.listing()
-    most = {**LARGEST, EXCLUDE: MOST_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
+    most = {**LARGEST, EXCLUDE: MAX_EXCLUDE_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
     found = {name: place.web_size(name, bound) for name, bound in most.items()}
     return {name: {"size": size} for name, size in found.items() if size is not None}
 
@@ -204,8 +204,10 @@ def remote_contents(place: RemoteFolder, found: Mapping[str, Mapping[str, Any]])
     if contents.kind != "store" or EXCLUDE not in found:
         return contents
     where, size = f"{place.url}/{EXCLUDE}", found[EXCLUDE]["size"]
-    if size > MOST_BYTES:
-        raise StoreError(f"{where}: {size:,} bytes, wanted at most {MOST_BYTES:,}; look there")
+    if size > MAX_EXCLUDE_BYTES:
+        raise StoreError(
+            f"{where}: {size:,} bytes, wanted at most {MAX_EXCLUDE_BYTES:,}; look there"
+        )
     return with_exclusions(contents, place.read(EXCLUDE, size), where=where)
 
 

@@ -40,7 +40,7 @@ from shardmill.remote.contents import (
 )
 from shardmill.remote.transfer import check_local, in_parallel, is_same
 from shardmill.storage.object_store import TEMPORARY, Listing, RemoteFolder, open_target
-from shardmill.store.exclusions import EXCLUDE, MOST_BYTES
+from shardmill.store.exclusions import EXCLUDE, MAX_EXCLUDE_BYTES
 from shardmill.store.layout import ORIGINS, looks_like_data
 
 log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ def _keep_excluded(place: RemoteFolder, contents: Contents, turn: Turn, *, may_l
 
 def _check_excluded(place: RemoteFolder, contents: Contents, found: Listing) -> None:
     where, size = f"{place.url}/{EXCLUDE}", found[EXCLUDE]["size"]
-    if size > MOST_BYTES:
+    if size > MAX_EXCLUDE_BYTES:
         raise StoreExistsError(f"{where}: {size:,} bytes, so none of ours; look there")
     theirs = with_exclusions(contents, place.read(EXCLUDE, size), where=where).exclusions
     assert theirs is not None

@@ -36,12 +36,11 @@ from shardmill.remote.pull import files_at, remote_contents
 from shardmill.remote.transfer import check_size, fetch, in_parallel
 from shardmill.storage.object_store import RemoteFolder, open_place
 from shardmill.store import Exclusions, SplitEntry
-from shardmill.store.entries import ShardEntry
 from shardmill.store.layout import DTYPES
-from shardmill.store.manifest import decode_manifest
+from shardmill.store.manifest import ShardEntry, decode_manifest, fingerprint
 from shardmill.store.readers import TokenSpace
 from shardmill.store.readers.files import ShardFiles
-from shardmill.store.store import fingerprint, map_index
+from shardmill.store.store import map_index
 from shardmill.urls import Url
 
 

@@ -1,24 +1,11 @@
-"""The store on disk: the only room that knows bytes. FORMAT.md is its contract.
+"""The store on disk: manifest, writer, readers, views, overlays and `verify`.
 
-In: ragged token ids, rendered conversations.  Out: a folder that proves what it
-is, or a clear refusal to open it.
+FORMAT.md is the contract: every byte of the format is read and written here. A store that is
+damaged is refused when it is opened or read, never read wrongly.
 """
 
 from __future__ import annotations
 
-from shardmill.store.entries import (
-    ChatEntry,
-    ChatLedger,
-    DocumentLedger,
-    FileEntry,
-    Ledger,
-    Manifest,
-    ShardEntry,
-    SplitEntry,
-    StoreFacts,
-    TokenLedger,
-    empty_ledger,
-)
 from shardmill.store.exclusions import (
     ExcludedSteps,
     ExcludeEntry,
@@ -32,7 +19,22 @@ from shardmill.store.exclusions import (
     write_exclusions,
 )
 from shardmill.store.layout import check_shape, check_tokens, fit_tokens
-from shardmill.store.manifest import read_manifest, write_manifest, write_placeholder
+from shardmill.store.manifest import (
+    ChatEntry,
+    ChatLedger,
+    DocumentLedger,
+    FileEntry,
+    Ledger,
+    Manifest,
+    ShardEntry,
+    SplitEntry,
+    StoreFacts,
+    TokenLedger,
+    empty_ledger,
+    read_manifest,
+    write_manifest,
+    write_placeholder,
+)
 from shardmill.store.origins import Origins, read_origins, write_origins
 from shardmill.store.plans import (
     LeftOut,
@@ -50,10 +52,9 @@ from shardmill.store.plans import (
     write_plan,
 )
 from shardmill.store.publish import check_target, is_finished, publish_folder
-from shardmill.store.sinks import OldStore, open_old
 from shardmill.store.store import ChatArrays, Store, open_store
 from shardmill.store.verify import VerifyReport, verify
-from shardmill.store.writer import StoreWriter
+from shardmill.store.writer import OldStore, StoreWriter, open_old
 
 __all__ = [
     "ChatArrays",

@@ -1,25 +1,10 @@
-"""What of a store is not to be trained on, recorded beside its tokens.
+"""Which tokens of a store are not to be trained on: `exclude.json` beside the store.
 
-In: a store, spans of tokens or numbers of documents, a reason.  Out: the file, or `Exclusions`.
-Promise: the store's own files are never touched; the file appears whole or not at all; equal
-entries are equal bytes; two commands at a time lose nothing; what is read is what was written, to
-the byte, and of this very store. A file that is damaged or of other tokens is an error: nobody
-trains on because a list cannot be read.
-Not here: the bytes of the file (exclude_file.py), which samples that concerns (loading).
-
-What is not to be trained on, as frozen records and plain spans.
-
-In: nothing; these are records.  Out: `Exclusions`, its entries, and functions over spans.
-Promise: the types alone refuse unknown keys, missing keys, negative and absurd numbers. Spans are
-half-open, in the token space of a split; merged ones rise and do not touch.
-Not here: the file (exclude.py), which samples of a source they meet (loading).
-
-exclude.json, to the byte.
-
-In: entries, or bytes.  Out: bytes, or `Exclusions` that fit their store.
-Promise: equal entries are equal bytes; what is decoded is what was written, to the byte, and of
-this very store; anything else is an error that says what is wrong.
-Not here: changing the file (exclude.py). FORMAT.md has the bytes in words.
+The files of the store are never touched. The list is written atomically under a lock, so
+concurrent commands lose nothing, and equal entries are equal bytes. A list that is damaged or
+belongs to other tokens is an error: training never goes on because a list could not be read. Spans
+are half-open, in the token space of a split; merged spans are ascending and do not touch.
+FORMAT.md describes the bytes.
 """
 
 from __future__ import annotations
@@ -28,8 +13,7 @@ import fcntl
 import hashlib
 import os
 import re
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,19 +26,31 @@ import numpy.typing as npt
 from shardmill.errors import ManifestError, OptionError, StoreError
 from shardmill.records import BoolArray, OffsetArray
 from shardmill.storage.atomic import atomic_write, sync_folder
-from shardmill.store.entries import Count, Manifest, Sha256
-from shardmill.store.store import Store, fingerprint, open_store
+from shardmill.store.manifest import (
+    Count,
+    Manifest,
+    Sha256,
+    SplitEntry,
+    fingerprint,
+    read_plain_file,
+)
+from shardmill.store.store import Store, open_store
 
-MOST_REASON = 1000
-"""Characters of a reason."""
+EXCLUDE = "exclude.json"
+MAX_EXCLUDE_BYTES = 2**28
+_MAX_REASON = 1000  # characters
+_HEAD = re.compile(rb'\{"format":"shardmill-exclude","version":([0-9]+),"sha256":"([0-9a-f]{64})",')
+_VERSION = 1
+_NO_SEAL = b"0" * 64
+_NEXT = "copy it again, or remove it and exclude again what must not be trained on"
 
 
 class ExcludedSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The steps whose samples an entry is of. For people: the spans say what is excluded."""
+    """The steps whose samples an entry excludes. For people: the spans decide."""
 
     source: str  # its name in the mixture
     start: Count
-    stop: Count  # behind the last step
+    stop: Count
     world: Count
     batch_size: Count  # samples of one rank at a step
     seq_len: Count
@@ -65,10 +61,10 @@ class ExcludedSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ExcludeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one command excluded, and why."""
 
-    number: Count  # its name: from 1, rising through the file
+    number: Count  # its name: from 1, ascending through the file
     split: str
     reason: str  # in words
-    documents: tuple[Count, ...] | None  # their numbers, rising; None: not by documents
+    documents: tuple[Count, ...] | None  # their numbers, ascending; None: not by documents
     steps: ExcludedSteps | None  # None: not by steps
     spans: tuple[tuple[Count, Count], ...]  # start, stop; merged
 
@@ -79,7 +75,7 @@ class ExcludeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusions:
-    """All that is not to be trained on in a store."""
+    """Everything that is excluded in a store."""
 
     store: str  # its fingerprint
     entries: tuple[ExcludeEntry, ...]  # none: nothing is excluded
@@ -110,13 +106,13 @@ def as_spans(spans: object) -> OffsetArray:
 
 
 def merge_spans(spans: OffsetArray) -> OffsetArray:
-    """The same tokens in spans that rise and do not touch; empty ones leave no trace."""
+    """The same tokens in ascending spans that do not touch; empty spans are dropped."""
     filled = spans[spans[:, 0] < spans[:, 1]]
     if not len(filled):
         return NO_SPANS
     ordered = filled[np.argsort(filled[:, 0], kind="stable")]
     reach = np.maximum.accumulate(ordered[:, 1])
-    # 0..4 1..2 4..6 8..9: reach 4 4 6 9; a new one begins where a start lies behind the reach
+    # 0..4 1..2 4..6 8..9: reach 4 4 6 9; a new span begins where a start is beyond the reach
     first = np.flatnonzero(np.append(True, ordered[1:, 0] > reach[:-1]))
     last = np.append(first[1:], len(ordered)) - 1
     return np.stack((ordered[first, 0], reach[last]), axis=1)
@@ -126,8 +122,8 @@ def touched(spans: OffsetArray, starts: OffsetArray, stops: OffsetArray) -> Bool
     """Which of the ranges start..stop have a token of these merged spans."""
     if not len(spans):
         return np.zeros(len(starts), np.bool_)
-    behind = spans[:, 1].searchsorted(starts, side="right")  # the first span that ends behind start
-    begins = np.append(spans[:, 0], np.iinfo(np.int64).max)[behind]
+    candidate = spans[:, 1].searchsorted(starts, side="right")  # first span that ends after start
+    begins = np.append(spans[:, 0], np.iinfo(np.int64).max)[candidate]
     met: BoolArray = (begins < stops) & (starts < stops)
     return met
 
@@ -143,45 +139,36 @@ def count_tokens(spans: OffsetArray) -> int:
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
-def entry_problems(
-    entries: tuple[ExcludeEntry, ...], sizes: Mapping[str, int], documents: Mapping[str, int]
-) -> Iterator[str]:
-    """What cannot be true of entries in a store of so many tokens and documents a split."""
+def _entry_problems(entries: tuple[ExcludeEntry, ...], manifest: Manifest) -> Iterator[str]:
+    """What cannot be true of entries in a store with this manifest."""
     numbers = [entry.number for entry in entries]
     if not numbers or numbers[0] < 1 or sorted(set(numbers)) != numbers:
-        yield f"entries are numbered {numbers[:8]}; wanted at least one, rising from 1"
+        yield f"entries are numbered {numbers[:8]}; wanted at least one, ascending from 1"
     for entry in entries:
-        for problem in _problems_of(entry, sizes, documents):
+        for problem in _problems_of(entry, manifest.splits.get(entry.split), manifest):
             yield f"entry {entry.number}: {problem}"
 
 
 def _problems_of(
-    entry: ExcludeEntry, sizes: Mapping[str, int], documents: Mapping[str, int]
+    entry: ExcludeEntry, split: SplitEntry | None, manifest: Manifest
 ) -> Iterator[str]:
     spans = as_spans(entry.spans)
-    if entry.split not in sizes:
-        yield f"split {entry.split!r}; the store has {list(sizes)}"
-    elif len(spans) and spans.max() > sizes[entry.split]:
-        yield f"reaches token {spans.max():,} of {sizes[entry.split]:,}"
+    if split is None:
+        yield f"split {entry.split!r}; the store has {list(manifest.splits)}"
+        return
+    if len(spans) and spans.max() > split.tokens:
+        yield f"reaches token {spans.max():,} of {split.tokens:,}"
     if not np.array_equal(merge_spans(spans), spans):
-        yield "its spans are empty, touch, or do not rise"
-    if not entry.reason.strip() or len(entry.reason) > MOST_REASON:
-        yield f"a reason of {len(entry.reason):,} characters; wanted 1 to {MOST_REASON:,}"
+        yield "its spans are empty, touch, or are not ascending"
+    if not entry.reason.strip() or len(entry.reason) > _MAX_REASON:
+        yield f"a reason of {len(entry.reason):,} characters; wanted 1 to {_MAX_REASON:,}"
     if entry.documents is not None and entry.steps is not None:
-        yield "of documents and of steps; wanted one of them"
+        yield "has both documents and steps; wanted one of them"
     numbers = np.array(entry.documents or (), np.int64)
     if (numbers[1:] <= numbers[:-1]).any():
-        yield "its documents do not rise"
-    elif len(numbers) and numbers[-1] >= documents.get(entry.split, 0):
-        yield f"document {numbers[-1]:,} of {documents.get(entry.split, 0):,}"
-
-
-EXCLUDE = "exclude.json"
-MOST_BYTES = 2**28
-_HEAD = re.compile(rb'\{"format":"shardmill-exclude","version":([0-9]+),"sha256":"([0-9a-f]{64})",')
-_VERSION = 1
-_NO_SEAL = b"0" * 64
-_NEXT = "copy it again, or remove it and exclude again what must not be trained on"
+        yield "its documents are not ascending"
+    elif len(numbers) and numbers[-1] >= split.documents:
+        yield f"document {numbers[-1]:,} of {split.documents:,}"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,7 +180,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def encode_exclusions(store: str, entries: Sequence[ExcludeEntry]) -> bytes:
-    """exclude.json, to the byte: a line an entry, sealed with its own sha256."""
+    """exclude.json, to the byte: one line per entry, sealed with its own sha256."""
     head = f'{{"format":"shardmill-exclude","version":{_VERSION},"sha256":"'.encode()
     lines = b",\n".join(msgspec.json.encode(entry) for entry in entries)
     rest = f'","store":"{store}","entries":[\n'.encode() + lines + b"\n]}\n"
@@ -201,10 +188,10 @@ def encode_exclusions(store: str, entries: Sequence[ExcludeEntry]) -> bytes:
 
 
 def decode_exclusions(data: bytes, manifest: Manifest, *, where: str) -> Exclusions:
-    """What these bytes exclude in the store of this manifest; an error says what is wrong."""
+    """What these bytes exclude in the store with this manifest; an error says what is wrong."""
     head = _HEAD.match(data)
     if head is None:
-        raise ManifestError(f"{where}: no list of exclusions of ours, or damaged; {_NEXT}")
+        raise ManifestError(f"{where}: not a list of exclusions of ours, or damaged; {_NEXT}")
     if int(head[1]) != _VERSION:
         raise ManifestError(
             f"{where}: version {int(head[1])}, but this shardmill reads version {_VERSION}; "
@@ -212,7 +199,7 @@ def decode_exclusions(data: bytes, manifest: Manifest, *, where: str) -> Exclusi
         )
     zeroed = data[: head.start(2)] + _NO_SEAL + data[head.end(2) :]
     if hashlib.sha256(zeroed).hexdigest() != head[2].decode():
-        raise ManifestError(f"{where}: its sha256 is not the one it says: changed; {_NEXT}")
+        raise ManifestError(f"{where}: its sha256 is not the one in it: changed; {_NEXT}")
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -223,52 +210,35 @@ def decode_exclusions(data: bytes, manifest: Manifest, *, where: str) -> Exclusi
             f"{where}: excludes tokens of another store, or of this one before it was built again "
             f"(fingerprint {file.store[:12]}, this store has {own[:12]}); {_NEXT}"
         )
-    sizes = {name: split.tokens for name, split in manifest.splits.items()}
-    documents = {name: split.documents for name, split in manifest.splits.items()}
-    for problem in entry_problems(file.entries, sizes, documents):
+    for problem in _entry_problems(file.entries, manifest):
         raise ManifestError(f"{where}: {problem}; {_NEXT}")
     return Exclusions(store=file.store, entries=file.entries, sha256=file.sha256)
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
-    """The bytes of the file, if it is a plain one of possible size; None: there is none."""
-    try:
-        kind = path.lstat()
-        if not stat.S_ISREG(kind.st_mode):
-            raise ManifestError(f"{path}: not a plain file (a link?); put the file itself there")
-        if kind.st_size > most:
-            raise ManifestError(f"{path}: {kind.st_size:,} bytes, wanted at most {most:,}")
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-
-
 def read_exclusions(store: Store | str | Path) -> Exclusions:
-    """What is excluded in a store; without a file, nothing."""
-    found = store if isinstance(store, Store) else open_store(store)
-    data = read_bytes(found.folder / EXCLUDE)
+    """What is excluded in a store; nothing, if there is no list."""
+    found = _opened(store)
+    data = read_plain_file(found.folder / EXCLUDE, MAX_EXCLUDE_BYTES)
     if data is None:
         return Exclusions(store=found.fingerprint, entries=(), sha256=None)
     return decode_exclusions(data, found.manifest, where=str(found.folder / EXCLUDE))
 
 
 def refuse_excluded(store: Store, split: str, who: str) -> None:
-    """For readers that cannot leave anything out: refuse a split with excluded tokens."""
+    """Refuse a split with excluded tokens, for readers that cannot leave anything out."""
     tokens = read_exclusions(store).num_tokens(split)
     if tokens:
         raise StoreError(
-            f"{store.folder}: {tokens:,} tokens of split {split!r} are excluded, and {who} gives "
-            "every token: see them with `shardmill exclude --list`; take them back with `shardmill "
-            "exclude --remove`, or read a copy of the store without its exclude.json"
+            f"{store.folder}: {tokens:,} tokens of split {split!r} are excluded, but {who} would "
+            "give every token: list them with `shardmill exclude --list`; take them back with "
+            "`shardmill exclude --remove`, or read a copy of the store without its exclude.json"
         )
 
 
 def write_exclusions(store: Store | str | Path, entries: Sequence[ExcludeEntry]) -> Exclusions:
-    """Put these entries in the place of all that are there; without entries the file goes."""
-    found = store if isinstance(store, Store) else open_store(store)
-    with _alone(found.folder):
+    """Replace all entries by these; without entries the file is removed."""
+    found = _opened(store)
+    with _locked(found.folder):
         return _replace(found, tuple(entries))
 
 
@@ -276,7 +246,7 @@ def exclude_documents(
     store: Store | str | Path, documents: npt.ArrayLike, *, reason: str, split: str = "train"
 ) -> ExcludeEntry:
     """Exclude whole documents or conversations of a split, by their numbers."""
-    found = store if isinstance(store, Store) else open_store(store)
+    found = _opened(store)
     return add_exclusion(found, documents_entry(found, documents, reason=reason, split=split))
 
 
@@ -289,17 +259,14 @@ def exclude_spans(
     steps: ExcludedSteps | None = None,
 ) -> ExcludeEntry:
     """Exclude tokens: pairs of start and stop in the token space of a split."""
-    found = store if isinstance(store, Store) else open_store(store)
+    found = _opened(store)
     return add_exclusion(found, spans_entry(found, spans, reason=reason, split=split, steps=steps))
 
 
 def add_exclusion(store: Store | str | Path, entry: ExcludeEntry) -> ExcludeEntry:
-    """Write an entry behind those that are there; returns it with its number.
-
-    The same entry, found there already, is not written again.
-    """
-    found = store if isinstance(store, Store) else open_store(store)
-    with _alone(found.folder):
+    """Add an entry; returns it with its number. An entry that is there already is not repeated."""
+    found = _opened(store)
+    with _locked(found.folder):
         old = read_exclusions(found).entries
         for one in old:
             if msgspec.structs.replace(one, number=entry.number) == entry:
@@ -310,9 +277,9 @@ def add_exclusion(store: Store | str | Path, entry: ExcludeEntry) -> ExcludeEntr
 
 
 def remove_exclusion(store: Store | str | Path, number: int) -> ExcludeEntry:
-    """Take an entry back, by its number; what others exclude too stays excluded."""
-    found = store if isinstance(store, Store) else open_store(store)
-    with _alone(found.folder):
+    """Take an entry back, by its number; what other entries exclude stays excluded."""
+    found = _opened(store)
+    with _locked(found.folder):
         old = read_exclusions(found).entries
         gone = [entry for entry in old if entry.number == number]
         if not gone:
@@ -325,7 +292,7 @@ def remove_exclusion(store: Store | str | Path, number: int) -> ExcludeEntry:
 def documents_entry(
     store: Store, documents: npt.ArrayLike, *, reason: str, split: str
 ) -> ExcludeEntry:
-    """The entry of these documents, not written yet."""
+    """An entry for these documents, not written yet."""
     total, numbers = store.num_documents(split), np.unique(_whole(documents, "documents"))
     if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < total:
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
@@ -348,7 +315,7 @@ def spans_entry(
     split: str,
     steps: ExcludedSteps | None = None,
 ) -> ExcludeEntry:
-    """The entry of these tokens, not written yet."""
+    """An entry for these tokens, not written yet."""
     found, size = as_spans(_whole(spans, "spans")), store.num_tokens(split)
     if len(found) and not 0 <= found.min() <= found.max() <= size:
         raise OptionError(
@@ -374,6 +341,10 @@ def document_spans(store: Store, split: str, documents: OffsetArray) -> OffsetAr
     return merge_spans(np.stack((starts[documents], stops), axis=1))
 
 
+def _opened(store: Store | str | Path) -> Store:
+    return store if isinstance(store, Store) else open_store(store)
+
+
 def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
     path = store.folder / EXCLUDE
     data = encode_exclusions(store.fingerprint, entries)
@@ -381,10 +352,12 @@ def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
         read_back = decode_exclusions(data, store.manifest, where=str(path))  # we can read it
     else:
         read_back = Exclusions(store=store.fingerprint, entries=(), sha256=None)
-    if len(data) > MOST_BYTES:
-        raise OptionError(f"{path}: would have {len(data):,} bytes, wanted at most {MOST_BYTES:,}")
+    if len(data) > MAX_EXCLUDE_BYTES:
+        raise OptionError(
+            f"{path}: would have {len(data):,} bytes, wanted at most {MAX_EXCLUDE_BYTES:,}"
+        )
     try:
-        for left in path.parent.glob(f".{EXCLUDE}.*.tmp"):  # by a killed one: we hold the lock
+        for left in path.parent.glob(f".{EXCLUDE}.*.tmp"):  # of a killed command: we hold the lock
             left.unlink(missing_ok=True)
         if entries:
             with atomic_write(path) as file:
@@ -400,9 +373,9 @@ def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else changes the exclusions of this folder meanwhile. The kernel drops the lock at
-    death, and no file is left behind that could look like part of the store."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock on the exclusions of this folder. The kernel drops it when the process ends,
+    and there is no lock file that could look like part of the store."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -417,17 +390,18 @@ def _alone(folder: Path) -> Iterator[None]:
 def _whole(numbers: npt.ArrayLike, name: str) -> OffsetArray:
     found = np.asarray(numbers)
     if found.size and found.dtype.kind not in "iu":
-        raise OptionError(f"{name} of dtype {found.dtype}; wanted whole numbers")
+        raise OptionError(f"{{{name}}}: wanted whole numbers, found {found.dtype}", **{name: ...})
     return found.astype(np.int64)
 
 
 def _checked_reason(reason: str) -> str:
-    if not isinstance(reason, str) or not reason.strip() or len(reason) > MOST_REASON:
-        raise OptionError(f"reason={reason!r:.80}: wanted 1 to {MOST_REASON:,} characters")
+    shown = reason[:80] if isinstance(reason, str) else reason
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > _MAX_REASON:
+        raise OptionError(f"{{reason}}: wanted 1 to {_MAX_REASON:,} characters", reason=shown)
     try:
         reason.encode()
     except UnicodeEncodeError as error:
-        raise OptionError(f"reason={reason!r:.80}: not valid Unicode; wanted words") from error
+        raise OptionError("{reason}: not valid Unicode; wanted words", reason=shown) from error
     return reason
 
 

@@ -1,25 +1,19 @@
-"""The names and fixed bytes of a store: FORMAT.md as constants and small functions.
+"""The names, dtypes and fixed bytes of a store: FORMAT.md as constants and small functions.
 
-In: a split's name, a number.  Out: a relative path, a header, a dtype.
-Promise: pure; the writer and every reader take names and headers from here only.
-Not here: opening files.
-
-Ids into the dtype of a store, or a refusal that names the id.
-
-In: ragged ids of any integer dtype.  Out: the same ids in the dtype of a store.
-Promise: an id is stored as it is or refused by name. numpy wraps int64 into uint16 without a
-word, so every cast of ids goes through here.
-Not here: which dtype a store should have.
+The writer and every reader take names and headers from here. Every cast of ids to the dtype of a
+store goes through `fit_tokens` or `check_tokens`, because numpy wraps int64 to uint16 silently.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 
-from shardmill.errors import OptionError, TokenRangeError
+from shardmill.errors import DamagedStoreError, ManifestError, OptionError, TokenRangeError
 from shardmill.records import Ragged
 
 FORMAT: Literal["shardmill-store"] = "shardmill-store"
@@ -86,8 +80,7 @@ def mask_bytes(tokens: int) -> int:
 
 
 def is_own_name(file: str) -> bool:
-    """Whether a relative path is one that a build of ours gives to a file of a store, or to a plan
-    or table of it: that goes with the store it was made of."""
+    """Whether our builds give this relative path to a file of a store, a plan or a table."""
     return file == META or _OWN.fullmatch(file) is not None
 
 
@@ -103,9 +96,55 @@ def index_header(entries: int) -> bytes:
     return head + shape.encode("ascii").ljust(INDEX_HEADER_BYTES - 11) + b"\n"
 
 
+Header = TypeVar("Header", bound=msgspec.Struct)
+ALIGNMENT = 64  # bytes; of the header line and of the arrays of a sealed file
+_SEAL_BYTES = 32
+_MAX_HEADER = 2**20
+
+
+def encode_sealed(header: msgspec.Struct, body: bytes) -> bytes:
+    """The frame of plans and tables of origins: one padded line of JSON, the body, their sha256.
+
+    The first fields of `header` are `format` and `version`.
+    """
+    line = msgspec.json.encode(header)
+    line += b" " * (-(len(line) + 1) % ALIGNMENT) + b"\n"
+    return line + body + hashlib.sha256(line + body).digest()
+
+
+def decode_sealed(
+    data: memoryview, kind: type[Header], name: str, *, where: str, what: str, advice: str
+) -> tuple[Header, memoryview, str]:
+    """Header, body and sha256 of a sealed file of the format `name`. The bytes are not trusted."""
+    head = re.match(rb'\{"format":"([a-z-]+)","version":([0-9]+),', data[: 2 * ALIGNMENT])
+    if head is None or head[1] != name.encode() or len(data) < ALIGNMENT + _SEAL_BYTES:
+        raise ManifestError(f"{where}: not {what} of ours, or its beginning is damaged; {advice}")
+    if int(head[2]) != 1:
+        raise ManifestError(
+            f"{where}: {what} of version {int(head[2])}, but this shardmill reads version 1; "
+            f"upgrade shardmill, or {advice}"
+        )
+    sealed = data[:-_SEAL_BYTES]
+    sha256 = hashlib.sha256(sealed)
+    if sha256.digest() != data[-_SEAL_BYTES:]:
+        raise DamagedStoreError(
+            f"{where}: its sha256 is not the one at its end: changed or cut off; {advice}"
+        )
+    line = bytes(sealed[:_MAX_HEADER]).partition(b"\n")[0]
+    try:
+        header = msgspec.json.decode(line, type=kind)
+        if (len(line) + 1) % ALIGNMENT:
+            raise msgspec.DecodeError(f"a line of {len(line) + 1:,} bytes")
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise DamagedStoreError(
+            f"{where}: its first line is no header ({error}); {advice}"
+        ) from error
+    return header, sealed[len(line) + 1 :], sha256.hexdigest()
+
+
 def check_dtype(dtype: str) -> None:
     if dtype not in ITEMSIZE:
-        raise OptionError(f"dtype={dtype!r}: a store holds 'uint16' or 'uint32' tokens")
+        raise OptionError("{dtype}: a store holds 'uint16' or 'uint32' tokens", dtype=dtype)
 
 
 def check_shape(splits: tuple[str, ...], dtype: str, shard_bytes: int | None) -> None:
@@ -118,19 +157,22 @@ def check_shape(splits: tuple[str, ...], dtype: str, shard_bytes: int | None) ->
                 "begins with a letter or digit"
             )
     if not splits or len({name.lower() for name in splits}) < len(splits):
-        raise OptionError(f"splits={list(splits)}: name at least one, each once (case ignored)")
+        raise OptionError(
+            "{splits}: name at least one, each once (case ignored)", splits=list(splits)
+        )
     size = ITEMSIZE[dtype]
     if shard_bytes is not None and (not size <= shard_bytes <= MAX_COUNT or shard_bytes % size):
         raise OptionError(
-            f"shard_bytes={shard_bytes:,} does not hold a whole number of {dtype} tokens; use a "
-            f"positive multiple of {size}, for instance {max(size, shard_bytes // size * size):,}"
+            f"{{shard_bytes}}: not a whole number of {dtype} tokens; use a positive multiple of "
+            f"{size}, for instance {max(size, shard_bytes // size * size):,}",
+            shard_bytes=shard_bytes,
         )
 
 
 def fit_tokens(
     documents: Ragged, dtype: str, *, vocab_size: int | None = None, where: str = "", first: int = 0
 ) -> Ragged:
-    """The same documents in `dtype`, little-endian; not copied when they are so already.
+    """The same documents in `dtype`, little-endian; not copied when they already are.
 
     `first` is the number of documents of `where` before these, for the message.
     """
@@ -144,7 +186,7 @@ def check_tokens(
 ) -> None:
     """Refuse the first document with an id that is negative, too wide or outside the vocabulary."""
     check_dtype(dtype)
-    _check_shape(documents, where or "documents")
+    _check_ragged(documents, where or "documents")
     values = documents.values
     most = 2 ** (8 * ITEMSIZE[dtype])
     limit = most if vocab_size is None else min(most, vocab_size)
@@ -156,23 +198,24 @@ def check_tokens(
     position = int(np.flatnonzero((values < 0) | (values >= limit))[0])
     found = int(values[position])
     number = int(np.searchsorted(documents.offsets, position, side="right")) - 1 + first
+    options = {}
+    if vocab_size is not None and not 0 <= found < vocab_size:
+        advice = f"a vocabulary of {vocab_size:,} ids: the tokenizer contradicts itself"
+    elif found < 0:
+        advice = f"{dtype}: an id is never negative, so the tokenizer is broken"
+    elif dtype == "uint16" and found < 2**32:
+        advice = f"uint16, which ends at {most - 1:,}: build with {{dtype}}"
+        options = {"dtype": "uint32"}
+    else:
+        advice = f"{dtype}, and no store holds ids that large: the tokenizer is broken"
     raise TokenRangeError(
         f"{where + ', ' if where else ''}document {number:,}: token id {found:,} does not fit "
-        f"{_advice(found, dtype, most, vocab_size)}"
+        f"{advice}",
+        **options,
     )
 
 
-def _advice(found: int, dtype: str, most: int, vocab_size: int | None) -> str:
-    if vocab_size is not None and not 0 <= found < vocab_size:
-        return f"a vocabulary of {vocab_size:,} ids: the tokenizer contradicts itself"
-    if found < 0:
-        return f"{dtype}: an id is never negative, so the tokenizer is broken"
-    if dtype == "uint16" and found < 2**32:
-        return f"uint16, which ends at {most - 1:,}: build with dtype='uint32'"
-    return f"{dtype}, and no store holds ids that large: the tokenizer is broken"
-
-
-def _check_shape(documents: Ragged, where: str) -> None:
+def _check_ragged(documents: Ragged, where: str) -> None:
     values, offsets = documents.values, documents.offsets
     if values.dtype.kind not in "iu" or values.ndim != 1:
         raise OptionError(f"{where}: ids are {values.ndim}-d {values.dtype}, wanted 1-d integers")

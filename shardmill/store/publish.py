@@ -1,10 +1,8 @@
-"""Move a finished store into its place in one step.
+"""Publish a finished store atomically, and decide what it may replace.
 
-In: a staged folder with a finished store; the place it shall have.  Out: the store, there.
-Promise: at every instant the place holds the old store, nothing (only if nothing was there), or
-the whole new one; a finished store is replaced only on request; a file that is not part of a
-store is never deleted.
-Not here: writing (writer.py).
+At every instant the target holds the old store, nothing (only if nothing was there) or the whole
+new one. A finished store is replaced only on request. A file that no build of ours makes is never
+deleted.
 """
 
 from __future__ import annotations
@@ -17,18 +15,17 @@ from pathlib import Path
 
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.storage.atomic import exchange, is_temporary, sync_folder, temporary_name
-from shardmill.store.entries import Manifest, file_names
 from shardmill.store.exclusions import EXCLUDE
 from shardmill.store.layout import META, is_own_name
-from shardmill.store.manifest import read_manifest
+from shardmill.store.manifest import Manifest, file_names, read_manifest
 from shardmill.store.store import open_store
 
 
 def publish_folder(staged: Path, target: Path, *, overwrite: bool) -> None:
     """Rename the finished store `staged` to `target`, on the same disk.
 
-    `target` may be missing, an empty folder or a placeholder; a finished store only with
-    `overwrite`; anything else is refused by name and left as it is.
+    `target` may be missing, an empty folder or a placeholder, and with `overwrite` a finished
+    store. Anything else is refused by name and left as it is.
     """
     staged, target = Path(staged).absolute(), Path(target).absolute()
     open_store(staged)  # never publish what could not be opened afterwards
@@ -43,9 +40,9 @@ def publish_folder(staged: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def check_target(target: Path, *, overwrite: bool) -> bool:
-    """Whether a store may be published at `target`: raises if not.
+    """Raise if a store may not be published at `target`.
 
-    False: nothing is in the way.  True: a store or a placeholder is, and may go.
+    Returns whether there is a store or a placeholder that has to be replaced.
     """
     target = Path(target)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -61,14 +58,15 @@ def check_target(target: Path, *, overwrite: bool) -> bool:
     manifest = _readable(target)
     if not overwrite and (manifest is None or manifest.built):
         raise StoreExistsError(
-            f"{target}: {'a finished' if manifest else 'a damaged or foreign'} store stands here; "
-            "ask for overwrite to replace it, or choose another folder"
+            f"{target}: already holds a {'finished' if manifest else 'damaged or foreign'} store; "
+            "pass {overwrite} to replace it, or choose another folder",
+            overwrite=True,
         )
     for file in _foreign_files(target, set(file_names(manifest)) if manifest else set()):
         if file == EXCLUDE:
             raise StoreExistsError(
-                f"{target / file}: what was excluded from training here, by positions in tokens "
-                "that would be replaced; move it away first, and exclude again behind the build"
+                f"{target / file}: lists what was excluded from training, by positions in tokens "
+                "that would be replaced; move it away first, and exclude again after the build"
             )
         raise StoreExistsError(
             f"{target / file}: no build of ours makes such a file, so it will not be deleted with "
@@ -91,7 +89,7 @@ def _readable(folder: Path) -> Manifest | None:
 
 
 def _foreign_files(target: Path, listed: set[str]) -> list[str]:
-    """What in a store's folder neither its manifest lists nor any build of ours makes."""
+    """Files in a store's folder that neither its manifest lists nor any build of ours makes."""
     walk = os.walk(target)
     paths = [Path(top, name) for top, folders, names in walk for name in (*folders, *names)]
     plain = [path for path in paths if path.is_symlink() or not path.is_dir()]
@@ -109,14 +107,14 @@ def _rename(staged: Path, target: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise StoreExistsError(
-                f"{target}: another process put files there meanwhile; look, then build again"
+                f"{target}: another process put files there meanwhile; check them, then build again"
             ) from error
         raise _cannot_move(staged, target, error) from error
 
 
 def _replace(staged: Path, target: Path) -> None:
-    """Old and new change places; the old one goes. A name that nobody resumes from is used in
-    between, so that a crash can never make a later build publish the old store again."""
+    """Swap old and new, then delete the old one. In between the new store has a name that no build
+    resumes from, so that after a crash no later build publishes the old store again."""
     aside = temporary_name(target)
     try:
         staged.rename(aside)
@@ -131,7 +129,7 @@ def _replace(staged: Path, target: Path) -> None:
 
 
 def _two_renames(aside: Path, target: Path) -> None:
-    """Without an atomic exchange: an instant with nothing at `target`, but nothing is lost."""
+    """Without an atomic exchange: `target` is missing for an instant, but nothing is lost."""
     old = temporary_name(target)
     target.rename(old)
     try:

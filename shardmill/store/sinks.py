@@ -1,48 +1,26 @@
-"""Files that are written once, front to back, and know their sha256 at the end.
+"""The files of one split, written front to back.
 
-In: token ids and document offsets of one split.  Out: its shards and its index, durable.
-Promise: bounded memory (at most a few MiB beyond what the caller passes in); a file is synced
-before its entry exists; equal input, however it was divided into calls, gives equal bytes.
-Not here: range checks, the manifest, who calls with what (writer.py).
-
-Write what conversations have beside their tokens: loss mask, starts of turns, roles.
-
-In: rendered examples of one split.  Out: its three chat files, durable.
-Promise: examples that make no sense are refused before a byte of them is written; bounded memory;
-equal examples, however they were divided into calls, give equal bytes, also where a call ends in
-the middle of a byte of the mask.
-Not here: tokens and index (sinks.py), reading.
-
-A finished store that another one begins with.
-
-In: the folder of a store.  Out: its bytes for the new one, checked.
-Promise: files that never change are shared by hard links, and copied where the disk cannot link;
-what is copied is compared with the hash of the old manifest. The old store is only read.
-Not here: writing behind it (sinks.py, writer.py), replacing it (publish.py).
+Memory stays at a few MiB beyond what the caller passes in. A file is synced before its entry
+exists. Equal input gives equal bytes, however it was divided into calls. Ids are checked by the
+caller.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.records import ROLES, BoolArray, ChatExamples, Drop, IntArray, OffsetArray
+from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray, OffsetArray
 from shardmill.storage.atomic import HashedFile, cannot_write
-from shardmill.store.contents import chunks
-from shardmill.store.entries import ChatEntry, FileEntry, Manifest, ShardEntry, SplitEntry
 from shardmill.store.layout import (
     INDEX_HEADER_BYTES,
     MAX_COUNT,
-    META,
     index_header,
     index_name,
     mask_name,
@@ -51,101 +29,113 @@ from shardmill.store.layout import (
     single_name,
     turns_name,
 )
-from shardmill.store.store import NEXT_STEP, open_store
+from shardmill.store.manifest import ChatEntry, FileEntry, ShardEntry, SplitEntry
+from shardmill.store.store import NEXT_STEP, read_chunks
 
-log = logging.getLogger(__name__)
-
-
+_CHUNK = 2**20  # tokens or documents cast at a time
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldStore:
-    """A finished store that is to be continued."""
+class SplitSink:
+    """The shards and the index of one split. `shard_tokens` None: one file for all."""
 
-    folder: Path
-    manifest: Manifest
-    sha256: str  # of its meta.json, to the byte
+    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int | None) -> None:
+        self.tokens = 0
+        self.documents = 0
+        self._folder = folder
+        self._split = split
+        self._single = shard_tokens is None
+        self._cut = MAX_COUNT if shard_tokens is None else shard_tokens
+        self._stored = np.dtype(dtype).newbyteorder("<")
+        self._hashes: list[str] = []  # of the finished shards
+        self._shard: HashedFile | None = None
+        self._spans = _ShardSpans(self._cut)
+        self._index = _IndexSink(folder, index_name(split))
+        if self._single:
+            self._shard = HashedFile(folder / single_name(split))
+        else:
+            (folder / split).mkdir(exist_ok=True)
 
-    def is_still_there(self) -> bool:
-        """Whether nobody replaced it meanwhile."""
-        return _meta_sha256(self.folder) == self.sha256
+    def take_over(self, old: Path, entry: SplitEntry) -> bool:
+        """Begin with the shards and documents of a finished split in the folder `old`. Full shards
+        are linked; the last one is copied. False when full ones had to be copied too."""
+        assert not self.documents, "a split begins only once"
+        linked = True
+        for shard in entry.shards:
+            new = self._folder / self._name(len(self._hashes))
+            if shard.tokens == self._cut:
+                linked &= _share_file(old / shard.file, new, shard.sha256)
+                self._hashes.append(shard.sha256)
+                continue
+            if self._shard is None:
+                self._shard = HashedFile(new)
+            for chunk in checked_chunks(old / shard.file, shard.sha256):
+                self._shard.write(chunk)
+        for starts in self._index.take_over(old, entry.index):
+            self._spans.count(starts)
+        self._spans.take_over(entry.shards)
+        self.tokens, self.documents = entry.tokens, entry.documents
+        return linked
 
-    def drops(self) -> Iterator[Drop]:
-        """Its dropped rows, in order."""
-        entry = self.manifest.dropped
-        if entry is None:
-            return
-        with (self.folder / entry.file).open("rb") as lines:
-            for line in lines:
-                try:
-                    row = msgspec.json.decode(line, type=_Row)
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    raise damaged(self.folder / entry.file, f"a line is no row: {error}") from error
-                yield Drop(id=row.id, reason=row.reason)
+    def append(self, values: IntArray, offsets: OffsetArray) -> None:
+        """Add documents whose ids fit the dtype."""
+        for start in range(0, len(offsets) - 1, _CHUNK):
+            starts = offsets[start : min(start + _CHUNK, len(offsets) - 1)] + self.tokens
+            self._index.append(starts)
+            self._spans.count(starts)
+        self._spans.extend(offsets, self.tokens, self.documents)
+        self.documents += len(offsets) - 1
+        done = 0
+        while done < len(values):
+            free = self._cut - self.tokens % self._cut
+            part = values[done : done + min(free, _CHUNK)]
+            if self._shard is None:
+                self._shard = HashedFile(self._folder / self._name(len(self._hashes)))
+            self._shard.write(np.ascontiguousarray(part, dtype=self._stored).view(np.uint8).data)
+            done += len(part)
+            self.tokens += len(part)
+            if len(part) == free:
+                self._close_shard(self._shard)
+
+    def finish(self, chat: ChatEntry | None = None) -> SplitEntry:
+        """The entry of the split; `chat` is that of its chat files."""
+        if self.documents and not self._hashes and self._shard is None:
+            # documents without a token still have to start in some shard
+            self._shard = HashedFile(self._folder / self._name(0))
+        if self._shard is not None:
+            self._close_shard(self._shard)
+        shards = []
+        for number, sha256 in enumerate(self._hashes):
+            started, first, last = self._spans.of(number, len(self._hashes))
+            shards.append(
+                ShardEntry(
+                    file=self._name(number),
+                    tokens=min(self._cut, self.tokens - number * self._cut),
+                    documents=started,
+                    first_document=first,
+                    last_document=last,
+                    sha256=sha256,
+                )
+            )
+        index = self._index.finish()
+        return SplitEntry(
+            tokens=self.tokens, documents=self.documents, index=index, shards=shards, chat=chat
+        )
+
+    def abort(self) -> None:
+        self._index.abort()
+        if self._shard is not None:
+            self._shard.abort()
+
+    def _close_shard(self, shard: HashedFile) -> None:
+        self._hashes.append(shard.finish())
+        self._shard = None
+
+    def _name(self, number: int) -> str:
+        return single_name(self._split) if self._single else shard_name(self._split, number)
 
 
-class _Row(msgspec.Struct, frozen=True):
-    id: str
-    reason: str
-
-
-def open_old(folder: Path) -> OldStore:
-    """The store at `folder`, after the checks of `open_store`."""
-    sha256 = _meta_sha256(folder)
-    store = open_store(folder)
-    return OldStore(folder=store.folder, manifest=store.manifest, sha256=sha256)
-
-
-def share_file(old: Path, new: Path, sha256: str) -> bool:
-    """Put a file that never changes into another folder; False when it had to be copied."""
-    try:
-        os.link(os.path.realpath(old), new)
-    except OSError as error:
-        if error.errno not in _CANNOT_LINK:
-            raise cannot_write(new, error) from error
-    else:
-        return True
-    file = HashedFile(new)
-    try:
-        for chunk in checked_chunks(old, sha256):
-            file.write(chunk)
-        file.finish()
-    finally:
-        file.abort()
-    return False
-
-
-def checked_chunks(path: Path, sha256: str) -> Iterator[memoryview]:
-    """The bytes of a file, in a buffer that is used again; behind the last, their hash is right."""
-    digest = hashlib.sha256()
-    try:
-        for chunk in chunks(path, lambda _: None):
-            digest.update(chunk)
-            yield chunk
-    except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror})") from error
-    if digest.hexdigest() != sha256:
-        raise damaged(path, f"its sha256 is {digest.hexdigest()}, wanted {sha256}")
-
-
-def damaged(path: Path, what: str) -> DamagedStoreError:
-    return DamagedStoreError(f"{path}: {what}; {NEXT_STEP}")
-
-
-def _meta_sha256(folder: Path) -> str:
-    """Empty when there is none."""
-    try:
-        with (folder / META).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
-
-
-_CHUNK = 2**20  # tokens or documents cast at a time
-
-
-class IndexSink:
+class _IndexSink:
     """Starts of documents or turns as .npy: the header comes last, because it holds the count."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -154,8 +144,8 @@ class IndexSink:
         self._file = HashedFile(folder / self.name)
         self._file.write(bytes(INDEX_HEADER_BYTES))
 
-    def copied(self, old: Path, entry: FileEntry) -> Iterator[OffsetArray]:
-        """Begin with the starts of a finished index; each part of them is given when it is here."""
+    def take_over(self, old: Path, entry: FileEntry) -> Iterator[OffsetArray]:
+        """Copy the starts of a finished index; yields them part by part."""
         head, rest = INDEX_HEADER_BYTES, b""
         for chunk in checked_chunks(old / entry.file, entry.sha256):
             data, head = rest + bytes(chunk[head:]), max(0, head - len(chunk))
@@ -186,109 +176,7 @@ class IndexSink:
         self._file.abort()
 
 
-class SplitSink:
-    """The shards and the index of one split. `shard_tokens` None: one file for all."""
-
-    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int | None) -> None:
-        self.tokens = 0
-        self.documents = 0
-        self._folder = folder
-        self._split = split
-        self._single = shard_tokens is None
-        self._cut = MAX_COUNT if shard_tokens is None else shard_tokens
-        self._stored = np.dtype(dtype).newbyteorder("<")
-        self._hashes: list[str] = []  # of the finished shards
-        self._shard: HashedFile | None = None
-        self._spans = ShardSpans(self._cut)
-        self._index = IndexSink(folder, index_name(split))
-        if self._single:
-            self._shard = HashedFile(folder / single_name(split))
-        else:
-            (folder / split).mkdir(exist_ok=True)
-
-    def take_over(self, old: Path, entry: SplitEntry) -> bool:
-        """Begin with the shards and documents of a finished split in the folder `old`: full shards
-        are linked, what goes on is copied. False when a full one had to be copied too."""
-        assert not self.documents, "a split begins only once"
-        linked = True
-        for shard in entry.shards:
-            new = self._folder / self._name(len(self._hashes))
-            if shard.tokens == self._cut:
-                linked &= share_file(old / shard.file, new, shard.sha256)
-                self._hashes.append(shard.sha256)
-                continue
-            if self._shard is None:
-                self._shard = HashedFile(new)
-            for chunk in checked_chunks(old / shard.file, shard.sha256):
-                self._shard.write(chunk)
-        for starts in self._index.copied(old, entry.index):
-            self._spans.count(starts)
-        self._spans.take_over(entry.shards)
-        self.tokens, self.documents = entry.tokens, entry.documents
-        return linked
-
-    def append(self, values: IntArray, offsets: OffsetArray) -> None:
-        """Documents behind those already here. Their ids fit the dtype: the caller checked."""
-        for start in range(0, len(offsets) - 1, _CHUNK):
-            starts = offsets[start : min(start + _CHUNK, len(offsets) - 1)] + self.tokens
-            self._index.append(starts)
-            self._spans.count(starts)
-        self._spans.extend(offsets, self.tokens, self.documents)
-        self.documents += len(offsets) - 1
-        self._write(values)
-
-    def _write(self, values: IntArray) -> None:
-        done = 0
-        while done < len(values):
-            room = self._cut - self.tokens % self._cut
-            part = values[done : done + min(room, _CHUNK)]
-            if self._shard is None:
-                self._shard = HashedFile(self._folder / self._name(len(self._hashes)))
-            self._shard.write(np.ascontiguousarray(part, dtype=self._stored).view(np.uint8).data)
-            done += len(part)
-            self.tokens += len(part)
-            if len(part) == room:
-                self._close_shard()
-
-    def finish(self, chat: ChatEntry | None = None) -> SplitEntry:
-        """The entry of the split; `chat` is that of its chat files."""
-        if self.documents and not self._hashes and self._shard is None:
-            # documents without a token still have to start in some shard
-            self._shard = HashedFile(self._folder / self._name(0))
-        if self._shard is not None:
-            self._close_shard()
-        shards = [self._entry(number) for number in range(len(self._hashes))]
-        index = self._index.finish()
-        return SplitEntry(
-            tokens=self.tokens, documents=self.documents, index=index, shards=shards, chat=chat
-        )
-
-    def abort(self) -> None:
-        self._index.abort()
-        if self._shard is not None:
-            self._shard.abort()
-
-    def _close_shard(self) -> None:
-        assert self._shard is not None
-        self._hashes.append(self._shard.finish())
-        self._shard = None
-
-    def _entry(self, number: int) -> ShardEntry:
-        started, first, last = self._spans.of(number, len(self._hashes))
-        return ShardEntry(
-            file=self._name(number),
-            tokens=min(self._cut, self.tokens - number * self._cut),
-            documents=started,
-            first_document=first,
-            last_document=last,
-            sha256=self._hashes[number],
-        )
-
-    def _name(self, number: int) -> str:
-        return single_name(self._split) if self._single else shard_name(self._split, number)
-
-
-class ShardSpans:
+class _ShardSpans:
     """Which documents start in each shard, and which are its first and last.
 
     Shards are cut every `cut` tokens, so all of it is arithmetic on document starts:
@@ -303,10 +191,11 @@ class ShardSpans:
         self._last_filled: int | None = None  # the newest document that has a token
 
     def take_over(self, shards: Sequence[ShardEntry]) -> None:
-        """Begin behind these shards; their starts have been counted."""
+        """Begin after these shards; their starts have been counted."""
         filled = [shard for shard in shards if shard.tokens]
-        self._first = [_known(shard.first_document) for shard in filled]
-        lasts = [_known(shard.last_document) for shard in filled]
+        # a shard with tokens has documents, so `or 0` replaces nothing
+        self._first = [shard.first_document or 0 for shard in filled]
+        lasts = [shard.last_document or 0 for shard in filled]
         self._last = lasts[: sum(shard.tokens == self._cut for shard in filled)]
         self._last_filled = lasts[-1] if lasts else None
 
@@ -321,8 +210,8 @@ class ShardSpans:
             self._started[number] += count
 
     def extend(self, offsets: OffsetArray, tokens: int, documents: int) -> None:
-        """Note which document owns the first and last token of every shard that these
-        documents touch; `tokens` and `documents` lie before them."""
+        """Note which document owns the first and last token of every shard that these documents
+        touch; `tokens` and `documents` come before them."""
         stop = tokens + int(offsets[-1])
         if stop == tokens:
             return
@@ -337,7 +226,7 @@ class ShardSpans:
     def of(self, number: int, shards: int) -> tuple[int, int | None, int | None]:
         """(documents that start in it, first document, last document) of shard `number`."""
         final = number == shards - 1
-        # documents without a token behind the very last token count for the last shard
+        # documents without a token after the very last token count for the last shard
         started = self._started[number:] if final else self._started[number : number + 1]
         if number >= len(self._first):
             return sum(started), None, None
@@ -345,13 +234,57 @@ class ShardSpans:
         return sum(started), self._first[number], last
 
 
-def _known(document: int | None) -> int:
-    assert document is not None, "a shard with tokens has documents"
-    return document
+class ChatSink:
+    """What the conversations of one split have beside their tokens: loss mask, turns, roles."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self._split = split
+        self._tokens = 0
+        self._trained = 0
+        self._mask = HashedFile(folder / mask_name(split))
+        self._bits: BoolArray = np.empty(0, np.bool_)  # up to 7 tokens that fill no byte yet
+        self._turns = _IndexSink(folder, turns_name(split))
+        self._roles = HashedFile(folder / roles_name(split))
+
+    def append(self, examples: ChatExamples) -> None:
+        """Add examples that `check_examples` accepts."""
+        starts, mask = examples.turn_starts, examples.mask
+        for start in range(0, len(starts), _CHUNK):
+            self._turns.append(starts[start : start + _CHUNK] + self._tokens)
+        self._roles.write(np.ascontiguousarray(examples.turn_roles).data)
+        for start in range(0, len(mask), _CHUNK):
+            part = mask[start : start + _CHUNK]
+            bits = np.concatenate((self._bits, part))
+            whole = len(bits) // 8 * 8
+            # one bit per token, the first in the lowest bit of a byte
+            self._mask.write(np.packbits(bits[:whole], bitorder="little").data)
+            self._bits = bits[whole:].copy()
+            self._tokens += len(part)
+            self._trained += int(np.count_nonzero(part))
+
+    def finish(self) -> ChatEntry:
+        self._mask.write(np.packbits(self._bits, bitorder="little").data)
+        turns = self._turns.finish()
+        return ChatEntry(
+            mask=FileEntry(
+                file=mask_name(self._split), entries=self._tokens, sha256=self._mask.finish()
+            ),
+            turns=turns,
+            roles=FileEntry(
+                file=roles_name(self._split), entries=turns.entries, sha256=self._roles.finish()
+            ),
+            num_turns=turns.entries,
+            trained_tokens=self._trained,
+        )
+
+    def abort(self) -> None:
+        self._mask.abort()
+        self._turns.abort()
+        self._roles.abort()
 
 
 def check_examples(examples: ChatExamples, *, where: str, first: int) -> None:
-    """Refuse examples whose parts do not belong together; their ids are checked elsewhere.
+    """Refuse examples whose parts do not fit together; their ids are checked elsewhere.
 
     `first` is the number of examples before these, for the message.
     """
@@ -359,20 +292,16 @@ def check_examples(examples: ChatExamples, *, where: str, first: int) -> None:
         raise OptionError(f"{where}: {problem}")
     if not len(examples.ids):
         return
-    begins = examples.ids.offsets[:-1]
-    void = np.flatnonzero(examples.ids.lengths == 0)
-    if len(void):
-        raise OptionError(f"{where}, example {first + void[0]:,}: has no token; drop it")
-    idle = np.flatnonzero(~np.logical_or.reduceat(examples.mask, begins))
-    if len(idle):
-        raise OptionError(
-            f"{where}, example {first + idle[0]:,}: trains no token, so it would cost time and "
-            "teach nothing; drop it with a reason"
-        )
+
+    def refuse(wrong: BoolArray, problem: str) -> None:
+        if wrong.any():
+            raise OptionError(f"{where}, example {first + int(wrong.argmax()):,}: {problem}")
+
+    refuse(examples.ids.lengths == 0, "has no token; drop it")
+    trains = np.logical_or.reduceat(examples.mask, examples.ids.offsets[:-1])
+    refuse(~trains, "trains no token, so it would teach nothing; drop it with a reason")
     turns = np.searchsorted(examples.turn_starts, examples.ids.offsets)
-    mute = np.flatnonzero(turns[1:] == turns[:-1])
-    if len(mute):
-        raise OptionError(f"{where}, example {first + mute[0]:,}: no turn starts in it")
+    refuse(turns[1:] == turns[:-1], "no turn starts in it")
 
 
 def _shape_problems(examples: ChatExamples) -> Iterator[str]:
@@ -392,63 +321,38 @@ def _shape_problems(examples: ChatExamples) -> Iterator[str]:
         yield f"a turn has the role {roles.max()}, but there are {len(ROLES)}: {', '.join(ROLES)}"
 
 
-class MaskSink:
-    """One bit per token, the first in the lowest bit of a byte."""
-
-    def __init__(self, path: Path) -> None:
-        self.tokens = 0
-        self.trained = 0
-        self._file = HashedFile(path)
-        self._rest: BoolArray = np.empty(0, np.bool_)  # up to 7 tokens that fill no byte yet
-
-    def append(self, mask: BoolArray) -> None:
-        for start in range(0, len(mask), _CHUNK):
-            part = mask[start : start + _CHUNK]
-            bits = np.concatenate((self._rest, part))
-            whole = len(bits) // 8 * 8
-            self._file.write(np.packbits(bits[:whole], bitorder="little").data)
-            self._rest = bits[whole:].copy()
-            self.tokens += len(part)
-            self.trained += int(np.count_nonzero(part))
-
-    def finish(self) -> str:
-        self._file.write(np.packbits(self._rest, bitorder="little").data)
-        return self._file.finish()
-
-    def abort(self) -> None:
-        self._file.abort()
+def _share_file(old: Path, new: Path, sha256: str) -> bool:
+    """Link a file that never changes into another folder; False when it had to be copied."""
+    try:
+        os.link(os.path.realpath(old), new)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise cannot_write(new, error) from error
+    else:
+        return True
+    file = HashedFile(new)
+    try:
+        for chunk in checked_chunks(old, sha256):
+            file.write(chunk)
+        file.finish()
+    finally:
+        file.abort()
+    return False
 
 
-class ChatSink:
-    """The three chat files of one split."""
+def checked_chunks(path: Path, sha256: str) -> Iterator[memoryview]:
+    """The bytes of a file of a store, in a buffer that is used again. Raises after the last chunk
+    if their hash is wrong."""
+    digest = hashlib.sha256()
+    try:
+        for chunk in read_chunks(path):
+            digest.update(chunk)
+            yield chunk
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror})") from error
+    if digest.hexdigest() != sha256:
+        raise damaged(path, f"its sha256 is {digest.hexdigest()}, wanted {sha256}")
 
-    def __init__(self, folder: Path, split: str) -> None:
-        self._split = split
-        self._mask = MaskSink(folder / mask_name(split))
-        self._turns = IndexSink(folder, turns_name(split))
-        self._roles = HashedFile(folder / roles_name(split))
 
-    def append(self, examples: ChatExamples) -> None:
-        """Examples behind those already here; they have been checked."""
-        starts, tokens = examples.turn_starts, self._mask.tokens
-        for start in range(0, len(starts), _CHUNK):
-            self._turns.append(starts[start : start + _CHUNK] + tokens)
-        self._roles.write(np.ascontiguousarray(examples.turn_roles).data)
-        self._mask.append(examples.mask)
-
-    def finish(self) -> ChatEntry:
-        tokens, turns = self._mask.tokens, self._turns.entries
-        return ChatEntry(
-            mask=FileEntry(file=mask_name(self._split), entries=tokens, sha256=self._mask.finish()),
-            turns=self._turns.finish(),
-            roles=FileEntry(
-                file=roles_name(self._split), entries=turns, sha256=self._roles.finish()
-            ),
-            num_turns=turns,
-            trained_tokens=self._mask.trained,
-        )
-
-    def abort(self) -> None:
-        self._mask.abort()
-        self._turns.abort()
-        self._roles.abort()
+def damaged(path: Path, what: str) -> DamagedStoreError:
+    return DamagedStoreError(f"{path}: {what}; {NEXT_STEP}")

@@ -1,29 +1,27 @@
-"""Write a store: documents in, shards and index and manifest out.
+"""Write a store: documents or conversations in, shards, index and manifest out.
 
-In: ragged token ids or rendered conversations per split, dropped rows, the builder's
-facts.  Out: a finished folder.
-Promise: an id that does not fit is refused before anything is cast; memory stays bounded; the
-manifest is the last thing written, and only when the ledger balances; without `finish` there is
-no meta.json, so nobody opens the folder. Equal documents give equal bytes, however appended.
-Not here: where documents come from; moving the folder into place (publish.py).
+An id that does not fit is refused before anything is cast. The manifest is the last thing written,
+and only if the ledger balances; without it the folder is not a store. Equal documents give equal
+bytes, however they were appended. A store may begin with the contents of a finished one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import numpy as np
 
 from shardmill.errors import BuildError, OptionError, StoreExistsError, UnfinishedBuildError
+from shardmill.protocols import Closing
 from shardmill.records import ChatExamples, Drop, Ragged
 from shardmill.storage.atomic import HashedFile, sync_folder
-from shardmill.store.entries import FileEntry, Manifest, StoreFacts
 from shardmill.store.layout import (
     DROPPED,
     DTYPES,
@@ -34,14 +32,67 @@ from shardmill.store.layout import (
     check_tokens,
     looks_like_data,
 )
-from shardmill.store.manifest import make_manifest, write_manifest
-from shardmill.store.sinks import ChatSink, OldStore, SplitSink, check_examples, checked_chunks
+from shardmill.store.manifest import (
+    DroppedRow,
+    FileEntry,
+    Manifest,
+    StoreFacts,
+    make_manifest,
+    write_manifest,
+)
+from shardmill.store.sinks import ChatSink, SplitSink, check_examples, checked_chunks, damaged
+from shardmill.store.store import open_store
 
 log = logging.getLogger(__name__)
 
 
-class StoreWriter:
-    """One store in the making, in a folder that holds no other. Use it in a `with` block."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldStore:
+    """A finished store that another one begins with. It is only read."""
+
+    folder: Path
+    manifest: Manifest
+    sha256: str  # of its meta.json
+
+    def is_still_there(self) -> bool:
+        """Whether it was not replaced since it was opened."""
+        return _meta_sha256(self.folder) == self.sha256
+
+    def drops(self) -> Iterator[Drop]:
+        """Its dropped rows, in order."""
+        entry = self.manifest.dropped
+        if entry is None:
+            return
+        with (self.folder / entry.file).open("rb") as lines:
+            for line in lines:
+                try:
+                    row = msgspec.json.decode(line, type=DroppedRow)
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise damaged(
+                        self.folder / entry.file, f"not a dropped row: {error}"
+                    ) from error
+                yield Drop(id=row.id, reason=row.reason)
+
+
+def open_old(folder: Path) -> OldStore:
+    """The store at `folder`, after the checks of `open_store`."""
+    sha256 = _meta_sha256(folder)
+    store = open_store(folder)
+    return OldStore(folder=store.folder, manifest=store.manifest, sha256=sha256)
+
+
+def _meta_sha256(folder: Path) -> str:
+    """Empty when there is none."""
+    try:
+        with (folder / META).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+class StoreWriter(Closing):
+    """A store that is being written, in a folder without another one. Use it in a `with` block:
+    leaving the block before `finish` closes every file and writes no meta.json."""
 
     def __init__(
         self,
@@ -60,6 +111,7 @@ class StoreWriter:
         self.folder = Path(folder)
         self.dtype = dtype
         self.shard_bytes = shard_bytes
+        self.splits = tuple(sorted(splits))
         self._drops = _DropSink(self.folder / DROPPED)
         self._state = "open"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +121,7 @@ class StoreWriter:
         self._chats = {name: ChatSink(self.folder, name) for name in splits} if chat else {}
 
     def take_over(self, old: OldStore, *, hold_drops: int = 0) -> None:
-        """Begin with all that a finished store of the same shape holds, but for its last
+        """Begin with everything in a finished store of the same shape, except its last
         `hold_drops` dropped rows, which the caller records again."""
         self._check_open()
         shape = (self.splits, self.dtype, self.shard_bytes, bool(self._chats))
@@ -79,7 +131,7 @@ class StoreWriter:
         if shape != theirs or chat:
             raise OptionError(
                 f"{old.folder}: a store of (splits, dtype, shard_bytes, chat) {theirs} cannot be "
-                f"continued as {shape}; build it anew"
+                f"continued as {shape}; build it again"
             )
         self._state = "failed"  # until every byte is here
         linked = [
@@ -89,10 +141,6 @@ class StoreWriter:
             log.warning("%s: this disk cannot link files, so its shards are copied", self.folder)
         self._drops.take_over(old, hold_drops)
         self._state = "open"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(sorted(self._splits))
 
     def append(self, split: str, documents: Ragged, *, where: str = "") -> None:
         """Add documents to a split. `where` names their origin in an error."""
@@ -152,26 +200,15 @@ class StoreWriter:
         self._state = "finished"
         return manifest
 
-    def abort(self) -> None:
-        """Close every file and leave no meta.json. The folder is the caller's to delete."""
+    def close(self) -> None:
+        """Close every file; before `finish` no meta.json is left. Deleting is up to the caller."""
         if self._state != "finished":
             self._state = "failed"
             self._drops.abort()
-            for sink in self._splits.values():
-                sink.abort()
+            for split in self._splits.values():
+                split.abort()
             for chat in self._chats.values():
                 chat.abort()
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abort()
 
     def _sink(self, split: str) -> SplitSink:
         self._check_open()
@@ -198,13 +235,13 @@ class _DropSink:
         for drop in drops:
             if self._file is None:
                 self._file = HashedFile(self._path)
-            row = {"id": _clean(drop.id), "reason": _clean(drop.reason)}
+            row = DroppedRow(id=_clean(drop.id), reason=_clean(drop.reason))
             self._file.write(msgspec.json.encode(row) + b"\n")
-            self._reasons[row["reason"]] += 1
+            self._reasons[row.reason] += 1
 
     def take_over(self, old: OldStore, hold: int) -> None:
         """Begin with the dropped rows of a store, without the last `hold`."""
-        assert self._file is None, "rows are taken over before others come"
+        assert self._file is None, "old rows come before new ones"
         entry = old.manifest.dropped
         if entry is None:
             return
@@ -258,8 +295,7 @@ def _refuse_leftovers(folder: Path, splits: Sequence[str]) -> None:
         raise StoreExistsError(
             f"{folder}: {META} is here already; write to a fresh folder and publish it"
         )
-    folders = [folder, *(folder / split for split in splits)]
-    for place in folders:
+    for place in (folder, *(folder / split for split in splits)):
         names = sorted(entry.name for entry in place.iterdir()) if place.is_dir() else []
         found = [name for name in names if looks_like_data(name)]
         if found:

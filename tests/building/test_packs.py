@@ -110,7 +110,7 @@ def test_with_alignment_a_row_holds_seq_len_tokens_of_pieces(store: Path) -> Non
     assert (plan.facts.options.capacity, plan.facts.row_len) == (12, 13)
     assert plan.facts.metrics.num_split == 1  # 13 tokens would fit a row, but not on their multiple
     with pytest.raises(
-        OptionError, match=r"seq_len=10 is no multiple of align_to=4; take seq_len=8"
+        OptionError, match=r"seq_len=10 is no multiple of align_to=4; take 8"
     ):
         build_plan(store, options=PlanOptions(seq_len=10, align_to=4))
 
@@ -150,7 +150,7 @@ def test_plans_live_side_by_side(store: Path) -> None:
 def test_another_plan_of_the_name_is_replaced_only_when_asked(store: Path) -> None:
     first = build_plan(store, options=PlanOptions(seq_len=12), name="mine")
     other = PlanOptions(seq_len=24)
-    with pytest.raises(StoreExistsError, match=r"train-mine\.plan: another plan stands here"):
+    with pytest.raises(StoreExistsError, match=r"train-mine\.plan: another plan is here"):
         build_plan(store, options=other, name="mine")
     assert read_plan(first.path).fingerprint == first.fingerprint
     assert build_plan(store, options=other, name="mine", overwrite=True).facts.options == other
@@ -172,7 +172,7 @@ def test_another_plan_of_the_name_is_replaced_only_when_asked(store: Path) -> No
         (PlanOptions(seq_len=4, max_per_row=0), "max_per_row=0: wanted at least 1"),
         (
             PlanOptions(seq_len=4, align_to=8),
-            "seq_len=4 is no multiple of align_to=8; take seq_len=8",
+            "seq_len=4 is no multiple of align_to=8; take 8",
         ),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_plan_of_the_store_before_it_was_built_again_is_refused(store: Path) -
     shutil.move(store.parent / "kept", store / "packs")
     with pytest.raises(DamagedStoreError, match=r"train-12\.plan: a plan of another store, or of"):
         check_plan(read_plan(store / "packs" / "train-12.plan"), open_store(store))
-    with pytest.raises(StoreExistsError, match="another plan stands here"):
+    with pytest.raises(StoreExistsError, match="another plan is here"):
         build_plan(store, options=PlanOptions(seq_len=12))
     fresh = build_plan(store, options=PlanOptions(seq_len=12), overwrite=True)
     assert_packs_every_piece(fresh, less)

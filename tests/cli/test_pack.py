@@ -104,7 +104,7 @@ def test_plans_are_listed_and_never_replaced_unasked(call) -> None:
     assert call("pack", "s", "--seq-len", "12", "--split", "val")[0] == 0
     code, _, err = call("pack", "s", "--seq-len", "20", "--name", "mine")
     assert code == 2
-    assert "train-mine.plan: another plan stands here" in err
+    assert "train-mine.plan: another plan is here" in err
     assert call("pack", "s", "--seq-len", "20", "--name", "mine", "--overwrite")[0] == 0
     code, out, _ = call("pack", "s", "--list")
     assert (code, out) == (

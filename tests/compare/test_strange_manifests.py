@@ -23,7 +23,7 @@ from shardmill.store import verify
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store
 from tests.packs import FIVE
-from tests.shards.test_manifest import sealed
+from tests.store.test_manifest import sealed
 
 NAMED = [
     [{"files": ["x"]}],

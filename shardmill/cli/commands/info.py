@@ -27,7 +27,7 @@ from shardmill.store import (
     read_exclusions,
 )
 from shardmill.store.layout import DTYPES, ITEMSIZE
-from shardmill.store.store import fingerprint
+from shardmill.store.manifest import fingerprint
 from shardmill.urls import Url
 
 

@@ -62,14 +62,14 @@ class ShardFiles:
         """The shards of a split, which the store has looked at. Pickling them pickles the store,
         which knows itself again."""
         files = cls((), of=(store, split))
-        table, width = store.shard_table(split), _WIDTHS[store.dtype]
-        filled = np.flatnonzero(table.num_tokens)
-        files.width = width
-        files.paths = [table.paths[place] for place in filled.tolist()]
-        files.counts = table.num_tokens[filled]
-        files.widths = np.full(len(filled), width, np.int64)
+        filled = [shard for shard in store.entry(split).shards if shard.tokens]
+        files.width = _WIDTHS[store.dtype]
+        files.paths = [f"{store.folder}/{shard.file}" for shard in filled]
+        files.counts = np.array([shard.tokens for shard in filled], np.int64)
+        files.widths = np.full(len(filled), files.width, np.int64)
         files.offsets = np.zeros(len(filled), np.int64)
-        files._modified = table.modified[filled]
+        # only the last shard can be empty
+        files._modified = store.modified[split][: len(filled)]
         return files
 
     def __len__(self) -> int:

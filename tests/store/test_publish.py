@@ -44,7 +44,7 @@ def test_a_store_is_moved_to_a_missing_or_empty_place(tmp_path: Path) -> None:
 def test_a_finished_store_is_replaced_only_on_request(tmp_path: Path) -> None:
     publish_folder(staged(tmp_path, [1, 2, 3]), tmp_path / "store", overwrite=False)
     new = staged(tmp_path, [4])
-    with pytest.raises(StoreExistsError, match="ask for overwrite"):
+    with pytest.raises(StoreExistsError, match="pass overwrite=True"):
         publish_folder(new, tmp_path / "store", overwrite=False)
     assert tokens(tmp_path / "store") == [1, 2, 3]
     assert tokens(new) == [4]

@@ -122,9 +122,9 @@ def test_no_store_is_said_in_the_words_that_fit(tmp_path: Path) -> None:
     ("file", "size", "wanted"),
     [
         ("train/shard_00000.bin", 7, "truncated: found 7 bytes, wanted 8"),
-        ("train/shard_00001.bin", 6, "swollen: found 6 bytes, wanted 4"),
+        ("train/shard_00001.bin", 6, "too long: found 6 bytes, wanted 4"),
         ("train_idx.npy", 151, "truncated: found 151 bytes, wanted 152"),
-        ("val_idx.npy", 136, "swollen: found 136 bytes, wanted 128"),
+        ("val_idx.npy", 136, "too long: found 136 bytes, wanted 128"),
     ],
 )
 def test_a_file_of_another_size_is_refused(store: Path, file: str, size: int, wanted: str) -> None:

@@ -44,8 +44,8 @@ from shardmill.testing.chat_stores import (
 )
 from shardmill.testing.stores import assert_store_laws, build_small_store, shard_sizes
 from tests.helpers import folder_digest
-from tests.shards.test_manifest import sealed
-from tests.shards.test_verify import ACTIONS, contents, damage
+from tests.store.test_manifest import sealed
+from tests.store.test_verify import ACTIONS, contents, damage
 
 SYSTEM, USER, ASSISTANT = 0, 1, 2
 TWO = make_examples(
@@ -249,7 +249,7 @@ def hidden_edit(folder: Path, kind: str, data: bytes, **counts: int) -> None:
 @pytest.mark.parametrize(
     ("mask", "counts", "wanted"),
     [
-        ([0b00110000, 0b00001010], {}, "has bits behind its last token, 11"),
+        ([0b00110000, 0b00001010], {}, "has bits after its last token, 11"),
         ([0b00110000, 0b00000110], {}, "trains 4 tokens, but the manifest says 3"),
         ([0b00110100, 0b00000000], {}, "example 1 trains no token"),
         ([0b11000000, 0b00000010], {}, "example 0 trains no token"),
@@ -266,8 +266,8 @@ def test_a_mask_is_judged_by_its_contents(tmp_path: Path, mask, counts, wanted) 
 @pytest.mark.parametrize(
     ("starts", "wanted"),
     [
-        ([1, 3, 2, 8, 10], "turn 2 starts before the one in front of it"),
-        ([-1, 3, 7, 8, 10], "turn 0 starts before the one in front of it, or before 0"),
+        ([1, 3, 2, 8, 10], "turn 2 starts before the one before it"),
+        ([-1, 3, 7, 8, 10], "turn 0 starts before the one before it"),
         ([1, 3, 7, 8, 11], "a turn starts at token 11 of 11"),
         ([6, 7, 7, 8, 10], "no turn starts in example 0"),
         ([1, 3, 3, 4, 5], "no turn starts in example 1"),
@@ -292,7 +292,7 @@ def test_an_unknown_role_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "data", "wanted"),
     [
-        ("train_mask.bin", b"\x30\xff", "has bits behind its last token"),
+        ("train_mask.bin", b"\x30\xff", "has bits after its last token"),
         ("train_turns.npy", None, r"its \.npy header is not that of 5 int64"),
     ],
 )

@@ -37,7 +37,7 @@ from shardmill.store.exclusions import (
     touched,
 )
 from shardmill.testing.stores import build_small_store
-from tests.shards.test_format import reader
+from tests.store.test_format import reader
 
 DOCUMENTS = [[1, 2, 3], [], [4, 5], [6], [7, 8, 9, 10]]  # starts 0 3 3 5 6, 10 tokens
 STEPS = ExcludedSteps(
@@ -185,12 +185,12 @@ def sealed(store: Path, **changes: object) -> None:
         ({"number": 0}, "numbered"),
         ({"split": "test"}, "split 'test'; the store has"),
         ({"spans": [[0, 11]]}, "reaches token 11 of 10"),
-        ({"spans": [[2, 2]]}, "its spans are empty, touch, or do not rise"),
+        ({"spans": [[2, 2]]}, "its spans are empty, touch, or are not ascending"),
         ({"spans": [[0, 2], [2, 3]]}, "its spans are empty, touch"),
-        ({"spans": [[4, 5], [0, 2]]}, "do not rise"),
+        ({"spans": [[4, 5], [0, 2]]}, "are not ascending"),
         ({"spans": [[-1, 2]]}, "Expected `int` >= 0"),
         ({"reason": " "}, "a reason of 1 characters"),
-        ({"documents": [2, 2]}, "its documents do not rise"),
+        ({"documents": [2, 2]}, "its documents are not ascending"),
         ({"documents": [5]}, "document 5 of 5"),
         ({"documents": [0], "steps": {**STEPS.__class__.__annotations__}}, "Expected"),
         ({"more": 1}, "unknown field"),
@@ -242,7 +242,10 @@ def test_links_and_folders_are_no_lists(store: Path, tmp_path: Path) -> None:
     [
         (lambda s: exclude_documents(s, [5], reason="x"), r"document 5 of 5 in split 'train'"),
         (lambda s: exclude_documents(s, [-1], reason="x"), r"document -1 of 5"),
-        (lambda s: exclude_documents(s, [0.5], reason="x"), "documents of dtype float64"),
+        (
+            lambda s: exclude_documents(s, [0.5], reason="x"),
+            "wanted whole numbers, found float64",
+        ),
         (lambda s: exclude_documents(s, [0], reason="  "), "reason='  ': wanted 1 to 1,000"),
         (lambda s: exclude_documents(s, [0], reason="x" * 1001), "wanted 1 to 1,000 characters"),
         (lambda s: exclude_documents(s, [0], reason="x", split="no"), "no split 'no'"),
@@ -258,7 +261,7 @@ def test_what_cannot_be_excluded_is_refused_and_nothing_is_written(store, call, 
 def test_a_new_store_never_takes_exclusions_with_it_in_silence(store: Path) -> None:
     assert check_target(store, overwrite=True)
     exclude_documents(store, [0], reason="test")
-    with pytest.raises(StoreExistsError, match=r"exclude\.json: what was excluded from training"):
+    with pytest.raises(StoreExistsError, match=r"exclude\.json: lists what was excluded"):
         check_target(store, overwrite=True)
 
 

@@ -198,11 +198,11 @@ def test_a_sealed_file_that_is_no_plan_is_refused(plan: Path) -> None:
     head = b'{"format":"shardmill-plan","version":1,'
     cases = {
         sealed(b'{"format":"other"}'): "not a pack plan of ours",
-        sealed(head.replace(b"1", b"2") + b"}"): "a plan of version 2, but this shardmill reads",
+        sealed(head.replace(b"1", b"2") + b"}"): "a pack plan of version 2, but this",
         sealed(head + b"}"): "its first line is no header",
         sealed(head + b'"plan":' + b"[" * 5000): "its first line is no header",
         sealed(line): "goes beyond its end",
-        sealed(line, b"\0" * 4096): "there is more behind its arrays",
+        sealed(line, b"\0" * 4096): "there is more after its arrays",
         sealed(line.replace(b'"entries":2', b'"entries":4611686018427387904')): "beyond its end",
         sealed(line.replace(b'"cut_stops"', b'"cut_stop"')): "lists other arrays",
         sealed(line.replace(b'"seq_len":7', b'"seq_len":-7')): "its first line is no header",
@@ -260,7 +260,7 @@ def test_another_plan_is_not_replaced_unasked(store: Path, plan: Path) -> None:
     before = plan.read_bytes()
     assert write_plan(plan, facts_of(store), ARRAYS) == len(before)
     other = facts_of(store, metrics=metrics(trained_labels=8))
-    with pytest.raises(StoreExistsError, match="another plan stands here; choose another name"):
+    with pytest.raises(StoreExistsError, match="another plan is here; choose another name"):
         write_plan(plan, other, ARRAYS)
     assert plan.read_bytes() == before
     write_plan(plan, other, ARRAYS, overwrite=True)
@@ -349,7 +349,7 @@ def test_verify_reads_every_plan(store: Path, plan: Path) -> None:
             {"num_tokens": 15},
             "example 0 is in no row and not left out",
         ),
-        ({"counts": array(2, 1)}, {}, "row 0 has 9 tokens and room for 8"),
+        ({"counts": array(2, 1)}, {}, "row 0 has 9 tokens, but holds 8"),
         (
             {
                 "cut_starts": array(2**64 - 9, 4, dtype="u8"),

@@ -19,7 +19,7 @@ from shardmill.records import Drop, Ragged
 from shardmill.store import open_store, verify, write_placeholder
 from shardmill.store.layout import index_header
 from shardmill.testing.stores import build_small_store, plain_facts
-from tests.shards.test_manifest import sealed
+from tests.store.test_manifest import sealed
 
 DOCUMENTS = Ragged.from_sequences([[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10]])
 
@@ -93,7 +93,7 @@ def edit_with_right_hashes(folder: Path, file: str, data: bytes) -> None:
     ("starts", "wanted"),
     [
         ([1, 3, 4, 4, 9], "document 0 starts at token 1, wanted 0"),
-        ([0, 3, 2, 4, 9], "document 2 starts before the one in front of it"),
+        ([0, 3, 2, 4, 9], "document 2 starts before the one before it"),
         ([0, 3, 4, 4, 11], "a document starts at token 11 of 10"),
         ([0, 3, -(2**63), 4, 9], "document 2 starts before"),
         ([0, 3, 2**62, -(2**63), 9], "document 3 starts before"),

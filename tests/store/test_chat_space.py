@@ -24,7 +24,7 @@ from shardmill.testing.chat_stores import (
     slice_examples,
 )
 from shardmill.testing.stores import build_small_store, shard_sizes
-from tests.shards.test_chat_store import TWO
+from tests.store.test_chat_store import TWO
 
 
 @pytest.mark.parametrize("reader", ["mapped", "pread"])
