@@ -141,8 +141,8 @@ def option_problems(options: PlanOptions) -> Iterator[OptionError]:
             align_to=step,
         )
     if takes_seed(options.algorithm) != (options.seed is not None):
-        needs = "needs a {seed}" if options.seed is None else "takes no {seed}: it shuffles nothing"
-        yield OptionError(f"{{algorithm}} {needs}", algorithm=options.algorithm, seed=...)
+        needs = "needs a seed" if options.seed is None else "takes no seed: it shuffles nothing"
+        yield OptionError(f"{{algorithm}} {needs}", algorithm=options.algorithm)
     if options.max_per_row == 0:
         yield OptionError("{max_per_row}: wanted at least 1", max_per_row=0)
 

@@ -109,9 +109,7 @@ def test_with_alignment_a_row_holds_seq_len_tokens_of_pieces(store: Path) -> Non
     plan = build_plan(store, options=PlanOptions(seq_len=12, align_to=4, long="split"))
     assert (plan.facts.options.capacity, plan.facts.row_len) == (12, 13)
     assert plan.facts.metrics.num_split == 1  # 13 tokens would fit a row, but not on their multiple
-    with pytest.raises(
-        OptionError, match=r"seq_len=10 is no multiple of align_to=4; take 8"
-    ):
+    with pytest.raises(OptionError, match=r"seq_len=10 is no multiple of align_to=4; take 8"):
         build_plan(store, options=PlanOptions(seq_len=10, align_to=4))
 
 
