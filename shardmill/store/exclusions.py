@@ -199,7 +199,7 @@ def decode_exclusions(data: bytes, manifest: Manifest, *, where: str) -> Exclusi
         )
     zeroed = data[: head.start(2)] + _NO_SEAL + data[head.end(2) :]
     if hashlib.sha256(zeroed).hexdigest() != head[2].decode():
-        raise ManifestError(f"{where}: its sha256 is not the one in it: changed; {_NEXT}")
+        raise ManifestError(f"{where}: its sha256 is not the one it says: changed; {_NEXT}")
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
