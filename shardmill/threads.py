@@ -1,11 +1,10 @@
-"""Items made before they are asked for, in a thread that can be told to stop.
+"""Read ahead: make items in a thread before they are needed.
 
-In: an iterator.  Out: the same items in the same order, up to `depth` of them made early.
-Promise: an exception of the iterator comes out where it would have come out; closing the generator
-ends the thread, which closes the iterator; what such a thread waits for through `pause` and
-`wait_for` ends with it. The interpreter does not end under a thread that was left behind: foreign
-code that comes back into it then would take the whole process down. The tokenizer engines let go
-of the interpreter while they work, so one process uses the time.
+An exception of the iterator is raised where it would have been raised without the thread. Closing
+the generator stops the thread, which closes the iterator; waits in that thread through `pause` and
+`wait_for` end with it. The interpreter does not exit while such a thread runs: foreign code that
+returns into a dead interpreter would crash the process. Tokenizer engines release the GIL, so one
+process uses the time.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from weakref import WeakSet
 
 Item = TypeVar("Item")
 
-_LOOK = 0.1  # seconds between two looks at a stop
+_POLL = 0.1  # seconds between two looks at a stop
 _LAST_WAIT = 15.0  # seconds for all threads together, at the end of the interpreter
 
 
 class StoppedError(Exception):
-    """In a thread, or out of `read_ahead`: its stop was set. Nobody waits for the result."""
+    """Raised in a thread, or by `read_ahead`, when its stop was set."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What stands at the end of the queue."""
+    """The last entry of the queue."""
 
     error: BaseException | None
 
 
-class _Mine(threading.local):
-    """Of a thread that reads ahead."""
+class _Local(threading.local):
+    """State of a thread that reads ahead."""
 
     stop: threading.Event | None = None
 
 
-_mine = _Mine()
+_local = _Local()
 _threads: WeakSet[threading.Thread] = WeakSet()
 
 
@@ -57,64 +56,64 @@ def read_ahead(
     interrupt: threading.Event | None = None,
     patience: float | None = None,
 ) -> Generator[Item, None, None]:
-    """The items, each made while the one before is being used.
+    """The items in order, up to `depth` of them made early.
 
-    `stop` is set on closing, and ends the thread behind the item it makes: iterators that wait for
-    one another share one, and may look at it themselves. `interrupt`, set from any thread, ends
-    this generator with a StoppedError, also while it waits. Closing waits for the thread,
-    `patience` seconds at most (None: as long as it takes); a thread left behind ends with its item.
+    `stop` is set on closing, and ends the thread after the item it is making. Iterators that wait
+    for one another share one, and may check it themselves. `interrupt`, set from any thread, ends
+    this generator with a StoppedError, also while it waits. Closing waits for the thread, at most
+    `patience` seconds (None: as long as it takes); after that the thread ends with its item.
     """
     stop = stop or threading.Event()
     made: SimpleQueue[Item | _End] = SimpleQueue()
-    room = threading.Semaphore(depth)
-    thread = threading.Thread(target=_fill, args=(items, made, room, stop), daemon=True)
+    slots = threading.Semaphore(depth)
+    thread = threading.Thread(target=_fill, args=(items, made, slots, stop), daemon=True)
     thread.start()
     _threads.add(thread)
     try:
         while not isinstance(item := _next(made, interrupt), _End):
-            room.release()
+            slots.release()
             yield item
         if item.error is not None:
             raise item.error
     finally:
         stop.set()
-        room.release()  # it may be waiting for that
+        slots.release()  # the thread may be waiting for one
         if thread is not threading.current_thread():  # the collector may close us in any thread
             thread.join(patience)
 
 
 def current_stop() -> threading.Event | None:
-    """What stops this thread, if it reads ahead."""
-    return _mine.stop
+    """The event that stops this thread, if it reads ahead."""
+    return _local.stop
 
 
 @contextmanager
 def stopped_by(stop: threading.Event | None) -> Iterator[None]:
-    """Let `stop` stop this thread too: for threads of foreign code that work for one of ours."""
-    before, _mine.stop = _mine.stop, stop
+    """Let `stop` stop this thread too: for a foreign thread that works for one of ours."""
+    before, _local.stop = _local.stop, stop
     try:
         yield
     finally:
-        _mine.stop = before
+        _local.stop = before
 
 
 def pause(seconds: float) -> None:
-    """Sleep; in a thread that reads ahead only until it is stopped: StoppedError."""
-    if _mine.stop is None:
+    """Sleep. In a thread that reads ahead, a stop ends it with a StoppedError."""
+    if _local.stop is None:
         time.sleep(seconds)
-    elif _mine.stop.wait(seconds):
+    elif _local.stop.wait(seconds):
         raise StoppedError
 
 
 def wait_for(result: Future[Item]) -> Item:
     """The result of work in another thread; StoppedError as in `pause`."""
-    while _mine.stop is not None:
+    while _local.stop is not None:
         try:
-            return result.result(_LOOK)
+            return result.result(_POLL)
         except NotYet:
-            if result.done():  # then it is the work that timed out
+            if result.done():  # the work itself timed out
                 return result.result()
-            if _mine.stop.is_set():
+            if _local.stop.is_set():
                 raise StoppedError from None
     return result.result()
 
@@ -124,7 +123,7 @@ def _next(made: SimpleQueue[Item | _End], interrupt: threading.Event | None) -> 
         return made.get()
     while not interrupt.is_set():
         try:
-            return made.get(timeout=_LOOK)
+            return made.get(timeout=_POLL)
         except Empty:
             continue
     raise StoppedError
@@ -133,19 +132,19 @@ def _next(made: SimpleQueue[Item | _End], interrupt: threading.Event | None) -> 
 def _fill(
     items: Iterator[Item],
     made: SimpleQueue[Item | _End],
-    room: threading.Semaphore,
+    slots: threading.Semaphore,
     stop: threading.Event,
 ) -> None:
-    _mine.stop = stop
+    _local.stop = stop
     error: BaseException | None = None
     try:
-        while room.acquire() and not stop.is_set():
+        while slots.acquire() and not stop.is_set():
             made.put(next(items))
         if isinstance(items, Generator):
             items.close()
     except StopIteration:
         pass
-    except BaseException as raised:  # noqa: BLE001 - handed to the thread that asked
+    except BaseException as raised:  # noqa: BLE001 - raised in the other thread
         error = raised
     made.put(_End(error))
 

@@ -24,9 +24,9 @@ from shardmill.inspect import diff as compare
 from shardmill.loading import streaming
 from shardmill.loading.streaming import StreamConfig
 from shardmill.remote import open_remote, pull, push
+from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
 from shardmill.storage import retry
-from shardmill.storage.object_store import open_place
 from shardmill.store import readers as mapped
 from shardmill.testing.hub import LoopbackHub
 from shardmill.testing.s3 import LoopbackS3
@@ -169,7 +169,7 @@ def test_storage_options_are_in_no_repr_error_or_file(tmp_path, caplog) -> None:
         how = {"cache": tmp_path / "cache", "max_bytes": 10**8, "storage_options": options}
         with open_remote(url, **how) as store:
             tokens = store.open_tokens("train")
-            told = repr([store, tokens, sent, got, sent.to_json(), open_place(url, options)])
+            told = repr([store, tokens, sent, got, sent.to_json(), open_folder(url, options)])
             with pytest.raises(ValueError) as wrong:
                 store.shards("nosuch")
     with pytest.raises(ValueError) as gone:  # the server is

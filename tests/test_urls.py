@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardmill import urls
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError
+from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
-from shardmill.storage.object_store import open_place
 from shardmill.urls import Url, remember, remember_options, safe_cause, scrub
 from tests.secret_forms import FORMS, seen
 
@@ -178,7 +178,7 @@ def test_a_long_hostile_text_is_read_in_one_pass(part) -> None:
 )
 def test_credentials_in_an_address_are_refused_with_where_they_belong(url, where) -> None:
     is_far = url.startswith(("s3:", "gs:", "az:", "hf:"))  # the others are names of files here
-    for opened in (open_place, open_source) if is_far else (open_place,):
+    for opened in (open_folder, open_source) if is_far else (open_folder,):
         with pytest.raises(OptionError, match=where) as error:
             opened(url)
         assert SECRET not in str(error.value)

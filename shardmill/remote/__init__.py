@@ -1,9 +1,7 @@
-"""A finished folder to and from object storage.
+"""Copy finished folders to and from object storage, or read a store there through a local cache.
 
-In: a finished folder, or a block that builds one, and a URL.  Out: the same folder at the other
-end, or shards as they are read.
-Promise: nothing unfinished looks finished, at either end; every file is checked by its sha256.
-Not here: how to build; a client (fsspec and its file systems: `shardmill[s3]` for S3).
+Nothing unfinished looks finished at either end, and every file is checked by its sha256. Any file
+system of fsspec works; `shardmill[s3]` installs the one for S3.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Build a store for a place where nothing can be mapped: in a scratch folder here, then sent.
+"""Build a store for object storage: in a local scratch folder, which is then pushed.
 
-In: a URL, a block that builds a store in the folder it is given.  Out: the store at the URL.
-Promise: the place is looked at and written to before the block begins; the scratch folder is the
-same for the same URL, ours alone while we live, and goes when the store there is finished; until
-then it is kept, and a resume sends only what is missing.
-Not here: building (the block); what is on the wire (send.py).
+The destination is listed and written to before the build begins. The scratch folder is the same for
+the same URL, locked while the build runs, and removed when the store at the URL is finished. Until
+then it is kept, and a resumed build sends only what is missing.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from typing import Any
 
 from shardmill.errors import BuildLockedError, StoreError, StoreExistsError, UnfinishedBuildError
 from shardmill.remote.contents import LARGEST, OnProgress, TransferReceipt, local_contents
+from shardmill.remote.folder import Listing, RemoteFolder, open_destination
 from shardmill.remote.pull import remote_contents
-from shardmill.remote.push import MARK, PROBE, is_push_of, send, settle
+from shardmill.remote.push import MARKER, PROBE, clean_up, is_push_of, send
 from shardmill.storage.atomic import cache_folder
 from shardmill.storage.locks import LockedFile
-from shardmill.storage.object_store import Listing, RemoteFolder, open_target
 from shardmill.store.layout import META
 from shardmill.urls import Url
 
@@ -34,18 +32,15 @@ log = logging.getLogger(__name__)
 
 _STORE, _LOCK = "store", "lock"
 _PASSING = "passing-"  # how the names of folders begin that no later run needs
-_SEND_WORKERS = 8
 
 
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
-    """A store on its way."""
+    """A store that is being built for a URL."""
 
     url: str  # without a password
     folder: Path  # where the block builds it
-    receipt: TransferReceipt | None = (
-        None  # of the push; None until then, or when it was there before
-    )
+    receipt: TransferReceipt | None = None  # of the push; stays None if the store was there before
 
 
 @contextmanager
@@ -58,25 +53,41 @@ def build_to(
     progress: OnProgress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[Outgoing]:
-    """Build in the folder that this gives; when the block ends well, the store is at `url`.
+    """Build in the folder that this yields; when the block ends well, the store is at `url`.
 
     `scratch` holds a folder for each URL; None: the user's cache. With `resume` the block must
-    resume too: what was built or sent is used, and of a store that is there already only the
-    manifest is given to the block, which must find its build done. `overwrite` lets the store
-    replace another one there, in the moment it is whole here.
+    resume too: what was built or sent is used. If the store at the URL is finished already, the
+    block gets a folder with its manifest only, and must find its build done. `overwrite` lets the
+    store replace another one there, once it is whole here.
     """
-    place = open_target(url, storage_options)
+    remote = open_destination(url, storage_options)
     folder = scratch_store(url, scratch)
-    with _alone(folder.parent, place.url):
-        if _is_finished(place, folder, resume=resume, overwrite=overwrite):
-            with _stand_in(place, folder.parent) as standing:
-                yield Outgoing(url=place.url, folder=standing)
-                _drop_if_sent(folder, standing)
+    with _locked(folder.parent, remote.url):
+        if _is_finished(remote, folder, resume=resume, overwrite=overwrite):
+            with _manifest_only(remote, folder.parent) as stand_in:
+                yield Outgoing(url=remote.url, folder=stand_in)
+                # left by a build that was killed after its store was sent
+                here, there = folder / META, stand_in / META
+                if here.is_file() and here.read_bytes() == there.read_bytes():
+                    _discard(folder)
             return
-        log.info("%s: is built in %s, then sent", place.url, folder)
-        out = Outgoing(url=place.url, folder=folder)
+        log.info("%s: is built in %s, then sent", remote.url, folder)
+        out = Outgoing(url=remote.url, folder=folder)
         yield out
-        out.receipt = _sent(place, folder, progress, overwrite=overwrite)
+        try:
+            out.receipt = send(
+                folder, local_contents(folder), remote, progress=progress, replace=overwrite
+            )
+        except StoreError as error:
+            flags = "{resume}"
+            if overwrite or isinstance(error, StoreExistsError):
+                flags = "{resume} and {overwrite}"
+            raise type(error)(
+                f"{error}. The store is built and is in {folder}: pass {flags} to send what is "
+                "missing",
+                resume=True,
+                overwrite=True,
+            ) from error
         _discard(folder)
 
 
@@ -88,48 +99,52 @@ def scratch_store(url: str, scratch: str | Path | None = None) -> Path:
     return root / f"{name}-{hashlib.sha256(plain.encode()).hexdigest()[:16]}" / _STORE
 
 
-def _is_finished(place: RemoteFolder, folder: Path, *, resume: bool, overwrite: bool) -> bool:
-    """Whether a store is there that a resume may find its own; raises if something is in the way.
-
-    When it returns, the place can be listed, written to and removed from.
-    """
-    found = place.listing()
+def _is_finished(remote: RemoteFolder, folder: Path, *, resume: bool, overwrite: bool) -> bool:
+    """Whether a store is there that a resumed build may recognise; raises if anything is in the
+    way. When it returns, the remote folder can be listed, written to and removed from."""
+    found = remote.listing()
     if not overwrite:
-        _refuse(place, folder, found, resume=resume)
+        _refuse_other(remote, folder, found, resume=resume)
     if not (resume or overwrite) and (folder / META).exists():
         raise UnfinishedBuildError(
-            f"{place.url}: a store that was built for it and not sent lies in {folder}: send it "
-            "with resume (--resume), or start again with overwrite (--overwrite)"
+            f"{remote.url}: a store that was built for it and not sent is in {folder}: pass "
+            "{resume} to send it, or {overwrite} to start again",
+            resume=True,
+            overwrite=True,
         )
-    place.pipe(PROBE, b"shardmill looks whether it may write here\n")  # not after hours of work
-    place.remove(PROBE)
-    if not (resume and not overwrite and META in found):
+    remote.pipe(PROBE, b"shardmill looks whether it may write here\n")  # not after hours of work
+    remote.remove(PROBE)
+    if not resume or overwrite or META not in found:
         return False
-    settle(place, found)
+    clean_up(remote, found)
     return True
 
 
-def _refuse(place: RemoteFolder, folder: Path, found: Listing, *, resume: bool) -> None:
-    """What is there, and may not go."""
+def _refuse_other(remote: RemoteFolder, folder: Path, found: Listing, *, resume: bool) -> None:
+    """Raise if something is there that may not be replaced."""
     finished = [name for name in LARGEST if name in found]
     if finished:
         if not resume or finished != [META]:
             raise StoreExistsError(
-                f"{place.url}: a finished folder is there ({', '.join(finished)}); nothing was "
-                "built: ask for overwrite (--overwrite) to replace it, or build to another place"
+                f"{remote.url}: a finished folder is there ({', '.join(finished)}); nothing was "
+                "built: pass {overwrite} to replace it, or build to another URL",
+                overwrite=True,
             )
-    elif MARK in found:
-        is_ours = (folder / META).exists() and is_push_of(place, folder, found)
+    elif MARKER in found:
+        is_ours = (folder / META).exists() and is_push_of(remote, folder, found)
         if is_ours and not resume:
             raise UnfinishedBuildError(
-                f"{place.url}: the store in {folder} was sent there half-way: send the rest with "
-                "resume (--resume), or start again with overwrite (--overwrite)"
+                f"{remote.url}: the store in {folder} was sent there half-way: pass {{resume}} to "
+                "send the rest, or {overwrite} to start again",
+                resume=True,
+                overwrite=True,
             )
         if not is_ours:
             raise StoreExistsError(
-                f"{place.url}: an unfinished push is there, of no store in {folder}; nothing was "
-                "built: finish it where it began, ask for overwrite (--overwrite) if it may go, or "
-                "build to another place"
+                f"{remote.url}: an unfinished push is there, of no store in {folder}; nothing was "
+                "built: finish it where it began, pass {overwrite} if it may go, or build to "
+                "another URL",
+                overwrite=True,
             )
     else:
         strange = sorted(
@@ -137,64 +152,45 @@ def _refuse(place: RemoteFolder, folder: Path, found: Listing, *, resume: bool) 
         )
         if any(strange):
             raise StoreExistsError(
-                f"{place.url}: holds {strange[-1]!r} and no {META}, so it is no store; nothing was "
-                "built: choose another place, or ask for overwrite (--overwrite) to build over it"
+                f"{remote.url}: holds {strange[-1]!r} and no {META}, so it is not a store; nothing "
+                "was built: choose another URL, or pass {overwrite} to build over it",
+                overwrite=True,
             )
 
 
 @contextmanager
-def _stand_in(place: RemoteFolder, home: Path) -> Iterator[Path]:
-    """A folder with the manifest of the store that is there: a resumed build reads no more of it
-    to tell whether it is its own, and is done."""
-    contents = remote_contents(place, place.listing())
-    with tempfile.TemporaryDirectory(prefix=_PASSING, dir=home) as standing:
-        folder = Path(standing, _STORE)
+def _manifest_only(remote: RemoteFolder, home: Path) -> Iterator[Path]:
+    """A folder with only the manifest of the store that is there.
+
+    A resumed build needs no more of it to see whether the store is its own, and done.
+    """
+    contents = remote_contents(remote, remote.listing())
+    with tempfile.TemporaryDirectory(prefix=_PASSING, dir=home) as stand_in:
+        folder = Path(stand_in, _STORE)
         folder.mkdir()
         (folder / META).write_bytes(contents.manifest)
         try:
             yield folder
         except StoreExistsError as error:
             raise StoreExistsError(
-                f"{place.url}: a finished store of other input or options is there: build "
-                "elsewhere, or, if it may be replaced, ask for overwrite (--overwrite) too"
+                f"{remote.url}: a finished store of other input or options is there: build "
+                "elsewhere, or pass {overwrite} too if it may be replaced",
+                overwrite=True,
             ) from error
 
 
-def _drop_if_sent(folder: Path, standing: Path) -> None:
-    """Sweep up behind a build that was killed after its store was sent."""
-    here, there = folder / META, standing / META
-    if here.is_file() and here.read_bytes() == there.read_bytes():
-        _discard(folder)
-
-
 def _discard(folder: Path) -> None:
-    """Away with a store, whose name never stands for half of it."""
+    """Remove a store; at no moment is half of it under its name."""
     going = folder.with_name(f"{_PASSING}sent")
     folder.rename(going)
     shutil.rmtree(going)
 
 
-def _sent(
-    place: RemoteFolder, folder: Path, progress: OnProgress | None, *, overwrite: bool
-) -> TransferReceipt:
-    try:
-        how = (_SEND_WORKERS, progress)
-        return send(folder, local_contents(folder), place, how, overwrite)
-    except StoreError as error:
-        flags = "resume (--resume)"
-        if overwrite or isinstance(error, StoreExistsError):
-            flags = "resume and overwrite (--resume --overwrite)"
-        raise type(error)(
-            f"{error}. The store is built and lies in {folder}: go on with {flags}, which sends "
-            "what is missing"
-        ) from error
-
-
 @contextmanager
-def _alone(home: Path, url: str) -> Iterator[None]:
-    """The scratch folder of a URL, ours while we live; gone at the end if nothing is in it."""
+def _locked(home: Path, url: str) -> Iterator[None]:
+    """The scratch folder of a URL, locked; removed at the end if it is empty."""
     path = home / _LOCK
-    lock = _taken(path, url)
+    lock = _take_lock(path, url)
     try:
         for left in home.glob(f"{_PASSING}*"):
             shutil.rmtree(left)
@@ -202,13 +198,13 @@ def _alone(home: Path, url: str) -> Iterator[None]:
     finally:
         if list(home.glob("*")) == [path]:
             path.unlink()
-            with suppress(OSError):  # somebody put something there just now: theirs
+            with suppress(OSError):  # something was put there just now
                 home.rmdir()
         lock.close()
 
 
-def _taken(path: Path, url: str) -> LockedFile:
-    while True:  # another turn means that its last holder removed it in between
+def _take_lock(path: Path, url: str) -> LockedFile:
+    while True:  # again, if the last holder removed it in between
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = LockedFile(path, create=True)
@@ -217,7 +213,8 @@ def _taken(path: Path, url: str) -> LockedFile:
         except OSError as error:
             raise StoreError(
                 f"{path.parent}: cannot be the scratch folder of {url}: {error.strerror}; choose "
-                "another one (--scratch)"
+                "another one with {scratch}",
+                scratch=...,
             ) from error
         if not lock.try_exclusive():
             lock.close()

@@ -1,21 +1,21 @@
 """A bounded folder of fetched files that several processes share.
 
-In: a name, a size, a way to fetch it.  Out: a `Lease`: the file, which stays while it is held.
-Promise: a file is seen whole or not at all; files and those being fetched never take more than
-`max_bytes`; the least recently used goes first, and none that is held; a process that dies holds
-nothing. Each file is fetched by one thread of one process at a time; the others wait and use it.
-Not here: checksums (the fetcher has checked what it leaves); network disks without `flock`.
+A file is visible whole or not at all. Files and those being fetched never take more than
+`max_bytes`; the least recently used file goes first, and never one that is held. A process that
+dies holds nothing. Each file is fetched by one thread of one process at a time, while the others
+wait for it. Network disks without `flock` are not supported.
 
-The protocol, in locks of the kernel (locks.py):
-1. Names change only under `.lock`: a part appears, becomes the file, goes; a file goes. So what
-   stands under a name stays there while `.lock` is held.
-2. A part is locked exclusively while it is fetched, from its claim on. A part that nobody has
-   exclusively is a dead fetcher's: the next one claims it, and goes on where that one stopped.
-3. A file is locked shared by everyone who holds it. Only who has it exclusively removes it.
+The protocol, in locks of the kernel (storage/locks.py):
+1. Names change only under `.lock`: a part appears, becomes the file, goes; a file goes. So names do
+   not change while `.lock` is held.
+2. A part is locked exclusively while it is fetched, from the moment it is claimed. A part that is
+   not locked exclusively was left by a dead fetcher: the next one claims it and continues it.
+3. A file is locked shared by everyone who holds it. It is removed only under an exclusive lock.
 4. A finished part keeps its locks under its new name: the fetcher's becomes shared under `.lock`,
-   so no other removes it in between, and whoever waited shared for the part then holds the file.
-5. Nobody waits for `.lock` with a lock that its holder waits for: under `.lock` only claiming a
-   dead part waits, for those who waited for the dead one and let go of it at once.
+   so it cannot be removed in between, and everyone who waited shared for the part then holds the
+   file.
+5. Waiting for `.lock` while holding a lock that its holder waits for never happens: under `.lock`
+   only claiming a dead part waits, for those who waited for the dead fetcher and let go at once.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from shardmill.errors import DamagedStoreError, ShardmillError, StoreError
 from shardmill.storage.locks import LockedFile
 
 Fetch = Callable[[Path], None]
-"""Writes the whole file into the part at this path; what lies there is its beginning."""
+"""Writes the whole file to the part at this path; what is there already is its beginning."""
 
 _LOCK = ".lock"
 _PART = re.compile(r"\..+\.([0-9]+)\.part")
 
 
 class Lease:
-    """A file of the cache that nobody removes until `close`. A forked process has it too."""
+    """A file of the cache that is not removed until `close`. A forked process holds it too."""
 
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
         self._file = file
-        file.set_time(time.time_ns())  # the kernel's own clock for files has steps of some ms
+        file.set_time(time.time_ns())  # the kernel's own clock for files has steps of a few ms
         file.inherit()
 
     def descriptor(self) -> int:
-        """The file, open; the caller closes it, and the file stays until then too."""
+        """An open descriptor, for the caller to close; the file stays until then."""
         return self._file.duplicate()
 
     def close(self) -> None:
-        """Let go; may be called again."""
+        """Release the file; may be called again."""
         self._file.close()
 
     def __del__(self) -> None:
@@ -63,7 +63,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    used: int  # when last, in ns
+    used: int  # last use, in ns
     path: Path
     size: int  # a part that is being fetched counts in full
 
@@ -80,11 +80,11 @@ class FileCache:
             raise _unusable(self.folder, error) from error
 
     def hold(self, name: str, size: int, fetch: Fetch) -> Lease:
-        """The file `name` of `size` bytes, here already or brought by `fetch`."""
+        """The file `name` of `size` bytes, from the cache or brought by `fetch`."""
         path = self.folder / name
         try:
-            while True:  # another turn means that another fetched it, or failed to, meanwhile
-                lease = _here(path, size) or self._brought(path, size, fetch)
+            while True:  # again, if another thread fetched it, or failed to, meanwhile
+                lease = _cached(path, size) or self._bring(path, size, fetch)
                 if lease is not None:
                     return lease
         except OSError as error:
@@ -92,18 +92,18 @@ class FileCache:
                 raise
             raise _unusable(path, error) from error
 
-    def _brought(self, path: Path, size: int, fetch: Fetch) -> Lease | None:
-        """Fetched by us, or by another whom we waited for; None if we must look again."""
+    def _bring(self, path: Path, size: int, fetch: Fetch) -> Lease | None:
+        """Fetch the file, or wait for another thread that does; None if we must look again."""
         part = path.with_name(f".{path.name}.{size}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._changing_names():
             if path.exists():
                 if path.lstat().st_size == size:
-                    return None  # another was quicker
-                path.unlink()  # somebody cut it: fetched again
+                    return None  # another thread was quicker
+                path.unlink()  # it was cut: fetch it again
             file = LockedFile(part, create=True)
             try:
-                is_ours = _claimed(file)
+                is_ours = _claim(file)
                 if is_ours:
                     self._make_room(part, size)
             except (OSError, StoreError):
@@ -112,17 +112,17 @@ class FileCache:
         lease = None
         try:
             if is_ours:
-                lease = self._fetched(file, path, part, size, fetch)
+                lease = self._fetch(file, path, part, size, fetch)
             else:
-                file.shared()  # until the other is done, or dead
+                file.shared()  # waits until the other is done, or dead
                 lease = _lease(file, path, size)
             return lease
         finally:
             if lease is None:
                 file.close()
 
-    def _fetched(self, file: LockedFile, path: Path, part: Path, size: int, fetch: Fetch) -> Lease:
-        """Our part, filled and given its name."""
+    def _fetch(self, file: LockedFile, path: Path, part: Path, size: int, fetch: Fetch) -> Lease:
+        """Fill our part and give it its name."""
         try:
             fetch(part)
             if file.size != size:
@@ -137,14 +137,14 @@ class FileCache:
             if not file.is_at(part):
                 raise StoreError(
                     f"{part}: was removed or replaced while it was fetched; leave the files of a "
-                    "cache to shardmill, and read again"
+                    "cache alone, and read again"
                 )
             part.rename(path)
             file.shared()
         return Lease(path, file)
 
     def _make_room(self, part: Path, size: int) -> None:
-        """Remove what was used longest ago until `size` more bytes fit, or give the part up."""
+        """Remove the least recently used files until `size` more bytes fit, or give the part up."""
         entries = sorted(self._entries(), key=lambda entry: entry.used)
         others = [entry for entry in entries if entry.path != part]
         total = size + sum(entry.size for entry in others)
@@ -158,12 +158,13 @@ class FileCache:
         part.unlink()
         if size > self.max_bytes:
             raise StoreError(
-                f"{self.folder}: a file of {size:,} bytes is wanted, but max_bytes is "
-                f"{self.max_bytes:,}; allow more"
+                f"{self.folder}: a file of {size:,} bytes does not fit {{max_bytes}}; allow more",
+                max_bytes=self.max_bytes,
             )
         raise StoreError(
-            f"{self.folder}: {total - size:,} bytes are in use and {size:,} more are wanted, "
-            f"but max_bytes is {self.max_bytes:,}; release shards, or allow more"
+            f"{self.folder}: {total - size:,} bytes are in use and {size:,} more do not fit "
+            "{max_bytes}; release shards, or allow more",
+            max_bytes=self.max_bytes,
         )
 
     def _entries(self) -> Iterator[_Entry]:
@@ -172,7 +173,7 @@ class FileCache:
                 path = Path(top, name)
                 if path == self.folder / _LOCK:
                     continue
-                with suppress(FileNotFoundError):  # not one of ours: ours stay while we look
+                with suppress(FileNotFoundError):  # not one of ours: ours stay while we hold .lock
                     found = path.lstat()
                     part = _PART.fullmatch(name)
                     if stat.S_ISREG(found.st_mode):
@@ -189,15 +190,15 @@ class FileCache:
             lock.close()
 
 
-def _here(path: Path, size: int) -> Lease | None:
-    """The file, if it is there and whole."""
+def _cached(path: Path, size: int) -> Lease | None:
+    """The file, if it exists and is whole."""
     try:
         file = LockedFile(path)
     except FileNotFoundError:
         return None
     lease = None
     try:
-        file.shared()  # waits for one who removes it or has just fetched it: a moment
+        file.shared()  # waits only for a moment, while it is removed or renamed
         lease = _lease(file, path, size)
     finally:
         if lease is None:
@@ -206,24 +207,25 @@ def _here(path: Path, size: int) -> Lease | None:
 
 
 def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
-    """A lease on what we have shared, if it is the whole file and still has its name."""
+    """A lease on a file that we have locked, if it is whole and still has its name."""
     return Lease(path, file) if file.is_at(path) and file.size == size else None
 
 
-def _claimed(part: LockedFile) -> bool:
+def _claim(part: LockedFile) -> bool:
     """Whether the part is ours to fetch; False if another fetches it. Under `.lock`."""
     if part.try_exclusive():
         return True
     if not part.try_shared():
         return False
-    # Nobody fetches it, and under .lock nobody begins to. Who has it shared waited for a fetcher
-    # that died, and lets go at once: trying again and again instead, many could fail for ever.
+    # It is not being fetched, and under .lock no fetch begins. Those who hold it shared waited for
+    # a fetcher that died, and let go at once. With retries instead of a wait, many processes could
+    # fail for ever.
     part.exclusive()
     return True
 
 
 def _removed(path: Path) -> bool:
-    """Whether the file is gone: nobody held it. Under `.lock`."""
+    """Whether the file could be removed, since it was not held. Under `.lock`."""
     try:
         file = LockedFile(path)
     except FileNotFoundError:
@@ -239,6 +241,6 @@ def _removed(path: Path) -> bool:
 
 def _unusable(path: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"{path}: the cache cannot be used: {error.strerror}; make room, or choose a folder on a "
-        "local disk that you may write to"
+        f"{path}: the cache cannot be used: {error.strerror}; free some space, or choose a "
+        "folder on a local disk that you may write to"
     )

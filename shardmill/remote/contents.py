@@ -1,17 +1,9 @@
-"""What a finished folder consists of, told by its own manifest; with it goes its table of origins.
+"""What a finished folder consists of, according to its own manifest.
 
-In: a folder, or the bytes of a manifest from anywhere.  Out: `Contents`.
-Promise: a manifest that is damaged, unfinished, lists no checksums or a name that could leave the
-folder is refused; what is not listed is no part of the folder, but for what carries its own seal:
-the exclusions of a store, which come and go while the store stays as it is, and its table of
-origins.
-Not here: whether the listed files are there and right (send.py, receive.py).
-
-What the rooms of a transfer hand to one another.
-
-In: nothing.  Out: the files of a finished folder, a receipt, a count of bytes in flight.
-Promise: small and frozen, but for the meter, which threads share.
-Not here: reading a manifest (contents.py), moving bytes.
+A manifest that is damaged, unfinished, lists no checksums or a name that could leave the folder is
+refused. A file that is not listed is not part of the folder, with two exceptions that carry their
+own checksum: the exclusions of a store, which change while the store stays the same, and its table
+of origins.
 """
 
 from __future__ import annotations
@@ -20,7 +12,8 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +32,9 @@ from shardmill.store.store import wanted_sizes
 
 log = logging.getLogger(__name__)
 
+PACKED = "manifest.json"
+LARGEST = {META: MAX_META_BYTES, PACKED: 2**24}
+"""The files that finish a folder, and how large each may be."""
 
 OnProgress = Callable[[int, int], None]
 """Called with bytes done and bytes in all; from any thread, one call at a time."""
@@ -55,7 +51,7 @@ class FileFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """A finished folder: its manifest, to the byte, and everything that lists."""
+    """A finished folder: its manifest, byte for byte, and every file it lists."""
 
     kind: str  # "store" or "packed folder"
     manifest_name: str  # the file that makes the folder finished
@@ -67,7 +63,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferReceipt:
-    """What a push or a pull did. Files and bytes count the manifest too."""
+    """What a push or a pull did. Files and bytes include the manifest."""
 
     folder: Path
     url: str  # without secrets
@@ -84,8 +80,34 @@ class TransferReceipt:
         return {**asdict(self), "folder": str(self.folder), "seconds": round(self.seconds, 3)}
 
 
+def transfer_receipt(
+    folder: Path,
+    url: str,
+    contents: Contents,
+    sizes: Mapping[str, int],
+    moved: Sequence[str],
+    *,
+    with_manifest: bool,
+    began: float,
+) -> TransferReceipt:
+    """The receipt of a transfer that moved the files `moved`, and perhaps the manifest."""
+    manifest_bytes = len(contents.manifest)
+    return TransferReceipt(
+        folder=folder,
+        url=url,
+        kind=contents.kind,
+        manifest_sha256=contents.manifest_sha256,
+        files=len(sizes) + 1,
+        bytes=sum(sizes.values()) + manifest_bytes,
+        moved_files=len(moved) + with_manifest,
+        moved_bytes=sum(sizes[name] for name in moved) + with_manifest * manifest_bytes,
+        kept_files=len(sizes) - len(moved) + 1 - with_manifest,
+        seconds=time.monotonic() - began,
+    )
+
+
 class TransferMeter:
-    """Bytes of many files, counted by many threads; a file that is begun again counts once."""
+    """Bytes of many files, counted by many threads; a file that is restarted counts once."""
 
     def __init__(self, total: int, progress: OnProgress | None) -> None:
         self._total, self._progress = total, progress
@@ -102,11 +124,6 @@ class TransferMeter:
                 self._progress(self._sum, self._total)
 
 
-PACKED = "manifest.json"
-LARGEST = {META: MAX_META_BYTES, PACKED: 2**24}
-"""The files that finish a folder, and how large each may be."""
-
-
 class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes: Count
     sha256: Sha256
@@ -117,7 +134,7 @@ def local_contents(folder: Path) -> Contents:
     found = [name for name in LARGEST if (folder / name).is_file()]
     if not found:
         raise StoreNotFoundError(
-            f"{folder}: holds no {' and no '.join(LARGEST)}, so it is no finished folder; "
+            f"{folder}: holds no {' and no '.join(LARGEST)}, so it is not a finished folder; "
             "finish it, or check the path"
         )
     check_one(found, str(folder))
@@ -132,14 +149,13 @@ def local_contents(folder: Path) -> Contents:
     table = folder / ORIGINS
     if table.is_symlink() or not table.is_file():
         if os.path.lexists(table):
-            log.warning("%s: a link, a pipe or a folder, not a file; the store goes without", table)
+            log.warning("%s: a link, a pipe or a folder, not a file; it is left out", table)
         return contents
-    size = table.stat().st_size
-    return with_origins(contents, size, lambda: table.read_bytes(), where=str(table))
+    return with_origins(contents, table.stat().st_size, table.read_bytes, where=str(table))
 
 
 def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Contents:
-    """The same store with the exclusions in these bytes, which are not trusted; None: with none."""
+    """The same store with the exclusions in these untrusted bytes; None: without any."""
     if data is None:
         return contents
     manifest = decode_manifest(contents.manifest, where=contents.manifest_name)
@@ -151,11 +167,13 @@ def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Co
 def with_origins(
     contents: Contents, size: int, read: Callable[[], bytes], *, where: str
 ) -> Contents:
-    """The same with the table of origins that lies beside the manifest; one that is damaged, or of
-    another store, stays where it is, which is announced: a store does without."""
+    """The same store with the table of origins beside its manifest.
+
+    A table that is damaged, or of another store, is left out with a warning: a store works without.
+    """
     try:
         if contents.manifest_name != META or size > MAX_ORIGINS_BYTES:
-            raise ManifestError(f"{where}: no table of origins of a store")
+            raise ManifestError(f"{where}: not a table of origins of a store")
         data = read()
         decode_origins(data, decode_manifest(contents.manifest, where=where), where=where)
     except StoreError as error:
@@ -166,13 +184,13 @@ def with_origins(
 
 
 def check_one(found: list[str], where: str) -> None:
-    """Two manifests in one folder: nobody can say what it is."""
+    """Refuse a folder with two manifests, which could be either kind."""
     if len(found) > 1:
         raise ManifestError(f"{where}: has {' and '.join(found)}; keep one kind in a folder")
 
 
 def read_contents(name: str, data: bytes, *, where: str) -> Contents:
-    """What the manifest called `name` with these bytes lists. The bytes are not trusted."""
+    """What the manifest called `name` with these untrusted bytes lists."""
     if name == META:
         manifest = decode_manifest(data, where=where)
         if not manifest.built:
@@ -210,11 +228,11 @@ def _packed_files(data: bytes, where: str) -> list[FileFact]:
             )
         listed = msgspec.convert(fields["files"], type=dict[str, _Listed])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{where}: no manifest of a packed folder: {error}") from error
+        raise ManifestError(f"{where}: not a manifest of a packed folder: {error}") from error
     if not is_sealed(fields):
         raise ManifestError(f"{where}: its own checksum does not match; it was changed or damaged")
     names = [PACKED, *(name.lower() for name in listed)]
     for name in listed:
         if not is_file_name(name) or names.count(name.lower()) > 1:
-            raise ManifestError(f"{where}: lists {name!r:.200}, which is no plain name of its own")
+            raise ManifestError(f"{where}: lists {name!r:.200}, which is not a unique plain name")
     return [FileFact(name=k, size=v.bytes, sha256=v.sha256) for k, v in listed.items()]

@@ -1,19 +1,9 @@
-"""Read a remote store through a bounded local cache.
+"""Read a remote store through a bounded local cache that many processes may share.
 
-In: the URL of a finished store, a cache folder.  Out: its shards, one by one, as local files.
-Promise: a path that is given out holds the bytes of the manifest, checked by sha256 when they
-came, and stays until it is released; many processes may share the cache. What is excluded is what
-was so when the store was opened.
-Not here: reading tokens (mapped, through `open_tokens`); a whole copy (receive.py).
-
-The shards of a remote split as files that come when they are read.
-
-In: a remote store and a split.  Out: `ShardFiles` that fetch; the token space over them.
-Promise: the same tokens as a local copy; a shard is fetched when a window in it is read, and stays
-in the cache while it is mapped. At most half of the cache is mapped by one space, so that two
-processes find room beside each other.
-Not here: order. Windows in random order read all shards all the time: take `shuffle="block"`, or a
-cache that holds the split.
+A shard is fetched when it is first read, checked by sha256, and stays in the cache while it is held
+or mapped. The tokens are the same as those of a local copy. One `TokenSpace` maps at most half of
+the cache, so that two processes fit beside each other. Windows in random order read all shards all
+the time: use `shuffle="block"`, or a cache that holds the whole split.
 """
 
 from __future__ import annotations
@@ -32,9 +22,9 @@ from shardmill.protocols import Closing
 from shardmill.records import OffsetArray, TokenFile
 from shardmill.remote.cache import FileCache, Lease
 from shardmill.remote.contents import Contents
-from shardmill.remote.pull import files_at, remote_contents
+from shardmill.remote.folder import RemoteFolder, open_folder
+from shardmill.remote.pull import list_remote, remote_contents
 from shardmill.remote.transfer import check_size, fetch, in_parallel
-from shardmill.storage.object_store import RemoteFolder, open_place
 from shardmill.store import Exclusions, SplitEntry
 from shardmill.store.layout import DTYPES
 from shardmill.store.manifest import ShardEntry, decode_manifest, fingerprint
@@ -42,6 +32,9 @@ from shardmill.store.readers import TokenSpace
 from shardmill.store.readers.files import ShardFiles
 from shardmill.store.store import map_index
 from shardmill.urls import Url
+
+How: TypeAlias = tuple[Url, str, int, int, dict[str, Any]]
+"""URL, folder of the cache, its bytes, threads, options of the client."""
 
 
 class RemoteFiles(ShardFiles):
@@ -53,7 +46,7 @@ class RemoteFiles(ShardFiles):
         counts = np.array([shard.tokens for shard in shards], np.int64)
         filled = np.flatnonzero(counts)
         self.width = np.dtype(store.dtype).itemsize
-        self.paths = [f"{store.url}/{shards[place].file}" for place in filled.tolist()]
+        self.paths = [f"{store.url}/{shards[number].file}" for number in filled.tolist()]
         self.counts = counts[filled]
         self.widths = np.full(len(filled), self.width, np.int64)
         self.offsets = np.zeros(len(filled), np.int64)
@@ -62,23 +55,11 @@ class RemoteFiles(ShardFiles):
 
     def open(self, shard: int) -> int:
         """A descriptor of the file in the cache, which stays there until the last copy of the
-        descriptor is closed: a map keeps one of its own."""
+        descriptor is closed: a map keeps its own."""
         return self._store.open_shard(self._split, self._numbers[shard])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFiles, (self._store, self._split)
-
-
-def remote_tokens(store: RemoteStore, split: str, max_bytes: int) -> TokenSpace:
-    """All tokens of a split, through a cache of `max_bytes`."""
-    files = RemoteFiles(store, split)
-    largest = max((files.file_bytes(shard) for shard in range(len(files))), default=1)
-    room = max_bytes // largest // 2 - 1  # the one that is read lives a little longer
-    return TokenSpace(files, max_maps=min(max(room, 1), 256), reader="grouped")
-
-
-How: TypeAlias = tuple[Url, str, int, int, dict[str, Any]]
-"""URL, folder of the cache, its bytes, threads, options of the client."""
 
 
 def open_remote(
@@ -89,18 +70,18 @@ def open_remote(
     workers: int = 4,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RemoteStore:
-    """The store at `url`; its indexes are fetched now, its shards when they are asked for.
+    """The store at `url`; its indexes are fetched now, its shards when they are read.
 
-    `max_bytes` bounds the whole folder `cache`, whoever shares it: give all the same number.
+    `max_bytes` bounds the whole folder `cache`: all processes that share it must give the same.
+    What is excluded is fixed when the store is opened.
     """
     how = (Url(url), str(Path(cache).absolute()), max_bytes, workers, dict(storage_options or {}))
-    place = open_place(url, storage_options)
-    contents = remote_contents(place, files_at(place))
-    return RemoteStore(contents, how)
+    remote = open_folder(url, storage_options)
+    return RemoteStore(remote_contents(remote, list_remote(remote)), how)
 
 
 class RemoteStore(Closing):
-    """A finished store that is somewhere else. Made by `open_remote`; threads may share it."""
+    """A finished store on object storage. Made by `open_remote`; threads may share it."""
 
     def __init__(self, contents: Contents, how: How) -> None:
         self._url, folder, max_bytes, workers, self._options = how
@@ -121,7 +102,7 @@ class RemoteStore(Closing):
         self._leases: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
-        self._ensure(self._index_files())
+        self._fetch_all(self._index_files())
 
     @property
     def name(self) -> str:
@@ -130,7 +111,7 @@ class RemoteStore(Closing):
 
     @property
     def folder(self) -> Path:
-        """Where its files lie while they are here."""
+        """The folder of its files in the cache."""
         return self._cache.folder / self._contents.manifest_sha256[:32]
 
     @property
@@ -141,19 +122,19 @@ class RemoteStore(Closing):
         return len(self.shards(split))
 
     def shards(self, split: str) -> Sequence[ShardEntry]:
-        """What the manifest says of them."""
+        """The manifest's entry of each shard."""
         return self._split(split).shards
 
     def local_shard(self, split: str, shard: int) -> Path:
-        """The file of one shard, here and held until `release` or `close`."""
+        """The file of one shard, fetched and held until `release` or `close`."""
         return self.ensure(split, [shard])[0]
 
     def ensure(self, split: str, shards: Iterable[int]) -> list[Path]:
         """The same for several shards, fetched side by side."""
-        return self._ensure([self._shard_name(split, shard) for shard in shards])
+        return self._fetch_all([self._shard_name(split, shard) for shard in shards])
 
     def token_files(self, split: str, shards: Sequence[int]) -> list[TokenFile]:
-        """Several shards as what `TokenSpace` reads, held until `release` or `close`."""
+        """Several shards for a `TokenSpace`, held until `release` or `close`."""
         entries = self._split(split).shards
         paths = self.ensure(split, shards)
         return [
@@ -163,7 +144,11 @@ class RemoteStore(Closing):
 
     def open_tokens(self, split: str) -> TokenSpace:
         """All tokens of a split; shards are fetched as their windows are read."""
-        return remote_tokens(self, split, self._cache.max_bytes)
+        files = RemoteFiles(self, split)
+        largest = max((files.file_bytes(shard) for shard in range(len(files))), default=1)
+        # The shard that is being read stays a little longer, hence one less.
+        max_maps = self._cache.max_bytes // largest // 2 - 1
+        return TokenSpace(files, max_maps=min(max(max_maps, 1), 256), reader="grouped")
 
     def open_shard(self, split: str, shard: int) -> int:
         """An open file of one shard, which stays in the cache while it is open or mapped."""
@@ -176,10 +161,10 @@ class RemoteStore(Closing):
     def document_starts(self, split: str) -> OffsetArray:
         """(documents,) int64, read-only: where documents start in the whole split."""
         entry = self._split(split)
-        return map_index(self._ensure([entry.index.file])[0], entry.documents)
+        return map_index(self._fetch_all([entry.index.file])[0], entry.documents)
 
     def release(self, split: str, shards: Iterable[int]) -> None:
-        """These shards may go when room is needed; what is mapped already stays readable."""
+        """Let the cache remove these shards; what is mapped already stays readable."""
         for shard in shards:
             name = self._shard_name(split, shard)
             with self._lock:
@@ -188,16 +173,16 @@ class RemoteStore(Closing):
                 lease.close()
 
     def close(self) -> None:
-        """Release everything; may be called again. The files stay for the next reader."""
+        """Release everything; may be called again. The files stay in the cache."""
         with self._lock:
             leases, self._leases = self._leases, {}
         for lease in leases.values():
             lease.close()
 
-    def _ensure(self, names: Sequence[str]) -> list[Path]:
-        return in_parallel(self._workers, self._local, names)
+    def _fetch_all(self, names: Sequence[str]) -> list[Path]:
+        return in_parallel(self._workers, self._hold, names)
 
-    def _local(self, name: str) -> Path:
+    def _hold(self, name: str) -> Path:
         with self._lock:
             held = self._leases.get(name)
         if held is not None:
@@ -210,20 +195,16 @@ class RemoteStore(Closing):
         return held.path
 
     def _lease(self, name: str) -> Lease:
-        """A new hold of a file, which is fetched if it is not here."""
-        fact, place = self._facts[name], self._place()
-        size = check_size(place, fact, fact.size)
+        """A new lease of a file, which is fetched if it is not in the cache."""
+        if self._opened is None or self._opened[0] != os.getpid():  # no client survives a fork
+            self._opened = os.getpid(), open_folder(self._url.reveal(), self._options)
+        fact, remote = self._facts[name], self._opened[1]
+        size = check_size(remote, fact, fact.size)
 
         def bring(part: Path) -> None:
-            fetch(place, fact, size, part, lambda _: None)
+            fetch(remote, fact, size, part, lambda _: None)
 
         return self._cache.hold(f"{self._contents.manifest_sha256[:32]}/{name}", size, bring)
-
-    def _place(self) -> RemoteFolder:
-        """A client of this process: none survives a fork."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_place(self._url.reveal(), self._options)
-        return self._opened[1]
 
     def _index_files(self) -> list[str]:
         names = []

@@ -1,22 +1,8 @@
-"""Bring one file here, every byte checked.
+"""Move and compare single files, every byte checked, many at a time.
 
-In: a place, a listed file, a path.  Out: the file at the path, durable, with the right sha256.
-Promise: goes on where an earlier try stopped; a file with another sha256 is fetched once more from
-the beginning, then it is damage, by name, and what stays at the path is empty.
-Not here: names that appear when all is well (receive.py, cache.py).
-
-Is what lies there what lies here?
-
-In: a local file, and what a place says of its copy.  Out: yes or no, by checksum.
-Promise: yes only when a checksum over every byte says so: the store's own ETag where it is an MD5
-of the bytes, else a sha256 of the copy read back. Size alone never suffices.
-Not here: sending it again.
-
-Many files at a time, and an end at the first error.
-
-In: a function and its items.  Out: the results, in order.
-Promise: at most `workers` at once; after an error nothing new is begun.
-Not here: trying again.
+`fetch` continues where an earlier try stopped and ends with the right sha256 or an error. `is_same`
+is true only when a checksum over every byte says so: the storage's ETag where it is an MD5 of the
+bytes, else a sha256 of the copy read back. Size alone is never enough.
 """
 
 from __future__ import annotations
@@ -25,33 +11,36 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from shardmill.errors import DamagedStoreError, StoreError
 from shardmill.remote.contents import FileFact
-from shardmill.storage.object_store import BLOCK, RemoteFolder, part_bytes
-from shardmill.storage.retry import RetryPolicy
+from shardmill.remote.folder import BLOCK, RemoteFolder, part_bytes
 
 _ETAG = re.compile(r"[0-9a-f]{32}(?:-([0-9]+))?")
 _BUFFER = 2**20
 
+OnBytes = Callable[[int], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
-def is_same(place: RemoteFolder, fact: FileFact, path: Path, info: dict[str, Any]) -> bool:
-    """Whether the copy that `info` tells of holds the bytes of `path`, which has `fact.sha256`."""
+
+def is_same(remote: RemoteFolder, fact: FileFact, path: Path, info: dict[str, Any]) -> bool:
+    """Whether the copy that `info` describes holds the bytes of `path`, which has `fact.sha256`."""
     size = path.stat().st_size
     if info.get("size") != size:
         return False
     etag = _ETAG.fullmatch(str(info.get("ETag", "")).strip('"'))
-    if etag and etag[0] == local_etag(path, size, in_parts=etag[1] is not None):
+    if etag and etag[0] == _local_etag(path, size, in_parts=etag[1] is not None):
         return True
-    return place.sha256(fact.name, size) == fact.sha256  # an encrypting store has other ETags
+    return remote.sha256(fact.name, size) == fact.sha256  # encrypting storage has other ETags
 
 
-def local_etag(path: Path, size: int, *, in_parts: bool) -> str:
-    """What S3 calls these bytes: their MD5; in parts, the MD5 of the parts' MD5s and how many."""
+def _local_etag(path: Path, size: int, *, in_parts: bool) -> str:
+    """S3's ETag of these bytes: their MD5; in parts, the MD5 of the parts' MD5s and how many."""
     if not in_parts:
         return _digest(path, hashlib.md5(usedforsecurity=False), 0, size)
     step = part_bytes(size)
@@ -62,7 +51,7 @@ def local_etag(path: Path, size: int, *, in_parts: bool) -> str:
 
 
 def check_local(path: Path, fact: FileFact) -> int:
-    """The size of a local file that is as its manifest says; anything else is damage."""
+    """The size of a local file that matches its manifest; anything else is damage."""
     try:
         size = path.stat().st_size
         if fact.size is not None and size != fact.size:
@@ -75,58 +64,54 @@ def check_local(path: Path, fact: FileFact) -> int:
     return size
 
 
+def _damaged(path: Path, problem: str) -> DamagedStoreError:
+    return DamagedStoreError(f"{path}: {problem}; it changed since it was written: build it again")
+
+
 def file_sha256(path: Path) -> str:
     return _digest(path, hashlib.sha256(), 0, path.stat().st_size)
 
 
 def _digest(path: Path, digest: Any, start: int, stop: int) -> str:
-    for piece in _pieces(path, start, stop):
-        digest.update(piece)
-    text: str = digest.hexdigest()
-    return text
-
-
-def _pieces(path: Path, start: int, stop: int) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while start < stop and (piece := file.read(min(_BUFFER, stop - start))):
             start += len(piece)
-            yield piece
+            digest.update(piece)
+    text: str = digest.hexdigest()
+    return text
 
 
-def _damaged(path: Path, problem: str) -> DamagedStoreError:
-    return DamagedStoreError(f"{path}: {problem}; it is not as it was written: make it again")
-
-
-OnBytes = Callable[[int], None]
-
-
-def fetch(place: RemoteFolder, fact: FileFact, size: int, path: Path, on_bytes: OnBytes) -> None:
-    """The file of `size` bytes at `path`; what lies there is taken for its beginning."""
-    for _ in range(2):
-        once = _fetch_web if place.is_web else _fetch_once
-        found = once(place, fact.name, size, path, on_bytes)
-        if found == fact.sha256:
-            return
-        os.truncate(path, 0)
-    raise DamagedStoreError(
-        f"{place.url}/{fact.name}: its sha256 is {found}, wanted {fact.sha256}; the copy there is "
-        "damaged, or was replaced meanwhile: push it again"
-    )
-
-
-def check_size(place: RemoteFolder, fact: FileFact, size: int | None) -> int:
-    """What the place says of a file, against its manifest."""
+def check_size(remote: RemoteFolder, fact: FileFact, size: int | None) -> int:
+    """The size of a remote file that matches its manifest; None: the file is missing."""
     if size is None:
-        raise DamagedStoreError(f"{place.url}/{fact.name}: missing; push the folder again")
+        raise DamagedStoreError(f"{remote.url}/{fact.name}: missing; push the folder again")
     if fact.size is not None and size != fact.size:
         raise DamagedStoreError(
-            f"{place.url}/{fact.name}: {size:,} bytes, wanted {fact.size:,}; push it again"
+            f"{remote.url}/{fact.name}: {size:,} bytes, wanted {fact.size:,}; push it again"
         )
     return size
 
 
-def _fetch_once(place: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
+def fetch(remote: RemoteFolder, fact: FileFact, size: int, path: Path, on_bytes: OnBytes) -> None:
+    """Bring the file of `size` bytes to `path`, durably; what is there is taken for its beginning.
+
+    A file with another sha256 is fetched once more from the start. If that fails too it is damage,
+    and an empty file is left at `path`.
+    """
+    for _ in range(2):
+        fetch_once = _fetch_web if remote.is_web else _fetch_blocks
+        found = fetch_once(remote, fact.name, size, path, on_bytes)
+        if found == fact.sha256:
+            return
+        os.truncate(path, 0)
+    raise DamagedStoreError(
+        f"{remote.url}/{fact.name}: its sha256 is {found}, wanted {fact.sha256}; the copy there is "
+        "damaged, or was replaced meanwhile: push it again"
+    )
+
+
+def _fetch_blocks(remote: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
     digest, done = hashlib.sha256(), 0
     try:
         with path.open("a+b") as file:
@@ -138,7 +123,7 @@ def _fetch_once(place: RemoteFolder, name: str, size: int, path: Path, on_bytes:
                 done += len(piece)
             on_bytes(done)
             while done < size:
-                data = place.block(name, done, size)
+                data = remote.block(name, done, size)
                 file.write(data)
                 digest.update(data)
                 done += len(data)
@@ -152,20 +137,20 @@ def _fetch_once(place: RemoteFolder, name: str, size: int, path: Path, on_bytes:
     return digest.hexdigest()
 
 
-def _fetch_web(place: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
-    """As `_fetch_once`, in one request; a further one goes on where that was cut off, or begins
-    again if the server does not serve ranges."""
+def _fetch_web(remote: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
+    """As `_fetch_blocks`, in one request. After a lost connection another request continues, or
+    starts again if the server does not serve ranges."""
 
     def get() -> None:
-        with _opened(path) as file:
+        with _open_part(path) as file:
             done = os.fstat(file.fileno()).st_size
             if done > size:
                 done = file.truncate(0)
             on_bytes(done)
-            for at, piece in place.web_pieces(name, done) if done < size else ():
+            for at, piece in remote.web_pieces(name, done) if done < size else ():
                 try:
                     if at != done:
-                        file.truncate(at)  # no ranges: from the beginning
+                        file.truncate(at)  # no ranges: from the start
                     file.write(piece[: size - at])
                     done = at + len(piece)
                     if done >= size:
@@ -179,11 +164,11 @@ def _fetch_web(place: RemoteFolder, name: str, size: int, path: Path, on_bytes: 
         if done != size:
             raise ConnectionError(f"{done:,} bytes came, wanted {size:,}")
 
-    RetryPolicy().call(get, f"{place.url}/{name}", raises=StoreError)
+    remote.call(get, name)
     return file_sha256(path)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_part(path: Path) -> IO[bytes]:
     try:
         return path.open("a+b")
     except OSError as error:
@@ -192,32 +177,28 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"{path}: cannot write: {error.strerror}; make room, then do the same again: what has "
+        f"{path}: cannot write: {error.strerror}; free some space, then do the same again: what "
         "arrived is kept"
     )
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def in_parallel(
     workers: int, function: Callable[[Item], Result], items: Iterable[Item]
 ) -> list[Result]:
-    """`function` of every item; the first error, in the order of the items, ends it."""
+    """`function` of every item, in order, at most `workers` at once.
+
+    After an error nothing new is started; the first error in the order of the items is raised.
+    """
     stop = threading.Event()
 
     def guarded(item: Item) -> Result:
         if stop.is_set():
             raise CancelledError
-        is_done = False
         try:
-            result = function(item)
-            is_done = True
-            return result
-        finally:
-            if not is_done:
-                stop.set()
+            return function(item)
+        except BaseException:
+            stop.set()
+            raise
 
     with ThreadPoolExecutor(workers, thread_name_prefix="shardmill-remote") as pool:
         futures = [pool.submit(guarded, item) for item in items]

@@ -1,13 +1,8 @@
-"""Put bytes on disk so that a reader sees all of them or none.
+"""Write files so that a reader sees all of a file or none of it, also after a crash.
 
-In: a path, bytes.  Out: the file, durable, under its final name.
-Promise: a crash at any instant leaves the old file or the new one, never a mixture; a failure
-leaves no temporary file behind (a kill may leave one: its name starts with a dot and ends in
-`.tmp`, it is unique, and nobody reads it). A `HashedFile` is for folders that appear as a whole
-later: it is durable when it is finished, and under its name from the start.
-Not here: what the bytes mean; which folder may be replaced (publish.py).
-
-Where this user's caches are: one place, chosen as the XDG rules say.
+A failure leaves no temporary file behind. A kill may leave one: its name starts with a dot, ends in
+`.tmp`, is unique, and is never read. A `HashedFile` is for folders that are published as a whole
+later: it has its final name from the start and is durable when it is finished.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears at `path` when the block ends well, and not at all otherwise."""
+    """A file that appears at `path` when the block succeeds, and not at all otherwise."""
     path = Path(path)
     temporary = temporary_name(path)
     try:
@@ -58,7 +53,7 @@ def is_temporary(name: str) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames and new names in this folder survive a power cut."""
+    """Make new and renamed files in this folder survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -70,7 +65,7 @@ def sync_folder(path: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two existing paths in one step; False where the system cannot do that."""
+    """Swap two existing paths atomically; False where the system cannot do that."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -84,15 +79,16 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def cannot_write(path: Path, error: OSError) -> BuildError:
-    """The one wording for a disk that does not take our bytes."""
+    """The error for a disk that refuses our bytes."""
     return BuildError(
-        f"{path}: cannot write: {error.strerror}; nothing was published: make room and go on with "
-        "resume=True, or build on another disk"
+        f"{path}: cannot write: {error.strerror}; nothing was published: free some space and pass "
+        "{resume}, or build on another disk",
+        resume=True,
     )
 
 
 class HashedFile:
-    """A new file, written front to back; `finish` syncs it and gives the sha256 of all of it."""
+    """A new file, written front to back; `finish` syncs it and returns its sha256."""
 
     def __init__(self, path: Path, *, replace: bool = False) -> None:
         self.path = path
@@ -116,12 +112,12 @@ class HashedFile:
         return self._sha256.hexdigest()
 
     def abort(self) -> None:
-        """Let go of the file, whatever of it is on disk. Never raises."""
-        with suppress(OSError):  # what the disk does not take is given up anyway
+        """Close the file, whatever of it is on disk. Never raises."""
+        with suppress(OSError):  # its content is given up anyway
             self._file.close()
 
 
 def cache_folder(name: str) -> Path:
-    """`$XDG_CACHE_HOME/shardmill/<name>`, or `~/.cache/shardmill/<name>`. Nothing is made there."""
+    """`$XDG_CACHE_HOME/shardmill/<name>`, or `~/.cache/shardmill/<name>`. Not created here."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "shardmill" / name

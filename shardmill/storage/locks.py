@@ -1,10 +1,9 @@
-"""A lock of the kernel on an open file.
+"""A lock of the kernel on an open file: shared or exclusive, with or without waiting.
 
-In: a path.  Out: a `LockedFile`: shared or exclusive, with or without waiting.
-Promise: a lock belongs to one opening, so threads exclude each other as processes do; it ends with
-`close` and with the process. A process made by `fork` gets no part in an exclusive lock: else its
-parent's death, or its parent's `close`, would not end it. It does share what is shared.
-Not here: what a lock is for (cache.py); network disks without `flock`.
+A lock belongs to one opening of the file, so threads exclude each other as processes do. It ends
+with `close` and with the process. A forked process has no part in an exclusive lock: otherwise its
+parent's death or `close` would not end it. It does share a shared lock. Network disks without
+`flock` are not supported.
 """
 
 from __future__ import annotations
@@ -28,33 +27,35 @@ class LockedFile:
             _private.add(self._descriptor)
 
     def try_exclusive(self) -> bool:
-        """Alone, if nobody else has a lock."""
+        """Lock exclusively, unless there is another lock."""
         return self._try(fcntl.LOCK_EX)
 
     def exclusive(self) -> None:
-        """Alone, when all others have let go."""
+        """Lock exclusively; wait for all other locks to end."""
         fcntl.flock(self._fileno(), fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """With others, if nobody is alone."""
+        """Lock shared, unless there is an exclusive lock."""
         return self._try(fcntl.LOCK_SH)
 
     def shared(self) -> None:
-        """With others, when nobody is alone. From exclusive, there is a moment without a lock."""
+        """Lock shared; wait for an exclusive lock to end. Our own is dropped a moment before."""
         fcntl.flock(self._fileno(), fcntl.LOCK_SH)
 
     def inherit(self) -> None:
-        """From now on a forked process shares this lock: only for shared ones."""
+        """Let forked processes share this lock from now on; for shared locks only."""
         with _guard:
             _private.discard(self._fileno())
 
     def duplicate(self) -> int:
-        """Another descriptor of this opening, for the caller to close. A shared lock lasts until
-        both are closed."""
+        """Another descriptor of this opening, for the caller to close.
+
+        A shared lock lasts until both are closed.
+        """
         return os.dup(self._fileno())
 
     def is_at(self, path: Path) -> bool:
-        """Whether the open file has this name now."""
+        """Whether the open file still has this name."""
         try:
             return os.path.samestat(os.fstat(self._fileno()), path.lstat())
         except FileNotFoundError:
@@ -68,7 +69,7 @@ class LockedFile:
         os.utime(self._fileno(), ns=(ns, ns))
 
     def close(self) -> None:
-        """Let go; may be called again, and by two threads."""
+        """End the lock; may be called again, and by two threads."""
         with _guard:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
@@ -89,7 +90,7 @@ class LockedFile:
 
 
 def _forked() -> None:
-    """Drop what belongs to the parent alone; its locks stay, since it has them open too."""
+    """Close what belongs to the parent alone. Its locks stay, since it has the files open too."""
     for descriptor in _private:
         os.close(descriptor)
     _private.clear()

@@ -1,12 +1,9 @@
-"""A file far away, read by planned ranges that are fetched ahead.
+"""A remote file, read by planned ranges that are fetched ahead.
 
-In: a function that fetches a range of bytes, and the ranges that will be read, in order.
-Out: a file to read from, and how ranges become requests.
-Promise: planned bytes are fetched in blocks of up to several MiB, a few blocks ahead of the reader,
-side by side; so memory is bounded by the blocks and a far hub costs bandwidth, not round trips.
-Nothing before the first planned range is ever fetched. What was not planned is fetched when read.
-An error of a fetch comes out of the read that needed it; there it may be retried.
-Not here: when to retry; what the bytes mean.
+Planned bytes are fetched in blocks of up to several MiB, a few blocks ahead of the reader, side by
+side. So memory is bounded by the blocks, and distance costs bandwidth but no round trips. Nothing
+before the first planned range is ever fetched; what was not planned is fetched when it is read. An
+error of a fetch is raised by the read that needed it, where it may be retried.
 """
 
 from __future__ import annotations
@@ -21,21 +18,21 @@ from shardmill.threads import current_stop, stopped_by, wait_for
 
 Fetch = Callable[[int, int], bytes]
 Retry = Callable[[Callable[[], bytes]], bytes]
-"""Asks, and asks again when that may help."""
+"""Calls a function, again if that may help."""
 Range = tuple[int, int]  # half-open
 
 BLOCK_BYTES = 8 * 2**20
-"""At most so much at a request."""
+"""The most that one request fetches."""
 GAP_BYTES = 512 * 2**10
-"""Ranges no further apart are fetched at one request: a round trip costs more than this."""
+"""Ranges no further apart are fetched in one request: a round trip costs more than this."""
 DEPTH = 4
-"""Blocks in memory or on their way."""
+"""Blocks in memory or being fetched."""
 
 
 def blocks_of(
     ranges: Iterable[Range], *, block: int = BLOCK_BYTES, gap: int = GAP_BYTES
 ) -> list[Range]:
-    """Ranges, ascending, as requests: neighbours joined while they fit a block, long ones cut."""
+    """Ascending ranges as requests: neighbours are joined while they fit a block, long ones cut."""
     joined: list[Range] = []
     for start, stop in ranges:
         if joined and start - joined[-1][1] <= gap and stop - joined[-1][0] <= block:
@@ -55,9 +52,11 @@ def once(ask: Callable[[], bytes]) -> bytes:
 
 
 class RangedFile(io.RawIOBase):
-    """A file of `num_bytes`; `blocks` are ascending and do not overlap. `retry` runs in the thread
-    that reads. With `is_slow_start` a reader that looks at the first block alone costs no more:
-    what is fetched ahead grows with each block that is read."""
+    """A file of `num_bytes`; `blocks` are ascending and do not overlap.
+
+    `retry` runs in the thread that reads. With `is_slow_start` the number of blocks fetched ahead
+    grows with each block that is read, so reading only the first block fetches little more.
+    """
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class RangedFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """As of any file, but what lies in one block is not copied."""
+        """As of any file, but bytes within one block are not copied."""
         if self.closed:
             raise ValueError("read of a closed file")
         stop = self._num_bytes if size < 0 else min(self._position + size, self._num_bytes)
@@ -110,14 +109,14 @@ class RangedFile(io.RawIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Requests under way end by themselves; nobody waits for them."""
+        """Close without waiting for the requests under way."""
         if not self.closed:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._held.clear()
         super().close()
 
     def _part(self, start: int, stop: int) -> bytes | memoryview:
-        """Some bytes from `start` on, at least one."""
+        """At least one byte from `start` on."""
         index = bisect_right(self._starts, start) - 1
         if index >= 0 and start < self._blocks[index][1]:
             first, last = self._blocks[index]

@@ -49,7 +49,7 @@ def test_the_receipt_shows_the_url_and_the_scratch_folder_is_announced(
 
 
 def test_ctrl_c_in_the_push_says_how_to_go_on(call, monkeypatch):  # noqa: F811
-    def stops(*arguments: object) -> None:
+    def stops(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     words = ("build", pages("one"), "--out", "memory://bucket/s", *BYTE)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shardmill.records import Ragged
+from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.storage import retry
-from shardmill.storage.object_store import RemoteFolder, open_place
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.stores import build_small_store
 
@@ -35,7 +35,7 @@ class Spot:
     options: dict[str, Any]
 
     def open(self) -> RemoteFolder:
-        return open_place(self.url, self.options)
+        return open_folder(self.url, self.options)
 
 
 @pytest.fixture(scope="session")

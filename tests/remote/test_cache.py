@@ -88,7 +88,9 @@ def test_a_held_file_is_never_removed(tmp_path: Path) -> None:
         cache.hold(name, 100, filler).close()
     assert first.path.exists()
     second = cache.hold("d", 100, filler)
-    with pytest.raises(StoreError, match="200 bytes are in use and 100 more are wanted"):
+    with pytest.raises(
+        StoreError, match="200 bytes are in use and 100 more do not fit max_bytes=200"
+    ):
         cache.hold("e", 100, filler)
     second.close()
     cache.hold("e", 100, filler).close()

@@ -14,9 +14,9 @@ import pytest
 
 from shardmill.errors import StoreError, StoreExistsError
 from shardmill.remote import claims, push
-from shardmill.remote.claims import FLAG, take_turn
-from shardmill.remote.push import MARK, PROBE
-from shardmill.storage.object_store import TEMPORARY
+from shardmill.remote.claims import CLAIM, claim_folder
+from shardmill.remote.folder import TEMPORARY
+from shardmill.remote.push import MARKER, PROBE
 from shardmill.testing.s3 import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (
@@ -36,7 +36,7 @@ def flag_of_another_machine(spot: Spot, beat: int = 0, *, at_work: bool = True) 
     """As a push elsewhere writes it."""
     who = {"pushing": "x", "host": "elsewhere", "machine": "0123", "pid": 1, "started": 7}
     data = json.dumps({**who, "at_work": at_work, "beat": beat}).encode().ljust(600) + b"\n"
-    name = f"{FLAG}0000000000000000.json"
+    name = f"{CLAIM}0000000000000000.json"
     spot.open().pipe(name, data)
     return name
 
@@ -117,7 +117,7 @@ def test_a_flag_that_changes_is_a_push_at_work(make_store, spot: Spot) -> None:
     finally:
         stop.set()
         beating.join()
-    assert [name[: len(FLAG)] for name in remote_files(spot)] == [FLAG]
+    assert [name[: len(CLAIM)] for name in remote_files(spot)] == [CLAIM]
 
 
 @pytest.mark.parametrize("at_work", [True, False])
@@ -135,7 +135,7 @@ def test_a_flag_that_is_no_flag_is_waited_for_too(
     make_store, spot: Spot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "DEAD", 0.5)
-    spot.open().pipe(f"{FLAG}0000.json", b"\xff{")
+    spot.open().pipe(f"{CLAIM}0000.json", b"\xff{")
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)
@@ -143,7 +143,7 @@ def test_a_flag_that_is_no_flag_is_waited_for_too(
 
 def test_a_push_at_work_rewrites_its_flag(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "BEAT", 0.02)
-    with take_turn(spot.open(), "x") as turn:
+    with claim_folder(spot.open(), "x") as turn:
         first = remote_files(spot)[turn.name]
         deadline = time.monotonic() + 60
         while remote_files(spot)[turn.name] == first:
@@ -154,7 +154,7 @@ def test_a_push_at_work_rewrites_its_flag(spot: Spot, monkeypatch: pytest.Monkey
 
 
 def test_a_push_without_contact_stops_itself(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
-    with take_turn(spot.open(), "x") as turn:
+    with claim_folder(spot.open(), "x") as turn:
         monkeypatch.setattr(claims, "LOST", 0.0)
         with pytest.raises(StoreError, match="no contact"):
             turn.check()
@@ -167,12 +167,12 @@ def test_a_push_whose_flag_was_removed_does_not_finish(make_store, spot: Spot) -
     def rob(operation: str) -> None:
         place = spot.open()
         for name in place.listing() if operation == "put" else ():
-            if name.startswith(FLAG):
+            if name.startswith(CLAIM):
                 place.remove(name)
 
     told = push_to(store, watched(spot.url, spot.options, rob))
     assert told.startswith("StoreError")
-    assert "another push went over this one" in told
+    assert "another push took over" in told
     assert "meta.json" not in remote_files(spot)
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)
@@ -181,7 +181,7 @@ def test_a_push_whose_flag_was_removed_does_not_finish(make_store, spot: Spot) -
 def test_what_killed_pushes_left_beside_a_finished_store_is_removed(make_store, spot: Spot) -> None:
     store, place = make_store(), spot.open()
     push(store, spot.url, storage_options=spot.options)
-    for name in (MARK, PROBE, f"{TEMPORARY}0123"):
+    for name in (MARKER, PROBE, f"{TEMPORARY}0123"):
         place.pipe(name, b"left")
     again = push(store, spot.url, storage_options=spot.options)
     assert again.moved_files == 0
@@ -192,7 +192,7 @@ def test_a_refused_push_writes_nothing(make_store, spot: Spot) -> None:
     first, second = make_store("first", seed=1), make_store("second", seed=2)
     push(first, spot.url, storage_options=spot.options)
     place = spot.open()
-    place.pipe(MARK, b"left")
+    place.pipe(MARKER, b"left")
     with pytest.raises(StoreExistsError, match="nothing was sent"):
         push(second, spot.url, storage_options=spot.options)
-    assert remote_files(spot) == {**files_of(first), MARK: b"left"}
+    assert remote_files(spot) == {**files_of(first), MARKER: b"left"}

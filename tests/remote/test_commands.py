@@ -51,7 +51,7 @@ def test_a_receipt_on_stdout_as_text_and_as_json(
 
 def test_mistakes_are_one_line_and_exit_two(make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path):
     store, env = make_store(), s3.environment()
-    refused(shardmill("push", str(tmp_path / "no"), s3_spot.url, env=env), "no finished folder")
+    refused(shardmill("push", str(tmp_path / "no"), s3_spot.url, env=env), "not a finished folder")
     refused(shardmill("push", str(store), "s3://no-such-bucket/x", env=env), "bucket")
     refused(shardmill("pull", s3_spot.url, str(tmp_path / "c"), env=env), "check the URL")
     refused(shardmill("push", str(store), "what://x/y", env=env), "Protocol not known")

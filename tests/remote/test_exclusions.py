@@ -47,7 +47,7 @@ def test_a_push_lifts_nothing_unasked(make_store, spot: Spot, tmp_path: Path):
     shutil.copytree(store, stale)
     exclude_documents(store, [3], reason="takedown")
     push(store, spot.url, storage_options=spot.options)
-    with pytest.raises(StoreExistsError, match="excludes tokens that the folder here does not"):
+    with pytest.raises(StoreExistsError, match="excludes tokens that the local folder does not"):
         push(stale, spot.url, storage_options=spot.options)
     exclude_documents(stale, [5], reason="another")
     with pytest.raises(StoreExistsError, match="nothing was sent"):
@@ -69,7 +69,7 @@ def test_another_store_takes_the_exclusions_of_the_old_one_away(make_store, spot
     push(first, spot.url, storage_options=spot.options)
     push(second, spot.url, replace=True, storage_options=spot.options)
     assert remote_files(spot) == files_of(second)
-    assert "exclude.json: goes, and with it what was excluded there" in caplog.text
+    assert "exclude.json: removed, and with it what was excluded there" in caplog.text
 
 
 def test_a_pull_lifts_nothing(make_store, spot: Spot, tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 from shardmill.errors import StoreError
 from shardmill.records import Ragged
 from shardmill.remote import pull, push
-from shardmill.remote.claims import FLAG
+from shardmill.remote.claims import CLAIM
 from shardmill.testing.hub import Fault
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.testing.stores import build_small_store
@@ -69,7 +69,7 @@ def test_a_server_that_stays_down_ends_in_an_error_and_the_next_push_goes_on(
 def test_the_manifest_is_the_last_file_that_is_sent(make_store, s3: LoopbackS3, s3_spot: Spot):
     push(make_store(), s3_spot.url, storage_options=s3_spot.options)
     put = [request.path.rpartition("/")[2] for request in s3.requests if request.method == "PUT"]
-    put = [name for name in put if not name.startswith(FLAG)]
+    put = [name for name in put if not name.startswith(CLAIM)]
     assert len(put) == 15
     assert put[0].startswith(".shardmill-push.json")
     assert put[-1].startswith("meta.json")

@@ -165,13 +165,15 @@ def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     s3.faults.append(Fault(path="shard_00002", method="PUT", times=1000, status=503))
-    with pytest.raises(StoreError, match=r"unreachable.*The store is built and lies in .*--resume"):
+    with pytest.raises(
+        StoreError, match=r"unreachable.*The store is built and is in .*resume=True"
+    ):
         build(s3_spot)
     folder = scratch_store(s3_spot.url, tmp_path / "scratch")
     assert files_of(folder) == wanted
     assert "meta.json" not in remote_files(s3_spot)
     s3.faults.clear()
-    with pytest.raises(UnfinishedBuildError, match=r"was sent there half-way.*--resume"):
+    with pytest.raises(UnfinishedBuildError, match=r"was sent there half-way.*resume=True"):
         build(s3_spot)
     s3.requests.clear()
     assert build(s3_spot, resume=True).cost is None, "it was built again"
@@ -185,7 +187,7 @@ def test_a_replacement_that_was_not_sent_goes_on(s3, s3_spot: Spot, build, wante
     build(s3_spot, spec=BuildSpec(shard_bytes=50_000))
     s3.faults.append(Fault(path="meta.json", method="DELETE", times=1000, status=403))
     s3.faults.append(Fault(path="?delete", method="POST", times=1000, status=403))
-    with pytest.raises(StoreError, match="--resume --overwrite"):
+    with pytest.raises(StoreError, match="resume=True and overwrite=True"):
         build(s3_spot, overwrite=True)
     s3.faults.clear()
     with pytest.raises(StoreExistsError, match="other input or options"):
@@ -201,7 +203,7 @@ def test_a_store_that_was_not_sent_is_not_built_over_unasked(
     folder = scratch_store(spot.url, tmp_path / "scratch")
     folder.parent.mkdir(parents=True)
     (tmp_path / "local").rename(folder)
-    with pytest.raises(UnfinishedBuildError, match=r"--resume.*--overwrite"):
+    with pytest.raises(UnfinishedBuildError, match=r"resume=True.*overwrite=True"):
         build(spot)
     assert build(spot, resume=True).cost is None
     assert remote_files(spot) == wanted

@@ -10,7 +10,7 @@ import pytest
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull, push
-from shardmill.remote.push import MARK
+from shardmill.remote.push import MARKER
 from shardmill.store import verify
 from tests.remote.conftest import Spot, files_of, remote_files
 
@@ -67,11 +67,11 @@ def test_files_of_nobody_are_not_overwritten(make_store, spot: Spot) -> None:
 
 
 def test_the_unfinished_push_of_another_folder_is_not_mixed_with_this_one(make_store, spot: Spot):
-    spot.open().write(MARK, b'{"pushing":"somebody"}\n')
+    spot.open().write(MARKER, b'{"pushing":"somebody"}\n')
     with pytest.raises(StoreExistsError, match="unfinished push of another"):
         push(make_store(), spot.url, storage_options=spot.options)
     push(make_store("other"), spot.url, replace=True, storage_options=spot.options)
-    assert MARK not in remote_files(spot)
+    assert MARKER not in remote_files(spot)
 
 
 def test_a_local_file_that_is_damaged_never_leaves(make_store, spot: Spot) -> None:
@@ -116,7 +116,7 @@ def test_nothing_at_the_url_is_not_found(spot: Spot, tmp_path: Path) -> None:
 def test_an_unfinished_folder_is_not_pushed(make_store, spot: Spot, tmp_path: Path) -> None:
     store = make_store()
     (store / "meta.json").unlink()
-    with pytest.raises(StoreNotFoundError, match="no finished folder"):
+    with pytest.raises(StoreNotFoundError, match="not a finished folder"):
         push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == {}
 

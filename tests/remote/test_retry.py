@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.errors import HubError, SourceError, StoreError, StoreNotFoundError
-from shardmill.storage.object_store import open_place, part_bytes
+from shardmill.remote.folder import open_folder, part_bytes
 from shardmill.storage.retry import RetryPolicy, is_transient
 
 
@@ -120,4 +120,4 @@ def test_parts_are_within_what_s3_allows(size: int) -> None:
 
 def test_a_url_without_a_folder_is_refused() -> None:
     with pytest.raises(ValueError, match="names no folder"):
-        open_place("file:///")
+        open_folder("file:///")

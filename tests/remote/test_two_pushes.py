@@ -22,7 +22,7 @@ from shardmill.errors import StoreExistsError
 from shardmill.records import Ragged
 from shardmill.remote import claims, push, verify_remote
 from shardmill.remote.contents import local_contents
-from shardmill.remote.push import MARK, _mark
+from shardmill.remote.push import MARKER, _marker
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.two_pushes import Killed, Watched, delays, push_to, watched
@@ -281,7 +281,9 @@ def test_data_files_that_no_manifest_lists_are_refused_or_removed(
     place = spot.open()
     stray = "train/shard_00099.bin"
     place.create(stray, b"x")
-    with pytest.raises(StoreExistsError, match=f"{stray} is there, of no push of ours"):
+    with pytest.raises(
+        StoreExistsError, match=f"{stray} is there, and no push of ours put it there"
+    ):
         push(stores["a"], spot.url, storage_options=spot.options)
     push(stores["a"], spot.url, storage_options=spot.options, replace=True)
     assert verify_remote(spot.url, storage_options=spot.options).problems == []
@@ -300,7 +302,7 @@ def test_a_killed_replacement_that_goes_on_leaves_nothing_of_the_old_store(
     stray = "train/shard_00099.bin"  # listed by the old manifest, which is gone
     place.create(stray, b"x")
     place.remove("meta.json")
-    place.create(MARK, _mark(local_contents(stores["a"])))
+    place.create(MARKER, _marker(local_contents(stores["a"])))
     push(stores["a"], spot.url, storage_options=spot.options)
     assert verify_remote(spot.url, storage_options=spot.options).problems == []
     assert stray not in place.listing()

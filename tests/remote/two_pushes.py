@@ -14,8 +14,8 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.remote.contents import local_contents
+from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.remote.push import send
-from shardmill.storage.object_store import RemoteFolder, open_place
 
 Hook = Callable[[str], None]
 OPERATIONS = ("listing", "info", "block", "pipe", "write", "create", "put", "remove")
@@ -51,7 +51,7 @@ class Watched(RemoteFolder):
 def watched(
     url: str, options: dict[str, Any], hook: Hook, *, one_at_a_time: bool = False
 ) -> Watched:
-    opened = open_place(url, options)
+    opened = open_folder(url, options)
     place = Watched(opened.fs, opened.root, opened.url)
     object.__setattr__(place, "hook", hook)
     turns = threading.RLock() if one_at_a_time else contextlib.nullcontext()
@@ -62,7 +62,9 @@ def watched(
 def push_to(folder: Path, place: RemoteFolder, *, replace: bool = False) -> str:
     """The sha256 of the manifest that was pushed, or the class and words of the refusal."""
     try:
-        return send(folder, local_contents(folder), place, (2, None), replace).manifest_sha256
+        return send(
+            folder, local_contents(folder), place, workers=2, replace=replace
+        ).manifest_sha256
     except ShardmillError as error:
         return f"{type(error).__name__}: {error}"
 

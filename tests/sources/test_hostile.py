@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.errors import SourceError
+from shardmill.errors import OptionError, SourceError
 from shardmill.sources import BatchLimits, JsonlSource, iter_jsonl_rows, open_source
 from shardmill.storage.files import find_local
 
@@ -63,7 +63,7 @@ def test_a_glob_finds_what_python_finds(tmp_path, pattern):
 
 
 def test_a_url_without_a_bucket_is_one_clear_error():
-    with pytest.raises(SourceError, match="names no bucket"):
+    with pytest.raises(OptionError, match="names no bucket"):
         open_source("s3://", kind="jsonl")
 
 

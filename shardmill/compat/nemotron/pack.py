@@ -22,9 +22,9 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.formats.packed.pack import pack_with, shard_name
 from shardmill.remote.contents import LARGEST, FileFact, local_contents
+from shardmill.remote.folder import RemoteFolder, folder_at
 from shardmill.remote.push import send
 from shardmill.remote.transfer import file_sha256, is_same
-from shardmill.storage.object_store import RemoteFolder, place_of
 from shardmill.urls import Url
 
 _WORKERS = 6  # a shard has six files
@@ -76,7 +76,7 @@ def process_chat_sft_pack_from_spool_core(
         given = str(output_dir).rstrip("/")
         as_given = given and not given.startswith("~") and not is_url(given)
         return pack(Path(given if as_given else place.root))
-    shard = place_of(place.fs, place.path(name), f"{place.url}/{name}")
+    shard = folder_at(place.fs, place.path(name), f"{place.url}/{name}")
     _refuse_finished(shard)
     with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
         receipt = pack(Path(scratch))
@@ -126,7 +126,7 @@ def _place(fs: Any, folder: str) -> RemoteFolder:
         ours = " or ".join(sorted(protocols))
         instead = f"output_fs is for {ours}: give a folder of it, or the file system of the URL"
         refuse_url(folder, "output_dir", instead=instead)
-    return place_of(fs, fs._strip_protocol(str(folder)), str(Url(str(folder))))
+    return folder_at(fs, fs._strip_protocol(str(folder)), str(Url(str(folder))))
 
 
 def _refuse_finished(shard: RemoteFolder) -> None:
@@ -138,7 +138,7 @@ def _refuse_finished(shard: RemoteFolder) -> None:
 
 
 def _send_folder(folder: Path, place: RemoteFolder) -> None:
-    send(folder, local_contents(folder), place, (_WORKERS, None), False)
+    send(folder, local_contents(folder), place, workers=_WORKERS)
 
 
 def _send_file(path: Path, place: RemoteFolder) -> None:

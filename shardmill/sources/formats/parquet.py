@@ -52,7 +52,7 @@ from shardmill.sources.formats.parquet_column import (
     read_column,
 )
 from shardmill.storage.files import InputFile, Where, list_files, unreadable
-from shardmill.storage.object_files import FarPath, open_far
+from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import Range, RangedFile, blocks_of
 
 PARQUET_SUFFIXES = (".parquet",)
@@ -291,13 +291,13 @@ def refusing_damage(where: str, remedy: str) -> Iterator[None]:
         raise SourceError(f"{where}: not a readable Parquet file ({error}); {remedy}") from error
 
 
-_footers = Footers[FarPath]()
+_footers = Footers[ObjectPath]()
 _REMEDY = "write it again"
 
 
 @contextmanager
 def open_far_parquet(
-    path: FarPath, num_bytes: int, column: Column | None, position: JSON
+    path: ObjectPath, num_bytes: int, column: Column | None, position: JSON
 ) -> Iterator[pq.ParquetFile]:
     """The file; what will be read of it from `position` on is on its way."""
     with refusing_damage(str(path), _REMEDY):
@@ -307,16 +307,16 @@ def open_far_parquet(
             groups, _ = groups_from(group_edges(footer.metadata), column, position)
             blocks = blocks_of(column_ranges(footer, column.field, groups))
         with (
-            open_far(path, num_bytes, blocks) as stream,
+            open_object(path, num_bytes, blocks) as stream,
             parquet_of(stream, footer.metadata) as parquet,
         ):
             yield parquet
 
 
-def _footer_of(path: FarPath, num_bytes: int) -> Footer:
+def _footer_of(path: ObjectPath, num_bytes: int) -> Footer:
     footer = _footers.get(path)
     if footer is None:
-        with open_far(path, num_bytes) as stream:
+        with open_object(path, num_bytes) as stream:
             footer = Footer(num_bytes, read_metadata(stream))
         _footers.add(path, footer)
     return footer
