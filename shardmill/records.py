@@ -247,6 +247,10 @@ class Batch:
         """Rows of the batch, those of all microbatches."""
         return int(self.input_ids.size // self.input_ids.shape[-1])
 
+    def trained(self) -> BoolArray:
+        """Which labels are trained, in the shape of `labels`."""
+        return np.asarray(self.labels != IGNORE_INDEX)
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays that are set, by name."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}

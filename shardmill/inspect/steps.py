@@ -114,7 +114,7 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
     """The tokens of a planned sample."""
     source = moment.source_of(plan)
     input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
-    source.fill([plan.window], input_ids, labels)
+    source.fill_unchecked(np.array([plan.window]), input_ids, labels)
     packed = isinstance(source, PackSource)
     documents, first = plan.documents, plan.start
     columns: tuple[tuple[int, int], ...] | None = None

@@ -1,18 +1,15 @@
-"""The online half: what a store holds becomes rows for training.
+"""Stores become training batches, with a position that resumes exactly.
 
-In: stores and token folders, sequence length, weights, a seed.  Out: numpy arrays of one shape.
-Promise: nothing is written; a new sequence length needs no new build; the order is a function of
-its arguments, and a position in it is one number.
-Not here: tensors (pytorch), what an order is (sampling).
+`load` is the front door. Underneath, `TokenSource` and `PackSource` read rows, `SampleStream` puts
+the rows of all sources in one order, and `Loader` is a position in that order.
 """
 
 from __future__ import annotations
 
 from shardmill.loading.api import load
-from shardmill.loading.batch import SourceCounters
-from shardmill.loading.loader import Loader
+from shardmill.loading.loader import Loader, SourceCounters
 from shardmill.loading.order import PlannedSample, SampleStream, plan_step
-from shardmill.loading.packed_rows import ChatRows, PackBatch, PackSource
+from shardmill.loading.packed_rows import ChatRows, PackSource
 from shardmill.loading.rows import RowSource, TokenSource
 from shardmill.records import Batch
 
@@ -20,7 +17,6 @@ __all__ = [
     "Batch",
     "ChatRows",
     "Loader",
-    "PackBatch",
     "PackSource",
     "PlannedSample",
     "RowSource",

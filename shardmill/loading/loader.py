@@ -1,10 +1,7 @@
 """Batches for one rank, from any position.
 
-In: a stream, a batch size, rank and world.  Out: `Batch`es, endless or up to `num_samples`.
-Promise: law 5, the ranks together read the stream in its order, whatever their number; law 6, from
-a state the very next sample comes, on any number of ranks with any batch size; law 7, ranks are
-a disjoint cover, and all have the same number of steps. A batch somebody holds never changes.
-Not here: tensors (pytorch), what comes when (stream).
+The ranks together read the stream in its order, whatever their number, and all have the same number
+of steps. From a state the very next sample follows, on any number of ranks with any batch size.
 """
 
 from __future__ import annotations
@@ -12,13 +9,14 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading.batch import BatchMaker, Buffers, SourceCounters
+from shardmill.loading.batch import BatchMaker, Buffers
 from shardmill.loading.order import SampleStream, Steps, StepShape
 from shardmill.loading.prefetch import Ahead, OneThread
 from shardmill.loading.state import make_state, read_state
@@ -28,17 +26,27 @@ from shardmill.records import JSON, Batch
 
 log = logging.getLogger(__name__)
 
-_SPARE = 3  # buffers besides those made early: one in use, one about to be, one just let go
+_SPARE = 3  # buffers besides those made early: one in use, one about to be, one just released
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCounters:
+    """What was consumed of one source since sample 0, by all ranks together."""
+
+    samples: int
+    tokens: int  # inputs: samples * seq_len
+    epochs: float  # samples / rows of the source
 
 
 class Loader(Closing):
-    """The steps of one rank. Its position, `samples`, counts samples of all ranks since the first.
+    """The steps of one rank. Its position, `samples`, counts the samples of all ranks.
 
-    `batch_size` is of this rank: a step is `world * batch_size` samples. `documents=True` keeps
-    documents apart (see `Batch`); None: as the stream says. `ahead` batches are made early in a
-    thread; 0: no thread. `ask_ahead`: whether the kernel is asked to read the windows of the next
-    steps; None: as soon as a batch had to wait for the disk. A copy by pickle goes on from the same
-    position. For one thread: a second one that asks at the same time gets an OptionError.
+    `batch_size`: rows of this rank; a step is `world * batch_size` samples. `num_samples`: where to
+    stop; None: never. `documents=True` keeps documents apart (see `Batch`); None: as the stream
+    says. `ahead`: batches made early in a thread; 0: no thread. `ask_ahead`: whether the kernel is
+    asked to read the rows of the next steps; None: once a batch had to wait for the disk. A pickled
+    copy continues from the same position. For one thread: a second one that asks at the same time
+    gets an OptionError.
     """
 
     def __init__(
@@ -61,7 +69,6 @@ class Loader(Closing):
             rank=whole_number(rank, "rank", least=0),
             world=whole_number(world, "world"),
         )
-        self._shape.samples_at(0)  # checks the rank
         self.num_samples = (
             None if num_samples is None else whole_number(num_samples, "num_samples", least=0)
         )
@@ -70,45 +77,46 @@ class Loader(Closing):
         self.ahead = whole_number(ahead, "ahead", least=0)
         if self.documents:
             for source in stream.sources:
-                source.borders(np.empty(0, np.int64))  # an error when nobody knows
+                source.borders(np.empty(0, np.int64))  # an error when it does not know them
         self._check_memory()
         self._samples = 0
         self._current: weakref.ref[_Batches] | None = None
-        self._told = False  # of samples that fill no step
+        self._warned = False  # of samples that do not fill a step
         self._reset()
 
     @property
     def samples(self) -> int:
-        """Global samples consumed: those of all ranks, up to the last batch that was given."""
+        """Global samples consumed, by all ranks, up to the last batch given."""
         return self._samples
 
     def __iter__(self) -> Iterator[Batch]:
-        """Goes on from the position. A new iterator ends the one before."""
+        """Continues from the position. A new iterator ends the previous one."""
         self.close()
         steps = Steps(self.stream, self._shape, start=self._samples, num_steps=self._steps_left())
         maker = BatchMaker(steps, self._buffers, documents=self.documents, ask_ahead=self.ask_ahead)
         made = Ahead(maker.make, num_items=steps.num_steps, depth=self.ahead)
         iterator = _Batches(self, steps, made)
-        self._current = weakref.ref(iterator)  # weak: one that is let go ends its thread
+        self._current = weakref.ref(iterator)  # weak: dropping it ends its thread
         return iterator
 
     def state_dict(self) -> dict[str, JSON]:
-        """The position: after the last batch that was given, whatever was made early."""
+        """The position after the last batch given, whatever was made early: JSON, under 1 KB."""
         return make_state(self.stream, self._samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same stream, saved on any number of ranks. Ends iterators."""
+        """Continue from a state of the same stream, saved on any number of ranks."""
         samples = read_state(state, self.stream)
         if self.num_samples is not None and samples > self.num_samples:
             raise StateMismatchError(
                 f"samples: the state has consumed {samples:,}, this loader ends at "
-                f"num_samples={self.num_samples:,}; raise num_samples to train on"
+                f"{{num_samples}}; raise that to continue",
+                num_samples=self.num_samples,
             )
         self.close()
         self._samples = samples
 
     def counters(self) -> dict[str, SourceCounters]:
-        """What was consumed of each source since sample 0, by all ranks, however often resumed."""
+        """What was consumed of each source since sample 0, by all ranks, across all resumes."""
         counts = self.stream.counts(self._samples).tolist()
         return {
             source.name: SourceCounters(
@@ -141,16 +149,16 @@ class Loader(Closing):
         self._reset()
 
     def _reset(self) -> None:
-        """What belongs to this object alone."""
+        """What a copy does not share."""
         shape = (2, self._shape.batch_size, self.stream.seq_len)
         self._buffers = Buffers(shape, most=self.ahead + _SPARE)
         self._current = None
 
     def _check_memory(self) -> None:
-        """Refuse batches that cannot fit: inputs and labels, documents and positions with them."""
+        """Refuse batches that do not fit: two arrays, with documents four."""
         size, seq_len = self._shape.batch_size, self.stream.seq_len
         one = size * seq_len * 8 * (4 if self.documents else 2)
-        held = max(2, self.ahead + 1)  # one that was given, and those being made
+        held = max(2, self.ahead + 1)  # one that was given, and those made early
         check_memory(
             held * one,
             f"batch_size={size:,}: a batch of {size:,} x {seq_len:,} tokens takes "
@@ -162,8 +170,8 @@ class Loader(Closing):
         if self.num_samples is None:
             return None
         steps, rest = divmod(self.num_samples - self._samples, self._shape.step_samples)
-        if rest and not self._told:
-            self._told = True
+        if rest and not self._warned:
+            self._warned = True
             log.warning(
                 "the last %s of %s samples fill no step of %s (%s ranks x %s) and are left out",
                 *(f"{rest:,}", f"{self.num_samples:,}", f"{self._shape.step_samples:,}"),
@@ -173,7 +181,7 @@ class Loader(Closing):
 
 
 class _Batches(Iterator[Batch]):
-    """One iteration; the position is the loader's, and there alone."""
+    """One iteration. The position is kept by the loader alone."""
 
     def __init__(self, loader: Loader, steps: Steps, batches: Ahead[Batch]) -> None:
         self._loader, self._steps, self._batches = loader, steps, batches
@@ -182,22 +190,20 @@ class _Batches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         with self._one_thread:
-            return self._next()
-
-    def _next(self) -> Batch:
-        if self._closed:
-            raise OptionError(
-                "this iterator was ended by a newer one, by load_state_dict or by close; take a "
-                "new one with iter(loader), which goes on from the loader's position"
-            )
-        steps = self._steps
-        step = (self._loader._samples - steps.start) // steps.step_samples
-        if step == steps.num_steps:
-            self._batches.close()
-            raise StopIteration
-        batch = self._batches.get(step)
-        self._loader._samples += steps.step_samples
-        return batch
+            if self._closed:
+                raise OptionError(
+                    "this iterator was ended by a newer one, by load_state_dict or by close; make "
+                    "a new one with iter(loader), which continues from the loader's position"
+                )
+            steps = self._steps
+            step_samples = steps.shape.step_samples
+            step = (self._loader._samples - steps.start) // step_samples
+            if step == steps.num_steps:
+                self._batches.close()
+                raise StopIteration
+            batch = self._batches.get(step)
+            self._loader._samples += step_samples
+            return batch
 
     def close(self) -> None:
         self._closed = True

@@ -1,27 +1,9 @@
-"""A global order over sources.
+"""The order of samples: which row of which source is sample `n`, and which samples a rank reads.
 
-In: sources, weights, a seed, a kind of shuffle.  Out: source, epoch and window of any sample.
-Promise: a pure function of the arguments and the sample's number: not of ranks, batches, threads or
-what was asked before. An excluded sample is never given: its place is taken by a stand-in of the
-same source, and no other sample moves. A source gives all its windows before one comes again, but
-for stand-ins; `phases` change the weights at exactly their first sample. Nothing grows with the
-data. It pickles, forks and spawns; threads may share it.
-Not here: reading (sources), ranks, batches and position (loader).
-
-Which samples a rank reads at each step.
-
-In: a stream, where the first step begins, batch size and rank.  Out: a `Step` for any step number.
-Promise: step `k` is the global samples `start + k * world * batch_size` on, as many as all ranks
-read together, cut by `rank_slice`; so every rank has exactly `batch_size` of them. The order is
-asked for up to `CHUNK` samples at a time, which costs little more than for one batch.
-Not here: reading. Not for two threads at a time.
-
-What a rank gets at a step, told without reading a token.
-
-In: a stream, the samples consumed before the step, batch size, rank and world.
-Out: a `PlannedSample` for each row: window, tokens, documents.
-Promise: exactly the rows that a `Loader` gives there, whatever it was resumed from.
-Not here: reading or decoding the tokens (cli).
+`SampleStream` maps a global sample number to (source, epoch, row). It is a pure function of its
+arguments and that number, not of ranks, batches, threads or earlier calls. `Steps` cuts the global
+order into steps and gives one rank its part. `plan_step` describes the rows of a step without
+reading a token.
 """
 
 from __future__ import annotations
@@ -30,7 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -62,28 +44,19 @@ from shardmill.sampling.seeds import fingerprint_of
 
 log = logging.getLogger(__name__)
 
-
 Shuffle: TypeAlias = Literal["global", "block", "none"]
 SHUFFLES = ("global", "block", "none")
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockOrders:
-    """Blocks of about 4 MiB of each source; the path of an order holds the source's name."""
-
-    block_items: Mapping[str, int]
-
-    def __call__(self, n: int, seed: int, /, *path: str | int) -> Order:
-        return BlockShuffle(n, seed, *path, block_items=self.block_items[str(path[1])])
-
-
 class SampleStream:
-    """Endless samples out of one or more sources.
+    """Endless samples from one or more sources. Threads may share it; it pickles.
 
-    `weights` None: by number of windows. `phases`: (first sample, weights), rising. `shuffle`:
-    "global" shuffles all windows of a source, "block" reads 4 MiB at a time, for data larger than
-    memory (docs/sampling.md tells what that costs in mixing), "none" keeps their order.
-    `documents`: whether loaders of this stream keep documents apart unless told otherwise.
+    `weights` None: by number of rows. `phases`: (first sample, weights), ascending; the weights
+    change at exactly that sample. `shuffle`: "global" shuffles all rows of a source, "block" reads
+    4 MiB at a time, for data larger than memory (docs/sampling.md says what that costs in mixing),
+    "none" keeps their order. `documents`: whether loaders of this stream keep documents apart by
+    default. A source gives all its rows before one is repeated; an excluded row is replaced by
+    another of the same source, and no other sample moves.
     """
 
     def __init__(
@@ -101,12 +74,14 @@ class SampleStream:
         self.sources = _checked_sources(sources)
         self.seq_len = self.sources[0].seq_len
         self.shuffle: Shuffle = shuffle
-        sizes = [len(source) for source in self.sources]
         if weights is None:
-            weights = _by_size(self.sources)
+            weights = [len(source) for source in self.sources]
+            for one in self.sources:
+                if not len(one):
+                    log.warning("%s, less than one window: it is never read", _too_short(one))
         _check_lists(weights, phases)
         self._mixture = Mixture(
-            sizes,
+            [len(source) for source in self.sources],
             weights,
             seed=seed,
             names=[source.name for source in self.sources],
@@ -125,31 +100,31 @@ class SampleStream:
         }
         self.order_fingerprint = self._mixture.fingerprint
         self._excluded = self._find_excluded()
-        self._lock = _process_lock()
+        self._lock = (os.getpid(), threading.Lock())
 
     @property
     def epoch_samples(self) -> int | None:
-        """Samples of one epoch, with one source; a mixture has no epoch in common."""
+        """Samples of one epoch of a single source; None for a mixture."""
         return len(self.sources[0]) if len(self.sources) == 1 else None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the sources, in their order."""
+        """The names of the sources."""
         return self._mixture.names
 
     @property
     def fingerprint(self) -> str:
-        """sha256 hex over all that decides which tokens come when, but for exclusions."""
+        """sha256 hex over everything that decides which tokens come when, except exclusions."""
         data = [source.fingerprint for source in self.sources]
         return fingerprint_of(order=self.order_fingerprint, data=[*data], seq_len=self.seq_len)
 
     @property
     def exclusions(self) -> JSON:
-        """What tells exclusions of the sources from others; None: nothing is excluded."""
+        """What identifies the exclusions of the sources; None: nothing is excluded."""
         return exclusion_facts({one.name: one for one in self._excluded.values()})
 
     def take(self, samples: npt.ArrayLike) -> MixedSamples:
-        """Source, epoch and window of these global samples. Ask for a thousand at a time."""
+        """Source, epoch and row of these global samples. Ask for a thousand at a time."""
         found = self.take_all(samples)
         if not self._excluded:
             return found
@@ -162,7 +137,7 @@ class SampleStream:
         return MixedSamples(found.source, found.epoch, item)
 
     def take_all(self, samples: npt.ArrayLike) -> MixedSamples:
-        """The same as if nothing were excluded: whose place each sample has. Not for training."""
+        """The same as if nothing were excluded: what each sample replaces. Not for training."""
         with self._locked():
             return self._mixture.take(samples)
 
@@ -185,46 +160,48 @@ class SampleStream:
         return f"SampleStream({self._mixture!r}, seq_len={self.seq_len:,}, {self.shuffle!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its arguments: what was remembered of the order is found again where it is needed."""
         return partial(SampleStream, **self._options), (self.sources,)
 
     def _find_excluded(self) -> dict[int, ExcludedItems]:
-        """By source. One of which nothing is left may be there, if it never comes."""
+        """By source. A source may be excluded as a whole only if it never has a weight."""
         shares = [share for _, phase in self.shares() for share in enumerate(phase)]
-        coming = {number for number, share in shares if share}
+        used = {number for number, share in shares if share}
         found = {}
         for number, source in enumerate(self.sources):
             if isinstance(source, Excluding) and source.excluded is not None:
                 found[number] = source.excluded
-                if number in coming:
+                if number in used:
                     source.excluded.check_left()
         return found
 
     def _locked(self) -> threading.Lock:
-        """The lock of this process. A child forked while another thread held it takes a new one:
-        what it guards is remembered turns and orders, each put in its place whole."""
+        """The lock of this process. A child that was forked while another thread held it takes a
+        new one: the cache that it guards is only ever replaced as a whole."""
         if self._lock[0] != os.getpid():
-            self._lock = _process_lock()
+            self._lock = (os.getpid(), threading.Lock())
         return self._lock[1]
-
-
-def _process_lock() -> tuple[int, threading.Lock]:
-    return os.getpid(), threading.Lock()
 
 
 def _orders(sources: Sequence[RowSource], shuffle: Shuffle) -> OrderFactory:
     if shuffle not in SHUFFLES:
-        raise OptionError(f"shuffle={shuffle!r}: wanted one of {', '.join(map(repr, SHUFFLES))}")
+        wanted = ", ".join(map(repr, SHUFFLES))
+        raise OptionError(f"{{shuffle}}: wanted one of {wanted}", shuffle=shuffle)
     if shuffle == "none":
         return InOrder
     if shuffle == "global":
         return Permutation
-    return _BlockOrders({one.name: items_per_block(one.window_bytes) for one in sources})
+    block_items = {one.name: items_per_block(one.window_bytes) for one in sources}
+
+    def in_blocks(n: int, seed: int, /, *path: str | int) -> Order:
+        # the path of an order is ("source", name, ...)
+        return BlockShuffle(n, seed, *path, block_items=block_items[str(path[1])])
+
+    return in_blocks
 
 
 def _checked_sources(sources: Sequence[RowSource]) -> tuple[RowSource, ...]:
     if isinstance(sources, RowSource):
-        raise OptionError(f"sources={sources!r}: wanted a list, also of one: [source]")
+        raise OptionError("{sources}: wanted a list, also of one: [source]", sources=sources)
     found = tuple(sources)
     if not found:
         raise OptionError("sources is empty; wanted at least one TokenSource or PackSource")
@@ -236,21 +213,23 @@ def _checked_sources(sources: Sequence[RowSource]) -> tuple[RowSource, ...]:
             )
         if one.seq_len != found[0].seq_len:
             raise OptionError(
-                f"source {one.name!r} has seq_len={one.seq_len:,}, but {found[0].name!r} has "
-                f"{found[0].seq_len:,}; open both with the same"
+                f"source {one.name!r} has {{seq_len}}, but {found[0].name!r} has "
+                f"{found[0].seq_len:,}; open both with the same",
+                seq_len=one.seq_len,
             )
     if not any(map(len, found)):
         raise OptionError(
-            f"no source has a window: {', '.join(_too_short(one) for one in found[:8])}; take a "
-            f"smaller seq_len or more tokens"
+            f"no source has a window: {', '.join(_too_short(one) for one in found[:8])}; choose a "
+            "smaller {seq_len} or add tokens",
+            seq_len=...,
         )
     return found
 
 
 def _check_lists(weights: Any, phases: Any) -> None:
-    """The shape of both; what is in them is for the mixture to judge."""
+    """Checks the shape of both; the mixture checks the numbers."""
     if not isinstance(weights, Sequence) and not hasattr(weights, "__array__"):
-        raise OptionError(f"weights={weights!r:.80}: wanted a list, one number a source")
+        raise OptionError(f"weights={weights!r:.80}: wanted a list, one number per source")
     pairs = isinstance(phases, Sequence) and all(
         isinstance(phase, Sequence) and len(phase) == 2 for phase in phases
     )
@@ -261,25 +240,18 @@ def _check_lists(weights: Any, phases: Any) -> None:
             raise OptionError(f"phases: from sample {start!r} on {chosen!r:.80}: wanted weights")
 
 
-def _by_size(sources: Sequence[RowSource]) -> list[int]:
-    for one in sources:
-        if not len(one):
-            log.warning("%s, which is less than one window: it never comes", _too_short(one))
-    return [len(one) for one in sources]
-
-
 def _too_short(source: RowSource) -> str:
     return f"{source.name!r} has {source.num_tokens:,} tokens of {source.seq_len + 1:,} wanted"
 
 
 FIRST_CHUNK, CHUNK = 64, 8192
-"""Samples asked for at a time: few for a first batch without delay, then more. With twice as many
-the arrays of the order would be fresh memory at every call."""
+"""Samples whose order is computed at once: few for a first batch without delay, then more. Twice as
+many would take fresh memory at every call."""
 
 MOST_STEP_SAMPLES = 2**40
 
 HORIZON = 8
-"""Steps that may be looked at before their turn without asking for anything twice."""
+"""Steps that may be looked at ahead of their turn without computing an order twice."""
 
 
 class Step(NamedTuple):
@@ -291,8 +263,7 @@ class Step(NamedTuple):
     item: OffsetArray  # (n,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chunk:
+class _Chunk(NamedTuple):
     """The steps `first..stop`."""
 
     first: int
@@ -302,7 +273,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """Who reads how much at a step."""
+    """Which part of a step a rank reads."""
 
     batch_size: int  # samples of one rank
     rank: int
@@ -314,87 +285,86 @@ class StepShape:
                 f"{self.world:,} ranks x {self.batch_size:,} samples: a step has at most "
                 f"{MOST_STEP_SAMPLES:,}"
             )
+        self.samples_at(0)  # checks the rank
 
     @property
     def step_samples(self) -> int:
-        """Of all ranks together."""
+        """Samples of all ranks together."""
         return self.world * self.batch_size
 
     def samples_at(self, start: int) -> range:
-        """The samples of this rank, of the step that begins with the global sample `start`."""
+        """The samples of this rank in the step that begins with the global sample `start`."""
         return rank_slice(start, start + self.step_samples, rank=self.rank, world=self.world)
 
 
 class Steps:
-    """The steps of one rank from `start` on; `num_steps` None: endless."""
+    """The steps of one rank from global sample `start` on; `num_steps` None: endless.
+
+    Not for two threads at a time.
+    """
 
     def __init__(
         self, stream: SampleStream, shape: StepShape, *, start: int, num_steps: int | None
     ) -> None:
         self.stream, self.shape = stream, shape
         self.start, self.num_steps = start, num_steps
-        self.step_samples = shape.step_samples
-        self._batch_size = shape.batch_size
-        self._begin = shape.samples_at(start).start  # of this rank; every step as much further on
-        # Enough for a step and those behind it up to the horizon, also when a chunk is one step.
+        self._first = shape.samples_at(start).start  # of this rank
+        # enough for a step and those up to the horizon, also when a chunk is one step
         self._kept: deque[_Chunk] = deque(maxlen=2 + HORIZON)
-        self._last = _Chunk(0, 0, np.empty((0, 3, shape.batch_size), np.int64))  # the one in use
+        self._last = _Chunk(0, 0, np.empty((0, 3, shape.batch_size), np.int64))
 
     def at(self, step: int) -> Step:
-        """Step `step`; the next one is near at hand then."""
         chunk = self._last
         if not chunk.first <= step < chunk.stop:
             chunk = self._last = self._chunk_of(step)
         # copied: a batch that is kept must not keep the orders of a hundred others
         source, epoch, item = chunk.table[step - chunk.first].copy()
-        begin = self._begin + step * self.step_samples
-        return Step(range(begin, begin + self._batch_size), source, epoch, item)
+        begin = self._first + step * self.shape.step_samples
+        return Step(range(begin, begin + self.shape.batch_size), source, epoch, item)
 
     def _chunk_of(self, step: int) -> _Chunk:
         for chunk in reversed(self._kept):
             if chunk.first <= step < chunk.stop:
                 return chunk
-        self._kept.append(self._ask(step))
-        return self._kept[-1]
-
-    def _ask(self, first: int) -> _Chunk:
-        """The steps from `first` on: few at first, then more and more of them."""
+        size = self.shape.batch_size
         last = self._kept[-1] if self._kept else None
-        grown = last is not None and last.stop == first
-        samples = min(CHUNK, 4 * last.table[:, 0].size) if last and grown else FIRST_CHUNK
-        count = max(1, samples // self._batch_size)
+        samples = FIRST_CHUNK
+        if last is not None and last.stop == step:
+            samples = min(CHUNK, 4 * last.table[:, 0].size)
+        count = max(1, samples // size)
         if self.num_steps is not None:
-            count = min(count, self.num_steps - first)
-        starts = self._begin + np.arange(first, first + count) * self.step_samples
-        numbers = np.add.outer(starts, np.arange(self._batch_size))
+            count = min(count, self.num_steps - step)
+        starts = self._first + np.arange(step, step + count) * self.shape.step_samples
+        numbers = np.add.outer(starts, np.arange(size))
         found = self.stream.take(numbers.reshape(-1))
         columns = [one.reshape(numbers.shape) for one in (found.source, found.epoch, found.item)]
-        return _Chunk(first, first + count, np.stack(columns, axis=1))
+        self._kept.append(_Chunk(step, step + count, np.stack(columns, axis=1)))
+        return self._kept[-1]
 
 
-_ROW_BYTES = 500  # of a row that is described, and of its order
+_ROW_BYTES = 500  # of the description of a row, and of its order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSample:
     """One row, by numbers alone. Token positions are those of the split.
 
-    A row of a pack plan has its pieces for documents, in their order; its start and stop are those
-    of its first and its last piece, and its tokens need not lie between.
+    A row of a pack plan has its pieces as documents, in their order. Its start and stop are those
+    of its first and last piece, and its tokens need not be between them.
     """
 
     sample: int  # global number
     source: str  # its name
     path: Path  # the store's folder, or the folder of tokens
-    split: str | None  # None: the folder is no store
+    split: str | None  # None: the folder is not a store
     epoch: int  # which pass over the source, from 0
     window: int  # which window of the source, or which row of its plan
     start: int  # its first token
-    stop: int  # behind its last: start + seq_len + 1
+    stop: int  # start + seq_len + 1
     documents: Documents | None
     # (number in the split, start, stop) of each document with tokens in this window, cut to the
-    # window; None when nobody knows where documents begin
-    instead_of: int | None = None  # the window whose place this is, when that is excluded
+    # window; None when it is not known where documents begin
+    instead_of: int | None = None  # the excluded window that this one replaces
 
 
 def plan_step(
@@ -405,7 +375,7 @@ def plan_step(
     world: SupportsIndex = 1,
     rank: SupportsIndex = 0,
 ) -> list[PlannedSample]:
-    """The rows of `rank` at the step that begins after `samples` global samples."""
+    """The rows that a `Loader` gives `rank` at the step after `samples` global samples."""
     shape = StepShape(
         batch_size=whole_number(batch_size, "batch_size"),
         rank=whole_number(rank, "rank", least=0),
@@ -418,27 +388,25 @@ def plan_step(
     )
     start = whole_number(samples, "samples", least=0)
     step = Steps(stream, shape, start=start, num_steps=1).at(0)
-    meant = stream.take_all(step.samples).item
-    columns = (step.source, step.epoch, meant, step.item)
-    rows = zip(step.samples, *(column.tolist() for column in columns), strict=True)
-    return [
-        _planned(stream.sources[source], sample, epoch, (meant, item))
-        for sample, source, epoch, meant, item in rows
-    ]
-
-
-def _planned(source: RowSource, sample: int, epoch: int, items: tuple[int, int]) -> PlannedSample:
-    meant, item = items
-    place = source.place(item)
-    return PlannedSample(
-        sample=sample,
-        source=source.name,
-        path=source.path,
-        split=source.split,
-        epoch=epoch,
-        window=item,
-        instead_of=None if meant == item else meant,
-        start=place.start,
-        stop=place.stop,
-        documents=place.documents,
-    )
+    columns = (step.source, step.epoch, stream.take_all(step.samples).item, step.item)
+    planned = []
+    for sample, number, epoch, meant, item in zip(
+        step.samples, *(column.tolist() for column in columns), strict=True
+    ):
+        source = stream.sources[number]
+        span = source.span(item)
+        planned.append(
+            PlannedSample(
+                sample=sample,
+                source=source.name,
+                path=source.path,
+                split=source.split,
+                epoch=epoch,
+                window=item,
+                instead_of=None if meant == item else meant,
+                start=span.start,
+                stop=span.stop,
+                documents=span.documents,
+            )
+        )
+    return planned

@@ -1,26 +1,7 @@
-"""One named origin of packed rows: a pack plan over a chat store.
+"""Rows of conversations: packed by a plan (`PackSource`), or one conversation per row (`ChatRows`).
 
-In: a store and one of its plans; then row numbers.  Out: inputs and labels in int64 rows.
-Promise: row `i` is row `i` of the plan: inputs are all its tokens but the last, labels all but the
-first, IGNORE_INDEX where they are not trained, at the first token of a piece and in padding; every
-row trains at least one token, and all rows train each label of the plan once an epoch. Nothing is
-packed or copied here. It pickles by path, forks and spawns; threads may share it. `excluded` says
-which rows a stream must not give, as it was when the source was opened.
-Not here: making plans (build, `shardmill pack`), which rows and when (stream), what is given in
-place of excluded rows (exclusion); `fill` and `batch` give any row.
-
-With `documents=True` a document is a piece. Padding behind the last piece of a row is one more, so
-that nothing attends to it but itself. What `align_to` put between two pieces belongs to the one
-before it: there it comes behind all its tokens, which causal attention does not see.
-
-Conversations of a store as rows of one length.
-
-In: a store, a split, `seq_len`, a fit; then example numbers.  Out: rows, or inputs and labels.
-Promise: a row is a function of its example, `seq_len` and the fit, not of the batch it comes in;
-every row trains at least one token; an example that gives no row is told by number and reason,
-and nothing takes its place: those with an excluded token are among them. The store is not touched:
-another `seq_len` needs no build.
-Not here: which examples come when (sampling), several examples in one row (packing).
+Every row trains at least one token. Nothing is packed or copied on disk here: another `seq_len` of
+`ChatRows` needs no build, and a plan is made by `shardmill.pack`.
 """
 
 from __future__ import annotations
@@ -28,10 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +19,11 @@ from shardmill.arguments import whole_number
 from shardmill.chat.fit import Fit, FitCounts, FitPlan, FittedRows, fit_rows, plan_fit
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
-from shardmill.loading.rows import RowSpan, check_fill, checked_name, row_blocks
+from shardmill.loading.rows import CheckedFill, RowSpan, checked_name, row_blocks
 from shardmill.records import (
-    IGNORE_INDEX,
+    Batch,
     BoolArray,
     ChatExamples,
-    IntArray,
     OffsetArray,
     next_token_pairs,
     write_next_token_pairs,
@@ -58,25 +36,19 @@ from shardmill.store.readers.token_space import ReaderName, as_positions
 
 log = logging.getLogger(__name__)
 
-
 _CHUNK = 4096  # examples planned at a time
 _IDLE = "nothing_trained_in_row"
 
 EXCLUDED = "excluded"
-"""The reason of an example that has an excluded token."""
-
-
-class ChatBatch(TypedDict):
-    """Inputs and labels of n examples."""
-
-    input_ids: IntArray  # (n, seq_len) int64
-    labels: IntArray  # (n, seq_len) int64; the next token, or IGNORE_INDEX where it is not trained
-    loss_mask: BoolArray  # (n, seq_len) where labels count
-    examples: OffsetArray  # (n,) the number of the example in each row
+"""The reason why an example with an excluded token gives no row."""
 
 
 class ChatRows:
-    """The conversations of a split, each as a row of `seq_len + 1` tokens."""
+    """The conversations of a split, each as a row of `seq_len + 1` tokens.
+
+    A row is a function of its example, `seq_len` and the fit, not of the batch it comes in. An
+    example that gives no row is reported by number and reason, and nothing replaces it.
+    """
 
     def __init__(
         self,
@@ -88,20 +60,19 @@ class ChatRows:
         pad_id: int | None = None,
         reader: ReaderName = "auto",
     ) -> None:
-        """`pad_id` None: the end of a turn, as the store's template has it. `reader`: as in
-        `TokenSource`."""
+        """`pad_id` None: the end of a turn in the store's template. `reader`: see `TokenSource`."""
         store = open_store(folder)
         self.space = ChatSpace(store, split, reader=reader)
         self.seq_len = whole_number(seq_len, "seq_len")
         if fit not in list(Fit):
-            raise OptionError(f"fit={fit!r}: wanted one of {', '.join(Fit)}")
+            raise OptionError(f"{{fit}}: wanted one of {', '.join(Fit)}", fit=fit)
         self.fit = Fit(fit)
         self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
         self._spans = read_exclusions(store).spans(split)  # as they were when it was opened
-        self._told = False
+        self._warned = False
 
     def __len__(self) -> int:
-        """Examples of the split, those included that give no row at this length."""
+        """Examples of the split, including those that give no row at this length."""
         return len(self.space)
 
     def rows(self, indices: npt.ArrayLike) -> FittedRows:
@@ -110,8 +81,8 @@ class ChatRows:
         rows = fit_rows(examples, self.seq_len, fit=self.fit, pad_id=self.pad_id)
         if excluded.any():
             rows = replace(rows, plan=_with_reason(rows.plan, excluded))
-        if rows.plan.dropped and not self._told:
-            self._told = True
+        if rows.plan.dropped and not self._warned:
+            self._warned = True
             log.warning(
                 "%r: some examples give no row (%s); `fit_counts()` counts them all",
                 self,
@@ -119,24 +90,21 @@ class ChatRows:
             )
         return rows
 
-    def batch(self, indices: npt.ArrayLike) -> ChatBatch:
-        """Inputs and labels, shifted. An example without a row is missing in `examples`."""
+    def batch(self, indices: npt.ArrayLike) -> Batch:
+        """Inputs and labels; `item` holds the examples. One without a row is missing there."""
         rows = self.rows(indices)
-        x, y = next_token_pairs(rows.ids, rows.mask)
-        loss_mask = rows.mask[:, 1:].copy()
-        chosen = np.asarray(indices, np.int64)[rows.plan.kept]
-        return ChatBatch(input_ids=x, labels=y, loss_mask=loss_mask, examples=chosen)
+        input_ids, labels = next_token_pairs(rows.ids, rows.mask)
+        item = np.asarray(indices, np.int64)[rows.plan.kept]
+        return Batch(input_ids=input_ids, labels=labels, item=item)
 
     def fit_counts(self) -> FitCounts:
         """What becomes of every example and token of the split. Reads all of it, in parts."""
-        starts = range(0, len(self), _CHUNK)
-        parts = [np.arange(start, min(start + _CHUNK, len(self))) for start in starts]
-        return reduce(add, (self._plan(part).counts for part in parts), FitCounts(dropped={}))
-
-    def _plan(self, indices: OffsetArray) -> FitPlan:
-        examples, excluded = self._examples(indices)
-        plan = plan_fit(examples, self.seq_len, self.fit)
-        return _with_reason(plan, excluded) if excluded.any() else plan
+        total = FitCounts(dropped={})
+        for start in range(0, len(self), _CHUNK):
+            examples, excluded = self._examples(np.arange(start, min(start + _CHUNK, len(self))))
+            plan = plan_fit(examples, self.seq_len, self.fit)
+            total += (_with_reason(plan, excluded) if excluded.any() else plan).counts
+        return total
 
     def _examples(self, indices: npt.ArrayLike) -> tuple[ChatExamples, BoolArray]:
         """These examples, and which are excluded: those train nothing, so they give no row."""
@@ -155,7 +123,7 @@ class ChatRows:
 
 
 def _with_reason(plan: FitPlan, excluded: BoolArray) -> FitPlan:
-    """The excluded ones told as such."""
+    """The plan with the excluded examples under their own reason."""
     idle = plan.dropped[_IDLE]
     dropped = {**plan.dropped, _IDLE: idle[~excluded[idle]], EXCLUDED: np.flatnonzero(excluded)}
     left = {reason: who for reason, who in dropped.items() if len(who)}
@@ -163,48 +131,43 @@ def _with_reason(plan: FitPlan, excluded: BoolArray) -> FitPlan:
     return replace(plan, dropped=left, counts=counts)
 
 
-def _end_ids(options: Mapping[str, Any]) -> list[Any]:
-    """What ends a turn, as the template says; none when the manifest says something else there."""
-    found: Any = options
-    for key in ("chat", "template", "end_ids"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, list) else []
-
-
 def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
     """The id asked for, or else the one that ends a turn in this store."""
     if asked is None:
+        ends: Any = manifest.options
+        for key in ("chat", "template", "end_ids"):
+            ends = ends.get(key) if isinstance(ends, Mapping) else None
         named = manifest.special_token_ids
-        ends = _end_ids(manifest.options)
-        asked = ends[-1] if ends else named.get("eot", named.get("eos"))
+        use_ends = isinstance(ends, list) and ends
+        asked = ends[-1] if use_ends else named.get("eot", named.get("eos"))
     if asked is None:
         raise OptionError(
-            f"{where}: the store names no end of turn, 'eot' or 'eos' to pad with; pass pad_id, "
-            "any id of the vocabulary: padding is never trained"
+            f"{where}: the store names no end of turn, 'eot' or 'eos' to pad with; pass "
+            "{pad_id}, any id of the vocabulary: padding is never trained",
+            pad_id=...,
         )
     pad_id = whole_number(asked, "pad_id", least=0)
     if manifest.vocab_size is not None and pad_id >= manifest.vocab_size:
-        raise OptionError(f"pad_id={pad_id:,}: the vocabulary has {manifest.vocab_size:,} ids")
+        raise OptionError(
+            f"{{pad_id}}: the vocabulary has {manifest.vocab_size:,} ids", pad_id=pad_id
+        )
     return pad_id
 
 
-class PackBatch(TypedDict):
-    """Inputs and labels of n rows of a plan."""
-
-    input_ids: OffsetArray  # (n, seq_len)
-    labels: OffsetArray  # (n, seq_len) the next token, or IGNORE_INDEX where it is not trained
-    loss_mask: BoolArray  # (n, seq_len) where labels count
-    rows: OffsetArray  # (n,) the number of each row in the plan
-
-
-class PackSource:
-    """Every row of a plan: a read-only sequence without a state.
+class PackSource(CheckedFill):
+    """Every row of a pack plan over a chat store: a read-only sequence without a state.
 
     `plan`: its name ("train-8192", as `shardmill pack --list` prints it), its path, or its
-    `seq_len` when the store has one plan of that length. `name` is part of the order, as in
-    `TokenSource`; without one it is the name of the folder. `pad_id` None: the end of a turn, as
-    the store's template has it. `reader`: as in `TokenSource`.
+    `seq_len` when the store has one plan of that length. `name` and `reader`: as in `TokenSource`.
+    `pad_id` None: the end of a turn in the store's template.
+
+    Labels are IGNORE_INDEX where the token is not trained, at the first token of a piece and in
+    padding. Documents are pieces. The padding after the last piece of a row is one more document,
+    so that nothing attends to it but itself; what `align_to` put between two pieces belongs to the
+    first, after all its tokens, where causal attention does not see it.
     """
+
+    _unit = "row"
 
     def __init__(
         self,
@@ -219,7 +182,9 @@ class PackSource:
         found = read_plan(find_plan(store.folder, plan))
         self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
         if self.pad_id > np.iinfo(store.dtype).max:
-            raise OptionError(f"pad_id={self.pad_id:,}: tokens of {store.folder} are {store.dtype}")
+            raise OptionError(
+                f"{{pad_id}}: tokens of {store.folder} are {store.dtype}", pad_id=self.pad_id
+            )
         self._space = PackSpace(store, found, pad_id=self.pad_id, reader=reader)
         self.reader = self._space.reader
         self.path = store.folder
@@ -241,25 +206,12 @@ class PackSource:
         """Rows of these numbers as they are packed, not shifted."""
         return self._space.rows(indices)
 
-    def batch(self, indices: npt.ArrayLike) -> PackBatch:
-        """Inputs and labels of these rows."""
-        rows = as_positions(indices)
-        input_ids, labels = np.empty((2, len(rows), self.seq_len), np.int64)
-        self.fill(rows, input_ids, labels)
-        return PackBatch(
-            input_ids=input_ids, labels=labels, loss_mask=labels != IGNORE_INDEX, rows=rows
-        )
-
-    def fill(
-        self,
-        items: npt.ArrayLike,
-        input_ids: OffsetArray,
-        labels: OffsetArray,
-        rows: OffsetArray | None = None,
-    ) -> None:
-        """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-        numbers = check_fill(self, items, input_ids, labels, unit="row")
-        self.fill_unchecked(numbers, input_ids, labels, rows)
+    def batch(self, indices: npt.ArrayLike) -> Batch:
+        """Inputs and labels of these rows; `item` holds their numbers."""
+        item = as_positions(indices)
+        input_ids, labels = np.empty((2, len(item), self.seq_len), np.int64)
+        self.fill(item, input_ids, labels)
+        return Batch(input_ids=input_ids, labels=labels, item=item)
 
     def fill_unchecked(
         self,
@@ -268,14 +220,13 @@ class PackSource:
         labels: OffsetArray,
         rows: OffsetArray | None = None,
     ) -> None:
-        """`fill` for items that an order gave, into fitting rows."""
         for part in row_blocks(len(items), self.window_bytes):
             found = self._space.rows(items[part])
             where = part if rows is None else rows[part]
             write_next_token_pairs(found.ids, found.trained, input_ids, labels, where)
 
     def borders(self, items: OffsetArray) -> Borders:
-        """Where pieces begin in these rows, and where the padding behind the last one does."""
+        """Where pieces begin in these rows, and the padding after the last one."""
         pieces, length = self._space.pieces(items), self.seq_len + 1
         row = np.repeat(np.arange(len(items)), np.diff(pieces.offsets))
         inner = np.flatnonzero(pieces.places)
@@ -286,19 +237,19 @@ class PackSource:
         places.sort()
         return Borders(len(items), length, places)
 
-    def place(self, item: int) -> RowSpan:
+    def span(self, item: int) -> RowSpan:
         """From the first token of its first piece to the last of its last; documents are pieces."""
         pieces = self._space.pieces([item])
         starts, stops = pieces.starts, pieces.starts + pieces.lengths
-        told = zip(pieces.examples.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        return RowSpan(int(starts[0]), int(stops[-1]), tuple(told))
+        documents = zip(pieces.examples.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        return RowSpan(int(starts[0]), int(stops[-1]), tuple(documents))
 
     def prefetch(self, items: npt.ArrayLike) -> None:
-        """Ask the kernel to read these rows ahead: a system call a piece; returns at once."""
+        """Ask the kernel to read these rows ahead: a system call per piece; returns at once."""
         self._space.prefetch(items)
 
     def close(self) -> None:
-        """Let go of the token files; may be called again."""
+        """Release the token files; may be called again."""
         self._space.close()
 
     def __repr__(self) -> str:

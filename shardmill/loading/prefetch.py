@@ -1,15 +1,15 @@
-"""Make items before they are asked for, in a thread, when that saves time.
+"""Batches made ahead of their use, in a thread, when that saves time.
 
-In: a function from a number to its item.  Out: the items, asked for as 0, 1, 2, ...
-Promise: at most `depth` items are made early; never two at a time. An error comes out where it
-would have without a thread, and asking again tries again. `close`, an object nobody holds any more,
-the end of the interpreter and a fork neither hang nor leave a thread behind.
-Not here: what an item is. One consumer.
+Handing an item from thread to thread costs as much as making a small batch. So a consumer that
+finds nothing ready makes the item itself, unless the thread is already at it, and the thread works
+only while the consumer does something else: it looks, naps, and starts if there was no call in
+between. A training step that computes finds every item ready; a loop that only reads is nearly as
+fast as without a thread. (`shardmill.threads.read_ahead` is for iterators whose thread should work
+all the time and can be interrupted.)
 
-Handing over between threads costs as much as making a small batch. So the consumer who finds
-nothing ready makes the item itself, unless the thread is at it; and the thread works only while the
-consumer does something else: it looks, naps, and begins if nobody has called meanwhile. A training
-step that computes finds every item ready; a loop that only reads is nearly as fast as without.
+At most `depth` items are made early, never two at a time. An error is raised where it would have
+been without a thread, and asking again tries again. Closing, dropping the object, the end of the
+interpreter and a fork neither hang nor leave a thread behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 
 class OneThread:
     """A `with` block for one thread at a time. Another thread gets an error at once: both would
-    move one position, and batches would be lost."""
+    move the same position, and batches would be lost."""
 
     def __init__(self, what: str) -> None:
         self._what = what  # what each thread should open for itself
@@ -42,12 +42,12 @@ class OneThread:
 
     def __enter__(self) -> None:
         if self._process != os.getpid():
-            self._begin()  # the thread that held it stayed in the parent
+            self._begin()  # the thread that held it is in the parent process
         if not self._lock.acquire(blocking=False):
             raise OptionError(
-                f"two threads ask this iterator at the same time, and a batch would be lost; let "
-                f"one thread ask and hand batches on, or open one {self._what} for each thread, "
-                f"with rank and world of its own"
+                f"two threads use this iterator at the same time, and a batch would be lost; let "
+                f"one thread read and pass batches on, or open one {self._what} for each thread, "
+                f"each with its own rank and world"
             )
 
     def __exit__(self, *error: object) -> None:
@@ -58,15 +58,15 @@ class OneThread:
 
 
 NAP, LONGEST_NAP = 0.5e-3, 4e-3
-"""Seconds without a call after which the consumer is taken to be busy with something else; more and
-more of them while it calls again and again, since every look of the thread disturbs it."""
+"""Seconds without a call after which the consumer counts as busy with something else. They grow
+while it calls again and again, since every look of the thread disturbs it."""
 
 PATIENCE = 10.0
-"""Seconds that `close` waits for an item under way."""
+"""Seconds that `close` waits for an item that is being made."""
 
 
 class Ahead(Generic[Item]):
-    """`get(0)`, `get(1)`, ... give `make(0)`, `make(1)`, ...; any other order works, unaided."""
+    """`get(0)`, `get(1)`, ... return `make(0)`, `make(1)`, ...; another order works, unaided."""
 
     _thread: threading.Thread | None
     _finalizer: weakref.finalize[..., Any]
@@ -85,14 +85,14 @@ class Ahead(Generic[Item]):
             return self._make(number)
         if self._process != os.getpid():
             self._finalizer.detach()
-            self._begin()  # the thread stayed with the parent, perhaps with the lock in hand
+            self._begin()  # the thread is in the parent process and may hold the lock
         item = self._work.get(number)
         if not self._closed:
             self._wake()
         return item
 
     def close(self) -> None:
-        """Make no more early, and wait for the thread; may be called again."""
+        """Stop making items early and wait for the thread; may be called again."""
         self._closed = True
         self._finalizer()
         thread, self._thread = self._thread, None
@@ -106,12 +106,12 @@ class Ahead(Generic[Item]):
         self._process = os.getpid()
         self._thread = None
         self._work = _Work(self._make, self._num_items, self._depth)
-        # It may run inside any other call, wherever memory is collected: it takes no lock.
+        # the collector may run it inside any other call, so it takes no lock
         self._finalizer = weakref.finalize(self, self._work.end)
 
     def _wake(self) -> None:
         if self._thread is None:
-            # It knows the work, not this object: that can be let go while the thread lives.
+            # the thread refers to the work, not to this object, which can be dropped meanwhile
             run = self._work.run
             self._thread = threading.Thread(target=run, name="shardmill-ahead", daemon=True)
             self._thread.start()
@@ -119,7 +119,7 @@ class Ahead(Generic[Item]):
 
 
 class _Work(Generic[Item]):
-    """What consumer and thread share."""
+    """What the consumer and the thread share."""
 
     def __init__(self, make: Callable[[int], Item], num_items: int | None, depth: int) -> None:
         self._make, self._num_items, self._depth = make, num_items, depth
@@ -127,15 +127,15 @@ class _Work(Generic[Item]):
         self._changed = threading.Condition(self._lock)
         self._ready: deque[tuple[int, Item]] = deque()
         self._number = 0  # of the next item to make
-        self._maker: int | None = None  # the thread that makes it now
-        self._error: BaseException | None = None  # came instead of that item
+        self._maker: int | None = None  # the id of the thread that makes it now
+        self._error: BaseException | None = None  # raised instead of that item
         self._ended = False
-        self._signals: SimpleQueue[None] = SimpleQueue()  # may be put to from a finalizer
+        self._signals: SimpleQueue[None] = SimpleQueue()  # a finalizer may put into it
         self._asleep = False
         self._calls = 0  # of the consumer
 
     def get(self, number: int) -> Item:
-        """Item `number`: made already, or made now. For the consumer."""
+        """Item `number`, made early or made now. Called by the consumer."""
         me = threading.get_ident()
         self._calls += 1
         try:
@@ -145,7 +145,7 @@ class _Work(Generic[Item]):
                 if self._is_ready(number):
                     return self._ready.popleft()[1]
                 self._raise_error()
-                self._ready.clear()  # empty, unless an interrupt lost what was taken before
+                self._ready.clear()  # only filled after an interrupt lost the item before
                 self._number, self._maker = number, me
             item = self._make(number)
             self._number = number + 1
@@ -155,11 +155,11 @@ class _Work(Generic[Item]):
                 self._maker = None
 
     def run(self) -> None:
-        """The life of the thread."""
+        """What the thread does."""
         seen, nap = -1, NAP
         while not self._ended:
             if self._is_done():
-                self._asleep = True  # said first, then looked again: no call in between is missed
+                self._asleep = True  # set before the second look, so that no call is missed
                 if self._is_done():
                     self._signals.get()
             elif self._calls != seen or not self._make_one():
@@ -171,18 +171,18 @@ class _Work(Generic[Item]):
         self._ready.clear()
 
     def wake(self) -> None:
-        """Something was taken. A thread that naps will see it without being told."""
+        """An item was taken. A thread that naps notices by itself."""
         if self._asleep:
             self._asleep = False
             self._signals.put(None)
 
     def end(self) -> None:
-        """Make no more. Takes no lock and waits for nothing."""
+        """Make no more items. Takes no lock and does not wait."""
         self._ended = True
         self._signals.put(None)
 
     def _is_done(self) -> bool:
-        """Whether nothing is left to make early before the consumer takes something."""
+        """Whether nothing can be made early until the consumer takes something."""
         full = len(self._ready) >= self._depth or self._number == self._num_items
         return full or self._error is not None
 
@@ -199,17 +199,17 @@ class _Work(Generic[Item]):
             if error is not None:
                 raise error
         finally:
-            del error  # or it would hold, through its own traceback, all that the item held
+            del error  # its own traceback would keep alive everything the item held
 
     def _make_one(self) -> bool:
-        """Make the next item, if there is one to make. For the thread."""
+        """Make the next item, if there is one to make. Called by the thread."""
         with self._lock:
             if self._ended or self._is_done() or self._maker is not None:
                 return False
             number, self._maker = self._number, threading.get_ident()
         try:
             made, error = (number, self._make(number)), None
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the item is asked for
+        except BaseException as raised:  # noqa: BLE001 - raised where the item is asked for
             made, error = None, raised
         with self._lock:
             self._maker, self._error = None, error
@@ -225,6 +225,6 @@ _living: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """No thread may be in the middle of a copy when the interpreter is taken down."""
+    """No thread may be copying when the interpreter shuts down."""
     for ahead in list(_living):
         ahead.close()

@@ -1,14 +1,10 @@
-"""Ask the kernel for windows before their turn, when that is worth it.
+"""Ask the kernel to read the rows of the next steps, when that is worth a system call per row.
 
-In: steps.  Out: nothing; `madvise` or `posix_fadvise` for the windows of the next steps.
-Promise: what is read is never changed by it. Without an option it asks from the moment a batch had
-to wait for the disk: the kernel counts that for each thread (major page faults of maps, blocks read
-by pread), so data in memory cost two looks at a counter every fourth batch, and not a system call a
-window.
-Not here: reading. Not for two threads at a time.
-
-Asking hides the faults that would show that it is needed, so after some steps it stops and lets one
-batch go unasked: if that one waits, asking goes on for twice as many steps.
+Unless told otherwise, asking starts when a batch had to wait for the disk. The kernel counts such
+waits per thread (major page faults of maps, blocks read by pread), so data that are in memory cost
+two looks at a counter every fourth batch. Asking hides the waits that would show that it is needed.
+So after some steps it stops and watches one batch: if that one waits, asking continues for twice as
+many steps. What is read never depends on any of this.
 """
 
 from __future__ import annotations
@@ -18,30 +14,33 @@ from shardmill.sampling.order import by_value
 
 try:
     import resource
-except ImportError:  # not on Windows: nobody counts there, so nothing is asked unless told to
+except ImportError:  # not on Windows: nothing is counted there
     resource = None  # type: ignore[assignment]
 
 _WHOSE = 0 if resource is None else getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 LOOK_EVERY = 4
-"""Steps from one look at the counter to the next."""
+"""Steps between two looks at the counter."""
 
 FIRST_SPELL, LONGEST_SPELL = 32, 4096
-"""Steps to go on asking after a batch that waited."""
+"""Steps of asking after a batch that waited."""
 
 
 def disk_waits() -> int:
-    """How often this thread (elsewhere than on Linux: this process) waited for the disk."""
+    """Page faults of this thread (outside Linux: of this process) that waited for the disk."""
     return 0 if resource is None else resource.getrusage(_WHOSE).ru_majflt
 
 
 def disk_reads() -> int:
-    """How many blocks this thread had read from disk: what pread waits for is no page fault."""
+    """Blocks that this thread read from disk: pread causes no page faults."""
     return 0 if resource is None else resource.getrusage(_WHOSE).ru_inblock
 
 
-class Asker:
-    """`ask` True: for every step. False: never. None: when batches wait for the disk."""
+class Readahead:
+    """`ask` True: for every step. False: never. None: when batches wait for the disk.
+
+    Not for two threads at a time.
+    """
 
     def __init__(self, steps: Steps, *, ask: bool | None) -> None:
         self._steps = steps
@@ -54,14 +53,14 @@ class Asker:
         self._waits = 0
 
     def before(self, step: int) -> None:
-        """`step` is about to be read."""
+        """Call before `step` is read."""
         if self._until is None or step < self._until:
             self._ask(step)
         elif self._watch and not step % LOOK_EVERY:
             self._waits = self._counted()
 
     def after(self, step: int) -> None:
-        """`step` was read."""
+        """Call after `step` was read."""
         if not self._watch or step % LOOK_EVERY or self._until is None or step < self._until:
             return
         if self._counted() == self._waits:
@@ -72,7 +71,7 @@ class Asker:
         self._ask(step)
 
     def _ask(self, step: int) -> None:
-        """For the `HORIZON` steps behind `step`, each once."""
+        """For each of the `HORIZON` steps after `step`, once."""
         stop = step + 1 + HORIZON
         if self._steps.num_steps is not None:
             stop = min(stop, self._steps.num_steps)

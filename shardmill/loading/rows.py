@@ -1,24 +1,8 @@
-"""What a stream asks of a source: numbered rows of one length.
+"""Sources of rows: the protocol that every source follows, and windows of token files.
 
-In: nothing; this is the protocol and its record.  Out: `RowSource`, `Place`, and what every source
-checks and does alike.
-Promise: whatever has these names can be mixed, shuffled, resumed and divided over ranks with
-everything else that has them.
-Not here: windows of a store or folder (sources), rows of a pack plan (packs).
-
-One named origin of windows.
-
-In: a store's split or a folder of token files, and `seq_len`; then window numbers.
-Out: inputs and labels in int64 rows that the caller owns.
-Promise: window `i` begins at token `i * seq_len`; inputs are its first `seq_len` tokens, labels the
-same one further, so every transition is trained once an epoch. Opening reads no more than a few
-kilobytes of tokens. It pickles by path, forks and spawns; threads may share it. `excluded` says
-which windows a stream must not give, as it was when the source was opened.
-Not here: which windows and when (stream), packed rows of conversations (packs), what is given in
-place of excluded windows (exclusion); `fill` gives any window.
-
-The files of a folder without a manifest are read as one run of tokens, sorted by name: a window may
-begin in one file and end in the next.
+Whatever follows `RowSource` can be mixed, shuffled, resumed and divided over ranks with every other
+source. The files of a folder without a manifest are read as one run of tokens, sorted by name: a
+window may begin in one file and end in the next.
 """
 
 from __future__ import annotations
@@ -45,19 +29,22 @@ from shardmill.store.readers.token_space import ReaderName, as_positions, find_s
 
 log = logging.getLogger(__name__)
 
+EVERY_FILE = "*.npy"
+"""The default pattern of token files; a store needs none."""
 
 _BLOCK_BYTES = 256 * 1024
+_LOOK_FOR_EOS = 2**20  # tokens among which the end of a document should be found
 
 Documents: TypeAlias = tuple[tuple[int, int, int], ...]
 """(number in the split, start, stop) of each, in the order of the row."""
 
 
 class RowSpan(NamedTuple):
-    """Where the tokens of one row lie, in the token space of its split."""
+    """The tokens of one row, as positions in its split."""
 
-    start: int  # its first token
-    stop: int  # behind its last token
-    documents: Documents | None  # whose tokens these are; None when nobody knows
+    start: int
+    stop: int
+    documents: Documents | None  # None when it is not known where documents begin
 
 
 @runtime_checkable
@@ -65,23 +52,14 @@ class RowSource(Protocol):
     """A read-only sequence of rows without a state. Threads may share it; it pickles by path."""
 
     path: Path  # the store's folder, or the folder of tokens
-    split: str | None  # None: the folder is no store
+    split: str | None  # None: the folder is not a store
     name: str  # part of the order: the same rows under another name come in another order
-    seq_len: int  # inputs of a row
-    fingerprint: str  # equal ones, equal rows
+    seq_len: int  # inputs per row
+    fingerprint: str  # equal fingerprints, equal rows
     num_tokens: int  # in all rows
     window_bytes: int  # of one row on disk, about
 
     def __len__(self) -> int: ...
-
-    def fill(
-        self,
-        items: npt.ArrayLike,
-        input_ids: OffsetArray,
-        labels: OffsetArray,
-        rows: OffsetArray | None = None,
-    ) -> None:
-        """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
 
     def fill_unchecked(
         self,
@@ -90,13 +68,13 @@ class RowSource(Protocol):
         labels: OffsetArray,
         rows: OffsetArray | None = None,
     ) -> None:
-        """`fill` for items that an order gave, int64 and below the length, into fitting rows."""
+        """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
 
     def borders(self, items: OffsetArray) -> Borders:
-        """Where documents begin in these rows, tokens of `seq_len + 1`; an error when nobody knows,
-        also for no items."""
+        """Where documents begin in these rows of `seq_len + 1` tokens; an OptionError when that is
+        not known, also for no items."""
 
-    def place(self, item: int) -> RowSpan: ...
+    def span(self, item: int) -> RowSpan: ...
 
     def prefetch(self, items: npt.ArrayLike) -> None:
         """Ask the kernel to read these rows ahead; returns at once."""
@@ -104,25 +82,36 @@ class RowSource(Protocol):
     def close(self) -> None: ...
 
 
+class CheckedFill:
+    """`fill` for a source that has `fill_unchecked`."""
+
+    seq_len: int
+    _unit: str  # what a row is called in messages
+
+    def fill(
+        self: Any,
+        items: npt.ArrayLike,
+        input_ids: OffsetArray,
+        labels: OffsetArray,
+        rows: OffsetArray | None = None,
+    ) -> None:
+        """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
+        numbers = as_positions(items)
+        wrong = first_outside(numbers, len(self) - 1)
+        if wrong is not None:
+            raise IndexError(f"{self._unit} {numbers[wrong]:,} of {len(self):,}")
+        for array in (input_ids, labels):
+            if array.dtype != "int64" or array.shape[1:] != (self.seq_len,):
+                raise OptionError(
+                    f"rows of {array.dtype} {array.shape}; wanted int64 (n, {self.seq_len:,})"
+                )
+        self.fill_unchecked(numbers, input_ids, labels, rows)
+
+
 def checked_name(name: str) -> str:
     if not isinstance(name, str) or not name:
-        raise OptionError(f"name={name!r}: wanted a name for this source, such as 'wiki'")
+        raise OptionError("{name}: wanted a name for this source, such as 'wiki'", name=name)
     return name
-
-
-def check_fill(
-    source: RowSource, items: npt.ArrayLike, *arrays: OffsetArray, unit: str
-) -> OffsetArray:
-    """The border of every `fill`: items that the source has, for arrays that its rows fit.
-
-    `unit` is what a row of this source is called.
-    """
-    numbers = as_positions(items)
-    row = first_outside(numbers, len(source) - 1)
-    if row is not None:
-        raise IndexError(f"{unit} {numbers[row]:,} of {len(source):,}")
-    check_rows(source.seq_len, *arrays)
-    return numbers
 
 
 def row_blocks(num_rows: int, row_bytes: int) -> Iterator[slice]:
@@ -132,20 +121,8 @@ def row_blocks(num_rows: int, row_bytes: int) -> Iterator[slice]:
         yield slice(start, min(start + size, num_rows))
 
 
-def check_rows(seq_len: int, *arrays: OffsetArray) -> None:
-    """Refuse arrays that rows of `seq_len` cannot be put into."""
-    for array in arrays:
-        if array.dtype != "int64" or array.shape[1:] != (seq_len,):
-            raise OptionError(f"rows of {array.dtype} {array.shape}; wanted int64 (n, {seq_len:,})")
-
-
-EVERY_FILE = "*.npy"
-"""The pattern that is taken when none is given; a store needs none."""
-_LOOK_FOR_EOS = 2**20  # tokens in which the end of a document should be found
-
-
 class TokenStore(Protocol):
-    """A store that opens its own tokens: one that is elsewhere (`shardmill.remote.open_remote`)."""
+    """A store that opens its own tokens, such as a remote one (`shardmill.remote.open_remote`)."""
 
     @property
     def name(self) -> str: ...
@@ -168,19 +145,23 @@ class TokenStore(Protocol):
     def document_starts(self, split: str) -> OffsetArray: ...
 
 
-class TokenSource:
+class TokenSource(CheckedFill):
     """Every whole window of a split or a folder: a read-only sequence without a state.
 
-    `path` is a folder, or a remote store that is open.
+    Window `i` begins at token `i * seq_len`; its inputs are `seq_len` tokens, its labels the same
+    one further, so every transition is trained once per epoch. `excluded` holds the windows that a
+    stream must not give, as they were when the source was opened; `fill` gives any window.
 
-    `split` None: the only split of the store, or the one that `path` itself names. `name` is part
-    of the order: the same data under another name comes in another order. Without one it is the
-    name of the folder. `file_pattern` and `dtype` are for folders that are no store, and so is
-    `eos_token_id`, the token that ends every document: with it a loader can keep documents apart.
-    `reader`: "mapped" maps the files, "pread" reads them with system calls (docs/loading.md says
-    when), "auto" is "pread" on network file systems. The attribute `reader` says what was chosen;
-    no token depends on it. A remote store reads through its cache and takes "auto" only.
+    `path` is a folder, or an open remote store. `split` None: the only split of the store, or the
+    one that `path` names. `name` is part of the order: the same data under another name comes in
+    another order; None: the name of the folder. `file_pattern` and `dtype` are for folders that are
+    not stores, and so is `eos_token_id`, the token that ends every document: with it a loader can
+    keep documents apart. `reader`: "mapped" maps the files, "pread" reads them with system calls
+    (docs/loading.md says when), "auto" is "pread" on network file systems. The attribute `reader`
+    holds the choice; no token depends on it. A remote store reads through its cache: "auto" only.
     """
+
+    _unit = "window"
 
     def __init__(
         self,
@@ -195,8 +176,8 @@ class TokenSource:
         reader: ReaderName = "auto",
     ) -> None:
         self._of = _split_of(path, split)  # the store and the split
-        self.split: str | None = None  # None: a folder that is no store
-        self._documents: OffsetArray | None = None  # mapped at first use, in every process anew
+        self.split: str | None = None  # None: a folder that is not a store
+        self._documents: OffsetArray | None = None  # mapped at first use, in every process
         if self._of is not None:
             store, found = self._of
             _check_store(store, file_pattern, dtype, eos_token_id)
@@ -222,17 +203,6 @@ class TokenSource:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def fill(
-        self,
-        items: npt.ArrayLike,
-        input_ids: OffsetArray,
-        labels: OffsetArray,
-        rows: OffsetArray | None = None,
-    ) -> None:
-        """Window `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-        numbers = check_fill(self, items, input_ids, labels, unit="window")
-        self.fill_unchecked(numbers, input_ids, labels, rows)
-
     def fill_unchecked(
         self,
         items: OffsetArray,
@@ -240,14 +210,13 @@ class TokenSource:
         labels: OffsetArray,
         rows: OffsetArray | None = None,
     ) -> None:
-        """`fill` for items that an order gave, int64 and below `len(self)`, into fitting rows."""
         for part in row_blocks(len(items), self.window_bytes):
             ids = self._windows.gather_unchecked(items[part])
             where = part if rows is None else rows[part]
             write_next_token_pairs(ids, None, input_ids, labels, where)
 
     def document_starts(self) -> OffsetArray | None:
-        """Where documents begin in the split, on disk; None when nobody knows (a folder)."""
+        """Where documents begin in the split; None for a folder, which does not say."""
         if self._of is not None and self._documents is None:
             store, split = self._of
             starts = checked_starts(store.document_starts(split), self.num_tokens)
@@ -262,9 +231,10 @@ class TokenSource:
             return find_borders(starts, items * self.seq_len, self.seq_len + 1)
         if self.eos_token_id is None:
             raise OptionError(
-                f"documents=True, but nothing says where the documents of source {self.name!r} "
+                f"{{documents}}, but it is not known where the documents of source {self.name!r} "
                 f"begin: {self.path} is a folder of tokens, not a store. Name the token that ends "
-                f"a document, TokenSource(..., eos_token_id=...), or build a store"
+                f"a document, TokenSource(..., eos_token_id=...), or build a store",
+                documents=True,
             )
         length = self.seq_len + 1
         places = [np.empty(0, np.int64)]
@@ -282,8 +252,8 @@ class TokenSource:
         found = self._excluded_by(spans)
         return 0 if found is None else found.num_excluded, len(self)
 
-    def place(self, item: int) -> RowSpan:
-        """Documents without tokens are not told: none of their tokens is in the window."""
+    def span(self, item: int) -> RowSpan:
+        """Documents without tokens are left out."""
         start = item * self.seq_len
         stop = start + self.seq_len + 1
         starts = self.document_starts()
@@ -294,7 +264,7 @@ class TokenSource:
         self._windows.prefetch(items)
 
     def close(self) -> None:
-        """Let go of all maps; may be called again."""
+        """Release all maps; may be called again."""
         self._windows.space.close()
         self._documents = None
 
@@ -330,8 +300,9 @@ def _open_space(store: Store | TokenStore, split: str, reader: ReaderName) -> To
         return open_tokens(store, split, reader=reader)
     if reader != "auto":
         raise OptionError(
-            f"reader={reader!r}: {store!r} is read through its cache; wanted 'auto'. A copy on "
-            f"this machine (`shardmill pull`) can be read with any reader"
+            f"{{reader}}: {store!r} is read through its cache; wanted 'auto'. A copy on this "
+            f"machine (`shardmill pull`) can be read with any reader",
+            reader=reader,
         )
     return store.open_tokens(split)
 
@@ -357,14 +328,15 @@ def _split_of(
 
 
 def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | None:
-    """The id that ends a document, if tokens of this kind can hold it; logged when none does."""
+    """The id that ends a document, if these tokens can hold it; a warning when none does."""
     if eos_token_id is None:
         return None
     eos = whole_number(eos_token_id, "eos_token_id", least=0)
     if eos > np.iinfo(space.dtype).max:
         raise OptionError(
-            f"{name}: eos_token_id={eos:,} cannot occur in {space.dtype} tokens; these tokens come "
-            f"from another tokenizer"
+            f"{name}: {{eos_token_id}} cannot occur in {space.dtype} tokens; these tokens come "
+            f"from another tokenizer",
+            eos_token_id=eos,
         )
     looked_at = min(space.num_tokens, _LOOK_FOR_EOS)
     if not (space.read(0, looked_at) == eos).any():
@@ -384,18 +356,22 @@ def _check_store(
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "
-            f"with shardmill.ChatRows, or packed with shardmill.PackSource: both keep to "
-            f"its loss mask"
+            f"with shardmill.ChatRows, or packed with shardmill.PackSource: both follow its loss "
+            f"mask"
         )
     if file_pattern != EVERY_FILE:
         raise OptionError(
-            f"file_pattern={file_pattern!r}, but {store.folder} is a store and is read whole, as "
-            f"its manifest lists it; leave the pattern away"
+            f"{{file_pattern}}, but {store.folder} is a store and is read whole, as its manifest "
+            f"lists it; leave out the pattern",
+            file_pattern=file_pattern,
         )
     if eos_token_id is not None:
         raise OptionError(
-            f"eos_token_id={eos_token_id!r}, but {store.folder} is a store, whose index says where "
-            f"documents begin; leave it out"
+            f"{{eos_token_id}}, but {store.folder} is a store, whose index says where documents "
+            f"begin; leave it out",
+            eos_token_id=eos_token_id,
         )
     if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
-        raise OptionError(f"{store.folder}: its tokens are {store.dtype}, but dtype={dtype!r}")
+        raise OptionError(
+            f"{store.folder}: its tokens are {store.dtype}, but {{dtype}}", dtype=dtype
+        )

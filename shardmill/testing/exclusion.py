@@ -20,7 +20,7 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 
 def has_token(source: RowSource, item: int, spans: Spans) -> bool:
     """Whether a sample has a token of these spans."""
-    place = source.place(item)
+    place = source.span(item)
     parts = [(place.start, place.stop)]
     if place.documents is not None:
         parts = [(start, stop) for _, start, stop in place.documents]

@@ -211,7 +211,7 @@ def test_a_row_of_a_plan_is_shown_example_by_example(call, store: Path):  # noqa
     code, out, err = call("show", "s", "--plan", "train-40", "--row", "0", *TOKENIZER)
     assert (code, err) == (0, "")
     source = PackSource(store, 40)
-    found = source.place(0).documents
+    found = source.span(0).documents
     assert found is not None
     headings = re.findall(r"-- columns (\d+)\.\.(\d+): example (\d+), tokens (\d+)\.\.(\d+)", out)
     assert [tuple(map(int, one[2:])) for one in headings] == list(found)

@@ -255,11 +255,11 @@ def test_a_state_of_something_else_is_refused_by_name(show, folder, tmp_path, ar
     [
         ("{", "cannot be read as JSON"),
         ("[1]", "a list, wanted what `state_dict` gave"),
-        ("{}", "no state of a Loader"),
+        ("{}", "wanted 'shardmill.loader'"),
         ('{"kind": "shardmill.loader", "version": 2}', "a later shardmill wrote"),
         ('{"seed": "x"}', "--seed x (str): wanted a whole number"),
-        ('{"shuffle": [1]}', "shuffle=[1]"),
-        ('{"sources": [[]]}', "no state of a Loader"),
+        ('{"shuffle": [1]}', "--shuffle '[1]'"),
+        ('{"sources": [[]]}', "wanted 'shardmill.loader'"),
     ],
 )
 def test_a_file_that_is_no_state_is_refused(show, tmp_path, text, words):
@@ -297,7 +297,7 @@ PLACE = ["--step", "1", "--batch-size", "2", "--seq-len", "8"]
         (["pages", *PLACE, "--world", "0"], "--world=0"),
         (["pages", "--step", "1", "--batch-size", "0", "--seq-len", "8"], "--batch-size=0"),
         (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "0"], "--seq-len=0"),
-        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller seq_len"),
+        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller --seq-len"),
         (["pages", "--step", str(2**62), "--batch-size", "8", "--seq-len", "8"], "2**63"),
         (
             ["pages", *PLACE, "--shuffle", "random"],

@@ -100,8 +100,8 @@ def test_rows_of_real_conversations_all_train(seq_len, tmp_path: Path):
     assert rows.pad_id == tokenizer.special_token_ids()["im_end"]
     for start in range(0, len(rows), 256):
         batch = rows.batch(np.arange(start, min(start + 256, len(rows))))
-        assert batch["input_ids"].shape[1] == seq_len
-        assert batch["loss_mask"].any(axis=1).all()
+        assert batch.input_ids.shape[1] == seq_len
+        assert batch.trained().any(axis=1).all()
     counts = rows.fit_counts()
     assert counts.examples == 2_098
     assert not counts.dropped

@@ -545,7 +545,7 @@ def test_the_temperature_of_the_table_heats_the_weights(data):
         ({"dataset_path": "nowhere"}, "nowhere is not a folder"),
         (
             {"datasets": [{"name": "s", "path": "store", "file_pattern": "*.bin"}]},
-            "leave the pattern away",
+            "leave out the pattern",
         ),
     ],
 )

@@ -360,11 +360,11 @@ def test_an_excluded_conversation_gives_no_row_and_is_told(tmp_path, caplog):
     exclude_spans(tmp_path / "s", [(24, 25)], reason="a token of the last one")
     rows = ChatRows(tmp_path / "s", seq_len=6, fit="drop", pad_id=0)
     found, whole = rows.rows([4, 0, 1, 2, 3, 0]), plain.rows([4, 0, 1, 2, 3, 0])
-    told = {reason: who.tolist() for reason, who in found.dropped.items()}
+    told = {reason: who.tolist() for reason, who in found.plan.dropped.items()}
     assert told == {"excluded": [0, 1, 5], "too_long": [3], "nothing_trained_in_row": [4]}
-    assert found.kept.tolist() == [2]
-    assert found.ids.tolist() == whole.ids[whole.kept == 2].tolist()
-    assert rows.batch([4, 0, 1])["examples"].tolist() == [1]
+    assert found.plan.kept.tolist() == [2]
+    assert found.ids.tolist() == whole.ids[whole.plan.kept == 2].tolist()
+    assert rows.batch([4, 0, 1]).item.tolist() == [1]
     counts = rows.fit_counts()
     assert dict(counts.dropped) == {"excluded": 2, "too_long": 1, "nothing_trained_in_row": 1}
     assert (counts.examples, counts.tokens_kept, counts.tokens_dropped) == (5, 2, 23)
@@ -377,7 +377,7 @@ def test_an_excluded_conversation_that_is_too_long_is_no_error(tmp_path):
         ChatRows(tmp_path / "s", seq_len=6, fit="error", pad_id=0).rows([0, 2])
     exclude_documents(tmp_path / "s", [2], reason="takedown")
     rows = ChatRows(tmp_path / "s", seq_len=6, fit="error", pad_id=0)
-    assert rows.rows([0, 2]).kept.tolist() == [0]
+    assert rows.rows([0, 2]).plan.kept.tolist() == [0]
     assert dict(rows.fit_counts().dropped) == {"excluded": 1, "nothing_trained_in_row": 1}
 
 
@@ -386,7 +386,7 @@ def test_only_the_piece_with_the_excluded_token_goes(tmp_path):
     turns = [(2, [(number, True) for number in range(12)])]
     build_small_chat_store(tmp_path / "s", {"train": make_examples([([99], turns)])})
     plan = build_plan(tmp_path / "s", options=PlanOptions(seq_len=4, long="split"))
-    pieces = [PackSource(tmp_path / "s", plan.path, pad_id=0).place(row) for row in range(3)]
+    pieces = [PackSource(tmp_path / "s", plan.path, pad_id=0).span(row) for row in range(3)]
     assert sorted((piece.start, piece.stop) for piece in pieces) == [(0, 5), (4, 9), (8, 13)]
     exclude_spans(tmp_path / "s", [(6, 8)], reason="test")
     excluded = PackSource(tmp_path / "s", plan.path, pad_id=0).excluded

@@ -267,7 +267,7 @@ def test_a_new_iterator_goes_on_and_ends_the_one_before(stores):
         next(first)
     assert next(second).samples == range(4, 6)
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(OptionError, match=r"take a new one with iter\(loader\)"):
+    with pytest.raises(OptionError, match=r"make a new one with iter\(loader\)"):
         next(second)
     assert [batch.samples for batch in islice(loader, 1)] == [range(6, 8)]
 

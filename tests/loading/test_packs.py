@@ -135,10 +135,9 @@ def test_batches_by_hand(folder: Path) -> None:
     assert isinstance(source, RowSource)
     no = IGNORE_INDEX
     found = source.batch([1, 2])
-    assert found["input_ids"].tolist() == [[1, 10, 11, 12, 13, 1], [1, 10, 11, 12, 3, 3]]
-    assert found["labels"].tolist() == [[no, no, 12, 13, no, 10], [no, 11, 12, no, no, no]]
-    assert found["loss_mask"].tolist() == (found["labels"] != no).tolist()
-    assert found["rows"].tolist() == [1, 2]
+    assert found.input_ids.tolist() == [[1, 10, 11, 12, 13, 1], [1, 10, 11, 12, 3, 3]]
+    assert found.labels.tolist() == [[no, no, 12, 13, no, 10], [no, 11, 12, no, no, no]]
+    assert found.item.tolist() == [1, 2]
     assert source.rows([2]).used.tolist() == [4]
     (one,) = islice(Loader(SampleStream([source], shuffle="none"), batch_size=3, documents=True), 1)
     assert one.doc_ids.tolist() == [[0] * 6, [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1, 1]]
@@ -190,8 +189,8 @@ def test_a_mixed_batch_holds_what_each_source_gives_alone(folder: Path) -> None:
 
 def test_labels_are_those_of_the_examples_alone(folder: Path) -> None:
     source = PackSource(folder / "s", "train-6-split")
-    labels = source.batch(np.arange(len(source)))["labels"]
-    alone = ChatRows(folder / "s", seq_len=20).batch(np.arange(5))["labels"]
+    labels = source.batch(np.arange(len(source))).labels
+    alone = ChatRows(folder / "s", seq_len=20).batch(np.arange(5)).labels
     assert sorted(labels[labels != IGNORE_INDEX]) == sorted(alone[alone != IGNORE_INDEX])
 
 
@@ -276,7 +275,7 @@ def test_a_store_that_names_no_end_needs_a_pad_id(tmp_path: Path) -> None:
     build_plan(tmp_path / "s", options=PlanOptions(seq_len=4))
     with pytest.raises(OptionError, match="names no end of turn"):
         PackSource(tmp_path / "s", "train-4")
-    assert PackSource(tmp_path / "s", "train-4", pad_id=9).batch([0])["input_ids"].tolist() == [
+    assert PackSource(tmp_path / "s", "train-4", pad_id=9).batch([0]).input_ids.tolist() == [
         [1, 5, 9, 9]
     ]
 
@@ -300,7 +299,7 @@ def test_packed_real_conversations_train_every_label_once(tmp_path: Path, align_
     options = PlanOptions(seq_len=1024, long="split", align_to=align_to)
     plan = build_plan(tmp_path / "s", options=options)
     source = PackSource(tmp_path / "s", plan.path)
-    labels = [source.batch(part)["labels"] for part in np.array_split(np.arange(len(source)), 64)]
+    labels = [source.batch(part).labels for part in np.array_split(np.arange(len(source)), 64)]
     found = np.concatenate([part[part != IGNORE_INDEX] for part in labels])
     space = ChatSpace(open_store(tmp_path / "s"), "train")
     every = space.examples(np.arange(len(space)))

@@ -235,7 +235,7 @@ def test_the_fingerprint_of_a_stream_sees_all_that_decides_it(stores):
         ({"phases": [5]}, "wanted a list of"),
         ({"phases": [(5,)]}, "wanted a list of"),
         ({"phases": [(5, None)]}, "wanted weights"),
-        ({"weights": (w for w in (1, 1))}, "wanted a list, one number a source"),
+        ({"weights": (w for w in (1, 1))}, "wanted a list, one number per source"),
         ({"phases": [(5, [1])]}, "1 weights for 2 sources"),
         ({"temperature": 0}, "temperature=0"),
     ],

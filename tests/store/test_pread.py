@@ -364,8 +364,8 @@ def test_packed_rows_and_chats_are_the_same_with_either_reader(tmp_path):
     rows = [
         ChatRows(folder, seq_len=64, pad_id=0, reader=n).batch(order) for n in ("mapped", "pread")
     ]
-    for key in ("input_ids", "labels", "loss_mask", "examples"):
-        np.testing.assert_array_equal(rows[0][key], rows[1][key])
+    for key in ("input_ids", "labels", "item"):
+        np.testing.assert_array_equal(getattr(rows[0], key), getattr(rows[1], key))
 
 
 @pytest.mark.parametrize("make", [TokenSource, PackSource, ChatRows, open_tokens])
@@ -396,10 +396,10 @@ if kind == "web":
     read = lambda: source.borders(every).places.tolist()
 elif kind == "packs":
     source = PackSource(folder, "train-64-split", pad_id=0, reader="pread")
-    read = lambda: source.batch(every)["labels"].tolist()
+    read = lambda: source.batch(every).labels.tolist()
 else:
     source = ChatRows(folder, seq_len=64, pad_id=0, reader="pread")
-    read = lambda: source.batch(every)["labels"].tolist()
+    read = lambda: source.batch(every).labels.tolist()
 import numpy as np
 every = np.arange(len(source))
 before = read()

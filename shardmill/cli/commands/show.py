@@ -87,7 +87,7 @@ def show_row(
                 raise OptionError(f"{flag} {value}: the plan {source.plan.stem!r} has {found}")
         if not 0 <= number < len(source):
             raise OptionError(f"--row {number}: the plan has {len(source):,} rows, from 0")
-        rows, documents = source.rows([number]), source.place(number).documents or ()
+        rows, documents = source.rows([number]), source.span(number).documents or ()
     ids, trained, columns = rows.ids[0], rows.trained[0].copy(), pack_columns(rows, documents)
     trained[0] = False  # the first token of a row is nobody's label
     if as_json:
