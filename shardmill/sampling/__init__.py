@@ -1,9 +1,7 @@
-"""Counts -> indices: in which order items come, who reads them, and how sources are mixed.
+"""Sampling: in which order items come, which rank reads them, and how sources are mixed.
 
-In: how many items there are, a seed, weights.  Out: arrays of indices.
-Promise: order is a pure function of (seed, epoch, index). Nothing is stored that grows with the
-data, so any place of any epoch costs the same, and a run's position is one number.
-Not here: tokens, files, batches.
+An order is a pure function of (seed, epoch, index). Nothing is stored that grows with the data, so
+any index of any epoch costs the same, and the position of a run is one number.
 """
 
 from __future__ import annotations

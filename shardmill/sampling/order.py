@@ -1,18 +1,4 @@
-"""What an order is, and what comes after its end.
-
-In: indices.  Out: items, or (epoch, item) of an endless stream of epochs.
-Promise: an order is a bijection of 0..n - 1 and a pure function; in an endless stream every item
-comes once an epoch, in an order of the epoch's own.
-Not here: how an order is made (permutation, block).
-
-Who reads what.
-
-In: the samples of a global batch, a rank and how many ranks there are.  Out: the rank's samples.
-Promise: the ranks are a disjoint cover; their numbers of samples differ by at most one. The number
-of ranks and the size of a batch decide who reads a sample, never which sample comes next: a run's
-position is one number, the samples consumed.
-Not here: batches, padding, dropping.
-"""
+"""What an order is, how epochs follow one another, and which rank reads which samples."""
 
 from __future__ import annotations
 
@@ -26,7 +12,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.sampling.seeds import (
-    MOST_ITEMS,
+    MAX_ITEMS,
     Indices,
     as_words,
     checked_count,
@@ -38,7 +24,7 @@ from shardmill.sampling.seeds import (
 
 @runtime_checkable
 class Order(Protocol):
-    """Which item comes at an index. Your own class needs these names and nothing else."""
+    """A bijection of 0..n - 1 and a pure function. Your own class needs only these methods."""
 
     def __len__(self) -> int: ...
 
@@ -50,18 +36,18 @@ class Order(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 hex over all that decides the order."""
+        """sha256 hex over everything that decides the order."""
 
 
 class OrderFactory(Protocol):
-    """What makes the order of an epoch: `Permutation`, `InOrder`, or `BlockShuffle` with its
-    options filled in by `functools.partial`."""
+    """Makes the order of an epoch: `Permutation`, `InOrder`, or `BlockShuffle` with its options
+    filled in by `functools.partial`."""
 
     def __call__(self, n: int, seed: int, /, *path: str | int) -> Order: ...
 
 
 class InOrder:
-    """No shuffle: item `i` comes at index `i`. Seed and path are taken and change nothing."""
+    """No shuffle: item `i` comes at index `i`. Seed and path are accepted and ignored."""
 
     __slots__ = ("_num_items",)
 
@@ -92,24 +78,30 @@ class InOrder:
 
 
 def epochs(make_order: Callable[[int], Order], positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-    """Positions in an endless stream -> (epochs, items); `make_order(epoch)` is the epoch's order.
+    """Positions in an endless stream -> (epochs, items); `make_order(epoch)` is an epoch's order.
 
-    All epochs have the same number of items. Costs one `make_order` an epoch that is touched, and
-    one more for the first.
+    Every item comes once per epoch; all epochs have the same number of items. Calls `make_order`
+    once for each epoch that is touched, and once more for the first.
     """
     num_items = len(make_order(0))
     if not num_items:
         raise OptionError("an order of no items has no epochs; leave the empty source out")
-    places = as_words(positions, MOST_ITEMS + 1).view("i8")
-    numbers, within = np.divmod(places, num_items)
-    items = np.empty(len(places), np.int64)
+    return items_of_epochs(make_order, num_items, as_words(positions, MAX_ITEMS + 1).view("i8"))
+
+
+def items_of_epochs(
+    make_order: Callable[[int], Order], num_items: int, positions: Indices
+) -> tuple[Indices, Indices]:
+    """`epochs` for positions that were checked."""
+    numbers, within = np.divmod(positions, num_items)
+    items = np.empty_like(positions)
     for epoch, chosen in by_value(numbers):
         items[chosen] = make_order(epoch).take(within[chosen])
     return numbers, items
 
 
 def by_value(values: Indices) -> Iterator[tuple[int, Indices | slice]]:
-    """Each distinct value, ascending, with where it stands."""
+    """Each distinct value, ascending, with the indices where it occurs."""
     if not len(values):
         return
     low, high = int(values[values.argmin()]), int(values[values.argmax()])
@@ -117,15 +109,15 @@ def by_value(values: Indices) -> Iterator[tuple[int, Indices | slice]]:
         yield low, slice(None)
     elif high - low < 16:
         for value in range(low, high + 1):
-            places = (values == value).nonzero()[0]
-            if len(places):
-                yield value, places
+            found = (values == value).nonzero()[0]
+            if len(found):
+                yield value, found
     else:
-        places = np.argsort(values, kind="stable")
-        ordered = values[places]
+        order = np.argsort(values, kind="stable")
+        ordered = values[order]
         cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), len(values)]
         for start, stop in pairwise(cuts):
-            yield int(ordered[start]), places[start:stop]
+            yield int(ordered[start]), order[start:stop]
 
 
 def rank_slice(
@@ -133,14 +125,18 @@ def rank_slice(
 ) -> range:
     """The global samples that `rank` reads of the global batch `start..stop`.
 
-    A run of neighbours, not every `world`-th: a mixture is periodic, and with two equal sources
-    and two ranks every second sample would be one source for ever.
+    The ranks are a disjoint cover, and their numbers of samples differ by at most one. World and
+    batch size decide who reads a sample, never which sample comes next. Each rank reads
+    neighbouring samples, not every `world`-th: a mixture is periodic, and with two equal sources
+    and two ranks every second sample would always be of the same source.
     """
     first = checked_count(start, "start")
     size = checked_count(stop, "stop") - first
     ranks, number = whole_number(world, "world"), whole_number(rank, "rank", least=0)
     if size < 0:
-        raise OptionError(f"start={first:,}, stop={first + size:,}: wanted start <= stop")
+        raise OptionError("{start}, {stop}: wanted start <= stop", start=first, stop=first + size)
     if number >= ranks:
-        raise OptionError(f"rank={number:,}: wanted 0 to {ranks - 1:,}, for world={ranks:,}")
+        raise OptionError(
+            f"{{rank}}: wanted 0 to {ranks - 1:,}, for {{world}}", rank=number, world=ranks
+        )
     return range(first + size * number // ranks, first + size * (number + 1) // ranks)

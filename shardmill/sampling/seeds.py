@@ -1,9 +1,7 @@
-"""Where randomness comes from: a seed and a path of names, hashed.
+"""Randomness from a seed and a path of names, hashed; and arguments of orders, checked.
 
-In: a seed and a path.  Out: 64-bit words, and arrays of indices that were checked.
-Promise: same seed and path, same words, on any machine and any numpy. Paths never collide by
-addition: (seed 1, epoch 1) has nothing to do with (seed 2, epoch 0).
-Not here: what the words are used for.
+The same seed and path give the same words on any machine and any numpy. Paths never collide by
+addition: (seed 1, epoch 1) is unrelated to (seed 2, epoch 0).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from shardmill.records import JSON
 Words: TypeAlias = npt.NDArray[np.uint64]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-MOST_ITEMS = 2**63 - 1
+MAX_ITEMS = 2**63 - 1
 """Indices are int64."""
 
 
@@ -38,8 +36,8 @@ def checked_seed(seed: SupportsIndex) -> int:
 def checked_count(count: SupportsIndex, name: str, *, least: int = 0) -> int:
     """`count` as an int that int64 indices can reach."""
     number = whole_number(count, name, least=least)
-    if number > MOST_ITEMS:
-        raise OptionError(f"{name}={number:,}: wanted at most 2**63 - 1")
+    if number > MAX_ITEMS:
+        raise OptionError(f"{{{name}}}: wanted at most 2**63 - 1", **{name: number})
     return number
 
 
@@ -52,7 +50,7 @@ def checked_path(path: tuple[str | SupportsIndex, ...]) -> tuple[str | int, ...]
 
 
 def words_at(seed: int, path: tuple[str | int, ...], num_words: int) -> tuple[int, ...]:
-    """`num_words` random 64-bit words that belong to this seed and path alone."""
+    """`num_words` random 64-bit words for this seed and path."""
     address = hashlib.sha256(repr((seed, *path)).encode()).digest()
     blocks = [hashlib.sha256(address + bytes([i])).digest() for i in range(-(-num_words // 4))]
     return struct.unpack(f"<{num_words}Q", b"".join(blocks)[: 8 * num_words])
@@ -64,7 +62,7 @@ def fingerprint_of(**what: JSON) -> str:
 
 
 def as_words(indices: npt.ArrayLike, num_items: int) -> Words:
-    """A fresh uint64 row of these indices, all in 0..num_items - 1."""
+    """A fresh uint64 array of these indices, checked to be in 0..num_items - 1."""
     array = np.asarray(indices)
     if array.ndim != 1:
         raise OptionError(f"indices have shape {array.shape}, wanted one dimension")
@@ -72,7 +70,7 @@ def as_words(indices: npt.ArrayLike, num_items: int) -> Words:
         return np.empty(0, np.uint64)
     if array.dtype.kind not in "iu":
         raise OptionError(f"indices have dtype {array.dtype}, wanted integers")
-    words = array.astype(np.uint64)  # a negative one becomes too large, as it should
+    words = array.astype(np.uint64)  # a negative index becomes too large, as it should
     if words[words.argmax()] >= num_items:
         wrong = int(np.flatnonzero(words >= num_items)[0])
         raise IndexError(f"index {int(array[wrong]):,} of {num_items:,}")
