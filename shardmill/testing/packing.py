@@ -1,9 +1,6 @@
-"""Laws of packers and of pack plans.
+"""Guarantees of packers and pack plans as tests.
 
-In: a packer, or lengths or examples and the plan made of them.  Out: nothing, or an AssertionError.
-Promise: what is expected comes from lengths, examples and plain Python, never from the code under
-test.
-Not here: a runner; call these from your own tests.
+Expected values come from lengths, examples and plain Python, never from the code under test.
 """
 
 from __future__ import annotations
@@ -37,25 +34,25 @@ __all__ = [
     "example_lengths",
     "labels_of",
     "pieces_by_rule",
-    "places_of",
     "plain_row",
+    "positions_of",
     "rows_of_plan",
 ]
 
 RowPacker: TypeAlias = Callable[[Sequence[int], int], Iterable[Sequence[int]]]
-"""Lengths and the capacity of a row -> of each row, the numbers of its examples."""
+"""Lengths and the capacity of a row -> for each row, the numbers of its examples."""
 
 
 def example_lengths(capacity: int, *, max_examples: int = 60) -> st.SearchStrategy[list[int]]:
-    """Lengths of examples that fit a row, none and all of it among them."""
+    """Lengths of examples that fit a row, including 0 and the whole row."""
     return st.lists(
         st.integers(0, capacity) | st.sampled_from([1, capacity]), max_size=max_examples
     )
 
 
 def assert_packer_laws(pack: RowPacker, lengths: Sequence[int], capacity: int) -> None:
-    """Law 7 for a packer of your own: its rows cover the examples, and are the same when asked for
-    again. A packer that gives a `PackPlan` has more laws: see `assert_is_partition`."""
+    """Guarantee 7 for a packer of your own: its rows cover the examples, and packing again gives
+    the same rows. For a packer that gives a `PackPlan`, see also `assert_is_partition`."""
     rows = [list(row) for row in pack(list(lengths), capacity)]
     assert_rows_cover(rows, lengths, capacity)
     again = [list(row) for row in pack(list(lengths), capacity)]
@@ -99,7 +96,7 @@ def assert_is_partition(plan: PackPlan, lengths: Sequence[int], *, long: str = "
 
 
 def assert_rows_hold_their_pieces(plan: PackPlan, *, max_per_row: int | None = None) -> None:
-    """No row is over capacity or over `max_per_row`; pieces lie in the order of the examples, at
+    """No row is over capacity or over `max_per_row`; pieces are in the order of the examples, at
     multiples of `align_to`, and do not overlap."""
     lengths, positions = plan.pieces.lengths.tolist(), plan.positions().tolist()
     at = 0
@@ -131,7 +128,7 @@ def assert_metrics_add_up(plan: PackPlan, lengths: Sequence[int]) -> None:
 
 
 def assert_same_plan(make_plan: Callable[[], PackPlan]) -> None:
-    """Made twice, a plan is the same."""
+    """Making a plan twice gives the same plan."""
     one, other = make_plan(), make_plan()
     np.testing.assert_array_equal(one.rows.offsets, other.rows.offsets)
     np.testing.assert_array_equal(one.rows.indices, other.rows.indices)
@@ -141,7 +138,7 @@ def assert_same_plan(make_plan: Callable[[], PackPlan]) -> None:
 
 
 def _kept(length: int, capacity: int, long: str) -> int:
-    """Tokens of an example that have to be in rows."""
+    """How many tokens of an example must be in rows."""
     if length <= capacity or long == "split":
         return length
     assert long in {"truncate", "drop"}, f"{length} tokens in rows of {capacity}"
@@ -157,7 +154,7 @@ class PlainPiece(NamedTuple):
 
 
 def rows_of_plan(plan: StoredPlan, lengths: Sequence[int]) -> list[list[PlainPiece]]:
-    """The pieces of every row, read off the arrays one by one."""
+    """The pieces of every row, read from the arrays one by one."""
     arrays = plan.arrays
     starts, stops = arrays.cut_starts.tolist(), arrays.cut_stops.tolist()
     cuts = dict(zip(arrays.cut_pieces.tolist(), zip(starts, stops, strict=True), strict=True))
@@ -169,24 +166,24 @@ def rows_of_plan(plan: StoredPlan, lengths: Sequence[int]) -> list[list[PlainPie
     return [pieces[end - count : end] for end, count in zip(ends, arrays.counts, strict=True)]
 
 
-def places_of(pieces: Sequence[PlainPiece], align_to: int) -> list[int]:
-    """Where in its row each piece begins."""
-    places, at = [], 0
+def positions_of(pieces: Sequence[PlainPiece], align_to: int) -> list[int]:
+    """Where in its row each piece starts."""
+    positions, at = [], 0
     for piece in pieces:
-        places.append(at)
+        positions.append(at)
         at += -(-(piece.stop - piece.start) // align_to) * align_to
-    return places
+    return positions
 
 
 def labels_of(examples: ChatExamples, piece: PlainPiece) -> set[tuple[int, int]]:
-    """(example, position) of the trained tokens of a piece that have one of its tokens in front."""
+    """(example, position) of the trained tokens of a piece, except its first token."""
     begin = int(examples.ids.offsets[piece.example])
     inner = range(piece.start + 1, piece.stop)
     return {(piece.example, at) for at in inner if examples.mask[begin + at]}
 
 
 def pieces_by_rule(lengths: Sequence[int], options: PlanOptions) -> list[PlainPiece]:
-    """What is to be packed of examples of these lengths, those that train nothing included."""
+    """The pieces of examples of these lengths, including those that train nothing."""
     room, found = options.capacity, []
     for example, length in enumerate(lengths):
         stops = [length] if length <= room else [room]
@@ -200,8 +197,8 @@ def pieces_by_rule(lengths: Sequence[int], options: PlanOptions) -> list[PlainPi
 
 
 def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
-    """Every piece is in exactly one row or left out by number and reason; no row is over its room;
-    every row trains a label, and all labels are those of the examples, one for one."""
+    """Every piece is in exactly one row or left out by number and reason; no row is over capacity;
+    every row trains a label, and every label of the examples is trained once."""
     options, lengths = plan.facts.options, examples.ids.lengths.tolist()
     wanted = pieces_by_rule(lengths, options)
     idle = [piece for piece in wanted if not labels_of(examples, piece)]
@@ -213,7 +210,7 @@ def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
     for number, row in enumerate(rows):
         assert row == sorted(row), f"row {number}: {row}"
         assert options.max_per_row is None or len(row) <= options.max_per_row, f"row {number}"
-        end = places_of(row, options.align_to)[-1] + row[-1].stop - row[-1].start
+        end = positions_of(row, options.align_to)[-1] + row[-1].stop - row[-1].start
         assert end <= options.capacity, f"row {number} holds {end} tokens"
         assert any(labels_of(examples, piece) for piece in row), f"row {number} trains nothing"
     found = [label for row in rows for piece in row for label in labels_of(examples, piece)]
@@ -227,7 +224,7 @@ def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
 
 
 def assert_plan_adds_up(plan: StoredPlan, examples: ChatExamples) -> None:
-    """Law 4: the metrics are what counting the rows gives, and their sums are the split."""
+    """Guarantee 4: the metrics equal a count of the rows, and they sum to the split."""
     metrics, lengths = plan.facts.metrics, examples.ids.lengths.tolist()
     rows = rows_of_plan(plan, lengths)
     tokens = [(p.example, at) for row in rows for p in row for at in range(p.start, p.stop)]
@@ -259,10 +256,10 @@ def plain_row(
 ) -> tuple[list[int], list[bool], list[int]]:
     """Ids, trained labels and starts of one row, token by token."""
     ids, trained = [pad_id] * plan.facts.row_len, [False] * plan.facts.row_len
-    places = places_of(pieces, plan.facts.options.align_to)
-    for piece, place in zip(pieces, places, strict=True):
+    positions = positions_of(pieces, plan.facts.options.align_to)
+    for piece, position in zip(pieces, positions, strict=True):
         labels = labels_of(examples, piece)
         for at in range(piece.start, piece.stop):
-            ids[place + at - piece.start] = int(examples.ids[piece.example][at])
-            trained[place + at - piece.start] = (piece.example, at) in labels
-    return ids, trained, places
+            ids[position + at - piece.start] = int(examples.ids[piece.example][at])
+            trained[position + at - piece.start] = (piece.example, at) in labels
+    return ids, trained, positions

@@ -1,10 +1,8 @@
-"""Laws of a chat template, and conversations that are hard to render.
+"""Guarantees of a chat template as tests, and conversations that are hard to render.
 
-In: a template and the tokenizer it is bound to.  Out: the certificate of its mask, or an error.
-Promise: a template that passes trains what the assistant says and its end and nothing else, on the
-battery of `prove_mask` and on the conversations that are passed; each of those comes out whole or
-among the drops, the same alone and in a batch.
-Not here: a runner; call these from your own tests.
+A template that passes trains what the assistant says and its end and nothing else, on the battery
+of `prove_mask` and on the conversations that you pass; each of those is kept whole or dropped, the
+same alone and in a batch.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ __all__ = ["assert_renders_exactly", "assert_template_laws", "conversations"]
 
 
 def conversations(specials: Sequence[str] = ()) -> st.SearchStrategy[list[Conversation]]:
-    """Chats of one to three exchanges, some with a system message; what is said may be empty,
-    nasty, or one of these special strings."""
+    """Chats of one to three exchanges, some with a system message; texts may be empty, nasty, or
+    one of these special strings."""
     words = nasty_texts(specials)
     exchange = st.tuples(words, words).map(
         lambda said: [
@@ -55,8 +53,8 @@ def conversations(specials: Sequence[str] = ()) -> st.SearchStrategy[list[Conver
 def assert_template_laws(
     template: ChatTemplate, tokenizer: Tokenizer, chats: Sequence[Conversation] = ()
 ) -> Certificate:
-    """Laws 4, 8 and 9: the mask is proved (`MaskProofError` shows the smallest conversation that is
-    trained wrongly), and these conversations are rendered exactly. Gives the certificate."""
+    """Guarantees 4, 8 and 9: the mask is proved (`MaskProofError` shows the smallest conversation
+    that is trained wrongly), and these conversations are rendered exactly."""
     certificate = prove_mask(template, tokenizer)
     assert_renders_exactly(template, chats)
     return certificate
@@ -74,10 +72,10 @@ def assert_renders_exactly(template: ChatTemplate, chats: Sequence[Conversation]
     assert [drop.id for drop in found.drops] == lost, f"dropped {found.drops}, not kept {lost}"
     assert all(drop.reason for drop in found.drops), f"a drop without a reason: {found.drops}"
     edges = found.examples.ids.offsets
-    for place, number in enumerate(kept):
+    for at, number in enumerate(kept):
         where = f"conversation {chats[number].id!r}"
-        mask = found.examples.mask[edges[place] : edges[place + 1]]
+        mask = found.examples.mask[edges[at] : edges[at + 1]]
         assert np.count_nonzero(mask), f"{where} trains nothing"
         alone = template.render([chats[number]], policy)
         assert alone.kept.tolist() == [0], f"{where} is dropped alone, and kept among others"
-        assert_same_examples(slice_examples(found.examples, place, place + 1), alone.examples)
+        assert_same_examples(slice_examples(found.examples, at, at + 1), alone.examples)

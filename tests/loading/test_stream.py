@@ -230,7 +230,7 @@ def test_the_fingerprint_of_a_stream_sees_all_that_decides_it(stores):
         ({"weights": [float("nan"), 2]}, "nan"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 1.5}, "seed=1.5"),
-        ({"phases": [(0, [1, 1])]}, "phase start=0"),
+        ({"phases": [(0, [1, 1])]}, "phase_start=0"),
         ({"phases": None}, "wanted a list of"),
         ({"phases": [5]}, "wanted a list of"),
         ({"phases": [(5,)]}, "wanted a list of"),
