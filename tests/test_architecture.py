@@ -60,10 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONE_IMPORTER: dict[str, set[str]] = {
     "sentencepiece": {"tokenizers/sentencepiece.py"},
     "tokenizers": {"tokenizers/huggingface.py"},
-    "transformers": {"tokenizers/transformers_hub.py"},
+    "transformers": {"tokenizers/huggingface.py"},
     "jinja2": {"chat/jinja/engine.py"},
-    "fastokens": {"tokenizers/fast_fastokens.py"},
-    "gigatoken": {"tokenizers/fast_gigatoken.py"},
+    "fastokens": {"tokenizers/fast.py"},
+    "gigatoken": {"tokenizers/fast.py"},
     "datasets": {"storage/hub.py"},
     "huggingface_hub": {"storage/hub.py"},
     "grain": {"trainers/grain.py"},

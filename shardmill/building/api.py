@@ -338,7 +338,7 @@ def _jinja_template(template: str, tokenizer: str | Path | Tokenizer) -> ChatTem
             tokenizer=str(tokenizer),
             template=...,
         )
-    from shardmill.tokenizers.transformers_hub import load_transformers
+    from shardmill.tokenizers.huggingface import load_transformers
 
     path = Path(tokenizer)
     is_file = path.name == "tokenizer.json" and path.is_file()

@@ -1,7 +1,7 @@
-"""Text to ids: byte, SentencePiece and Hugging Face tokenizers behind one protocol.
+"""Text to ids: byte, SentencePiece and Hugging Face tokenizers with one protocol.
 
-In: texts.  Out: Ragged ids, the same whichever engine made them.
-Importing this room needs numpy only; each kind imports its library when it is opened.
+The ids are the same whichever engine encodes. Importing this package needs numpy only; each kind
+imports its library when it is opened.
 """
 
 from __future__ import annotations

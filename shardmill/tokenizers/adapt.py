@@ -1,10 +1,7 @@
-"""Anyone's tokenizer object as a Tokenizer.
+"""Use any object with `encode(text) -> ids` as a Tokenizer.
 
-In: an object with `encode(text) -> ids`; `vocab_size`, `special_token_ids()`, `decode`,
-`encode_batch`, `fingerprint` and `model_path` are used when present.  Out: a Tokenizer.
-Promise: ids are the object's own, unchanged and checked to be whole numbers >= 0; a library's own
-tokenizer object is opened by its model, so that text cannot become structure. For any other
-object, that law is the object's to keep.
+`vocab_size`, `special_token_ids()`, `decode`, `encode_batch`, `fingerprint` and `model_path` are
+used if the object has them.
 """
 
 from __future__ import annotations
@@ -28,7 +25,11 @@ class UnknownVocabularyError(TokenizerError, AttributeError):
 
 
 def adapt_tokenizer(obj: Any) -> Tokenizer:
-    """A Tokenizer for any object with `encode`; one that already is a Tokenizer comes back."""
+    """A Tokenizer for any object with `encode`; one of ours is returned as it is.
+
+    A library's own tokenizer object is opened by its model, so that text cannot become structure.
+    Any other object must keep that guarantee itself.
+    """
     if _is_ours(obj):
         return cast(Tokenizer, obj)
     if hasattr(obj, "serialized_model_proto"):
@@ -47,7 +48,7 @@ def adapt_tokenizer(obj: Any) -> Tokenizer:
 
 
 def vocab_size_of(obj: object) -> int | None:
-    """The vocabulary's size, from an attribute or a method, or None when the object has none."""
+    """The size of the vocabulary, from an attribute or a method; None if there is neither."""
     known = getattr(obj, "known_vocab_size", None)
     found = known if known is not None else getattr(obj, "vocab_size", None)
     if callable(found):
@@ -62,15 +63,15 @@ def vocab_size_of(obj: object) -> int | None:
 
 
 def probe(encode: Callable[[str], Sequence[int]], text: str) -> list[int] | None:
-    """The ids of a text the caller never gave, or None when their tokenizer does not take it."""
+    """The ids of a text that the caller never gave; None if their tokenizer refuses it."""
     try:
         return list(encode(text))
-    except Exception:  # noqa: BLE001 - it is not our code, and any refusal is an answer
+    except Exception:  # noqa: BLE001 - not our code, and any refusal is an answer
         return None
 
 
 def model_sha256_of(obj: object) -> str | None:
-    """sha256 of the model's file, or None when the tokenizer is not made from one."""
+    """sha256 of the model's file; None if the tokenizer is not made from one."""
     known = getattr(obj, "model_sha256", None)
     if isinstance(known, str):
         return known
@@ -81,7 +82,7 @@ def model_sha256_of(obj: object) -> str | None:
 
 
 class AdaptedTokenizer:
-    """An object with `encode`, behind the protocol. It encodes one text at a time."""
+    """A user's object as a Tokenizer. Its ids are checked to be whole numbers >= 0."""
 
     unknown_id: int | None = None
 
@@ -95,14 +96,15 @@ class AdaptedTokenizer:
     def vocab_size(self) -> int:
         if self.known_vocab_size is None:
             raise UnknownVocabularyError(
-                f"{type(self._obj).__name__} has no vocab_size; give it one, or say dtype='uint16' "
-                "or 'uint32' yourself"
+                f"{type(self._obj).__name__} has no vocab_size; give it one, or pass {{dtype}} "
+                "(or uint32)",
+                dtype="uint16",
             )
         return self.known_vocab_size
 
     @property
     def fingerprint(self) -> str:
-        """The object's own; else over its model file; else over its ids for fixed texts."""
+        """The object's own; else a hash of its model file; else of its ids for fixed texts."""
         if self._fingerprint is None:
             self._fingerprint = _own_fingerprint(self._obj) or self._derived_fingerprint()
         return self._fingerprint
@@ -140,7 +142,7 @@ class AdaptedTokenizer:
         return {} if found is None else {str(name): int(number) for name, number in found.items()}
 
     def marker_id(self, text: str) -> int | None:
-        """The special token that this literal string is, when the object can tell."""
+        """The id of the special token with this literal string, if the object can tell."""
         find = getattr(self._obj, "marker_id", None)
         return cast("int | None", find(text)) if callable(find) else None
 
@@ -159,7 +161,7 @@ class AdaptedTokenizer:
 
 
 def _is_ours(obj: object) -> bool:
-    """One of this room's classes, or a subclass of one."""
+    """Whether this is a class of this package, or a subclass of one."""
     return any(kind.__module__.startswith("shardmill.tokenizers.") for kind in type(obj).__mro__)
 
 
@@ -169,14 +171,9 @@ def _from_library(obj: Any, backend: Any) -> Tokenizer:
             f"{type(obj).__name__} has no tokenizer.json form; use its files with "
             "open_tokenizer(...)"
         )
-    from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
-    from shardmill.tokenizers.special_tokens import FileNames
+    from shardmill.tokenizers.huggingface import HuggingFaceTokenizer, names_in_library
 
-    names = FileNames()
-    for key, text in getattr(obj, "special_tokens_map", {}).items():
-        if isinstance(text, str):
-            names[key.removesuffix("_token")] = text
-    return HuggingFaceTokenizer(backend.to_str(), names=names)
+    return HuggingFaceTokenizer(backend.to_str(), names=names_in_library(obj))
 
 
 def _own_fingerprint(obj: object) -> str | None:

@@ -1,10 +1,8 @@
-"""Texts on which tokenizer engines are known to disagree.
+"""Texts on which tokenizer engines are known to disagree, the same on every machine.
 
-In: the special strings of a model.  Out: the same texts on every machine, with their sha256.
-Promise: every code point between two letters (the first two planes also between a space and a
-digit), runs of each whitespace, single lines of about a megabyte, controls, combining marks, jamo,
-emoji sequences, and every special string inside text.
-Not here: comparing. About 15 MB; generating it takes a fraction of a second.
+Every code point between two letters (the first two planes also between a space and a digit), runs
+of each whitespace, single lines of about a megabyte, controls, combining marks, jamo, emoji
+sequences, and every special string inside text. About 15 MB, generated in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ _WORDS = [
 
 
 def short_texts() -> list[str]:
-    """A few hundred short nasty strings."""
+    """A few hundred short difficult strings."""
     controls = [
         f"a{chr(point)}b{chr(point)}{chr(point)} c" for point in [*range(32), *range(127, 160)]
     ]
@@ -82,7 +80,10 @@ def short_texts() -> list[str]:
 
 
 def battery_texts(specials: Sequence[str] = (), added: Sequence[str] = ()) -> Iterator[str]:
-    """The whole battery, in a fixed order; `added` are the model's tokens matched in text."""
+    """The whole battery, in a fixed order.
+
+    `specials` are the model's special strings, `added` its tokens that are matched in text.
+    """
     yield from short_texts()
     yield from _special_texts(specials)
     yield from _added_texts(added)

@@ -1,9 +1,7 @@
 """Bytes as ids: id = byte + `byte_offset`.
 
-In: text.  Out: one id per UTF-8 byte.
-Promise: exact round trip for every text; ids below `byte_offset` are free for specials, and no
-text reaches them.
-Cost: one addition over the Arrow buffer; no loop over documents.
+Every text round-trips exactly. Ids below `byte_offset` are free for specials, and no text reaches
+them. Encoding is one addition over the Arrow buffer, without a loop over documents.
 """
 
 from __future__ import annotations
@@ -33,12 +31,15 @@ class ByteTokenizer:
 
     def __init__(self, *, byte_offset: int = 0, specials: Mapping[str, str] | None = None) -> None:
         if not 0 <= byte_offset <= MAX_OFFSET:
-            raise OptionError(f"byte_offset={byte_offset:,}, wanted 0 to {MAX_OFFSET:,}")
+            raise OptionError(
+                f"{{byte_offset}}: wanted 0 to {MAX_OFFSET:,}", byte_offset=byte_offset
+            )
         strings = dict(specials or {})
         if len(strings) > byte_offset:
             raise OptionError(
-                f"{len(strings)} specials need byte_offset >= {len(strings)}, not {byte_offset}: "
-                f"open 'byte:{len(strings)}'"
+                f"{{byte_offset}}: {len(strings)} specials need at least {len(strings)}: open "
+                f"'byte:{len(strings)}'",
+                byte_offset=byte_offset,
             )
         self.byte_offset = byte_offset
         self._specials = strings
@@ -49,7 +50,7 @@ class ByteTokenizer:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """By its options."""
+        """Pickles as its options."""
         return _reopened, (type(self), self.byte_offset, self._specials)
 
     @property
@@ -73,14 +74,14 @@ class ByteTokenizer:
         return self._runs.decode(np.asarray(ids, np.int64), self._decode_bytes)
 
     def spans(self, text: str) -> OffsetArray:
-        """(n, 2) the characters start..stop of each token; a byte has its whole character."""
+        """(n, 2) the characters start..stop of each token; a byte gets its whole character."""
         return character_spans(text, np.ones(len(text.encode()), np.int64))
 
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)
 
     def marker_id(self, text: str) -> int | None:
-        """The special token that this literal string is, named or not; None when it is none."""
+        """The id of the special token with this literal string."""
         return self._runs.id_of(text)
 
     def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text

@@ -1,26 +1,4 @@
-"""Hugging Face tokenizers: tokenizer.json, folder or hub id. The one importer of tokenizers.
-
-In: a path, a folder, a hub id, or the JSON itself.  Out: a Tokenizer.
-Promise: text never becomes a special id, for every model type (see text_only); all other ids are
-the library's own, checked on opening; decoding shows a special as its literal string and drops no
-token.
-Not here: training, fast engines.
-
-A tokenizer.json that can only make text: no string in it leads to a special id.
-
-In: a parsed tokenizer.json and the strings that are special.  Out: a changed copy.
-Promise: every id keeps its number; text without special strings gives the same ids; nothing is
-added before, after, or between the ids of a text.
-How: special added tokens and their vocabulary entries get names no text can hold, merges that would
-build them are left out, and post-processor, truncation and padding go. One such file makes the
-reference and the fast engines, so they agree on what a special is.
-Not here: loading it.
-
-Train byte-level BPE, written as a tokenizer.json.
-
-In: chunks of text.  Out: the bytes of a tokenizer.json.
-Promise: the specials are ids 0, 1, ... and the 256 bytes follow; every text comes back exactly.
-"""
+"""Hugging Face tokenizers: a tokenizer.json, a folder or a hub id; training of byte-level BPE."""
 
 from __future__ import annotations
 
@@ -46,9 +24,22 @@ from shardmill.tokenizers.texts import (
     surrogate_error,
 )
 
+try:
+    import tokenizers as library
+    from tokenizers.pre_tokenizers import ByteLevel
+except ImportError as missing:
+    raise missing_extra("tokenizers", "hf") from missing
+
 
 def text_only(config: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, Any]:
-    """The copy; `hidden` maps each special string to the name that takes its place."""
+    """A copy of a tokenizer.json that can only make text: no string leads to a special id.
+
+    `hidden` maps each special string to a name that no text can hold. Special added tokens and
+    their vocabulary entries get these names, merges that would build them are left out, and
+    post-processor, truncation and padding go. Every id keeps its number, text without special
+    strings gives the same ids, and nothing is added to the ids of a text. The reference and the
+    fast engines are all made from this copy, so they agree on what is special.
+    """
     model = dict(config["model"])
     if model.get("dropout"):
         raise TokenizerError(
@@ -77,7 +68,7 @@ def text_only(config: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str,
 
 
 def special_strings(config: Mapping[str, Any]) -> dict[str, int]:
-    """Literal string to id of the added tokens that the file itself calls special."""
+    """Literal string to id of the added tokens that the file marks as special."""
     return {
         token["content"]: token["id"]
         for token in config.get("added_tokens") or []
@@ -112,7 +103,7 @@ def unknown_token(config: Mapping[str, Any]) -> str | None:
 
 
 def is_exact(config: Mapping[str, Any], alphabet: Collection[str], hidden: Collection[str]) -> bool:
-    """Whether every text comes back exactly: byte-level BPE that changes and drops nothing."""
+    """Whether every text round-trips exactly: byte-level BPE that changes and drops nothing."""
     model = config["model"]
     decoder = config.get("decoder") or {}
     strips = any(
@@ -161,22 +152,17 @@ def _builds(merge: str | list[str], hidden: Mapping[str, str]) -> bool:
     return left in hidden or right in hidden or left + right in hidden
 
 
-try:
-    import tokenizers as library
-    from tokenizers.pre_tokenizers import ByteLevel
-except ImportError as missing:
-    raise missing_extra("tokenizers", "hf") from missing
-
-
 _CHARACTERS_PER_CALL = 2**21
-"""The engine keeps an object per token until a call ends: short calls keep memory flat."""
+"""The library keeps an object per token until a call ends: short calls keep memory flat."""
 
 
 class HuggingFaceTokenizer:
     """One tokenizer.json.
 
-    Special are the added tokens that the file calls special, and every string in `names` (name to
-    string). A non-special added token (a run of spaces, say) is matched in text as always.
+    Special are the added tokens that the file marks as special, and every string in `names` (name
+    to string). Text never becomes a special id. All other ids are the library's own, checked on
+    opening: a non-special added token (a run of spaces, say) is matched in text as always. Decoding
+    shows a special as its literal string and drops no token.
     """
 
     def __init__(self, config_json: str | bytes, *, names: Mapping[str, str] | None = None) -> None:
@@ -197,9 +183,9 @@ class HuggingFaceTokenizer:
             unknown = None
         self.unknown_id = None if unknown is None else vocabulary.get(unknown)
         nonce = secrets.token_hex(16)
-        places = {text: f"<{nonce}-{number}>" for number, text in enumerate(hidden)}
+        replacements = {text: f"<{nonce}-{number}>" for number, text in enumerate(hidden)}
         self._config = config
-        self._text_only = json.dumps(text_only(config, places))
+        self._text_only = json.dumps(text_only(config, replacements))
         self._tokenizer = _load(self._text_only)
         strings = {vocabulary[text]: text for text in hidden}
         strings.pop(-1 if self.unknown_id is None else self.unknown_id, None)
@@ -207,10 +193,10 @@ class HuggingFaceTokenizer:
         self._hidden_ids = sorted(strings)
         self._known = np.zeros(max(vocabulary.values()) + 1, bool)
         self._known[list(vocabulary.values())] = True
-        self._check_same_text(vocabulary, places)
+        self._check_same_text(vocabulary, replacements)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """By its JSON and the names it was opened with; opening checks it as ever."""
+        """Pickles as its JSON and the names it was opened with; opening checks it again."""
         return _reopened, (type(self), self.model_bytes, self._names)
 
     @property
@@ -219,7 +205,7 @@ class HuggingFaceTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """Formatting of the JSON and the names of specials do not count: they change no id."""
+        """Ignores the formatting of the JSON and the names of specials: they change no id."""
         return fingerprint_of(
             {"kind": "huggingface", "config": self._config, "hidden": list(self._hidden_ids)}
         )
@@ -261,8 +247,10 @@ class HuggingFaceTokenizer:
         return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
 
     def spans(self, text: str) -> OffsetArray:
-        """(n, 2) the characters start..stop of each token, to the byte when ids decode to the text
-        piece by piece; else as the library tells them."""
+        """(n, 2) the characters start..stop of each token.
+
+        Exact to the byte if ids decode to the text piece by piece, else as the library reports.
+        """
         found = self._tokenizer.encode(text, add_special_tokens=False)
         if self._exact:
             added = self._tokenizer.get_added_tokens_decoder()
@@ -278,11 +266,11 @@ class HuggingFaceTokenizer:
         return dict(self._special_ids)
 
     def marker_id(self, text: str) -> int | None:
-        """The special token that this literal string is, named or not; None when it is none."""
+        """The id of the special token with this literal string, named or not."""
         return self._runs.id_of(text)
 
     def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
-        """Promised for byte-level BPE without a normaliser, and then for every text."""
+        """True for byte-level BPE without a normaliser, and then for every text."""
         return self._exact
 
     def _decode_text(self, ids: IntArray) -> str:
@@ -297,30 +285,32 @@ class HuggingFaceTokenizer:
         return str(self._original.decode(ids.tolist(), skip_special_tokens=False))
 
     def _without_unknown(self, config: dict[str, Any], unknown: str) -> dict[str, Any]:
-        """A special that is also the unknown token: harmless only when nothing is unknown."""
+        """Drop an unknown token that is also special: harmless only if no text is unknown."""
         if not self._exact:
             raise TokenizerError(
-                f"{unknown!r} is a special token and stands for unknown text too, so text outside "
-                "the vocabulary would become a special id; give the model an unknown token of its "
-                "own, or do not name this one special"
+                f"{unknown!r} is a special token and also the unknown token, so text outside the "
+                "vocabulary would become a special id; give the model a separate unknown token, "
+                "or do not name this one special"
             )
         return {**config, "model": {**config["model"], "unk_token": None}}
 
-    def _check_same_text(self, vocabulary: Mapping[str, int], places: Mapping[str, str]) -> None:
-        """The text-only copy gives the ids of the original on text without specials."""
+    def _check_same_text(
+        self, vocabulary: Mapping[str, int], replacements: Mapping[str, str]
+    ) -> None:
+        """Check that the text-only copy gives the original's ids on text without specials."""
         found: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        wanted = {places.get(text, text): number for text, number in vocabulary.items()}
+        wanted = {replacements.get(text, text): number for text, number in vocabulary.items()}
         if found != wanted:
             moved = sorted(set(found.items()) ^ set(wanted.items()))[:4]
             raise TokenizerError(f"hiding the special tokens moved other ids: {moved}")
         self._original.encode_special_tokens = True
-        texts = [text for text in short_texts() if not any(place in text for place in places)]
+        texts = [text for text in short_texts() if not any(word in text for word in replacements)]
         for text, ids in zip(texts, self.encode_batch(texts), strict=True):
             reference = self._original.encode(text, add_special_tokens=False).ids
             if ids.tolist() != reference:
                 raise TokenizerError(
-                    f"this tokenizer.json cannot be kept from making specials out of text without "
-                    f"changing other ids: {text[:80]!r} gives {reference[:20]} and "
+                    f"hiding the special tokens of this tokenizer.json changes other ids: "
+                    f" {text[:80]!r} gives {reference[:20]} and "
                     f"{ids.tolist()[:20]}"
                 )
 
@@ -380,17 +370,49 @@ def open_pretrained(
     spec: str, *, specials: Mapping[str, str] | None, revision: str | None
 ) -> HuggingFaceTokenizer:
     """A hub id, or a folder without a tokenizer.json, through transformers."""
-    from shardmill.tokenizers.transformers_hub import load_pretrained
+    loaded = load_transformers(spec, revision)
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerError(
+            f"{spec!r} is a {type(loaded).__name__}, which has no tokenizer.json form; "
+            "use its .model file, or adapt_tokenizer(...) for your own object"
+        )
+    names = names_in_library(loaded) if specials is None else specials
+    return HuggingFaceTokenizer(str(backend.to_str()), names=names)
 
-    config_json, names = load_pretrained(spec, revision)
-    return HuggingFaceTokenizer(
-        config_json, names=FileNames(names) if specials is None else specials
+
+def load_transformers(spec: str, revision: str | None = None) -> Any:
+    """The tokenizer as transformers has it, with its chat template. No remote code is run."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as missing:
+        raise missing_extra("transformers", "hub") from missing
+    try:
+        return AutoTokenizer.from_pretrained(
+            spec, revision=revision or "main", trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as problem:
+        raise TokenizerError(
+            f"{spec!r}: transformers cannot open this tokenizer: {problem}; give a folder with a "
+            "tokenizer.json, a .model file, or the id of a public hub repository"
+        ) from problem
+
+
+def names_in_library(loaded: Any) -> FileNames:
+    """What transformers calls the special tokens of a tokenizer: {"eos": "</s>", ...}."""
+    found = getattr(loaded, "special_tokens_map", {})
+    return FileNames(
+        {key.removesuffix("_token"): text for key, text in found.items() if isinstance(text, str)}
     )
 
 
 def train_byte_bpe(
     chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str]
 ) -> tuple[bytes, tuple[str, str]]:
+    """A tokenizer.json of byte-level BPE, and the library's name and version.
+
+    The specials are ids 0, 1, ... and the 256 bytes follow; every text round-trips exactly.
+    """
     byte_level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -405,10 +427,8 @@ def train_byte_bpe(
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         raise TokenizerError(
-            f"vocab_size={vocab_size:,} is more than this text can fill; the largest possible is "
-            f"{size:,}: give that, or more text"
+            f"{{vocab_size}} is more than this text can fill; the largest possible is {size:,}: "
+            "give that, or more text",
+            vocab_size=vocab_size,
         )
     return tokenizer.to_str(pretty=True).encode(), ("tokenizers", library.__version__)
-
-
-__all__ = ["HuggingFaceTokenizer", "library", "open_file", "open_pretrained"]

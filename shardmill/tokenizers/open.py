@@ -1,21 +1,25 @@
-"""One name for every kind of tokenizer.
+"""Open any kind of tokenizer by name: a file or folder on disk first, then a hub id.
 
-In: "byte", "byte:3", a `.model` file, a tokenizer.json, a folder, a hub id.  Out: a Tokenizer.
-Promise: what is on disk wins over the hub; what cannot be opened is an error that says what was
-looked for.
-Not here: engines; see choose.
+To add a kind, write a module with `open_file(path, *, specials)` and add a line to `FILE_KINDS`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.tokenizers.byte import ByteTokenizer
 
+# The ending of a tokenizer's file -> the module that opens it, imported on first use.
+FILE_KINDS = {
+    ".json": "shardmill.tokenizers.huggingface",
+    ".model": "shardmill.tokenizers.sentencepiece",
+}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -27,8 +31,8 @@ def open_tokenizer(
 ) -> Tokenizer:
     """Open a tokenizer by name.
 
-    `specials` maps names to literal strings, e.g. {"eot": "<|endoftext|>"}, in place of the names
-    the model's own files give. `revision` is for hub ids.
+    `specials` maps names to literal strings, e.g. {"eot": "<|endoftext|>"}, and replaces the names
+    in the model's own files. `revision` is for hub ids.
     """
     path = Path(spec)
     if path.is_dir():
@@ -39,7 +43,7 @@ def open_tokenizer(
     byte = re.fullmatch(r"byte(?::(\d+))?", name)
     if byte:
         return ByteTokenizer(byte_offset=int(byte[1] or 0), specials=specials)
-    if isinstance(spec, Path) or path.suffix in (".model", ".json") or not _HUB_ID.fullmatch(name):
+    if isinstance(spec, Path) or path.suffix in FILE_KINDS or not _HUB_ID.fullmatch(name):
         raise TokenizerError(
             f"{name!r}: no such file or folder; wanted 'byte', 'byte:<offset>', a .model file, a "
             "tokenizer.json, a folder with one of them, or a hub id like 'owner/name'"
@@ -50,26 +54,23 @@ def open_tokenizer(
 
 
 def _open_file(path: Path, specials: Mapping[str, str] | None) -> Tokenizer:
-    if path.suffix == ".json":
-        from shardmill.tokenizers.huggingface import open_file
-
-        return open_file(path, specials=specials)
-    if path.suffix == ".model":
-        from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
-
-        return SentencePieceTokenizer(path, specials=specials)
-    raise TokenizerError(f"{path}: wanted a .model file (SentencePiece) or a tokenizer.json")
+    if path.suffix not in FILE_KINDS:
+        raise TokenizerError(f"{path}: wanted a .model file (SentencePiece) or a tokenizer.json")
+    kind = import_module(FILE_KINDS[path.suffix])
+    return cast(Tokenizer, kind.open_file(path, specials=specials))
 
 
 def _open_folder(
     folder: Path, specials: Mapping[str, str] | None, revision: str | None
 ) -> Tokenizer:
     if revision is not None:
-        raise OptionError(f"revision={revision!r} is for hub ids; {folder} is a folder")
+        raise OptionError(f"{{revision}} is for hub ids; {folder} is a folder", revision=revision)
     config = folder / "tokenizer.json"
     if config.is_file():
         return _open_file(config, specials)
-    models = sorted(folder.glob("*.model"))
+    models = sorted(
+        path for path in folder.iterdir() if path.suffix in FILE_KINDS and path.suffix != ".json"
+    )
     if len(models) == 1 and not (folder / "tokenizer_config.json").is_file():
         return _open_file(models[0], specials)
     if not any(folder.glob("*.json")):

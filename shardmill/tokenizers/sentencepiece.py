@@ -1,26 +1,6 @@
-"""SentencePiece models: a `.model` file becomes a tokenizer. The one importer of sentencepiece.
+"""SentencePiece tokenizers from a `.model` file, and their training.
 
-In: a path or the file's bytes.  Out: a Tokenizer.
-Promise: text never becomes a special id (control pieces, and user-defined pieces that are named
-special, are hidden from matching; all other ids are SentencePiece's own); decoding shows a special
-as its literal string and drops no token.
-Cost: one engine call per batch; arrays, no Python ints.
-Not here: training, fast engines.
-
-Read and change a SentencePiece `.model` file without a protobuf library.
-
-In: the file's bytes.  Out: its pieces and the few settings that decide ids; or the bytes with some
-pieces hidden.
-Promise: a hidden piece keeps its id and can no longer be matched in text; all else is copied.
-Not here: encoding. The layout is the public `sentencepiece_model.proto`: message field 1 = piece
-(1 text, 2 score, 3 type), 2 = trainer, 3 = normaliser, 4 = self test.
-
-Train SentencePiece so that every text comes back exactly.
-
-In: chunks of text.  Out: the bytes of a `.model`.
-Promise: id 0 is unknown (never given: bytes stand in), then the specials as control pieces, then
-the 256 bytes. No character is changed, no whitespace removed, no space put before a text: so the
-ids of two texts joined decode to the two texts joined. The bytes do not depend on the machine.
+Encoding is one library call per batch and returns arrays, no Python ints.
 """
 
 from __future__ import annotations
@@ -46,10 +26,19 @@ from shardmill.tokenizers.texts import (
     surrogate_error,
 )
 
+try:
+    import sentencepiece as library
+except ImportError as missing:
+    raise missing_extra("sentencepiece", "sentencepiece") from missing
+
+SPACE_PIECE = "\u2581"
+_USUAL_NAMES = {"<s>": "bos", "</s>": "eos", "<pad>": "pad"}
+
+# The layout of a model file is the public sentencepiece_model.proto, read here without a protobuf
+# library: field 1 = piece (1 text, 2 score, 3 type), 2 = trainer, 3 = normaliser, 4 = self test.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-
 _PIECES, _TRAINER, _NORMALIZER, _SELF_TEST = 1, 2, 3, 4
 _TEXT, _TYPE = 1, 3
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
@@ -101,7 +90,8 @@ def read_facts(data: bytes) -> ModelFacts:
 def hide_pieces(data: bytes, hidden: Mapping[int, str]) -> bytes:
     """The model with each piece `id` of `hidden` turned into a control piece of that name.
 
-    Control pieces are never matched in text. The self test is left out: it may hold hidden pieces.
+    A control piece keeps its id and is never matched in text. The self test is left out, since it
+    may hold hidden pieces. Everything else is copied.
     """
     out: list[bytes] = []
     number = 0
@@ -122,42 +112,43 @@ def _renamed(piece: int | bytes, name: str) -> bytes:
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
     """Each field of a message: its number, its value, and its own bytes."""
-    place = 0
-    while place < len(data):
-        start = place
-        key, place = _read_varint(data, place)
+    at = 0
+    while at < len(data):
+        start = at
+        key, at = _read_varint(data, at)
         kind = key & 7
         value: int | bytes
         if kind == _VARINT:
-            value, place = _read_varint(data, place)
+            value, at = _read_varint(data, at)
         elif kind in (_BYTES, _FIXED32, _FIXED64):
             size = {_FIXED32: 4, _FIXED64: 8}.get(kind)
             if size is None:
-                size, place = _read_varint(data, place)
-            value, place = data[place : place + size], place + size
+                size, at = _read_varint(data, at)
+            value, at = data[at : at + size], at + size
         else:
             raise TokenizerError(f"not a SentencePiece model: wire type {kind} at byte {start:,}")
-        if place > len(data):
+        if at > len(data):
             raise TokenizerError(
                 f"the SentencePiece model is cut short: a field at byte {start:,} ends at "
-                f"{place:,}, the data at {len(data):,}; copy the file again"
+                f"{at:,}, the data at {len(data):,}; copy the file again"
             )
-        yield key >> 3, value, data[start:place]
+        yield key >> 3, value, data[start:at]
 
 
 def _message(value: int | bytes) -> dict[int, int | bytes]:
     return {field: part for field, part, _ in _fields(_bytes(value))}
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and the offset after it."""
     result = shift = 0
-    while place < len(data) and shift < 70:
-        byte = data[place]
+    while at < len(data) and shift < 70:
+        byte = data[at]
         result |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        at, shift = at + 1, shift + 7
         if byte < 0x80:
-            return result, place
-    raise TokenizerError(f"not a SentencePiece model: a number does not end at byte {place:,}")
+            return result, at
+    raise TokenizerError(f"not a SentencePiece model: a number does not end at byte {at:,}")
 
 
 def _varint(number: int) -> bytes:
@@ -185,22 +176,13 @@ def _int(value: int | bytes) -> int:
     return value
 
 
-try:
-    import sentencepiece as library
-except ImportError as missing:
-    raise missing_extra("sentencepiece", "sentencepiece") from missing
-
-
-SPACE_PIECE = "\u2581"
-_USUAL_NAMES = {"<s>": "bos", "</s>": "eos", "<pad>": "pad"}
-
-
 class SentencePieceTokenizer:
     """A `.model` file.
 
-    Specials are, in this order: `specials` (name to piece); `special_token_ids` of a meta.json
-    beside the model; else the pieces written `<|...|>` and the control pieces.
-    `num_threads` changes speed, never ids.
+    The specials are the first of these: `specials` (name to piece); `special_token_ids` of a
+    meta.json beside the model; the pieces written `<|...|>` and the control pieces. Text never
+    becomes a special id; all other ids are SentencePiece's own. Decoding shows a special as its
+    literal string and drops no token. `num_threads` changes speed, never ids.
     """
 
     def __init__(
@@ -221,7 +203,7 @@ class SentencePieceTokenizer:
             raise TokenizerError(f"{path or 'model'}: {problem}") from problem
         self._special_ids = _find_specials(self._facts, path, self.model_sha256, specials)
         self._hidden = _hidden_pieces(self._facts, self._special_ids)
-        # A name no text can hold, for engines that look for the pieces of a model by name.
+        # Names that no text can hold, for engines that match the pieces of a model by name.
         nonce = secrets.token_hex(16)
         self._patched = hide_pieces(
             data, {number: f"<{nonce}-{number}>" for number in self._hidden}
@@ -236,13 +218,10 @@ class SentencePieceTokenizer:
         self._runs = SpecialRuns({number: self._facts.pieces[number] for number in self._hidden})
 
     def __reduce__(self) -> tuple[object, ...]:
-        """By its model's bytes, what its specials are called, and its threads; the path only names
-        it: no file is looked for."""
+        """Pickles as the model's bytes; the path is only a name, and no file is read again."""
         specials = {name: self._facts.pieces[number] for name, number in self._special_ids.items()}
-        return _reopened, (
-            *(type(self), self.model_bytes, specials),
-            *(self._num_threads, self.model_path),
-        )
+        how = (self.model_bytes, specials, self._num_threads, self.model_path)
+        return _reopened, (type(self), *how)
 
     @property
     def vocab_size(self) -> int:
@@ -250,7 +229,7 @@ class SentencePieceTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """The library's version counts: releases give other ids for the same unigram model."""
+        """Covers the library's version: releases give other ids for the same unigram model."""
         return fingerprint_of(
             {
                 "kind": "sentencepiece",
@@ -307,21 +286,21 @@ class SentencePieceTokenizer:
         found = self._processor.encode(text, return_type="offset_mapping")
         spans = np.array(found["offsets"], np.int64).reshape(-1, 2)
         kinds = np.array(self._facts.types, np.int64)[found["ids"]]
-        # Of the bytes of a character the last one has it; it is that of the others too.
+        # Only the last byte of a character has its span; the other bytes get the same one.
         empty = (spans[:, 0] == spans[:, 1]) & (kinds == BYTE)
-        for place in np.flatnonzero(empty)[::-1].tolist():
-            spans[place, 1] = spans[min(place + 1, len(spans) - 1), 1]
+        for number in np.flatnonzero(empty)[::-1].tolist():
+            spans[number, 1] = spans[min(number + 1, len(spans) - 1), 1]
         return spans
 
     def special_token_ids(self) -> dict[str, int]:
         return dict(self._special_ids)
 
     def marker_id(self, text: str) -> int | None:
-        """The special token that this literal string is, named or not; None when it is none."""
+        """The id of the special token with this literal string, named or not."""
         return self._runs.id_of(text)
 
     def round_trips(self, text: str) -> bool:
-        """Whether decode(encode(text)) == text is promised: U+2581 is SentencePiece's own space."""
+        """Whether decode(encode(text)) == text for sure; U+2581 stands for a space."""
         facts = self._facts
         exact = facts.byte_fallback and facts.identity and facts.keeps_whitespace
         return exact and facts.escapes_whitespace and SPACE_PIECE not in text
@@ -353,6 +332,10 @@ def _reopened(
     return tokenizer
 
 
+def open_file(path: Path, *, specials: Mapping[str, str] | None) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer(path, specials=specials)
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -375,8 +358,8 @@ def _find_specials(
     for name, number in named.items():
         if not 0 <= number < len(facts.pieces) or facts.types[number] == UNKNOWN:
             raise TokenizerError(
-                f"meta.json beside {path}: special {name!r} has id {number}, but the model has "
-                f"{len(facts.pieces):,} pieces and that is none it could be; remove or repair it"
+                f"meta.json beside {path}: special {name!r} has id {number}, which cannot be "
+                f"special (the model has {len(facts.pieces):,} pieces); remove or repair it"
             )
     if named:
         return dict(sorted(named.items(), key=lambda item: item[1]))
@@ -404,13 +387,19 @@ def _piece_id(facts: ModelFacts, name: str, text: str) -> int:
 
 _QUIET = 2  # errors only
 _THREADS = 8
-"""Fixed: thread n sums the lines n, n + 8, ... and the sums are added in order, so the bytes depend
-on this number and not on the machine's cores."""
+"""Fixed, because the bytes of the model depend on it: thread n sums the lines n, n + 8, ... and the
+sums are added in order. So they do not depend on the machine's cores."""
 
 
 def train_sentencepiece(
     chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str], *, model_type: str
 ) -> tuple[bytes, tuple[str, str]]:
+    """The bytes of a `.model`, and the library's name and version.
+
+    Id 0 is unknown (never used: bytes are), then the specials as control pieces, then the 256
+    bytes. No character is changed, no whitespace removed, no space put before a text. So the ids of
+    two texts, concatenated, decode to the two texts. The bytes do not depend on the machine.
+    """
     writer = io.BytesIO()
     try:
         library.SentencePieceTrainer.train(
@@ -432,7 +421,7 @@ def train_sentencepiece(
             minloglevel=_QUIET,
         )
     except RuntimeError as problem:
-        raise TokenizerError(_explain(str(problem), vocab_size)) from problem
+        raise _explain(str(problem), vocab_size) from problem
     return writer.getvalue(), ("sentencepiece", library.__version__)
 
 
@@ -444,20 +433,19 @@ def _lines(chunks: Sequence[str]) -> Iterator[str]:
                 yield line
 
 
-def _explain(message: str, vocab_size: int) -> str:
+def _explain(message: str, vocab_size: int) -> TokenizerError:
     high = re.search(r"Vocabulary size too high .*?<= (\d+)", message)
     if high:
-        return (
-            f"vocab_size={vocab_size:,} is more than this text can fill; the largest possible is "
-            f"{int(high[1]):,}: give that, or more text"
+        return TokenizerError(
+            "{vocab_size} is more than this text can fill; the largest possible is "
+            f"{int(high[1]):,}: give that, or more text",
+            vocab_size=vocab_size,
         )
     low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
     if low:
-        return (
-            f"vocab_size={vocab_size:,} is less than the specials, bytes and characters of this "
-            f"text need; the smallest possible is {int(low[1]):,}"
+        return TokenizerError(
+            "{vocab_size} is less than the specials, bytes and characters of this text need; the "
+            f"smallest possible is {int(low[1]):,}",
+            vocab_size=vocab_size,
         )
-    return f"SentencePiece could not train: {message}"
-
-
-__all__ = ["SentencePieceTokenizer", "library"]
+    return TokenizerError(f"SentencePiece could not train: {message}")

@@ -1,15 +1,4 @@
-"""The rules of special tokens that every kind of tokenizer shares.
-
-In: names, strings, ids.  Out: checked names; decoded text with each special as its literal string.
-Promise: decoding loses no token.
-Not here: keeping specials out of text; each kind does that in its own model.
-
-What the special tokens of a Hugging Face tokenizer are called.
-
-In: the files beside a tokenizer.json, or names given by the caller.  Out: name to id.
-Promise: a name given by the caller is one id or an error; a name from a file that is not in the
-vocabulary is announced and left out.
-"""
+"""Names and ids of special tokens, and decoding that shows each as its literal string."""
 
 from __future__ import annotations
 
@@ -39,22 +28,21 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "eos": ("eos", "</s>", "eot", "endoftext", "end_of_text"),
     "pad": ("pad", "<pad>", "[PAD]"),
 }
-"""What the start and the end of a document and padding are called; the first is their own name,
-the others stand in for it."""
+"""What the start and the end of a document and padding may be called, the best name first."""
 
 
 def usual_id(role: str, named: Mapping[str, int]) -> int | None:
-    """The id for "bos", "eos" or "pad" among a tokenizer's special tokens; a stand-in is logged."""
+    """The id for "bos", "eos" or "pad" among named special tokens; another name is logged."""
     found = next((name for name in USUAL_NAMES[role] if name in named), None)
     if found is None:
         return None
     if found != role:
-        _log.info("no special token is called %s; %s (%d) is taken", role, found, named[found])
+        _log.info("no special token is called %s; using %s (%d)", role, found, named[found])
     return named[found]
 
 
 class SpecialRuns:
-    """Decode a sequence piece by piece: runs of text, and specials between them."""
+    """Decode a sequence in runs of text with specials between them, without losing a token."""
 
     def __init__(self, strings: Mapping[int, str]) -> None:
         self._strings = dict(strings)
@@ -62,49 +50,42 @@ class SpecialRuns:
         self._by_string = {text: number for number, text in self._strings.items()}
 
     def id_of(self, text: str) -> int | None:
-        """The special whose literal string this is."""
+        """The id of the special with this literal string."""
         return self._by_string.get(text)
 
     def decode(self, ids: IntArray, decode_text: Callable[[IntArray], str]) -> str:
-        """`decode_text` gets each run between two specials; a special is its literal string.
+        """The text; `decode_text` gets each run between two specials.
 
-        Every run is decoded on its own, as it was encoded: a tokenizer that marks the start of a
+        Every run is decoded separately, as it was encoded: a tokenizer that marks the start of a
         text marks it once per run.
         """
         if ids.ndim != 1:
             raise TokenizerError(f"decode takes one sequence of ids, not an array {ids.shape}")
-        places = np.flatnonzero(np.isin(ids, self._ids))
         parts: list[str] = []
         start = 0
-        for place in places.tolist():
-            if place > start:
-                parts.append(decode_text(ids[start:place]))
-            parts.append(self._strings[int(ids[place])])
-            start = place + 1
+        for at in np.flatnonzero(np.isin(ids, self._ids)).tolist():
+            if at > start:
+                parts.append(decode_text(ids[start:at]))
+            parts.append(self._strings[int(ids[at])])
+            start = at + 1
         if start < len(ids):
             parts.append(decode_text(ids[start:]))
         return "".join(parts)
 
 
 def short_name(literal: str) -> str:
-    """`<|eot|>` is called eot; anything else is called what it is."""
+    """The name of a special: eot for `<|eot|>`, the string itself for anything else."""
     if len(literal) > 4 and literal.startswith("<|") and literal.endswith("|>"):
         return literal[2:-2]
     return literal
 
 
 def read_meta(model: Path, model_sha256: str) -> dict[str, JSON] | None:
-    """What `meta.json` beside a model says, or None without one.
-
-    A meta.json that names another model's sha256 is an error: the two do not belong together.
-    """
+    """The `meta.json` beside a model, or None. It is an error if it describes another model."""
     path = model.parent / "meta.json"
     if not path.is_file():
         return None
-    try:
-        meta = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as problem:
-        raise TokenizerError(f"{path}: not JSON ({problem}); remove or repair it") from problem
+    meta = _read_json(path)
     if not isinstance(meta, dict):
         raise TokenizerError(f"{path}: found {type(meta).__name__}, wanted a JSON object")
     named = meta.get("model_sha256")
@@ -117,7 +98,7 @@ def read_meta(model: Path, model_sha256: str) -> dict[str, JSON] | None:
 
 
 def names_in_meta(meta: Mapping[str, JSON], where: Path) -> dict[str, int]:
-    """The special names and ids a meta.json declares; empty when it declares none."""
+    """The special names and ids that a meta.json declares; may be empty."""
     found = meta.get("special_token_ids")
     if found is None:
         return {}
@@ -132,7 +113,7 @@ def names_in_meta(meta: Mapping[str, JSON], where: Path) -> dict[str, int]:
 
 
 class FileNames(dict[str, str]):
-    """Names read from files: those missing in the vocabulary are left out, not refused."""
+    """Names read from files: one that is not in the vocabulary is left out, not refused."""
 
 
 def find_names(
@@ -141,9 +122,10 @@ def find_names(
     vocabulary: Mapping[str, int],
     unknown: str | None,
 ) -> dict[str, int]:
-    """Name to id; strings of the file that nobody named are called by themselves.
+    """Name to id of the special tokens of a Hugging Face tokenizer.
 
-    Names given by the caller stand alone. Without an "eot", the file's "eos" is one.
+    Names given by the caller are the only ones. Otherwise a string of the file without a name is
+    its own name, and without an "eot", the file's "eos" is one.
     """
     found: dict[str, int] = {}
     for name, text in (names or {}).items():
@@ -181,7 +163,9 @@ def names_beside(path: Path) -> FileNames:
             return FileNames({name: str(text) for name, text in strings.items()})
     names = FileNames()
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        found = _read_object(path.parent / file)
+        beside = path.parent / file
+        value = _read_json(beside) if beside.is_file() else {}
+        found = value if isinstance(value, dict) else {}
         decoder = found.get("added_tokens_decoder")
         for token in decoder.values() if isinstance(decoder, dict) else ():
             text = token.get("content") if isinstance(token, dict) else None
@@ -194,11 +178,8 @@ def names_beside(path: Path) -> FileNames:
     return names
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read_json(path: Path) -> Any:
     try:
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as problem:
         raise TokenizerError(f"{path}: not JSON ({problem}); remove or repair it") from problem
-    return value if isinstance(value, dict) else {}

@@ -1,15 +1,7 @@
-"""Many texts as the engines want them: a list of str, or one UTF-8 buffer.
+"""Texts in the forms that engines take: a list of str, or one UTF-8 buffer with offsets.
 
-In: a sequence of str, or an Arrow string array.  Out: list, or bytes and offsets.
-Promise: an Arrow array's buffer is used where it lies; nulls and lone surrogates are refused by
+The buffer of an Arrow array is used without a copy. Nulls and lone surrogates are refused by
 number, never replaced.
-Not here: cleaning. Sources give clean text.
-
-Who a tokenizer is: one hash over everything that decides its ids.
-
-In: plain facts.  Out: sha256 hex.
-Promise: equal facts, equal hash, on any machine; any other fact, another hash.
-Not here: which facts count. Each tokenizer knows its own.
 """
 
 from __future__ import annotations
@@ -41,8 +33,10 @@ def as_list(texts: Texts) -> list[str]:
 
 
 def character_spans(text: str, sizes: OffsetArray) -> OffsetArray:
-    """(n, 2) the characters start..stop of pieces of so many bytes each, one behind the other. A
-    piece of a character has all of it: sizes [1 1 2] of "\u00e9ab" -> [0 1] [0 1] [1 3]."""
+    """(n, 2) the characters start..stop of consecutive pieces of `sizes` bytes each.
+
+    A piece of a character gets all of it: sizes [1 1 2] of "\u00e9ab" -> [0 1] [0 1] [1 3].
+    """
     data = np.frombuffer(text.encode(), np.uint8)
     begun = np.zeros(len(data) + 1, np.int64)  # characters that begin before each byte
     np.cumsum((data & 0xC0) != 0x80, out=begun[1:])  # any but the first is 10xxxxxx
@@ -52,7 +46,7 @@ def character_spans(text: str, sizes: OffsetArray) -> OffsetArray:
 
 
 def utf8_buffer(texts: Texts) -> tuple[npt.NDArray[np.uint8], OffsetArray]:
-    """The bytes of all texts behind one another, and where each starts and stops.
+    """The bytes of all texts, concatenated, and the offset of each.
 
     An Arrow array is not copied; a list is encoded once.
     """
@@ -83,7 +77,7 @@ def num_bytes(texts: Texts) -> OffsetArray:
 
 
 def surrogate_error(texts: Sequence[object]) -> TokenizerError:
-    """Which text an engine could not take, and why. For use after an engine refused a batch."""
+    """Which text an engine refused, and why. Call it after an engine refused a batch."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             return TokenizerError(
@@ -102,7 +96,7 @@ def surrogate_error(texts: Sequence[object]) -> TokenizerError:
 
 
 def is_arrow(texts: object) -> bool:
-    """Whether this is an Arrow array, asked without importing pyarrow."""
+    """Whether this is an Arrow array, without importing pyarrow."""
     return type(texts).__module__.startswith("pyarrow")
 
 
@@ -129,7 +123,7 @@ def _refuse_nulls(array: Any) -> None:
 
 
 def fingerprint_of(facts: Mapping[str, JSON]) -> str:
-    """sha256 over the facts as canonical JSON."""
+    """sha256 of the facts as canonical JSON; the facts must decide every id of a tokenizer."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -140,10 +134,10 @@ def sha256_hex(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSource:
-    """What a fast engine is made of: the reference's own model, with no special left in it."""
+    """What a fast engine is made from: the reference's model, with its specials hidden."""
 
     kind: str  # "tokenizer.json" or "sentencepiece"
     model: bytes  # the file's contents; special strings replaced by names no text can hold
-    facts: Mapping[str, JSON]  # model type, byte fallback, normaliser: what an engine asks first
+    facts: Mapping[str, JSON]  # model type, byte fallback, ...: what decides which engine fits
     library: str  # the reference engine, for produced_by
     library_version: str

@@ -1,19 +1,7 @@
 """Train a tokenizer: text becomes a model file with a meta.json beside it.
 
-In: files or texts, and a spec.  Out: `spm.model` or `tokenizer.json`, and `meta.json`.
-Promise: the same input, spec and library version give the same bytes; the specials are single,
-consecutive ids that no text becomes; every text comes back exactly (SentencePiece: but for U+2581,
-its own sign for a space); both files appear whole or not at all, meta.json last.
-Not here: reading structured files; a source's texts can be passed in.
-
-What a tokenizer is trained on: files or texts become chunks of lines.
-
-In: paths, globs, folders; or an iterable of texts.  Out: chunks, and the record of where they came
-from (sorted names with sha256).
-Promise: the same input and seed give the same chunks in the same order; at most `max_bytes` of
-them, drawn evenly from the whole input; text is cleaned as sources clean it (`\\r\\n` is `\\n`, no
-BOM, invalid UTF-8 replaced).
-Not here: training.
+The training text is cut into chunks of lines. The same input and seed give the same chunks in the
+same order, at most `max_bytes` of them, drawn evenly from the whole input.
 """
 
 from __future__ import annotations
@@ -37,14 +25,20 @@ from shardmill.storage.atomic import atomic_write
 from shardmill.tokenizers.special_tokens import DEFAULT_SPECIALS
 from shardmill.tokenizers.texts import sha256_hex
 
+_log = logging.getLogger(__name__)
+
+META_FORMAT = "shardmill-tokenizer"
+MAX_VOCAB = 2**24
+ModelType = Literal["unigram", "bpe", "byte-bpe"]
 CHUNK_CHARACTERS = 16_384
+_FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
 _FOLDER_SUFFIXES = (".txt", ".md")
 _STRUCTURED = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingText:
-    """The chunks a trainer sees and the account of them."""
+    """The chunks to train on, and the record of where they came from."""
 
     chunks: tuple[str, ...]  # whole lines, "\n" between them
     inputs: tuple[dict[str, JSON], ...]  # {"name", "sha256", "bytes"}, sorted by name
@@ -53,7 +47,7 @@ class TrainingText:
 
 
 def find_files(patterns: Sequence[str | Path]) -> list[Path]:
-    """The files that paths, globs and folders (their .txt and .md) name, sorted, once each."""
+    """The files of paths, globs and folders (their .txt and .md), sorted, once each."""
     found: set[Path] = set()
     for pattern in patterns:
         path = Path(pattern)
@@ -75,12 +69,14 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
     for file in sorted(found):
         if file.suffix in _STRUCTURED:
             raise TokenizerError(
-                f"{file} is not plain text; train from a source's texts instead (texts=...)"
+                f"{file} is not plain text; train from the texts of a source instead ({{texts}})",
+                texts=...,
             )
     return sorted(found)
 
 
 def read_files(files: Sequence[Path], *, seed: int, max_bytes: int | None) -> TrainingText:
+    """Text is cleaned as sources clean it: `\\r\\n` is `\\n`, no BOM, invalid UTF-8 replaced."""
     sample = _Sample(seed, max_bytes)
     inputs: list[dict[str, JSON]] = []
     root = Path(os.path.commonpath([file.resolve().parent for file in files]))
@@ -151,7 +147,7 @@ def _lines_of(stream: Iterable[str]) -> Iterator[str]:
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
-    """Whole lines up to about 16 K characters; a longer line is cut."""
+    """Whole lines of up to about 16 K characters together; a longer line is cut."""
     chunk: list[str] = []
     size = 0
     for line in lines:
@@ -164,13 +160,6 @@ def _chunks(lines: Iterable[str]) -> Iterator[str]:
             size += len(part)
     if chunk:
         yield "".join(chunk)
-
-
-_log = logging.getLogger(__name__)
-META_FORMAT = "shardmill-tokenizer"
-MAX_VOCAB = 2**24
-_FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
-ModelType = Literal["unigram", "bpe", "byte-bpe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +196,10 @@ def train_tokenizer(
 ) -> TrainReport:
     """Train into the folder `out`, from `files` (paths, globs, folders) or from `texts`.
 
-    A folder that holds a model already is refused unless `overwrite`.
+    The same input, spec and library version give the same bytes. The specials are single,
+    consecutive ids that no text becomes. Every text round-trips exactly (SentencePiece: except
+    U+2581, its sign for a space). Both files are written atomically, meta.json last. A folder that
+    holds a model already is refused unless `overwrite`.
     """
     spec = spec or TrainSpec()
     _check_spec(spec)
@@ -215,7 +207,7 @@ def train_tokenizer(
     model_path = folder / _FILE_NAMES[spec.model_type]
     _check_target(folder, overwrite)
     if (texts is None) == (not files):
-        raise OptionError("train from files or from texts: give exactly one of them")
+        raise OptionError("give exactly one of {files} and {texts}", files=..., texts=...)
     if texts is None:
         text = read_files(find_files(files), seed=spec.seed, max_bytes=spec.max_bytes)
     else:
@@ -249,7 +241,7 @@ def _train(text: TrainingText, spec: TrainSpec) -> tuple[bytes, tuple[str, str]]
 
 
 def _check_model(model: bytes, spec: TrainSpec, text: TrainingText) -> dict[str, int]:
-    """Open what was trained and hold it to its promises; gives the special ids."""
+    """Open what was trained and check its guarantees; returns the special ids."""
     strings = spec.ordered_specials()
     tokenizer: Any
     if spec.model_type == "byte-bpe":
@@ -303,7 +295,9 @@ def _meta(
 
 def _check_spec(spec: TrainSpec) -> None:
     if spec.model_type not in _FILE_NAMES:
-        raise OptionError(f"model_type={spec.model_type!r}, wanted one of {sorted(_FILE_NAMES)}")
+        raise OptionError(
+            f"{{model_type}}: wanted one of {sorted(_FILE_NAMES)}", model_type=spec.model_type
+        )
     if not spec.specials:
         raise OptionError("no special tokens; give at least one, such as eot=<|eot|>")
     strings = list(spec.specials.values())
@@ -317,15 +311,18 @@ def _check_spec(spec: TrainSpec) -> None:
     if len(set(strings)) != len(strings):
         raise OptionError(f"two special tokens have the same string: {dict(spec.specials)}")
     if spec.vocab_size > MAX_VOCAB:
-        raise OptionError(f"vocab_size={spec.vocab_size:,}: wanted at most {MAX_VOCAB:,}")
+        raise OptionError(
+            f"{{vocab_size}}: wanted at most {MAX_VOCAB:,}", vocab_size=spec.vocab_size
+        )
     smallest = 256 + len(strings) + (spec.model_type != "byte-bpe")
     if spec.vocab_size < smallest:
         raise OptionError(
-            f"vocab_size={spec.vocab_size:,} has no room for 256 bytes and the special tokens; "
-            f"wanted at least {smallest:,}"
+            "{vocab_size} is too small for 256 bytes and the special tokens; wanted at least "
+            f"{smallest:,}",
+            vocab_size=spec.vocab_size,
         )
     if spec.max_bytes is not None and spec.max_bytes < 1:
-        raise OptionError(f"max_bytes={spec.max_bytes:,}, wanted at least 1 or None")
+        raise OptionError("{max_bytes}: wanted at least 1 or None", max_bytes=spec.max_bytes)
 
 
 def _check_target(folder: Path, overwrite: bool) -> None:
@@ -333,7 +330,9 @@ def _check_target(folder: Path, overwrite: bool) -> None:
     there = [name for name in names if (folder / name).exists()]
     if there and not overwrite:
         raise TokenizerError(
-            f"{folder} holds {', '.join(there)} already; choose another folder, or say overwrite"
+            f"{folder} holds {', '.join(there)} already; choose another folder, or pass "
+            "{overwrite}",
+            overwrite=True,
         )
     if "meta.json" in there and f'"{META_FORMAT}"' not in (folder / "meta.json").read_text():
         raise TokenizerError(

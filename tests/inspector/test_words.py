@@ -20,7 +20,7 @@ from shardmill.inspect.tokens import (
 )
 from shardmill.testing.tokenizers import nasty_texts
 from shardmill.tokenizers import ByteTokenizer
-from tests.tokenizer.conftest import HF_KINDS, KINDS, tokenizers, trained  # noqa: F401
+from tests.tokenizers.conftest import HF_KINDS, KINDS, tokenizers, trained  # noqa: F401
 
 TEXT = (
     "  The quick\tbrown fox\n\n \U0001f468\u200d\U0001f469\u200d\U0001f467 \u00fcber "

@@ -173,7 +173,7 @@ def _jinja(template: str, tokenizer: str) -> ChatTemplate:
             "hub id that transformers opens, or a --template made of tokens"
         )
     from shardmill.chat.jinja import open_jinja_template
-    from shardmill.tokenizers.transformers_hub import load_transformers
+    from shardmill.tokenizers.huggingface import load_transformers
 
     place = Path(tokenizer)
     folder = str(place.parent) if place.name == "tokenizer.json" and place.is_file() else tokenizer

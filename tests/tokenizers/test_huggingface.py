@@ -15,7 +15,7 @@ from shardmill.protocols import Tokenizer
 from shardmill.testing.tokenizers import nasty_texts
 from shardmill.tokenizers import huggingface, open_tokenizer
 from shardmill.tokenizers.huggingface import HuggingFaceTokenizer, text_only
-from tests.tokenizer.conftest import HF_KINDS, added, hf_configs
+from tests.tokenizers.conftest import HF_KINDS, added, hf_configs
 
 ALL_KINDS = ["byte-bpe", *HF_KINDS]
 
@@ -134,7 +134,7 @@ def test_a_special_that_is_also_the_unknown_token_is_refused_when_it_could_arise
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "<e>"},
         "pre_tokenizer": {"type": "WhitespaceSplit"},
     }
-    with pytest.raises(TokenizerError, match="stands for unknown text too"):
+    with pytest.raises(TokenizerError, match="and also the unknown token"):
         HuggingFaceTokenizer(json.dumps(config), names={"eot": "<e>"})
 
 

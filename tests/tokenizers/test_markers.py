@@ -8,7 +8,7 @@ import pytest
 
 from shardmill.protocols import Tokenizer
 from shardmill.tokenizers import adapt_tokenizer, open_tokenizer
-from tests.tokenizer.conftest import HF_KINDS, KINDS
+from tests.tokenizers.conftest import HF_KINDS, KINDS
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *HF_KINDS])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardmill.testing.tokenizers import nasty_texts
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.texts import character_spans
-from tests.tokenizer.conftest import HF_KINDS, KINDS
+from tests.tokenizers.conftest import HF_KINDS, KINDS
 
 REPLACEMENT = "\ufffd"
 

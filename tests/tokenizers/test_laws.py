@@ -18,7 +18,7 @@ from shardmill.testing.tokenizers import (
     nasty_texts,
 )
 from shardmill.tokenizers.battery import short_texts
-from tests.tokenizer.conftest import HF_KINDS, KINDS
+from tests.tokenizers.conftest import HF_KINDS, KINDS
 
 SPECIALS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", "</s>", "<s>", "[CLS]", "[SEP]", "x</s>"]
 

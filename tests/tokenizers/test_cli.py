@@ -11,7 +11,7 @@ import pytest
 
 from shardmill.cli.commands.tokenizer import parse_specials
 from shardmill.errors import OptionError
-from tests.tokenizer.conftest import LANGUAGES
+from tests.tokenizers.conftest import LANGUAGES
 
 
 def shardmill(*words: str | Path) -> subprocess.CompletedProcess[str]:

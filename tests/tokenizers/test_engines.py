@@ -180,7 +180,7 @@ def test_without_a_candidate_auto_uses_the_reference_and_fast_refuses(
 
 def test_a_normalising_sentencepiece_model_has_no_candidate() -> None:
     from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
-    from tests.tokenizer.test_tokenizer_sentencepiece import train
+    from tests.tokenizers.test_sentencepiece import train
 
     assert fast_candidates(SentencePieceTokenizer(train(model_type="bpe"))).engines == ()
 
@@ -397,8 +397,9 @@ def test_fastokens_leaves_a_core_to_the_rest_unless_told_otherwise(
 ) -> None:
     code = (
         "import os, sys\n"
-        "from shardmill.tokenizers.fast_fastokens import FastokensEngine\n"
-        "FastokensEngine(open(sys.argv[1], 'rb').read()).encode_batch(['some text'])\n"
+        "from shardmill.tokenizers import open_tokenizer\n"
+        "from shardmill.tokenizers.fast import open_fast\n"
+        "open_fast(open_tokenizer(sys.argv[1]), 'fastokens').encode_batch(['some text'])\n"
         "print(os.environ['FASTOKENS_BPE_THREADS'], len(os.sched_getaffinity(0)))\n"
     )
     source = tokenizers["byte-bpe"].engine_source  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from shardmill.errors import OptionError, TokenizerError
 from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 from shardmill.tokenizers import train as training
 from shardmill.tokenizers.train import CHUNK_CHARACTERS, find_files, read_files, read_texts
-from tests.tokenizer.conftest import LANGUAGES, stdlib_files
+from tests.tokenizers.conftest import LANGUAGES, stdlib_files
 
 TYPES = ("unigram", "bpe", "byte-bpe")
 

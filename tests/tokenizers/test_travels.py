@@ -30,8 +30,8 @@ from shardmill.tokenizers import engine_choice as reopening
 from shardmill.tokenizers.battery import short_texts
 from shardmill.tokenizers.fast import Candidates
 from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
-from tests.tokenizer.conftest import HF_KINDS, KINDS
-from tests.tokenizer.test_tokenizer_engines import CORPUS, Liar
+from tests.tokenizers.conftest import HF_KINDS, KINDS
+from tests.tokenizers.test_engines import CORPUS, Liar
 
 Facts = tuple[Any, ...]
 
@@ -188,7 +188,7 @@ def test_another_version_or_engine_is_refused(
         reopen_encoder(ByteTokenizer(), record)
     with pytest.raises(TokenizerError, match="'quickest' is no fast engine"):
         reopen_encoder(tokenizers["byte-bpe"], {**record, "engine": "quickest"})
-    with pytest.raises(TokenizerError, match="no record of a chosen engine"):
+    with pytest.raises(TokenizerError, match="not the record of a chosen engine"):
         reopen_encoder(tokenizers["byte-bpe"], {})
     with pytest.raises(OptionError, match="wanted sample or full"):
         reopen_encoder(tokenizers["byte-bpe"], record, check="none")  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ from pathlib import Path
 import numpy
 def threads():
     return len(os.listdir("/proc/self/task"))
-import shardmill.tokenizers.huggingface, shardmill.tokenizers.fast_fastokens
+import fastokens, shardmill.tokenizers.huggingface
 before = threads()
 from shardmill.tokenizers import choose_encoder, open_tokenizer
 from shardmill.tokenizers.fast import open_fast

@@ -16,7 +16,7 @@ from shardmill.testing.tokenizers import assert_tokenizer_laws, nasty_texts
 from shardmill.tokenizers import open_tokenizer
 from shardmill.tokenizers.battery import short_texts
 from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer, hide_pieces, read_facts
-from tests.tokenizer.conftest import LANGUAGES
+from tests.tokenizers.conftest import LANGUAGES
 
 ROLES = ["<|sys_1|>", "<|usr_1|>", "<|eot_1|>"]
 
