@@ -12,9 +12,8 @@ A user's own class needs these names and nothing else: no base class, no registr
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, runtime_checkable
 
 from shardmill.records import JSON, ConversationBatch, Cursor, IntArray, Ragged, TextBatch
 
@@ -150,71 +149,3 @@ class FilePart(Source, Protocol):
 def continues(piece: Source) -> bool:
     """Whether the rows of a piece are counted on from the piece before it."""
     return isinstance(piece, FilePart) and piece.continues
-
-
-class Task(Protocol):
-    """A piece of work that any process can do. It travels by pickle."""
-
-    @property
-    def name(self) -> str:
-        """What it works on, for messages: a file and the part of it."""
-
-    def run(self, tools: Any, emit: Callable[[Any], None]) -> None:
-        """Do it, and emit small picklable notes of what is done for good, in order.
-
-        Run again after its process died, it goes on behind what it had done and emits the notes of
-        that first, equal to what they were. It never runs twice at one time.
-        """
-
-
-@runtime_checkable
-class PortableTask(Task, Protocol):
-    """A task that a process can do which sees none of the disks of this one."""
-
-    def elsewhere(self) -> Task:
-        """The same task as it stands now, for such a process: its notes carry what is done."""
-
-    def keep(self, parcel: Any) -> Any:
-        """Take what such a note carries, for good; gives the note that `run` would have emitted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
-    """What an engine says of one task: a note, its end, or its failure."""
-
-    task: int  # its number among the tasks of the run, from 0
-    note: Any = None  # what it emitted; notes of one task come in order, after a death once more
-    ended: bool = False  # it returned; nothing follows
-    error: BaseException | None = None  # it raised, or killed its process again and again
-    lost: bool = False  # with an error: the processes died, so it should not be tried once more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What the processes of an engine have used so far."""
-
-    cpu_seconds: float
-    peak_bytes: int  # resident, of the largest process
-
-
-class Engine(Protocol):
-    """Where tasks run: processes of this machine, or of many."""
-
-    @property
-    def slots(self) -> int:
-        """How many tasks run at one time."""
-
-    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
-        """Run the tasks and tell what becomes of them, until all have ended.
-
-        `tools` go to each process once, by pickle, and are passed to every task there. A task is
-        taken from `tasks` when a slot is free, in order, and not before: that is the back-pressure,
-        and `tasks` may end early because of earlier reports. A process that dies is replaced, and
-        its task run again. Closing the generator stops what still runs, at once, and returns when
-        it has stopped; what was noted stays done.
-        """
-
-    def usage(self) -> Usage: ...
-
-    def close(self) -> None:
-        """End every process; may be called again."""

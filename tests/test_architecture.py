@@ -70,8 +70,7 @@ ONE_IMPORTER: dict[str, set[str]] = {
     "yaml": {"loading/streaming/config/yaml.py"},
     "starlette": {"inspect/server.py"},
     "uvicorn": {"inspect/server.py"},
-    # one finds Ray, one asks and answers in Ray's own processes
-    "ray": {"building/engines/ray_cluster.py", "building/engines/ray_engine.py"},
+    "ray": {"building/engines/ray.py"},
     # each file of these packages names tensors
     "torch": {"trainers/", "compat/"},
 }

@@ -17,7 +17,7 @@ from shardmill.arguments import choices, is_url
 from shardmill.building.chats import build_chats
 from shardmill.building.documents import build_store
 from shardmill.building.packs import build_plan
-from shardmill.building.scheduler import RunOn
+from shardmill.building.pool import RunOn
 from shardmill.building.spec import BuildReport, BuildSpec, Feed, Progress
 from shardmill.building.workplace import has_unfinished_build
 from shardmill.chat.jinja import open_jinja_template

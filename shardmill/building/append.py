@@ -1,24 +1,29 @@
-"""Go on with a finished store: what is new, and where the old build stood.
+"""Append new files to a finished store.
 
-In: the place of a store, a feed that names its old files and new ones.  Out: the feed in the order
-old, then new; and what a build must know to write behind the old tokens.
-Promise: the store that comes out is, byte for byte, the one that a build of the feed in that order
-makes from the start; a store that this would not be true of is refused, with the difference named.
-Not here: the files (sources), the bytes (shards), the run (run.py).
+The result is, byte for byte, the store that a build of the old files and then the new ones makes
+from the start. A store for which that would not hold is refused, with the difference named. To get
+the same batches, a chunk that holds old and new files is read again as a whole, and its old
+documents are skipped; nothing of them is encoded.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from shardmill.building.assembly import NO_TOKENS, Standing, void_drop
-from shardmill.building.encode import Filler
-from shardmill.building.origins import KnownOrigins, known_origins
+from shardmill.building.assembly import (
+    NO_TOKENS,
+    AppendPoint,
+    Filler,
+    KnownOrigins,
+    mark_of,
+    void_drop,
+)
 from shardmill.building.spec import (
     BuildReport,
     BuildSpec,
@@ -28,70 +33,52 @@ from shardmill.building.spec import (
     plan_json,
     plan_sha256,
 )
-from shardmill.building.units import FeedGrains, fresh_grains
+from shardmill.building.units import FeedChunks, chunk_sizes, chunks_of
 from shardmill.building.workplace import remove_workplace, workplace_of
-from shardmill.errors import BuildError, OptionError
-from shardmill.protocols import Tokenizer
-from shardmill.records import JSON, Drop
-from shardmill.sources import append_files
-from shardmill.store import OldStore, is_finished, list_plans, open_old
+from shardmill.errors import BuildError, OptionError, SourceError
+from shardmill.protocols import CuttableSource, Source, Tokenizer, continues
+from shardmill.records import JSON, Cursor, Drop, TextBatch
+from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
+from shardmill.store import OldStore, list_plans, read_origins
 from shardmill.store.layout import DTYPES
+from shardmill.store.origins import GRAIN, MARK
 from shardmill.tokenizers import EngineChoice, vocab_size_of
 
 log = logging.getLogger(__name__)
 
 _PLAN = "plan_sha256"
-_NAMED = ("dataset_config", "dataset_revision", "streaming", "split_rule", "seed", "shuffle_buffer")
-_SAME = (*_NAMED, "append_eot", "shard_bytes")
+_SAME = (
+    *("dataset_config", "dataset_revision", "streaming", "split_rule", "seed", "shuffle_buffer"),
+    *("append_eot", "shard_bytes"),
+)
 """Facts that a spec and a manifest call by the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoingOn:
-    """A build behind a finished store."""
+class AppendPlan:
+    """What a build must know to append to a store."""
 
     old: OldStore
-    feed: FeedGrains  # what is new
-    standing: Standing
-    origins: KnownOrigins | None  # None: nobody knows those of the old documents
+    feed: Feed  # old files, then new ones
+    plan: dict[str, JSON]  # of a whole build of `feed`
+    chunks: FeedChunks | None  # of the new files; None: there are none
+    point: AppendPoint
+    origins: KnownOrigins | None  # None: the store does not know the origins of its documents
 
     @property
     def filled(self) -> dict[str, int]:
         return {name: split.tokens for name, split in self.old.manifest.splits.items()}
 
-    def check_engine(self, engine: EngineChoice) -> None:
-        """A store is made by one engine; its manifest names one."""
-        made = self.old.manifest.produced_by
-        fast = made.get("engine") != made.get("reference")
-        if engine != "auto" and fast != (engine == "fast"):
-            raise OptionError(
-                f"engine={engine!r}: the tokens in {self.old.folder} were made by "
-                f"{made.get('engine')!r}, which goes on: ask for none, or build anew with "
-                "overwrite=True"
-            )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class More:
-    """A store and its inputs as they are now."""
-
-    feed: Feed  # old files, then new ones
-    plan: dict[str, JSON]  # of a whole build of it
-    going_on: GoingOn | None  # None: nothing is new
-
-
-def old_store(target: Path) -> OldStore | None:
-    """The store to be continued; None, announced, when it must be built as a whole."""
-    if is_finished(target):
-        return open_old(target)
-    log.info("%s: no store here yet: all of it is built", target)
-    return None
-
-
-def find_more(
-    old: OldStore, feeds: Sequence[Feed], *, spec: BuildSpec, tokenizer: Tokenizer
-) -> More:
-    """The feed in the order old, then new; refused when it is not that of the old store."""
+def plan_append(
+    old: OldStore,
+    feeds: Sequence[Feed],
+    *,
+    spec: BuildSpec,
+    tokenizer: Tokenizer,
+    engine: EngineChoice,
+) -> AppendPlan:
+    """Find the new files; refuse a store that was not built with the same options."""
     if len(feeds) != 1:
         raise OptionError(f"{len(feeds)} feeds: files are added to a store of one source only")
     _check_kind(old)
@@ -103,33 +90,54 @@ def find_more(
     _check_plan(old, plan, spec, feed.source.name)
     if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:
         raise BuildError(
-            f"{old.folder}: full: its old files filled all splits, so that nothing of new ones "
-            "would be kept; build it anew with other limits and overwrite=True"
+            f"{old.folder}: full: its old files filled all splits, so nothing of new ones would be "
+            "kept; build it again with other limits and {overwrite}",
+            overwrite=True,
         )
-    if files.fresh is None:
-        return More(feed=ordered, plan=plan, going_on=None)
-    fresh = fresh_grains(files)
-    log.info("%s: %d new files behind %d", old.folder, files.num_new, len(files.old))
-    for name in list_plans(old.folder):
-        log.warning("%s: the pack plan %r is of the old tokens alone and goes", old.folder, name)
     documents = manifest.ledger.documents
-    void = documents.dropped.get(NO_TOKENS, 0)
-    given = documents.kept + documents.over_budget + void
-    held = _held(old, feed.source.name, given, fresh.num_shared) if void else ()
-    standing = Standing(ledger=manifest.ledger, num_given=given, held=held)
-    origins = known_origins(old, ordered, fresh, _void_numbers(old) if void else ())
-    going_on = GoingOn(old=old, feed=fresh.feed, standing=standing, origins=origins)
-    return More(feed=ordered, plan=plan, going_on=going_on)
+    num_void = documents.dropped.get(NO_TOKENS, 0)
+    given = documents.kept + documents.over_budget + num_void
+    if files.fresh is None:
+        point = AppendPoint(ledger=manifest.ledger, num_given=given, held=())
+        return AppendPlan(old=old, feed=ordered, plan=plan, chunks=None, point=point, origins=None)
+    _check_engine(old, engine)
+    found = _new_chunks(files)
+    log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
+    for name in list_plans(old.folder):
+        log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
+    held = _held(old, feed.source.name, given, found.num_shared) if num_void else ()
+    return AppendPlan(
+        old=old,
+        feed=ordered,
+        plan=plan,
+        chunks=found.feed,
+        point=AppendPoint(ledger=manifest.ledger, num_given=given, held=held),
+        origins=_known_origins(old, ordered, found, has_void=num_void > 0),
+    )
 
 
-def nothing_new(old: OldStore, plan: dict[str, JSON]) -> BuildReport:
-    """The store stays as it is; what a build left that was killed behind its last step, goes."""
-    log.info("%s: nothing new, so nothing to do", old.folder)
+def nothing_new(append: AppendPlan) -> BuildReport:
+    """The store stays as it is; what a build left that was killed after its last step, goes."""
+    old, plan = append.old, append.plan
+    log.info("%s: no new files, so nothing to do", old.folder)
     note = workplace_of(old.folder) / "plan.json"
     left = json.loads(note.read_bytes()) if note.exists() else {}
     base = (left.get("plan") or {}).get("continues")
     remove_workplace(old.folder, plan if base is None else {**plan, "continues": base})
     return BuildReport(folder=old.folder, manifest=old.manifest, seconds=0.0, resumed=False)
+
+
+def _check_engine(old: OldStore, engine: EngineChoice) -> None:
+    """A store is made by one engine; its manifest names it."""
+    made = old.manifest.produced_by
+    is_fast = made.get("engine") != made.get("reference")
+    if engine != "auto" and is_fast != (engine == "fast"):
+        raise OptionError(
+            f"{{engine}}: the tokens in {old.folder} were made by {made.get('engine')!r}, which "
+            "makes the new ones too: leave it out, or build again with {overwrite}",
+            engine=engine,
+            overwrite=True,
+        )
 
 
 def _check_kind(old: OldStore) -> None:
@@ -138,13 +146,15 @@ def _check_kind(old: OldStore) -> None:
     if chat or manifest.unit != "document":
         raise OptionError(
             f"{old.folder}: a store of {'conversations' if chat else 'examples'}; files are added "
-            "to stores of documents only: build it anew with overwrite=True"
+            "to stores of documents only: build it again with {overwrite}",
+            overwrite=True,
         )
     if _PLAN not in manifest.options or len(manifest.sources) != 1:
         raise OptionError(
             f"{old.folder}: was not built from one source by `shardmill build` "
-            f"({len(manifest.sources)} sources), so nothing can be added to it: build it anew with "
-            "overwrite=True"
+            f"({len(manifest.sources)} sources), so nothing can be added to it: build it again "
+            "with {overwrite}",
+            overwrite=True,
         )
 
 
@@ -154,25 +164,28 @@ def _check_plan(old: OldStore, plan: dict[str, Any], spec: BuildSpec, name: str)
     source, void = manifest.sources[0], manifest.ledger.documents.dropped.get(NO_TOKENS, 0)
     ours = dict(plan["spec"])
     if manifest.dataset_name == source.get("name") and spec.dataset_name == name:
-        ours["dataset_name"] = manifest.dataset_name  # neither was named: both go by their source
+        ours["dataset_name"] = manifest.dataset_name  # both are named after their source
     feed = {**plan["feeds"][0], "source": source}
     same = plan_sha256({**plan, "feeds": [feed], "spec": ours}) == manifest.options[_PLAN]
     if same and (not void or name == source.get("name")):
         return
-    changes = list(_changes(old, {**plan, "spec": ours}))
     if same:
         changes = [f"name of the source, which dropped rows hold: {source.get('name')} -> {name}"]
-    elif not changes:
-        changes = ["how many tokens go to which split, or the options of the source"]
-    shown = "\n  ".join(changes[:8])
+    else:
+        changes = _changes(old, {**plan, "spec": ours})
+    shown = "\n  ".join(
+        changes[:8] or ["how many tokens go to which split, or the options of the source"]
+    )
     raise BuildError(
-        f"{old.folder}: was built otherwise, so nothing can be added to it (before -> now):\n"
-        f"  {shown}\nRepeat the options of the first build, or build it anew with overwrite=True."
+        f"{old.folder}: was built with other options, so nothing can be added to it "
+        f"(before -> now):\n  {shown}\nRepeat the options of the first build, or build it again "
+        "with {overwrite}.",
+        overwrite=True,
     )
 
 
-def _changes(old: OldStore, plan: dict[str, Any]) -> Iterator[str]:
-    """What the manifest can tell of a plan that is not the old one."""
+def _changes(old: OldStore, plan: dict[str, Any]) -> list[str]:
+    """How a plan differs from what the manifest says."""
     manifest, spec = old.manifest, plan["spec"]
     before = {name: getattr(manifest, name) for name in (*_SAME, "dataset_name")}
     before |= {
@@ -183,24 +196,188 @@ def _changes(old: OldStore, plan: dict[str, Any]) -> Iterator[str]:
     }
     now = {**{name: spec[name] for name in before if name in spec}, "tokenizer": plan["tokenizer"]}
     now["splits"] = sorted(split for split, _ in plan["feeds"][0]["fill"])
-    yield from describe_difference(cast(JSON, before), cast(JSON, json.loads(json.dumps(now))))
-
-
-def _void_numbers(old: OldStore) -> list[int]:
-    """Of the texts without a token among those that the source gave, in order; see `void_drop`."""
-    ids = [drop.id for drop in old.drops() if drop.reason == NO_TOKENS]
-    return sorted(int(one.rpartition(" ")[2]) for one in ids)
+    return describe_difference(cast(JSON, before), cast(JSON, json.loads(json.dumps(now))))
 
 
 def _held(old: OldStore, name: str, given: int, num_shared: int) -> tuple[int, ...]:
-    """The texts without a token of the last `num_shared` that were given. Their rows stand at the
+    """The texts without a token among the last `num_shared` that were given. Their rows are at the
     end of the list of dropped ones, and a batch lists what its source dropped first."""
     known = {void_drop(name, given - back): -back for back in range(1, num_shared + 1)}
     held: list[int] = []
     for drop in old.drops():
-        place = known.get(Drop(id=drop.id, reason=drop.reason))
-        if place is None:
+        position = known.get(Drop(id=drop.id, reason=drop.reason))
+        if position is None:
             held.clear()
         else:
-            held.append(place)
+            held.append(position)
     return tuple(held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldPart:
+    """Counts of what comes before the first new document of a chunk."""
+
+    num_read: int = 0
+    num_texts: int = 0
+    num_drops: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def without(self, batch: TextBatch) -> OldPart:
+        """What is left after a batch that is old as a whole."""
+        return OldPart(
+            num_read=self.num_read - batch.num_read,
+            num_texts=self.num_texts - len(batch.texts),
+            num_drops=self.num_drops - len(batch.drops),
+            counts=_subtract(self.counts, batch.counts),
+        )
+
+    def trimmed(self, batch: TextBatch) -> TextBatch:
+        """The batch without these old rows at its beginning."""
+        if not self.num_read:
+            return batch
+        return replace(
+            batch,
+            texts=batch.texts[self.num_texts :],
+            num_read=batch.num_read - self.num_read,
+            counts=_subtract(batch.counts, self.counts),
+            drops=batch.drops[self.num_drops :],
+        )
+
+
+class NewDocuments:
+    """A chunk without the documents of its first files. A `Source`; it can be pickled."""
+
+    def __init__(self, chunk: Source, old: OldPart, num_bytes: int | None) -> None:
+        """About `num_bytes` of input are new."""
+        self.whole_chunk = chunk
+        self._old, self._num_bytes = old, num_bytes
+
+    @property
+    def name(self) -> str:
+        return self.whole_chunk.name
+
+    def describe(self) -> dict[str, JSON]:
+        of = self.whole_chunk.describe()
+        return {"kind": "rest", "of": of, "behind": self._old.num_read}
+
+    def stamp(self) -> JSON:
+        return stamp_of(self.whole_chunk)
+
+    def size_hint(self) -> int | None:
+        return self._num_bytes
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        """Every cursor is one of the whole chunk; the first one is after the old files."""
+        if cursor is not None:
+            return self.whole_chunk.batches(cursor)
+        return (old.trimmed(batch) for batch, old in _new_batches(self.whole_chunk, self._old))
+
+
+def _new_batches(chunk: Source, old: OldPart) -> Iterator[tuple[TextBatch, OldPart]]:
+    """The batches of a chunk that are not old as a whole, and what of each is old."""
+    for batch in chunk.batches():
+        if old.num_read and old.num_read >= batch.num_read:
+            old = old.without(batch)
+            continue
+        yield batch, old
+        old = OldPart()
+    if old.num_read:
+        raise SourceError(f"{chunk.name}: changed while it was read: wait for its writer")
+
+
+def _subtract(counts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: count - other.get(name, 0) for name, count in counts.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewChunks:
+    feed: FeedChunks
+    old: tuple[Source, ...]  # the chunks with old files; the last may have new ones too
+    num_whole: int  # of `old` have no new file
+    num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
+
+
+def _new_chunks(files: Appended) -> _NewChunks:
+    """The chunks after the old files, which there are."""
+    assert files.fresh is not None, "there are new files"
+    new: list[Source] = []
+    sizes: list[int] = []
+    seen: list[Source] = []
+    chunks, num_whole, num_shared = chunks_of(files.source), 0, 0
+    for chunk, size in zip(chunks, chunk_sizes(chunks), strict=True):
+        locations = {file.place for file in files_of(chunk)}
+        if locations & files.old:
+            seen.append(chunk)
+        if locations <= files.old:
+            num_whole += 1
+            continue
+        if locations & files.old:
+            old = _count(only_files(chunk, files.old))
+            num_shared = next((left.num_texts for _, left in _new_batches(chunk, old)), 0)
+            fresh = only_files(chunk, locations - files.old)
+            chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
+        new.append(chunk)
+        sizes.append(size)
+    feed = FeedChunks(
+        source=files.fresh,
+        chunks=tuple(new),
+        sizes=tuple(sizes),
+        is_portable=isinstance(files.fresh, CuttableSource),
+    )
+    return _NewChunks(feed=feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
+
+
+def _count(source: Source | None) -> OldPart:
+    """All of a source."""
+    assert source is not None, "a chunk with old files has some"
+    read = texts = drops = 0
+    counts: Counter[str] = Counter()
+    for batch in source.batches():
+        read, texts = read + batch.num_read, texts + len(batch.texts)
+        drops += len(batch.drops)
+        counts.update(batch.counts)
+    return OldPart(num_read=read, num_texts=texts, num_drops=drops, counts=counts)
+
+
+def _known_origins(
+    old: OldStore, feed: Feed, new: _NewChunks, *, has_void: bool
+) -> KnownOrigins | None:
+    """The origins of the old documents; None if the store does not know them."""
+    found = read_origins(old.folder, old.manifest)
+    if found is None:
+        log.info("%s: does not know the origins of its documents, and will not", old.folder)
+        return None
+    marks = [mark_of(chunk) for chunk in new.old]
+    rows: list[list[int]] = found.table[found.table[:, GRAIN] < len(new.old)].tolist()
+    if any(row[MARK] != marks[row[GRAIN]] for row in rows if row[GRAIN] < new.num_whole):
+        log.info("%s: its input is cut differently with the new files: counting again", old.folder)
+        rows = _counted_rows(old, feed, new.old, _void_numbers(old) if has_void else ())
+    for row in rows:
+        row[MARK] = marks[row[GRAIN]]  # the last chunk ends elsewhere now
+    return KnownOrigins(rows=rows, num_before=new.num_whole, marks=marks)
+
+
+def _void_numbers(old: OldStore) -> list[int]:
+    """Of the texts without a token among those that the source gave; see `void_drop`."""
+    ids = [drop.id for drop in old.drops() if drop.reason == NO_TOKENS]
+    return sorted(int(one.rpartition(" ")[2]) for one in ids)
+
+
+def _counted_rows(
+    old: OldStore, feed: Feed, chunks: Sequence[Source], void: Sequence[int]
+) -> list[list[int]]:
+    """The table rows of chunks that are read again; nothing of them is encoded."""
+    splits = old.manifest.splits
+    rows: list[list[int]] = []
+    given = lines = 0
+    for number, chunk in enumerate(chunks):
+        lines = lines if continues(chunk) else 0
+        left, firsts = given - bisect_left(void, given), {}
+        for split, _ in feed.fill:
+            firsts[split] = min(left, splits[split].documents)
+            left -= firsts[split]
+        rows.append([0, number, 0, lines, *(firsts[split] for split in sorted(splits))])
+        for batch in chunk.batches():
+            given += len(batch.texts)
+            lines += batch.num_rows
+    return rows

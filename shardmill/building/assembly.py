@@ -1,62 +1,106 @@
-"""Fill the staged store: every unit in the order of the plan, from the journal or newly made.
+"""Put encoded batches, in the order of the plan, into the store, and count every row and token.
 
-In: units, a committer, perhaps an engine.  Out: all documents in the store, in order.
-Promise: whatever was done before, by whichever process, the store gets the documents of the sources
-from the start, each once; a segment is read only if its hashes are right, and what is damaged is
-made again here. An error comes out as it would in one process, the first in the order of the plan.
-Not here: how a unit becomes portions (task.py, render.py), publication (run.py).
-
-Put the journal's documents, in order, into the store, and balance the books.
+Which split gets a document depends on the lengths before it and nothing else. Every document and
+token is in exactly one bucket of the ledger. The table of origins records where each chunk of input
+begins in each split.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from shardmill.building.encode import Filler, no_memory, take
-from shardmill.building.origins import OriginLog
-from shardmill.building.progress import ProgressMeter
-from shardmill.building.scheduler import Crew, UnitFailedError
-from shardmill.building.segments import (
-    DamagedSegmentError,
-    Portion,
-    Receipt,
-    SourceCounts,
-    keep_receipts,
-    load_segment,
-)
+from shardmill.building.segments import EncodedBatch
 from shardmill.building.spec import Feed
-from shardmill.building.units import Unit
-from shardmill.building.worker import UnitJournal
-from shardmill.records import Cursor, Drop
-from shardmill.store import ChatLedger, DocumentLedger, Ledger, StoreWriter, TokenLedger
-
-log = logging.getLogger(__name__)
-
+from shardmill.building.units import FeedChunks
+from shardmill.protocols import ConversationSource, Source
+from shardmill.records import Drop, OffsetArray, Ragged
+from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger
+from shardmill.store.origins import COLUMNS, GRAIN
 
 NO_TOKENS = "no_tokens"
+_MARK_HEX = 15  # digits: 60 bits, so that a mark fits an int64
 
 
-class Destination(Protocol):
-    """Where portions go."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Documents `start..stop` of a batch go to `split`; the last loses `cut` tokens."""
 
-    def __call__(self, feed: int, portion: Portion) -> Mapping[str, int]:
-        """What of it was kept: it is in the store when the call returns."""
+    split: str | None  # None: over budget, all of it
+    start: int
+    stop: int
+    cut: int = 0
 
-    def full(self, feed: int) -> bool:
+    def take(self, documents: Ragged) -> Ragged:
+        """Its documents with the cut applied, without copying tokens."""
+        part = documents.slice(self.start, self.stop)
+        if not self.cut:
+            return part
+        offsets = part.offsets.copy()
+        offsets[-1] -= self.cut
+        return Ragged(part.values[: offsets[-1]], offsets)
+
+
+class Filler:
+    """Fills splits one after the other, each up to its limit. The one owner of the budget rule."""
+
+    def __init__(
+        self,
+        fill: tuple[tuple[str, int | None], ...],
+        filled: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`filled` are the tokens that splits have already."""
+        self._open = [
+            (split, limit) for split, limit in fill if limit is None or filled.get(split, 0) < limit
+        ]
+        self._tokens = filled.get(self._open[0][0], 0) if self._open else 0
+
+    @property
+    def full(self) -> bool:
+        return not self._open
+
+    def place(self, lengths: OffsetArray) -> Iterator[Placement]:
+        """Where the next documents go. `lengths` are all above 0."""
+        ends = np.cumsum(lengths)
+        start = 0
+        while start < len(lengths):
+            if self.full:
+                yield Placement(split=None, start=start, stop=len(lengths))
+                return
+            split, limit = self._open[0]
+            before = int(ends[start - 1]) if start else 0
+            left = None if limit is None else limit - self._tokens
+            if left is None or ends[-1] - before < left:
+                self._tokens += int(ends[-1]) - before
+                yield Placement(split=split, start=start, stop=len(lengths))
+                return
+            # The first document whose end reaches the limit closes the split.
+            stop = int(np.searchsorted(ends, before + left, side="left")) + 1
+            cut = int(ends[stop - 1]) - before - left
+            self._open.pop(0)
+            self._tokens = 0
+            yield Placement(split=split, start=start, stop=stop, cut=cut)
+            start = stop
+
+
+class BatchWriter(Protocol):
+    """Writes encoded batches to the splits of a store."""
+
+    def write(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:
+        """Returns what was kept. It is in the store when the call returns."""
+
+    def is_full(self, feed: int) -> bool:
         """Whether nothing more of a feed would be kept."""
 
 
-class DocumentPlaces:
+class DocumentWriter:
     """Documents go to the splits that their feeds fill."""
 
     def __init__(
@@ -65,38 +109,37 @@ class DocumentPlaces:
         out: StoreWriter,
         filled: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`filled` tells the tokens that splits hold already, when there is one feed."""
+        """`filled` are the tokens that splits have already, when there is one feed."""
         self._names = [feed.source.name for feed in feeds]
         self._fillers = [Filler(feed.fill, filled) for feed in feeds]
         self._out = out
 
-    def __call__(self, feed: int, portion: Portion) -> Mapping[str, int]:
+    def write(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:
         kept: Counter[str] = Counter()
-        for placement in self._fillers[feed].place(portion.documents.lengths):
+        for placement in self._fillers[feed].place(batch.documents.lengths):
             if placement.split is not None:
-                part = take(portion.documents, placement)
+                part = placement.take(batch.documents)
                 self._out.append(placement.split, part, where=self._names[feed])
                 kept.update(documents=len(part), tokens=len(part.values))
         return kept
 
-    def full(self, feed: int) -> bool:
+    def is_full(self, feed: int) -> bool:
         return self._fillers[feed].full
 
 
-class ExamplePlaces:
-    """Conversations go to the split that is written with them, whole."""
+class ExampleWriter:
+    """Conversations go whole to the split that was chosen for them."""
 
     def __init__(self, name: str, splits: Sequence[str], out: StoreWriter) -> None:
         self._name, self._splits, self._out = name, splits, out
 
-    def __call__(self, feed: int, portion: Portion) -> Mapping[str, int]:  # noqa: ARG002 - one feed
-        if portion.chat is None:
-            assert not len(portion.documents), "a conversation comes with its mask and turns"
+    def write(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:  # noqa: ARG002 - one feed
+        examples = batch.examples
+        if examples is None or batch.splits is None:
+            assert not len(batch.documents), "a conversation comes with its mask and turns"
             return {}
-        examples, splits = portion.chat.examples, portion.chat.splits
         for number, split in enumerate(self._splits):
-            chosen = splits == number
-            part = examples.keep(chosen)
+            part = examples.keep(np.equal(batch.splits, number))
             self._out.append_examples(split, part, where=self._name)
         return {
             "documents": len(examples.ids),
@@ -105,15 +148,15 @@ class ExamplePlaces:
             "trained_tokens": int(np.count_nonzero(examples.mask)),
         }
 
-    def full(self, feed: int) -> bool:  # noqa: ARG002 - nothing is limited
+    def is_full(self, feed: int) -> bool:  # noqa: ARG002 - nothing is limited
         return False
 
 
-class Books:
-    """The sums of a build: what was read and made, and what of it was kept."""
+class LedgerCounter:
+    """Sums what was read and made, and what of it was kept."""
 
     def __init__(self, before: Ledger | None = None) -> None:
-        """`before` is a ledger of documents to go on from."""
+        """`before` is a ledger of documents to continue."""
         self._made: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
@@ -132,18 +175,12 @@ class Books:
         """Dropped rows that will be counted again."""
         self._dropped -= Counter({reason: num_rows})
 
-    def add(
-        self,
-        portion: Portion,
-        account: SourceCounts,
-        drops: Sequence[Drop],
-        kept: Mapping[str, int],
-    ) -> None:
-        documents = portion.documents
+    def add(self, batch: EncodedBatch, drops: Sequence[Drop], kept: Mapping[str, int]) -> None:
+        documents = batch.documents
         self._made.update(
-            read=account.num_read, documents=len(documents), tokens=len(documents.values)
+            read=batch.num_read, documents=len(documents), tokens=len(documents.values)
         )
-        self._counts.update(account.counts)
+        self._counts.update(batch.counts)
         self._dropped.update(drop.reason for drop in drops)
         self._kept.update(kept)
 
@@ -151,7 +188,7 @@ class Books:
         """Every row read and every token made, each in one bucket."""
         made, kept, counts = self._made, self._kept, self._counts
         num_separators = made["documents"] if separators else 0
-        books = ChatLedger(turns=kept["turns"], trained_tokens=kept["trained_tokens"])
+        trained = ChatLedger(turns=kept["turns"], trained_tokens=kept["trained_tokens"])
         return Ledger(
             documents=DocumentLedger(
                 read=made["read"],
@@ -167,24 +204,80 @@ class Books:
                 over_budget=made["tokens"] - kept["tokens"],
             ),
             repaired={"invalid_utf8": counts["invalid_utf8"]} if counts["invalid_utf8"] else {},
-            chat=books if chat else None,
+            chat=trained if chat else None,
         )
 
 
+def mark_of(chunk: Source | ConversationSource) -> int:
+    """A number that tells this chunk from others of the same input, on every machine."""
+    whole: Any = getattr(chunk, "whole_chunk", chunk)
+    files: Any = getattr(whole, "files", ())
+    if isinstance(files, tuple) and files:
+        named = json.dumps(
+            [[files[0].name, files[-1].name], len(files), getattr(whole, "part", "")]
+        )
+    else:
+        named = json.dumps(whole.name)
+    return int(hashlib.sha256(named.encode()).hexdigest()[:_MARK_HEX], 16)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where the one feed of a store stood when it was finished."""
+class KnownOrigins:
+    """The origins of a store that is appended to."""
+
+    rows: Sequence[list[int]]  # of the table, for chunks that gave a batch
+    num_before: int  # chunks that are in the store as a whole
+    marks: Sequence[int]  # of those, and of the one with old and new files
+
+
+class OriginLog:
+    """The table of origins while it grows."""
+
+    def __init__(
+        self, feeds: Sequence[FeedChunks], splits: Sequence[str], before: KnownOrigins | None = None
+    ) -> None:
+        """`before`: the chunks before those of the one feed."""
+        self._feeds, self._splits = feeds, tuple(sorted(splits))
+        self._rows = list(before.rows) if before else []
+        self._marks = before.marks if before else ()
+        self._first = before.num_before if before else 0
+        # For each feed, the next chunk without a row.
+        self._next = [self._rows[-1][GRAIN] + 1 if self._rows else 0] * len(feeds)
+
+    def note(self, feed: int, chunk: int, rows: int, out: StoreWriter) -> None:
+        """A batch of this chunk comes next, after `rows` rows of its file."""
+        chunk += self._first
+        documents = [out.num_documents(split) for split in self._splits]
+        for number in range(self._next[feed], chunk + 1):
+            if number < self._first:
+                mark = self._marks[number]
+            else:
+                mark = mark_of(self._feeds[feed].chunks[number - self._first])
+            # A chunk that gave no batch begins where the next one does.
+            known = rows if number == chunk else 0
+            self._rows.append([feed, number, mark, known, *documents])
+        self._next[feed] = max(self._next[feed], chunk + 1)
+
+    def finish(self, feeds: Sequence[Feed]) -> Origins:
+        table = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS) + len(self._splits))
+        fill = tuple(tuple(split for split, _ in feed.fill) for feed in feeds)
+        return Origins(fill=fill, splits=self._splits, table=table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendPoint:
+    """Where the one feed of a finished store ended."""
 
     ledger: Ledger
     num_given: int  # texts
-    held: tuple[int, ...]  # texts without a token that belong into the next portion's list of such,
-    # counted back from its first: -1 is the last one before
+    held: tuple[int, ...]  # texts without a token that belong to the next batch's list of them, as
+    # positions before its first text: -1 is the last one before
 
 
-class Committer:
-    """Writes portions to the store as they come, in the order of the plan.
+class Assembly:
+    """Writes batches to the store as they come, in the order of the plan, and keeps the counts.
 
-    The store is staged beside the journal and made anew by a resume, so a document may be here
+    The store is staged beside the journal and made again by a resume, so a document may be here
     before its segment is sealed.
     """
 
@@ -192,155 +285,45 @@ class Committer:
         self,
         names: Sequence[str],
         out: StoreWriter,
-        place: Destination,
-        standing: Standing | None = None,
+        writer: BatchWriter,
+        point: AppendPoint | None = None,
         origins: OriginLog | None = None,
     ) -> None:
-        """`names` are those of the sources, one for each feed. `standing`: `out` has taken over a
-        store, and its one feed goes on. `origins` is told where each grain begins."""
-        self._names, self._out, self._place = names, out, place
+        """`names` are those of the sources, one for each feed. With `point`, `out` has taken over a
+        store and its one feed continues."""
+        self._names, self._out, self._writer = names, out, writer
         self._origins = origins
         self._given = [0] * len(names)  # texts of each feed so far
-        self._rows = [0] * len(names)  # of the file that each feed stands in
+        self._rows = [0] * len(names)  # of the current file of each feed
         self._held: tuple[int, ...] = ()
-        self.books = Books(standing.ledger if standing else None)
-        if standing is not None:
-            self._given, self._held = [standing.num_given], standing.held
-            self.books.take_back(NO_TOKENS, len(standing.held))
+        self.counter = LedgerCounter(point.ledger if point else None)
+        if point is not None:
+            self._given, self._held = [point.num_given], point.held
+            self.counter.take_back(NO_TOKENS, len(point.held))
 
-    def add(self, feed: int, portion: Portion, account: SourceCounts, *, start: int = 0) -> None:
-        """The next portion of a feed, of a unit that begins with grain `start`."""
-        if account.begins:
+    def add(self, feed: int, batch: EncodedBatch, *, start: int) -> None:
+        """The next batch of a feed, of a unit that begins with chunk `start`."""
+        if batch.starts_file:
             self._rows[feed] = 0
         if self._origins is not None:
-            rows = self._rows[feed]
-            self._origins.note(feed, start + account.grain, rows, self._out.num_documents)
-        numbered = [drop.numbered(self._rows[feed]) for drop in portion.drops]
-        drops = [*numbered, *self._void_drops(feed, portion)]
-        self._rows[feed] += account.num_rows
-        self._given[feed] += account.num_given
-        self.books.add(portion, account, drops, self._place(feed, portion))
+            self._origins.note(feed, start + batch.chunk, self._rows[feed], self._out)
+        drops = [drop.numbered(self._rows[feed]) for drop in batch.drops]
+        for position in (*self._held, *batch.void):
+            drops.append(void_drop(self._names[feed], self._given[feed] + position))
+        self._held = ()
+        self._rows[feed] += batch.num_rows
+        self._given[feed] += batch.num_given
+        self.counter.add(batch, drops, self._writer.write(feed, batch))
         self._out.record_drops(drops)
 
     def given(self, feed: int) -> int:
         """How many texts or conversations of a feed were added."""
         return self._given[feed]
 
-    def full(self, feed: int) -> bool:
-        return self._place.full(feed)
-
-    def _void_drops(self, feed: int, portion: Portion) -> list[Drop]:
-        name, first = self._names[feed], self._given[feed]
-        places, self._held = (*self._held, *portion.void), ()
-        return [void_drop(name, first + place) for place in places]
+    def is_full(self, feed: int) -> bool:
+        return self._writer.is_full(feed)
 
 
 def void_drop(source: str, number: int) -> Drop:
-    """For a text without a token, by its number among those that a source gave."""
+    """A text without a token, by its number among those that a source gave."""
     return Drop(id=f"{source}: document {number}", reason=NO_TOKENS)
-
-
-MakePortions = Callable[
-    [Unit, "Cursor | None", int], Generator[tuple[Portion, SourceCounts], None, None]
-]
-"""(unit, where to go on, texts of the feed before that) -> its portions."""
-
-
-class Stage:
-    """The units of a build on their way into the store."""
-
-    def __init__(
-        self,
-        journal: Path,
-        committer: Committer,
-        meter: ProgressMeter,
-        *,
-        dtype: str,
-        make_portions: MakePortions,
-    ) -> None:
-        self._journal, self._committer, self._meter = journal, committer, meter
-        self._dtype, self._make_portions = dtype, make_portions
-
-    def fill(self, units: Sequence[Unit], begun: dict[str, list[Receipt]], crew: Crew) -> None:
-        """Commit units that follow one another; those that `crew` has are made there.
-
-        `begun` are the receipts that were found in the journal, by the folder of their unit.
-        """
-        for unit in units:
-            if self._committer.full(unit.key.feed):
-                continue
-            done = self._commit_sealed(unit, begun.get(unit.key.folder, []), crew)
-            full = self._committer.full(unit.key.feed)
-            if not full and not (done and done[-1].last):
-                self._make_here(unit, done)
-
-    def _commit_sealed(self, unit: Unit, found: list[Receipt], crew: Crew) -> list[Receipt]:
-        """Commit what is sealed, waiting for the crew; gives the receipts that are in the store."""
-        folder, feed = self._journal / unit.key.folder, unit.key.feed
-        mine = crew.has(unit)
-        done: list[Receipt] = []
-        try:
-            for receipt in crew.receipts(unit) if mine else iter(found):
-                self._commit(folder, receipt)
-                done.append(receipt)
-                if self._committer.full(feed):
-                    break
-        except UnitFailedError as failed:
-            log.info("%s: failed in a worker, trying it here: %s", unit.name, failed)
-        except DamagedSegmentError as damage:
-            log.warning("%s; it is made again", damage)
-            if mine:
-                crew.settle(unit)
-            keep_receipts(folder, done)
-        return done
-
-    def _commit(self, folder: Path, receipt: Receipt) -> None:
-        for portion, account in load_segment(folder, receipt, self._dtype):
-            self._committer.add(receipt.feed, portion, account, start=receipt.start)
-            if self._committer.full(receipt.feed):
-                return
-
-    def _make_here(self, unit: Unit, done: Sequence[Receipt]) -> None:
-        """Make the rest of a unit in this process: its portions go to journal and store at once."""
-        folder, feed = self._journal / unit.key.folder, unit.key.feed
-        folder.mkdir(exist_ok=True)
-        cursor = done[-1].cursor if done else None
-
-        def add(portion: Portion, account: SourceCounts) -> bool:
-            self._committer.add(feed, portion, account, start=unit.key.start)
-            self._meter.count(
-                feed,
-                documents=account.num_given,
-                tokens=len(portion.documents.values),
-                num_bytes=account.num_bytes,
-            )
-            self._meter.reach(feed, unit.key.start, account.cursor)
-            self._meter.tell(feed)
-            return self._committer.full(feed)
-
-        def sealed(receipt: Receipt) -> None:
-            self._meter.reach_end(receipt)
-            self._meter.tell(feed)
-
-        given = self._committer.given(feed)
-        try:
-            with closing(self._make_portions(unit, cursor, given)) as portions:
-                UnitJournal(unit, folder, done).write(portions, add=add, sealed=sealed)
-        except MemoryError as error:
-            raise no_memory(unit.name) from error
-
-
-def in_groups(units: Sequence[Sequence[Unit]], alone: Sequence[bool]) -> Iterator[list[Unit]]:
-    """Units that may be at work together. A feed stands `alone` that can become full, since the
-    rest of it is stopped then, or that is read in this process."""
-    group: list[Unit] = []
-    for mine, stands_alone in zip(units, alone, strict=True):
-        if stands_alone:
-            if group:
-                yield group
-            yield list(mine)
-            group = []
-        else:
-            group += mine
-    if group:
-        yield group

@@ -1,39 +1,44 @@
-"""Build a store: sources to tokens to shards.
-
-In: feeds (sources and the splits they fill), a tokenizer, a spec.  Out: a finished store.
-Promise: same input, same bytes, killed and resumed or not; the store appears whole or not at all;
-every document and token read is in one bucket of the ledger; memory does not grow with input.
-Not here: reading formats (sources), ids (tokenizer), bytes of the store (shards), the run (run.py).
-
-What a build would do: its plan and what it takes. Nothing is written.
-
-In: the arguments of `build_store`.  Out: a `BuildPlan`.
-Promise: reads a grain of each source and encodes some kilobytes of it.
-"""
+"""Build a store of documents, or plan one: sources to tokens to shards."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, TypedDict, Unpack
 
-from shardmill.building.append import GoingOn, find_more, nothing_new, old_store
-from shardmill.building.assembly import DocumentPlaces
-from shardmill.building.encode import EngineDesk, TokenRules, token_rules, unit_portions
-from shardmill.building.progress import FeedEstimate, estimate_feed
-from shardmill.building.run import BuildJob, run_build
-from shardmill.building.scheduler import Manner, RunOn, open_manner
-from shardmill.building.segments import Portion, SegmentSize, SourceCounts
+from shardmill.building.append import nothing_new, plan_append
+from shardmill.building.assembly import DocumentWriter
+from shardmill.building.pool import RunOn, open_workers
+from shardmill.building.resources import FeedEstimate, estimate_feed
+from shardmill.building.run import BuildJob, RunKeywords, run_build
+from shardmill.building.segments import EncodedBatch, SegmentSize
 from shardmill.building.spec import BuildReport, BuildSpec, Feed, Progress, check_feeds, plan_json
-from shardmill.building.units import Unit, cut_feed, unit_ranges
-from shardmill.building.worker import TextTask
+from shardmill.building.units import FeedChunks, Unit, cut_feed, unit_ranges
+from shardmill.building.worker import ChunkEncoder, EncoderProvider, TokenRules, UnitTask
 from shardmill.building.workplace import target_of
-from shardmill.protocols import Source, Tokenizer
+from shardmill.protocols import Tokenizer
 from shardmill.records import Cursor
 from shardmill.sources import limited
-from shardmill.tokenizers import EngineCheck, EngineChoice
+from shardmill.store import StoreWriter, is_finished, open_old
+
+log = logging.getLogger(__name__)
+
+
+class WorkerKeywords(TypedDict, total=False):
+    """How the work is divided. No byte of the store depends on it."""
+
+    workers: int | None  # processes; None: one for each core, if there is enough work
+    unit_bytes: int | None  # of input for a worker at a time; None: 64 MiB
+    memory: int | None  # bytes for all processes together; None: what is free
+    run_on: RunOn  # "local" unless given
+    ray_address: str | None  # for run_on="ray"; None: a Ray is started on this machine
+
+
+class StoreKeywords(RunKeywords, WorkerKeywords, total=False):
+    """The options of `build_store`."""
 
 
 def build_store(
@@ -42,146 +47,97 @@ def build_store(
     *,
     tokenizer: Tokenizer,
     spec: BuildSpec,
-    engine: EngineChoice = "auto",
-    engine_check: EngineCheck = "sample",
-    resume: bool = False,
-    overwrite: bool = False,
-    workers: int | None = None,
-    unit_bytes: int | None = None,
-    memory: int | None = None,
-    run_on: RunOn = "local",
-    ray_address: str | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
     append: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Unpack[StoreKeywords],
 ) -> BuildReport:
     """Tokenise the feeds into a store at `folder`.
 
-    `resume` goes on where an equal build stopped (and returns at once when it had finished);
-    without it a build starts from the beginning. `overwrite` replaces a finished store, in the
-    moment the new one is whole. `workers` processes share the work in units of about `unit_bytes`
-    of input (None: a process for each core, when there are units enough), and use `memory` bytes
-    together (None: what is free). With `run_on="ray"` they are workers on the Ray at `ray_address`
-    (None: one is started here), as many as it has CPUs. None of these changes a byte of the store.
-
-    `append` goes on with a finished store of the same options: the one feed names its old files,
-    unchanged, and new ones, which are written behind the old tokens. The store is that of a build
-    of all files in this order; without new files it stays as it is. `overwrite` then means only
-    that the work of an append that was stopped is discarded.
+    `append` keeps a finished store of the same options: the one feed names its old files,
+    unchanged, and new ones, which are appended. The result is the store of a build of all files in
+    this order; without new files it stays as it is. `overwrite` then only discards the work of an
+    append that was stopped. For the other options see `RunKeywords` and `WorkerKeywords`.
     """
-    target, going_on = target_of(folder), None
+    target, appending = target_of(folder), None
     check_feeds(feeds)
-    with open_manner(
-        workers=workers,
-        unit_bytes=unit_bytes,
-        memory=memory,
-        run_on=run_on,
-        ray_address=ray_address,
-    ) as manner:
-        feeds = limited_feeds(feeds, manner.memory_plan().most_document(tokenizer))
-        if append and (old := old_store(target)) is not None:
-            more = find_more(old, feeds, spec=spec, tokenizer=tokenizer)
-            if more.going_on is None:
-                return nothing_new(old, more.plan)
-            more.going_on.check_engine(engine)
-            feeds, going_on = [more.feed], more.going_on
-        job = _job(feeds, target, tokenizer, spec, manner, on_progress)
-        return run_build(
-            job if going_on is None else _behind(job, feeds, going_on),
-            engine=engine,
-            engine_check=engine_check,
-            resume=resume,
-            overwrite=overwrite,
-            manner=manner,
-        )
-
-
-def _job(
-    feeds: Sequence[Feed],
-    target: Path,
-    tokenizer: Tokenizer,
-    spec: BuildSpec,
-    manner: Manner,
-    on_progress: Callable[[Progress], None] | None,
-) -> BuildJob:
-    """A build of all that the feeds give."""
-    splits, rules = check_feeds(feeds), token_rules(spec, tokenizer)
-    most_document = manner.memory_plan().most_document(tokenizer)
-    limits = [most_tokens(feed) for feed in feeds]
-
-    def make_task(unit: Unit, place: Path) -> TextTask:
-        most, size = limits[unit.key.feed], SegmentSize.usual()
-        return TextTask(
-            unit=unit,
-            folder=place,
+    run: dict[str, Any] = {**options}
+    dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
+    with open_workers(**dividing) as workers:
+        max_document = workers.memory_plan().max_document(tokenizer)
+        feeds = _limited(feeds, max_document)
+        if append and not is_finished(target):
+            log.info("%s: no store here yet: all of it is built", target)
+        elif append:
+            engine = run.get("engine", "auto")
+            appending = plan_append(
+                open_old(target), feeds, spec=spec, tokenizer=tokenizer, engine=engine
+            )
+            if appending.chunks is None:
+                return nothing_new(appending)
+            feeds = [appending.feed]
+        rules = TokenRules.of(spec, tokenizer)
+        job = DocumentJob(
+            target=target,
+            sources=[feed.source for feed in feeds],
+            splits=check_feeds(feeds),
             rules=rules,
-            most=most,
-            most_document=most_document,
-            size=size,
+            tokenizer=tokenizer,
+            spec=spec,
+            plan=plan_json(feeds, spec, tokenizer, rules.dtype),
+            on_progress=on_progress,
+            limits=[_max_tokens(feed) for feed in feeds],
+            feeds=feeds,
+            append=appending,
+            encoder=ChunkEncoder(rules=rules, max_document=max_document),
+        )
+        return run_build(job, workers, **run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentJob(BuildJob):
+    """A build of documents."""
+
+    encoder: ChunkEncoder
+
+    def cut(self) -> Sequence[FeedChunks]:
+        if self.append is not None and self.append.chunks is not None:
+            return [self.append.chunks]
+        return [cut_feed(feed.source) for feed in self.feeds]
+
+    def encode(
+        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
+    ) -> Generator[EncodedBatch, None, None]:
+        return self.encoder.batches(
+            unit.chunks, source=unit.source, cursor=cursor, given=given, provider=provider
         )
 
-    return BuildJob(
-        target=target,
-        sources=[feed.source for feed in feeds],
-        splits=splits,
-        rules=rules,
-        tokenizer=tokenizer,
-        spec=spec,
-        plan=plan_json(feeds, spec, tokenizer, rules.dtype),
-        limits=limits,
-        cut=lambda: [cut_feed(feed.source) for feed in feeds],
-        make_portions=_portions_by(rules, most_document),
-        make_task=make_task,
-        open_places=lambda out: DocumentPlaces(feeds, out),
-        feeds=feeds,
-        on_progress=on_progress,
-    )
+    def make_task(self, unit: Unit, folder: Path) -> UnitTask:
+        return UnitTask(
+            unit=unit,
+            folder=folder,
+            encoder=self.encoder,
+            max_tokens=self.limits[unit.key.feed],
+            size=SegmentSize.default(),
+        )
+
+    def open_writer(self, out: StoreWriter) -> DocumentWriter:
+        return DocumentWriter(self.feeds, out, self.append.filled if self.append else {})
 
 
-def _behind(job: BuildJob, feeds: Sequence[Feed], going_on: GoingOn) -> BuildJob:
-    """The same build, of which a part stands already."""
-    return replace(
-        job,
-        cut=lambda: [going_on.feed],
-        open_places=lambda out: DocumentPlaces(feeds, out, going_on.filled),
-        going_on=going_on,
-    )
+def _limited(feeds: Sequence[Feed], max_document: int) -> list[Feed]:
+    """The same feeds, whose sources do not read documents that would not fit."""
+    return [replace(feed, source=limited(feed.source, max_document)) for feed in feeds]
 
 
-def limited_feeds(feeds: Sequence[Feed], most_document: int) -> list[Feed]:
-    """The same feeds, whose sources do not read what would not fit."""
-    return [replace(feed, source=limited(feed.source, most_document)) for feed in feeds]
-
-
-def most_tokens(feed: Feed) -> int | None:
+def _max_tokens(feed: Feed) -> int | None:
     """Tokens that fill all splits of a feed; None when it never gets full."""
     limits = [limit for _, limit in feed.fill]
     return None if None in limits else sum(limit for limit in limits if limit is not None)
 
 
-def _portions_by(
-    rules: TokenRules, most_document: int
-) -> Callable[
-    [Unit, Cursor | None, int, EngineDesk], Generator[tuple[Portion, SourceCounts], None, None]
-]:
-    def portions(
-        unit: Unit, cursor: Cursor | None, given: int, desk: EngineDesk
-    ) -> Generator[tuple[Portion, SourceCounts], None, None]:
-        return unit_portions(
-            cast(Sequence[Source], unit.grains),
-            source=unit.source,
-            cursor=cursor,
-            given=given,
-            desk=desk,
-            rules=rules,
-            most_document=most_document,
-        )
-
-    return portions
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
-    """A build that has not been started."""
+    """What a build would take."""
 
     feeds: tuple[FeedEstimate, ...]
     workers: int  # processes at most; 1: no other process
@@ -191,7 +147,7 @@ class BuildPlan:
 
     @property
     def disk_bytes(self) -> int | None:
-        """Needed at the peak; None when a source does not tell its size."""
+        """Needed at the peak; None when the size of a source is unknown."""
         known = [feed.disk_bytes for feed in self.feeds if feed.disk_bytes is not None]
         return sum(known) if len(known) == len(self.feeds) else None
 
@@ -202,38 +158,32 @@ def plan_store(
     *,
     tokenizer: Tokenizer,
     spec: BuildSpec,
-    workers: int | None = None,
-    unit_bytes: int | None = None,
-    memory: int | None = None,
-    ray_address: str | None = None,
+    **workers: Unpack[WorkerKeywords],
 ) -> BuildPlan:
-    """What `build_store` would do with these arguments; an address: on that Ray."""
+    """What `build_store` would take with these arguments. Nothing is written: a chunk of each
+    source is read, and some kilobytes of it are encoded. Ray is asked only if its address is given.
+    """
     check_feeds(feeds)
-    rules = token_rules(spec, tokenizer)
-    with open_manner(
-        workers=workers,
-        unit_bytes=unit_bytes,
-        memory=memory,
-        run_on="local" if ray_address is None else "ray",
-        ray_address=ray_address,
-    ) as manner:
-        fits, unit_bytes = manner.memory_plan(), manner.size_of_units()
+    rules = TokenRules.of(spec, tokenizer)
+    address = workers.get("ray_address")
+    workers["run_on"] = "local" if address is None else "ray"
+    with open_workers(**workers) as options:
+        memory, unit_bytes = options.memory_plan(), options.size_of_units()
+    max_document = memory.max_document(tokenizer)
     estimates = []
-    most_document = fits.most_document(tokenizer)
-    for feed in limited_feeds(feeds, most_document):
-        grains = cut_feed(feed.source)
-        ranges = list(unit_ranges(grains.sizes, unit_bytes, {}))
-        most = most_tokens(feed)
-        estimates.append(estimate_feed(grains, tokenizer, rules, num_units=len(ranges), most=most))
+    for feed in _limited(feeds, max_document):
+        chunks = cut_feed(feed.source)
+        num_units = sum(1 for _ in unit_ranges(chunks.sizes, unit_bytes, {}))
+        limit = _max_tokens(feed)
+        estimates.append(
+            estimate_feed(chunks, tokenizer, rules, num_units=num_units, max_tokens=limit)
+        )
+    target = target_of(folder)
+    existing = next(path for path in (target, *target.parents) if path.is_dir())
     return BuildPlan(
         feeds=tuple(estimates),
-        workers=fits.workers,
-        memory_bytes=fits.total_bytes,
-        most_document=most_document,
-        free_bytes=shutil.disk_usage(_standing(target_of(folder))).free,
+        workers=memory.workers,
+        memory_bytes=memory.total_bytes,
+        most_document=max_document,
+        free_bytes=shutil.disk_usage(existing).free,
     )
-
-
-def _standing(folder: Path) -> Path:
-    """The nearest folder above that exists."""
-    return next(place for place in (folder, *folder.parents) if place.is_dir())

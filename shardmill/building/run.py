@@ -1,37 +1,29 @@
-"""Run a build: workplace, journal, staged store, publication. The same for texts and chats.
+"""Run a build: workplace, journal, staged store, publication. The same for documents and chats.
 
-In: a job.  Out: a finished store at its target.
-Promise: same job and same input, same bytes, with any number of workers, killed and resumed or not;
-the store appears whole or not at all; a fast engine that is caught out is replaced and its work
-done again.
-Not here: what differs between kinds of builds (store.py, chats.py), how units get there (stage.py).
+Same job and same input give the same bytes, with any number of workers, killed and resumed or not.
+The store appears whole or not at all. A fast engine that makes an error is replaced by the
+reference, and its work is done again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypedDict, cast
 
-from shardmill.building import units as grains
-from shardmill.building.append import GoingOn
-from shardmill.building.assembly import Committer, Destination, Stage, in_groups
-from shardmill.building.encode import EngineDesk, TokenRules
-from shardmill.building.origins import OriginLog
-from shardmill.building.progress import (
-    Goal,
-    OnProgress,
-    ProgressMeter,
-    check_space,
-    estimate_feed,
-    is_surely_enough,
-)
-from shardmill.building.scheduler import Hands, Manner, WorkPlan, plan_work
-from shardmill.building.segments import Portion, SourceCounts
+from shardmill.building import units
+from shardmill.building.append import AppendPlan
+from shardmill.building.assembly import Assembly, BatchWriter, OriginLog
+from shardmill.building.pool import WorkerOptions, WorkerPool
+from shardmill.building.resources import check_space, estimate_feed, is_surely_enough
+from shardmill.building.scheduler import OnProgress, ProgressMeter, Scheduler
+from shardmill.building.segments import EncodedBatch
 from shardmill.building.spec import (
     BuildReport,
     BuildSpec,
@@ -40,21 +32,26 @@ from shardmill.building.spec import (
     plan_sha256,
     store_facts,
 )
-from shardmill.building.units import FeedGrains, Unit
-from shardmill.building.worker import TextTask
+from shardmill.building.units import FeedChunks, Unit, plan_work
+from shardmill.building.worker import EncoderProvider, TokenRules, UnitTask
 from shardmill.building.workplace import (
     Workplace,
     has_unfinished_build,
     open_workplace,
     remove_workplace,
 )
-from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
-from shardmill.protocols import ConversationSource, Source, Tokenizer
+from shardmill.errors import (
+    BuildError,
+    EngineMismatchError,
+    SourceError,
+    StoreExistsError,
+    TokenizerError,
+)
+from shardmill.protocols import ConversationSource, Source, Texts, Tokenizer
 from shardmill.records import JSON, Cursor
 from shardmill.sources import knows_rows, stamp_of
 from shardmill.store import (
     Manifest,
-    StoreFacts,
     StoreWriter,
     check_shape,
     check_target,
@@ -63,20 +60,120 @@ from shardmill.store import (
     read_manifest,
     write_origins,
 )
-from shardmill.tokenizers import EngineCheck, EngineChoice
+from shardmill.tokenizers import (
+    ChosenEncoder,
+    EngineCheck,
+    EngineChoice,
+    choose_encoder,
+    reopen_encoder,
+)
+from shardmill.tokenizers.texts import as_list
+
+log = logging.getLogger(__name__)
 
 _JOURNAL = 2
-"""Counts up when segments are written otherwise, so that none of before is read."""
-
-UnitPortions = Callable[
-    [Unit, "Cursor | None", int, EngineDesk], Generator[tuple[Portion, SourceCounts], None, None]
-]
-"""(unit, where to go on, texts of the feed before that, engines) -> its portions."""
+"""Version of the journal: raised when segments are written differently, so that older ones are
+not read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderChoice:
+    """The coordinator's `EncoderProvider`: chooses at the first batch, and remembers the choice
+    and its proof in the workplace, so that a resumed build uses the same encoder."""
+
+    has_spare_cores = True  # the coordinator encodes only when no worker does
+
+    def __init__(
+        self,
+        work: Workplace,
+        tokenizer: Tokenizer,
+        *,
+        engine: EngineChoice,
+        check: EngineCheck,
+        size_hint: int | None,
+        required: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """`required`: the record of the engine that made the store that is appended to; no other
+        is allowed."""
+        self._required = required
+        self._work, self._tokenizer = work, tokenizer
+        self._engine, self._check, self._size_hint = engine, check, size_hint
+        self._chosen: ChosenEncoder | None = None
+
+    def encoder(self, first: Texts) -> ChosenEncoder:
+        """The encoder of this build; `first` are the first texts of the first call."""
+        if self._chosen is None:
+            self._chosen = self._proved(first) if self._required is None else self._reopened()
+            self._remember(self._chosen.produced_by)
+        return self._chosen
+
+    def ensure_chosen(self) -> None:
+        """Choose now, if nothing had to be encoded."""
+        if self._work.read_note("produced_by") is None:
+            self.encoder([])
+
+    def drop(self, mismatch: EngineMismatchError) -> None:
+        """The fast engine made an error: from now on, also after a resume, use the reference."""
+        if self._required is not None:
+            raise BuildError(
+                f"{mismatch}\nThat engine made the existing tokens too: build the whole store "
+                "again with {overwrite} and {engine}.",
+                overwrite=True,
+                engine="reference",
+            ) from mismatch
+        log.warning("%s\nstarting again with the reference engine", mismatch)
+        self._work.remove_note("produced_by")
+        note: dict[str, JSON] = {"asked_for": self._engine, "mismatch": str(mismatch)}
+        self._work.write_note("dropped_engine", note)
+        self._chosen = None
+
+    def produced_by(self) -> dict[str, JSON]:
+        """For the manifest: engine, versions and proof, as the first run of this build had them."""
+        noted = self._work.read_note("produced_by")
+        assert noted is not None, "an encoder was chosen before the journal was full"
+        dropped = self._work.read_note("dropped_engine")
+        return {**noted, "dropped_engine": dropped} if dropped else noted
+
+    def _proved(self, first: Texts) -> ChosenEncoder:
+        dropped = self._work.read_note("dropped_engine")
+        try:
+            return choose_encoder(
+                self._tokenizer,
+                engine="reference" if dropped else self._engine,
+                check=self._check,
+                corpus=as_list(first),
+                size_hint=self._size_hint,
+            )
+        except EngineMismatchError as failed:  # no engine yet, so nothing to fall back from
+            raise TokenizerError(str(failed)) from failed
+
+    def _reopened(self) -> ChosenEncoder:
+        assert self._required is not None
+        try:
+            return reopen_encoder(self._tokenizer, self._required, check=self._check)
+        except TokenizerError as error:
+            raise BuildError(
+                f"the existing tokens were made by an engine that is missing now ({error}): "
+                "install it, or build the whole store again with {overwrite}",
+                overwrite=True,
+            ) from error
+
+    def _remember(self, produced_by: dict[str, JSON]) -> None:
+        earlier = self._work.read_note("produced_by")
+        if earlier is None:
+            self._work.write_note("produced_by", produced_by)
+            return
+        for key in ("engine", "versions"):
+            if earlier.get(key) != produced_by.get(key):
+                raise BuildError(
+                    f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
+                    f"{produced_by.get(key)!r}: restore that, or start again with {{overwrite}}",
+                    overwrite=True,
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """One build, and the functions in which texts and chats differ."""
+    """One build. Subclasses say how documents and conversations differ."""
 
     target: Path
     sources: Sequence[Source | ConversationSource]
@@ -85,67 +182,85 @@ class BuildJob:
     tokenizer: Tokenizer
     spec: BuildSpec
     plan: dict[str, JSON]  # everything that determines the bytes
-    chat: bool = False
-    options: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
-    produced_by: Mapping[str, JSON] = field(default_factory=dict)
-    limits: Sequence[int | None]  # most tokens of each feed; None: all
-    cut: Callable[[], Sequence[FeedGrains]]
-    make_portions: UnitPortions
-    make_task: Callable[[Unit, Path], TextTask] | None = None  # None: all in this process
-    open_places: Callable[[StoreWriter], Destination]
-    feeds: Sequence[Feed] = ()  # of documents, whose origins are kept; none of conversations
     on_progress: OnProgress | None = None
-    going_on: GoingOn | None = None  # the store at the target is kept, and this written behind it
+    is_chat: bool = False
+    options: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
+    produced_by: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
+    limits: Sequence[int | None]  # most tokens of each feed; None: all
+    feeds: Sequence[Feed] = ()  # of documents, whose origins are kept; none of conversations
+    append: AppendPlan | None = None  # the store at the target is kept and extended
 
-    @property
-    def work_plan(self) -> dict[str, JSON]:
-        """What a resume must find unchanged: the plan, and what it goes on from."""
-        if self.going_on is None:
-            return self.plan
-        return {**self.plan, "continues": self.going_on.old.sha256}
+    @abstractmethod
+    def cut(self) -> Sequence[FeedChunks]:
+        """The chunks of each feed."""
+
+    @abstractmethod
+    def encode(
+        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
+    ) -> Generator[EncodedBatch, None, None]:
+        """The batches of a unit after a cursor; `given` texts of the feed come before them."""
+
+    @abstractmethod
+    def make_task(self, unit: Unit, folder: Path) -> UnitTask:
+        """A unit as a task for a worker. Not called for units that are not portable."""
+
+    @abstractmethod
+    def open_writer(self, out: StoreWriter) -> BatchWriter: ...
+
+
+class RunKeywords(TypedDict, total=False):
+    """How a build is run. No byte of the store depends on it."""
+
+    engine: EngineChoice  # "auto" unless given: a fast engine if it is proved equal
+    engine_check: EngineCheck  # how much a fast engine is compared: "sample" unless given
+    resume: bool  # continue where an equal build stopped; returns at once if it had finished
+    overwrite: bool  # replace a finished store, in the moment the new one is whole
 
 
 def run_build(
     job: BuildJob,
+    workers: WorkerOptions | None = None,
     *,
-    engine: EngineChoice,
-    engine_check: EngineCheck,
-    resume: bool,
-    overwrite: bool,
-    manner: Manner | None = None,
+    engine: EngineChoice = "auto",
+    engine_check: EngineCheck = "sample",
+    resume: bool = False,
+    overwrite: bool = False,
 ) -> BuildReport:
-    """`resume` and `overwrite` as in `build_store`."""
+    """Build the store of a job; see `RunKeywords`."""
     started = time.monotonic()
-    target = job.target
+    target, append = job.target, job.append
     check_shape(job.splits, job.rules.dtype, job.spec.shard_bytes)
-    going_on = job.going_on
-    if resume and is_finished(target) and not overwrite and going_on is None:
+    if resume and is_finished(target) and not overwrite and append is None:
         manifest = _same_store(target, job)
         remove_workplace(target, job.plan)
         return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
-    overwrite = overwrite or going_on is not None
+    overwrite = overwrite or append is not None
     check_target(target, overwrite=overwrite)
     stamps = _stamps(job)
-    with open_workplace(target, job.work_plan, stamps=stamps, resume=resume) as work:
+    plan = job.plan if append is None else {**job.plan, "continues": append.old.sha256}
+    with open_workplace(target, plan, stamps=stamps, resume=resume) as work:
         _check_base(job)
-        desk = EngineDesk(
+        sizes = [source.size_hint() for source in job.sources]
+        choice = EncoderChoice(
             work,
             job.tokenizer,
             engine=engine,
             check=engine_check,
-            size_hint=_size_hint(job),
-            goes_on=None if going_on is None else going_on.old.manifest.produced_by,
+            size_hint=None if None in sizes else sum(size or 0 for size in sizes),
+            required=None if append is None else append.old.manifest.produced_by,
         )
-        manner = manner or Manner()
-        with Hands(job.tokenizer, engine_check, manner, keep_open=work.lock) as hands:
-            site = _Site(job, work, desk, hands, feeds=job.cut(), stamps=stamps)
-            site.check_space()
+        pool = WorkerPool(
+            job.tokenizer, choice, engine_check, workers or WorkerOptions(), keep_open=work.lock
+        )
+        with pool:
+            build = _Build(job, work, choice, pool, feeds=job.cut(), stamps=stamps)
+            build.check_space()
             try:
-                staged = site.stage()
+                staged = build.assemble()
             except EngineMismatchError as mismatch:
-                desk.drop(mismatch)
+                choice.drop(mismatch)
                 work.discard_segments()
-                staged = site.stage()
+                staged = build.assemble()
         _check_unchanged(job, stamps)
         _check_base(job)
         publish_folder(staged, target, overwrite=overwrite)
@@ -155,150 +270,106 @@ def run_build(
         manifest=read_manifest(target),
         seconds=time.monotonic() - started,
         resumed=resumed,
-        cost=hands.cost(),
+        cost=pool.cost(),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
-    """All that a build has at hand once its workplace is open."""
+class _Build:
+    """A build whose workplace is open."""
 
     job: BuildJob
     work: Workplace
-    desk: EngineDesk
-    hands: Hands
-    feeds: Sequence[FeedGrains]
+    choice: EncoderChoice
+    pool: WorkerPool
+    feeds: Sequence[FeedChunks]
     stamps: list[JSON]
 
     def check_space(self) -> None:
         """Refuse what the disk cannot hold, before the first segment."""
         job, folder = self.job, self.work.folder
-        if job.make_task is None or is_surely_enough(folder, self.feeds):
+        if job.is_chat or is_surely_enough(folder, self.feeds):
             return
         estimates = [
-            estimate_feed(feed, job.tokenizer, job.rules, num_units=0, most=most)
-            for feed, most in zip(self.feeds, job.limits, strict=True)
+            estimate_feed(feed, job.tokenizer, job.rules, max_tokens=limit)
+            for feed, limit in zip(self.feeds, job.limits, strict=True)
         ]
-        there = sum(path.stat().st_size for path in self.work.segments.rglob("*"))
-        check_space(folder, self.feeds, estimates, there=there)
+        used = sum(path.stat().st_size for path in self.work.segments.rglob("*"))
+        check_space(folder, estimates, used=used)
 
-    def stage(self) -> Path:
-        """A finished store in the workplace: from the segments that are there, then new ones."""
-        job, work = self.job, self.work
-        staged = work.staging()
+    def assemble(self) -> Path:
+        """A finished store in the workplace, from the segments in the journal and new ones."""
+        job, append, staged = self.job, self.job.append, self.work.staging()
         plan = plan_work(
-            work.segments,
+            self.work.segments,
             self.feeds,
-            plan=_journal_plan(work, self.stamps),
-            unit_bytes=self.hands.manner.size_of_units(),
+            plan=_journal_plan(self.work, self.stamps),
+            unit_bytes=self.pool.options.size_of_units(),
         )
         with StoreWriter(
             staged,
             splits=job.splits,
             dtype=job.rules.dtype,
             shard_bytes=job.spec.shard_bytes,
-            chat=job.chat,
+            chat=job.is_chat,
         ) as out:
-            names = [source.name for source in job.sources]
-            standing = None
-            if job.going_on is not None:
-                standing = job.going_on.standing
-                out.take_over(job.going_on.old, hold_drops=len(standing.held))
-            origins = self._origins()
-            committer = Committer(names, out, job.open_places(out), standing, origins)
-            self._fill(plan, committer)
-            manifest = out.finish(self._facts(committer))
+            if append is not None:
+                out.take_over(append.old, hold_drops=len(append.point.held))
+            names, origins = [source.name for source in job.sources], self._origins()
+            point = None if append is None else append.point
+            assembly = Assembly(names, out, job.open_writer(out), point, origins)
+            Scheduler(
+                plan=plan,
+                pool=self.pool,
+                assembly=assembly,
+                meter=ProgressMeter(self.feeds, job.limits, job.on_progress),
+                journal=self.work.segments,
+                dtype=job.rules.dtype,
+                encode=lambda unit, cursor, given: job.encode(unit, cursor, given, self.choice),
+            ).run(self.feeds, job.limits, job.make_task)
+            self.choice.ensure_chosen()
+            separators = job.rules.end_id is not None
+            facts = store_facts(
+                job.spec,
+                job.tokenizer,
+                sources=[source.describe() for source in job.sources],
+                ledger=assembly.counter.ledger(separators=separators, chat=job.is_chat),
+                produced_by={**self.choice.produced_by(), **job.produced_by},
+                options={"plan_sha256": plan_sha256(job.plan), **job.options},
+                unit="example" if job.is_chat else "document",
+            )
+            manifest = out.finish(facts)
             _check_dropped(staged, manifest)
             if origins is not None:
                 write_origins(staged, origins.finish(job.feeds), manifest)
         return staged
 
     def _origins(self) -> OriginLog | None:
-        """None where no row could be told: of conversations, and of sources that are no files."""
+        """None where no row has a number: for conversations, and sources that are not files."""
         job = self.job
         if not any(knows_rows(feed.source) for feed in job.feeds):
             return None
-        if job.going_on is None:
+        if job.append is None:
             return OriginLog(self.feeds, job.splits)
-        before = job.going_on.origins
+        before = job.append.origins
         return None if before is None else OriginLog(self.feeds, job.splits, before)
-
-    def _fill(self, plan: WorkPlan, committer: Committer) -> None:
-        job, meter = self.job, _meter(self.job, self.feeds, plan)
-        stage = Stage(
-            self.work.segments,
-            committer,
-            meter,
-            dtype=job.rules.dtype,
-            make_portions=self._portions,
-        )
-        alone = [
-            limit is not None or not feed.can_travel
-            for limit, feed in zip(job.limits, self.feeds, strict=True)
-        ]
-        for units in in_groups(plan.units, alone):
-            tasks = _tasks(job, self.work, plan, units)
-            with self.hands.crew(tasks, self.desk, plan, meter) as crew:
-                stage.fill(units, plan.begun, crew)
-        self.desk.settle()
-
-    def _portions(
-        self, unit: Unit, cursor: Cursor | None, given: int
-    ) -> Generator[tuple[Portion, SourceCounts], None, None]:
-        return self.job.make_portions(unit, cursor, given, self.desk)
-
-    def _facts(self, committer: Committer) -> StoreFacts:
-        job = self.job
-        separators = job.rules.end_id is not None
-        return store_facts(
-            job.spec,
-            job.tokenizer,
-            sources=[source.describe() for source in job.sources],
-            ledger=committer.books.ledger(separators=separators, chat=job.chat),
-            produced_by={**self.desk.produced_by(), **job.produced_by},
-            options={"plan_sha256": plan_sha256(job.plan), **job.options},
-            unit="example" if job.chat else "document",
-        )
-
-
-def _tasks(job: BuildJob, work: Workplace, plan: WorkPlan, units: Sequence[Unit]) -> list[TextTask]:
-    """The units that other processes can do, and that are not done."""
-    if job.make_task is None:
-        return []
-    return [
-        job.make_task(unit, work.segments / unit.key.folder)
-        for unit in units
-        if unit.can_travel and not plan.is_done(unit) and job.limits[unit.key.feed] != 0
-    ]
-
-
-def _meter(job: BuildJob, feeds: Sequence[FeedGrains], plan: WorkPlan) -> ProgressMeter:
-    """A meter that stands where the journal ends."""
-    goals = [
-        Goal(
-            source=feed.source.name,
-            num_bytes=feed.source.size_hint(),
-            most=most,
-            sizes=feed.sizes,
-        )
-        for feed, most in zip(feeds, job.limits, strict=True)
-    ]
-    meter = ProgressMeter(goals, job.on_progress)
-    for receipts in plan.begun.values():
-        for receipt in receipts:
-            meter.count_receipt(receipt)
-    return meter
 
 
 def _stamps(job: BuildJob) -> list[JSON]:
     return [stamp_of(source) for source in job.sources]
 
 
+def _journal_plan(work: Workplace, stamps: list[JSON]) -> str:
+    """What every receipt of this build must have been made for."""
+    kind = {"grain_bytes": units.CHUNK_BYTES, "journal": _JOURNAL}
+    return plan_sha256({"plan": work.plan, "stamps": stamps, **kind})
+
+
 def _check_base(job: BuildJob) -> None:
-    """Nobody replaced the store that this build goes on from."""
-    if job.going_on is not None and not job.going_on.old.is_still_there():
+    """The store that is appended to must still be the same."""
+    if job.append is not None and not job.append.old.is_still_there():
         raise BuildError(
-            f"{job.target}: another store than when this build began stands here; start again"
+            f"{job.target}: holds another store than when this build began; start again"
         )
 
 
@@ -308,12 +379,13 @@ def _check_unchanged(job: BuildJob, stamps: list[JSON]) -> None:
         if before != now:
             raise SourceError(
                 f"source {source.name!r} changed while the store was built from it: wait for its "
-                "writer, then start again with overwrite=True"
+                "writer, then start again with {overwrite}",
+                overwrite=True,
             )
 
 
 def _check_dropped(staged: Path, manifest: Manifest) -> None:
-    """The one file of a store whose size its manifest does not tell to whoever opens it."""
+    """The one file of a store whose size its manifest does not have."""
     if manifest.dropped is None:
         return
     path = staged / manifest.dropped.file
@@ -321,36 +393,29 @@ def _check_dropped(staged: Path, manifest: Manifest) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != manifest.dropped.sha256:
         raise BuildError(
-            f"{path}: the disk keeps something else than was written; nothing was published: look "
-            "at the disk, and go on with resume=True"
+            f"{path}: the disk holds something else than was written; nothing was published: check "
+            "the disk, and continue with {resume}",
+            resume=True,
         )
-
-
-def _journal_plan(work: Workplace, stamps: list[JSON]) -> str:
-    """What every receipt of this build must have been made for."""
-    kind = {"grain_bytes": grains.GRAIN_BYTES, "journal": _JOURNAL}
-    return plan_sha256({"plan": work.plan, "stamps": stamps, **kind})
-
-
-def _size_hint(job: BuildJob) -> int | None:
-    hints = [source.size_hint() for source in job.sources]
-    return None if None in hints else sum(hint for hint in hints if hint is not None)
 
 
 def _same_store(target: Path, job: BuildJob) -> Manifest:
+    """The manifest of the finished store, which must be of this job."""
     manifest = read_manifest(target)
-    if manifest.options.get("plan_sha256") != plan_sha256(job.plan):
-        now = json.loads(json.dumps([source.describe() for source in job.sources]))
-        changes = describe_difference(cast(JSON, manifest.sources), now)
-        told = f" (before -> now: {'; '.join(changes[:4])})" if changes else ""
-        if has_unfinished_build(target):
-            raise StoreExistsError(
-                f"{target}: a finished store of other input or options stands here{told}, and "
-                "beside it lies an unfinished build: if that was to replace it, go on with "
-                "resume=True and overwrite=True"
-            )
+    if manifest.options.get("plan_sha256") == plan_sha256(job.plan):
+        return manifest
+    now = json.loads(json.dumps([source.describe() for source in job.sources]))
+    changes = describe_difference(cast(JSON, manifest.sources), now)
+    shown = f" (before -> now: {'; '.join(changes[:4])})" if changes else ""
+    what = f"{target}: holds a finished store of other input or options{shown}"
+    if has_unfinished_build(target):
         raise StoreExistsError(
-            f"{target}: a finished store of other input or options stands here{told}, so there "
-            "is nothing to resume: build elsewhere, or replace it with overwrite=True"
+            f"{what}, and an unfinished build beside it: if that was to replace the store, "
+            "continue with {resume} and {overwrite}",
+            resume=True,
+            overwrite=True,
         )
-    return manifest
+    raise StoreExistsError(
+        f"{what}, so there is nothing to resume: build elsewhere, or replace it with {{overwrite}}",
+        overwrite=True,
+    )

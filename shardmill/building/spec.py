@@ -1,7 +1,7 @@
-"""What is asked of a build, and what it answers.
+"""What a build is asked for, and what it reports.
 
-`Feed` and `BuildSpec` hold everything that changes the bytes; equal ones over equal input give
-equal stores. How the work is done (engine, resume, progress) is passed as plain arguments.
+`Feed` and `BuildSpec` hold everything that changes the bytes: equal ones over equal input give
+equal stores. How the work is done (engine, workers, resume) is passed as plain arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from shardmill.errors import OptionError
 from shardmill.protocols import Source, Tokenizer
-from shardmill.records import JSON, Drop, OffsetArray, Ragged
+from shardmill.records import JSON
 from shardmill.store import Ledger, Manifest, StoreFacts
 from shardmill.tokenizers import model_sha256_of, vocab_size_of
 
@@ -49,18 +49,8 @@ class BuildSpec:
     shuffle_buffer: int | None = None  # as the source was shuffled; recorded, not applied here
     shard_bytes: int = 128 * MIB
     dtype: str | None = None  # "uint16" or "uint32"; None: by vocabulary
-    append_eot: bool = False  # the tokenizer's "eot" behind each document, else they stand bare
+    append_eot: bool = False  # the tokenizer's "eot" after each document
     options: Mapping[str, JSON] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleBatch:
-    """Some tokenised examples of a stream, with the account of those left out."""
-
-    ids: Ragged  # the kept examples
-    kept: OffsetArray  # (len(ids),) position of each within this batch, ascending
-    num_read: int
-    drops: tuple[Drop, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +60,15 @@ class Progress:
     source: str
     documents: int
     tokens: int
-    share: float | None  # of this source that is done, about; None when nobody knows
-    feed: int = 0  # its number among the feeds, of which two may have sources of one name
+    share: float | None  # of this source that is done, about; None when unknown
+    feed: int = 0  # its number: two feeds may have sources of the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildCost:
-    """What a build used of its machine."""
+    """What a build used."""
 
-    num_workers: int  # processes that encoded at one time; 1: this one alone
+    num_workers: int  # processes that encoded at the same time; 1: only this one
     num_cores: int  # that this process may use
     cpu_seconds: float  # of this process and all workers
     peak_bytes: int  # resident memory of the largest process, since it began
@@ -146,18 +136,20 @@ class BuildReport:
 def choose_dtype(dtype: str | None, vocab_size: int | None) -> str:
     """The dtype of the shards: as asked, else the narrowest that holds the vocabulary."""
     if dtype not in (None, "uint16", "uint32"):
-        raise OptionError(f"dtype {dtype!r}: wanted 'uint16' or 'uint32'")
+        raise OptionError("{dtype}: wanted 'uint16' or 'uint32'", dtype=dtype)
     if vocab_size is None:
         if dtype is None:
             raise OptionError(
-                "this tokenizer does not tell its vocab_size, so the dtype of the shards cannot "
-                "be chosen: pass dtype='uint16' or dtype='uint32'"
+                "this tokenizer does not know its vocab_size, so the dtype of the shards cannot be "
+                "chosen: give {dtype}, 'uint16' or 'uint32'",
+                dtype=...,
             )
         return dtype
     needed = "uint16" if vocab_size <= 2**16 else "uint32"
     if dtype == "uint16" and needed == "uint32":
         raise OptionError(
-            f"{vocab_size:,} ids do not fit uint16 shards (65,536): build with dtype='uint32'"
+            f"{vocab_size:,} ids do not fit uint16 shards (65,536): build with {{dtype}}",
+            dtype="uint32",
         )
     return dtype or needed
 
@@ -169,15 +161,17 @@ def end_id(spec: BuildSpec, tokenizer: Tokenizer) -> int | None:
     specials = tokenizer.special_token_ids()
     if "eot" not in specials:
         raise OptionError(
-            "this tokenizer names no 'eot' token to put behind each document "
-            f"(it names {sorted(specials) or 'none'}): name one when it is opened (eot=), with "
-            "'byte:1' in place of 'byte' to have an id for it; or build with append_eot=False"
+            "this tokenizer names no 'eot' token to append to each document (it names "
+            f"{sorted(specials) or 'none'}): name one with {{eot}} ('byte:1' in place of 'byte' "
+            "has an id for it), or build with {append_eot}",
+            eot=...,
+            append_eot=False,
         )
     return specials["eot"]
 
 
 def check_feeds(feeds: Sequence[Feed]) -> tuple[str, ...]:
-    """The splits of a build, in order of first mention; refuses what makes no sense."""
+    """The splits of a build, in order of first mention; refuses fills that make no sense."""
     if not feeds:
         raise OptionError("nothing to build: no source was given")
     for feed in feeds:
@@ -188,7 +182,7 @@ def check_feeds(feeds: Sequence[Feed]) -> tuple[str, ...]:
                 raise OptionError(f"split {split!r}: wanted a name such as 'train'")
             if limit is None and position < len(feed.fill) - 1:
                 raise OptionError(
-                    f"split {split!r} has no token limit, so what follows stays empty"
+                    f"split {split!r} has no token limit, so those after it stay empty"
                 )
             if limit is not None and (not isinstance(limit, int) or limit < 0):
                 raise OptionError(f"split {split!r}: token limit {limit!r}, wanted 0 or more")
@@ -221,7 +215,7 @@ def store_facts(
     options: dict[str, JSON],
     unit: Literal["document", "example"] = "document",
 ) -> StoreFacts:
-    """What the manifest says beside the files themselves."""
+    """What the manifest says besides the files."""
     return StoreFacts(
         dataset_name=spec.dataset_name,
         dataset_config=spec.dataset_config,
@@ -289,7 +283,7 @@ def _files_in(value: JSON) -> dict[str, JSON] | None:
 
 
 def _time(stamp: JSON) -> JSON:
-    """Nanoseconds since 1970 as a person reads them; anything else as it is."""
+    """Nanoseconds since 1970 as text; anything else as it is."""
     if not isinstance(stamp, int):
         return stamp
     seconds, rest = divmod(stamp, 10**9)
@@ -300,7 +294,7 @@ def _time(stamp: JSON) -> JSON:
 def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str]:
     if before.keys() == now.keys() and list(before) != list(now):
         first = next(old for old, new in zip(before, now, strict=True) if old != new)
-        return [f"the files come in another order, from {first} on"]
+        return [f"the files are in another order, from {first} on"]
     lines = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)

@@ -1,8 +1,8 @@
-"""The folder beside a store in which it is built: lock, plan, scratch.
+"""The folder beside a store in which it is built: lock, plan, journal, staged store.
 
-`<parent>/.<name>.building/` holds everything unfinished, so the store's own folder is either
-absent or whole. The lock is the kernel's (flock): a dead process does not hold it. Workers hold it
-with their builder, so nobody else begins while one of them still writes.
+`<parent>/.<name>.building/` holds everything unfinished, so the store's own folder is either absent
+or whole. The lock is the kernel's (flock): a dead process does not hold it. Workers hold it with
+the coordinator, so no other build begins while one of them still writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardmill.storage.atomic import atomic_write, is_temporary
 
 log = logging.getLogger(__name__)
 
-_DYING_SECONDS = 0.5
+_DYING_SECONDS = 0.5  # workers hold the lock too, and die a moment after the coordinator
 _NOTES = ("plan", "produced_by", "dropped_engine")
 _NAMES = {"lock", "segments", "store", *(f"{note}.json" for note in _NOTES)}
 
@@ -69,16 +69,18 @@ class Workplace:
 
 
 def target_of(folder: str | Path) -> Path:
-    """Where a store will stand, with every link followed."""
+    """Where a store will be, with every link followed."""
     refuse_url(
         folder,
         "the folder of the store",
-        instead="to build to a URL use shardmill.remote.build_to, or `shardmill build --out URL`",
+        instead="to build to a URL use shardmill.build or `shardmill build --out URL`",
     )
     try:
         return Path(folder).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a NUL
-        raise OptionError(f"{str(folder)!r:.300}: no place for a store: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+        raise OptionError(
+            f"{str(folder)!r:.300}: cannot be the folder of a store: {error}"
+        ) from error
 
 
 def workplace_of(store: Path) -> Path:
@@ -86,7 +88,7 @@ def workplace_of(store: Path) -> Path:
 
 
 def has_unfinished_build(store: Path) -> bool:
-    """True when an earlier build of this store stopped half-way; False while one is at work."""
+    """True when an earlier build of this store did not finish; False while one is running."""
     folder = workplace_of(target_of(store))
     return (folder / "plan.json").exists() and not _is_held(folder / "lock")
 
@@ -95,13 +97,13 @@ def has_unfinished_build(store: Path) -> bool:
 def open_workplace(
     store: Path, plan: dict[str, JSON], *, stamps: list[JSON], resume: bool
 ) -> Iterator[Workplace]:
-    """Lock the workplace; keep what an earlier run left only if asked to and if its plan is equal.
+    """Lock the workplace; keep what an earlier run left only with `resume` and an equal plan.
 
-    `stamps` tell the input as it is on this machine. Removed when the block ends well, or fails
-    before a segment was sealed; else kept.
+    `stamps` identify the input as it is on this machine. The workplace is removed when the block
+    succeeds, or fails before a segment was sealed; else it is kept.
     """
     folder = workplace_of(store)
-    _refuse_strangers(folder)
+    _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock", store) as lock:
         found = folder / "plan.json"
@@ -125,14 +127,14 @@ def open_workplace(
 
 
 def remove_workplace(store: Path, plan: dict[str, JSON]) -> None:
-    """Sweep up behind a build that was killed after its store was published.
+    """Clean up after a build that was killed after its store was published.
 
     A workplace without a plan is one whose removal was killed: nothing in it can be resumed.
     """
     folder = workplace_of(store)
     if not folder.exists():
         return
-    _refuse_strangers(folder)
+    _refuse_foreign(folder)
     with _locked(folder / "lock", store):
         left = _read_json(folder / "plan.json")
         if left is None or not describe_difference(left.get("plan"), _as_read(plan)):
@@ -147,7 +149,8 @@ def _read_json(path: Path) -> dict[str, JSON] | None:
     except (ValueError, RecursionError) as error:
         raise BuildError(
             f"{path}: damaged ({error}), so this build cannot be resumed: start again with "
-            "overwrite=True"
+            "{overwrite}",
+            overwrite=True,
         ) from error
     return cast(dict[str, JSON], value)
 
@@ -162,22 +165,23 @@ def _check_plan(store: Path, earlier: JSON, asked: dict[str, JSON]) -> None:
     if changes:
         shown = "\n  ".join(change.removeprefix("plan.") for change in changes[:8])
         raise UnfinishedBuildError(
-            f"{store}: the unfinished build was asked for something else, so it cannot be "
-            f"resumed (before -> now):\n  {shown}\n"
-            "Repeat the first command to resume it, or start again with overwrite=True."
+            f"{store}: the unfinished build had other options or input, so it cannot be resumed "
+            f"(before -> now):\n  {shown}\n"
+            "Repeat the first command to resume it, or start again with {overwrite}.",
+            overwrite=True,
         )
 
 
-def _refuse_strangers(folder: Path) -> None:
-    """Nothing that no build made is ever deleted."""
+def _refuse_foreign(folder: Path) -> None:
+    """Only what a build made is ever deleted."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise BuildError(f"{folder}: in the way of a build; it is a link or a file: move it away")
+        raise BuildError(f"{folder}: a link or file where a build needs a folder: move it away")
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    strange = sorted(name for name in names - _NAMES if not is_temporary(name))
-    if strange:
+    foreign = sorted(name for name in names - _NAMES if not is_temporary(name))
+    if foreign:
         raise BuildError(
-            f"{folder / strange[0]}: no build made this, and this folder is where a build puts "
-            "its unfinished work: move it away"
+            f"{folder / foreign[0]}: not made by a build, but this folder is for unfinished "
+            "builds: move it away"
         )
 
 
@@ -205,15 +209,15 @@ def _is_held(path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path, store: Path) -> Iterator[int]:
-    """Hold `path` exclusively. Retries when its last holder removed it in between."""
+    """Hold `path` exclusively. Retries if its last holder removed it in between."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if not _take(handle):
             os.close(handle)
             raise BuildLockedError(
-                f"{store}: another process builds this store now (it holds {path}); "
-                "wait for it or build elsewhere"
+                f"{store}: another process is building this store (it holds {path}); wait for it "
+                "or build elsewhere"
             )
         if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
             break
@@ -225,7 +229,7 @@ def _locked(path: Path, store: Path) -> Iterator[int]:
 
 
 def _take(handle: int) -> bool:
-    """Whether the lock could be had. Workers hold it too, and die a moment after their builder."""
+    """Whether the lock could be taken."""
     deadline = time.monotonic() + _DYING_SECONDS
     while True:
         try:

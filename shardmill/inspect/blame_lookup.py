@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from shardmill.building.assembly import mark_of
 from shardmill.building.chats import SplitRule
-from shardmill.building.origins import mark_of
-from shardmill.building.units import grains_of
+from shardmill.building.units import chunks_of
 from shardmill.chat import (
     JINJA_REASONS,
     REASONS,
@@ -134,7 +134,7 @@ class SourceLookup:
     def _grain(self, feed: int, number: int, mark: int) -> Source | None:
         """The grain that a table means; None when the input is cut otherwise now."""
         if feed not in self._grains:
-            self._grains[feed] = grains_of(self._sources[feed])
+            self._grains[feed] = chunks_of(self._sources[feed])
         grains = self._grains[feed]
         if number < len(grains) and mark_of(grains[number]) == mark:
             return grains[number]

@@ -24,7 +24,7 @@ from shardmill.building import BuildSpec, Feed, build_store, units
 from shardmill.sources import HubSource, open_hub
 from shardmill.tokenizers import ByteTokenizer
 
-units.GRAIN_BYTES = 1
+units.CHUNK_BYTES = 1
 said = []
 sources = [open_hub("own/docs"), HubSource("own/docs")]
 for number, source in enumerate(sources):

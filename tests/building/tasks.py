@@ -82,7 +82,7 @@ class Moving:
             (self.kept / str(number)).touch()
             emit(number)
 
-    def elsewhere(self) -> FarMoving:
+    def detached(self) -> FarMoving:
         return FarMoving(self, self._known())
 
     def keep(self, parcel: tuple[str, int]) -> int:

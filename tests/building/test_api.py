@@ -9,12 +9,12 @@ from typing import Any
 
 import fsspec
 import pytest
-import typer
 
 from shardmill.building import BuildSpec, build, has_unfinished_build, pack, segments
 from shardmill.building.api import open_feed
 from shardmill.building.documents import build_store
-from shardmill.cli import app, main
+from shardmill.cli import main
+from shardmill.cli.app import every_command, open_app
 from shardmill.cli.terminal import parse_bytes
 from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
 from shardmill.remote import pull
@@ -170,13 +170,13 @@ def test_options_that_make_no_sense_are_refused_by_name() -> None:
 def test_defaults_are_those_of_the_commands() -> None:
     ours = {**(build.__kwdefaults__ or {}), "shard_bytes": "128MiB"}
     assert parse_bytes("128MiB") == (build.__kwdefaults__ or {})["shard_bytes"]
-    commands: Any = typer.main.get_command(app)
+    commands: Any = dict(every_command(open_app()))
     for name, defaults in (
         ("build", ours),
         ("build chats", {**ours, "seed": 0, "on_bad": "error"}),
         ("pack", pack.__kwdefaults__ or {}),
     ):
-        flags = {param.name: param for param in commands.commands[name].params}
+        flags = {param.name: param for param in commands[f"shardmill {name}"].params}
         shared = set(flags) & set(defaults) - {"engine"}
         assert len(shared) >= 8
         for flag in shared - {param for param in shared if flags[param].required}:

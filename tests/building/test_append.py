@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building import units as grains
+from shardmill.building import BuildSpec, Feed, build_store, units
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, SourceError
 from shardmill.records import Ragged
 from shardmill.sources import (
@@ -136,7 +135,7 @@ def test_adding_files_gives_the_bytes_of_a_build_of_all(
     growing = Growing(folder, kind)
     how = {"fill": fill, "shard_bytes": 2 * shard_tokens, "eot": eot}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grains, "GRAIN_BYTES", grain_bytes)
+        patch.setattr(units, "CHUNK_BYTES", grain_bytes)
         for number, files in enumerate(batches):
             growing.add(files, draw)
             build(growing.in_order(), folder / f"whole{number}", **how)
@@ -230,7 +229,7 @@ def test_without_new_files_the_store_is_left_as_it_is(tmp_path, caplog):
         done = build(growing.as_found(), tmp_path / "s", append=True)
     assert (tmp_path / "s").stat().st_ino == before
     assert done.manifest == open_store(tmp_path / "s").manifest
-    assert "nothing new" in caplog.text
+    assert "no new files" in caplog.text
 
 
 def test_several_inputs_grow_each_and_keep_the_order_of_the_store(tmp_path):
@@ -303,7 +302,7 @@ def test_other_options_are_refused_by_name(tmp_path, changes, says):
     growing = grown(tmp_path, ["a"])
     build(growing.as_found(), tmp_path / "s")
     add_file(growing, ["c"])
-    with pytest.raises(BuildError, match="was built otherwise") as refused:
+    with pytest.raises(BuildError, match="was built with other options") as refused:
         build(growing.as_found(), tmp_path / "s", append=True, **changes)
     assert says in str(refused.value)
 

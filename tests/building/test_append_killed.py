@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, run
-from shardmill.building import units as grains
+from shardmill.building import BuildSpec, Feed, build_store, run, units
 from shardmill.errors import BuildError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.store import open_store, read_manifest, verify, write_manifest
@@ -27,10 +26,10 @@ FILL = (("val", 3_000), ("train", None))
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import segments, units as grains
+from shardmill.building import segments, units
 from tests.building.parts import Slow
 from tests.building.test_append_killed import add
-grains.GRAIN_BYTES = 2_000
+units.CHUNK_BYTES = 2_000
 segments.SEGMENT_TOKENS = 2_000
 add(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]), tokenizer=Slow())
 """
@@ -57,7 +56,7 @@ def add(files: Path, store: Path, **how) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 2_000)
+    monkeypatch.setattr(units, "CHUNK_BYTES", 2_000)
 
 
 @pytest.fixture
@@ -159,7 +158,7 @@ def test_an_engine_that_is_not_here_any_more_is_named(grown):
     manifest = read_manifest(grown / "s")
     made = {**manifest.produced_by, "versions": {"tokens": "0.1"}}
     write_manifest(grown / "s", msgspec.structs.replace(manifest, produced_by=made))
-    with pytest.raises(BuildError, match=r"tokens in front.*'tokens': '0.1'"):
+    with pytest.raises(BuildError, match=r"existing tokens.*'tokens': '0.1'"):
         add(grown / "files", grown / "s", workers=1)
 
 

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec
-from shardmill.building.encode import token_rules
-from shardmill.building.segments import Parcel, Receipt, SegmentSize, read_receipts
+from shardmill.building.engines.tasks import PortableTask
+from shardmill.building.segments import CarriedSegment, Receipt, SegmentSize, read_receipts
 from shardmill.building.units import cut_feed, make_unit
-from shardmill.building.worker import TextTask, WorkerTools
+from shardmill.building.worker import ChunkEncoder, TokenRules, UnitTask, WorkerTools
 from shardmill.errors import BuildError
-from shardmill.protocols import PortableTask
 from shardmill.sources import JsonlSource
 from shardmill.tokenizers import ByteTokenizer, choose_encoder
 from tests.building.corpora import SMALL, write_corpus
@@ -33,14 +32,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"), num_files=2)
 
 
-def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None) -> TextTask:
+def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None) -> UnitTask:
     feed = cut_feed(JsonlSource(corpus / "pages", on_bad="skip", limits=SMALL))
-    return TextTask(
-        unit=make_unit(feed, 0, 0, len(feed.grains), plan="p"),
+    rules = TokenRules.of(BuildSpec(), ByteTokenizer())
+    return UnitTask(
+        unit=make_unit(feed, 0, 0, len(feed.chunks), plan="p"),
         folder=folder,
-        rules=token_rules(BuildSpec(), ByteTokenizer()),
-        most=most,
-        most_document=2**30,
+        encoder=ChunkEncoder(rules=rules, max_document=2**30),
+        max_tokens=most,
         size=SegmentSize(num_tokens=segment_tokens, seconds=1e9),
     )
 
@@ -51,7 +50,7 @@ TOOLS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample")
 IN_THREADS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample", has_spare_cores=True)
 
 
-def write(task: TextTask, num_receipts: int | None = None) -> list[Receipt]:
+def write(task: UnitTask, num_receipts: int | None = None) -> list[Receipt]:
     """One attempt where the journal is, with cores to spare; it dies behind some receipts."""
     emitted: list[Receipt] = []
 
@@ -67,12 +66,12 @@ def write(task: TextTask, num_receipts: int | None = None) -> list[Receipt]:
     return emitted
 
 
-def carry(task: TextTask, num_parcels: int | None = None) -> list[Parcel]:
+def carry(task: UnitTask, num_parcels: int | None = None) -> list[CarriedSegment]:
     """One attempt in a process that sees nothing of the journal; it dies behind some parcels."""
-    far = pickle.loads(pickle.dumps(task.elsewhere()))
-    arrived: list[Parcel] = []
+    far = pickle.loads(pickle.dumps(task.detached()))
+    arrived: list[CarriedSegment] = []
 
-    def emit(parcel: Parcel) -> None:
+    def emit(parcel: CarriedSegment) -> None:
         if num_parcels is not None and len(arrived) >= num_parcels:
             raise Died
         arrived.append(pickle.loads(pickle.dumps(parcel)))
@@ -105,8 +104,8 @@ def test_carried_by_any_number_of_attempts_the_journal_is_the_same(
 def test_a_parcel_that_changed_on_its_way_does_not_count(tmp_path, corpus):
     task = task_of(corpus, tmp_path / "unit", segment_tokens=500, most=None)
     assert isinstance(task, PortableTask)
-    sent: list[Parcel] = []
-    task.elsewhere().run(TOOLS, sent.append)
+    sent: list[CarriedSegment] = []
+    task.detached().run(TOOLS, sent.append)
     task.keep(sent[0])
     parts = dict(sent[1].parts or {})
     parts["tokens"] = parts["tokens"][:-1] + b"\xff"

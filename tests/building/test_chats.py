@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec, build_chats, segments
 from shardmill.building import chats as render
-from shardmill.building import encode as engine
+from shardmill.building import run as engine
 from shardmill.building.chats import SplitRule
 from shardmill.chat import Rendered, TrainPolicy, bind_template, known_template
 from shardmill.chat.proof import prove_mask

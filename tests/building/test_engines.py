@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardmill.building.engines import LocalEngine
+from shardmill.building.engines import Engine, LocalEngine, Task, TaskReport
 from shardmill.errors import BuildError, SourceError
-from shardmill.protocols import Engine, Task, TaskReport
 from tests.building.clusters import ray_nodes
 from tests.building.processes import lives, wait_for
 from tests.building.tasks import Doing, Moving
@@ -19,8 +18,7 @@ from tests.building.tasks import Doing, Moving
 
 @pytest.fixture(scope="module")
 def ray_engine() -> Iterator[Engine]:
-    from shardmill.building.engines.ray_cluster import RayCluster
-    from shardmill.building.engines.ray_engine import RayEngine
+    from shardmill.building.engines.ray import RayCluster, RayEngine
 
     with (
         ray_nodes(2) as nodes,

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.building.encode import Filler, append_to_each, take
+from shardmill.building.assembly import Filler
+from shardmill.building.worker import append_to_each
 from shardmill.records import Ragged
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=40)
@@ -60,8 +61,8 @@ def test_a_split_filled_to_the_token_gives_the_next_document_to_the_next_split()
 def test_take_cuts_the_end_of_the_last_document_only():
     documents = Ragged.from_sequences([[1, 2], [3, 4, 5], [6]])
     (first, second) = Filler((("val", 4), ("train", None))).place(documents.lengths)
-    assert take(documents, first) == Ragged.from_sequences([[1, 2], [3, 4]])
-    assert take(documents, second) == Ragged.from_sequences([[6]])
+    assert first.take(documents) == Ragged.from_sequences([[1, 2], [3, 4]])
+    assert second.take(documents) == Ragged.from_sequences([[6]])
 
 
 @given(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=8), st.sampled_from([1, 400]))

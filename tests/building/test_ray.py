@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, segments
-from shardmill.building import units as grains
+from shardmill.building import BuildSpec, Feed, build_store, segments, units
 from shardmill.errors import BuildError, OptionError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.store import verify
@@ -50,7 +49,7 @@ def _fresh(marks, monkeypatch) -> None:
     """No mark of an earlier test; many grains, and many segments in a unit."""
     for path in marks.iterdir():
         path.unlink()
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 3_000)
+    monkeypatch.setattr(units, "CHUNK_BYTES", 3_000)
     monkeypatch.setattr(segments, "SEGMENT_TOKENS", 3_000)
 
 
@@ -58,7 +57,7 @@ def _fresh(marks, monkeypatch) -> None:
 def wanted(corpus, tmp_path_factory) -> str:
     """What one process makes of the corpus."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grains, "GRAIN_BYTES", 3_000)
+        patch.setattr(units, "CHUNK_BYTES", 3_000)
         return build(corpus, tmp_path_factory.mktemp("wanted") / "one", workers=1)
 
 
@@ -202,7 +201,7 @@ class Joining(logging.Handler):
 
 
 def test_a_cluster_without_a_cpu_is_refused_or_waited_for(tmp_path, monkeypatch):
-    from shardmill.building.engines import ray_engine
+    from shardmill.building.engines import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
     with ray_nodes(0) as empty:

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.slow
 BUILD = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, segments, units as grains
+from shardmill.building import BuildSpec, build_store, segments, units
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
-grains.GRAIN_BYTES = 3_000
+units.CHUNK_BYTES = 3_000
 segments.SEGMENT_TOKENS = 3_000
 corpus, folder, run_on = sys.argv[1:4]
 build_store(

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, plan_store
-from shardmill.building import units as grains
-from shardmill.building.encode import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
+from shardmill.building import BuildSpec, Feed, build_store, plan_store, units
+from shardmill.building.resources import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
 from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import Tokenizer
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource
@@ -55,7 +54,7 @@ def test_a_build_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path,
 
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_a_plan_tells_units_tokens_and_disk_and_builds_nothing(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 2_000)
+    monkeypatch.setattr(units, "CHUNK_BYTES", 2_000)
     path = write_texts(tmp_path / "a.jsonl", ["word " * 10] * 200)
     plan = plan_store(
         [feed_of(path, limit)],
@@ -90,10 +89,10 @@ def test_what_nobody_knows_is_not_guessed(tmp_path):
 
 
 def test_no_more_workers_than_memory_allows(tmp_path):
-    assert plan_memory(8, 4 * PROCESS_BYTES, asked=False).workers == 3
-    assert plan_memory(8, PROCESS_BYTES, asked=False).workers == 1
+    assert plan_memory(8, 4 * PROCESS_BYTES, required=False).workers == 3
+    assert plan_memory(8, PROCESS_BYTES, required=False).workers == 1
     with pytest.raises(OptionError, match="8 workers take about"):
-        plan_memory(8, 4 * PROCESS_BYTES, asked=True)
+        plan_memory(8, 4 * PROCESS_BYTES, required=True)
     path = write_texts(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(OptionError, match="memory=1,000"):
         build_store(
@@ -105,7 +104,7 @@ def test_no_more_workers_than_memory_allows(tmp_path):
 def test_a_document_that_memory_does_not_hold_is_refused_by_file_and_size(
     tmp_path, monkeypatch, workers
 ):
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 2_000)
+    monkeypatch.setattr(units, "CHUNK_BYTES", 2_000)
     path = write_texts(tmp_path / "a.jsonl", ["small " * 50, "large " * 300_000, *["x" * 999] * 9])
     share = PROCESS_BYTES + 16 * MIB  # a document of one MiB fits
     with pytest.raises(SourceError, match=r"a\.jsonl.*a document of 1,800,000 bytes.*1,048,576"):
@@ -124,7 +123,7 @@ HUGE = """
 import sys
 from pathlib import Path
 from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building.encode import PROCESS_BYTES
+from shardmill.building.resources import PROCESS_BYTES
 from shardmill.sources import JsonlSource
 from shardmill.tokenizers import ByteTokenizer
 path = Path(sys.argv[1])
@@ -170,12 +169,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 
 def test_a_document_may_be_as_large_as_its_tokenizer_leaves_room_for(models):
     """Libraries hold a text in many forms at once; ours does not."""
-    plan = plan_memory(1, PROCESS_BYTES + 1024 * MIB, asked=True)
-    assert plan.most_document(ByteTokenizer()) == 64 * MIB
+    plan = plan_memory(1, PROCESS_BYTES + 1024 * MIB, required=True)
+    assert plan.max_document(ByteTokenizer()) == 64 * MIB
     for library, model in models.items():
-        assert plan.most_document(model) == 1024 * MIB // DOCUMENT_BYTES[library]
-    small = plan_memory(1, PROCESS_BYTES, asked=True)
-    assert {small.most_document(one) for one in (ByteTokenizer(), *models.values())} == {MIB}
+        assert plan.max_document(model) == 1024 * MIB // DOCUMENT_BYTES[library]
+    small = plan_memory(1, PROCESS_BYTES, required=True)
+    assert {small.max_document(one) for one in (ByteTokenizer(), *models.values())} == {MIB}
 
 
 @pytest.mark.slow
@@ -183,7 +182,7 @@ def test_a_document_may_be_as_large_as_its_tokenizer_leaves_room_for(models):
 def test_documents_as_large_as_allowed_are_built_in_that_memory(tmp_path, models, library):
     """The kernel keeps workers to it. Arrow must not reserve more than it needs for that."""
     memory = 3 * (PROCESS_BYTES + 640 * MIB)
-    most = plan_memory(2, memory, asked=True).most_document(models[library])
+    most = plan_memory(2, memory, required=True).max_document(models[library])
     note = (NOTES / "Bread.md").read_text()
     texts = [(note * (most // len(note) + 1)).encode()[:most].decode("utf-8", "ignore")] * 4
     path = write_texts(tmp_path / "a.jsonl", texts)

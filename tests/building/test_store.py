@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, segments
-from shardmill.building import encode as engine
-from shardmill.building import units as grains
+from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, segments, units
+from shardmill.building import run as engine
 from shardmill.building import worker as task
 from shardmill.errors import (
     BuildError,
@@ -294,7 +293,7 @@ def _rename(path: Path) -> None:
 def test_a_resume_with_changed_input_names_the_file_and_what_changed(
     tmp_path, small_segments, monkeypatch, change, says, nested
 ):
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 200)
+    monkeypatch.setattr(units, "CHUNK_BYTES", 200)
     for number in range(6):
         lines = [json.dumps({"text": "some text"}) + "\n"] * 10
         path = tmp_path / f"in/{number}.jsonl"

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, segments
-from shardmill.building import units as grains
+from shardmill.building import BuildSpec, Feed, build_store, segments, units
 from shardmill.building.segments import UnitKey, read_receipts
-from shardmill.building.units import grain_sizes, grains_of, inputs_of, read_grains, unit_ranges
+from shardmill.building.units import chunk_sizes, chunks_of, inputs_of, read_chunks, unit_ranges
 from shardmill.errors import BuildError, OptionError
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
 from shardmill.tokenizers import ByteTokenizer
@@ -26,12 +25,12 @@ SIZES = st.lists(st.integers(0, 50), max_size=30)
 def test_units_are_runs_that_cover_all_grains_and_keep_what_was_begun(sizes, before, now, data):
     first = list(unit_ranges(sizes, before, {}))
     chosen = data.draw(st.lists(st.sampled_from(first), unique=True) if first else st.just([]))
-    units = list(unit_ranges(sizes, now, dict(chosen)))
-    assert [grain for start, stop in units for grain in range(start, stop)] == list(
+    found = list(unit_ranges(sizes, now, dict(chosen)))
+    assert [grain for start, stop in found for grain in range(start, stop)] == list(
         range(len(sizes))
     )
-    assert set(chosen) <= set(units)
-    for start, stop in set(units) - set(chosen):
+    assert set(chosen) <= set(found)
+    for start, stop in set(found) - set(chosen):
         assert stop == start + 1 or sum(sizes[start:stop]) <= now
 
 
@@ -42,7 +41,7 @@ def test_a_unit_of_no_bytes_makes_no_sense():
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 1_000)
+    monkeypatch.setattr(units, "CHUNK_BYTES", 1_000)
     monkeypatch.setattr(segments, "SEGMENT_TOKENS", 300)
     rows = [json.dumps({"text": f"{number} " * 20}) for number in range(100)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
@@ -54,23 +53,23 @@ def source_of(corpus: Path) -> JsonlSource:
 
 
 def test_grains_give_the_batches_of_the_source_from_any_cursor_on(corpus):
-    pieces = grains_of(source_of(corpus))
+    pieces = chunks_of(source_of(corpus))
     assert len(pieces) > 3
-    assert sum(grain_sizes(pieces)) == pytest.approx(corpus.stat().st_size, abs=len(pieces))
-    found = list(read_grains(pieces, None))
+    assert sum(chunk_sizes(pieces)) == pytest.approx(corpus.stat().st_size, abs=len(pieces))
+    found = list(read_chunks(pieces, None))
     texts = [text for one in found for text in one.batch.texts.to_pylist()]
     whole = source_of(corpus).batches()
     assert texts == [text for batch in whole for text in batch.texts.to_pylist()]
     for number, one in enumerate(found):
-        rest = [after.batch.cursor for after in read_grains(pieces, one.batch.cursor)]
+        rest = [after.batch.cursor for after in read_chunks(pieces, one.batch.cursor)]
         assert rest == [after.batch.cursor for after in found[number + 1 :]]
-    with pytest.raises(BuildError, match="no place among"):
-        list(read_grains(pieces, {"grain": 99, "cursor": {}, "rows": 0}))
+    with pytest.raises(BuildError, match="does not point into"):
+        list(read_chunks(pieces, {"grain": 99, "cursor": {}, "rows": 0}))
 
 
 def test_a_source_that_cannot_be_cut_is_one_grain():
     source = MemorySource(["a"])
-    assert list(grains_of(source)) == [source]
+    assert list(chunks_of(source)) == [source]
 
 
 class Stopped(Exception):
@@ -169,8 +168,8 @@ def test_reading_receipts_removes_what_does_not_belong_to_them(corpus):
 
 
 def test_inputs_tell_when_a_file_was_written(corpus):
-    pieces = grains_of(source_of(corpus))
+    pieces = chunks_of(source_of(corpus))
     before = inputs_of(pieces)
-    assert inputs_of(grains_of(source_of(corpus))) == before
+    assert inputs_of(chunks_of(source_of(corpus))) == before
     corpus.write_bytes(corpus.read_bytes())
     assert inputs_of(pieces) != before

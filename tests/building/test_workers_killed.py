@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building import units as grains
+from shardmill.building import BuildSpec, Feed, build_store, units
 from shardmill.errors import BuildError, BuildLockedError, OptionError, TokenRangeError
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
 from shardmill.store import open_store, verify
@@ -27,10 +26,10 @@ from tests.helpers import folder_digest, wait_for
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, segments, units as grains
+from shardmill.building import BuildSpec, build_store, segments, units
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
-grains.GRAIN_BYTES = 3_000
+units.CHUNK_BYTES = 3_000
 segments.SEGMENT_TOKENS = 3_000
 corpus, folder = map(Path, sys.argv[1:3])
 build_store(
@@ -165,7 +164,7 @@ def small_build(folder: Path, name: str, texts: list[str], **options: object) ->
     source = JsonlSource(path, limits=BatchLimits(num_documents=10))
     tokenizer = options.pop("tokenizer", ByteTokenizer())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grains, "GRAIN_BYTES", 2_000)
+        patch.setattr(units, "CHUNK_BYTES", 2_000)
         build_store(
             [Feed(source=source, fill=(("train", None),))],
             folder / name,
@@ -257,7 +256,7 @@ def test_a_source_that_cannot_be_cut_is_read_in_this_process(tmp_path):
             Feed(source=JsonlSource(tmp_path / "texts.jsonl"), fill=(("train", None),)),
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grains, "GRAIN_BYTES", 2_000)
+            patch.setattr(units, "CHUNK_BYTES", 2_000)
             build_store(
                 feeds,
                 tmp_path / name,

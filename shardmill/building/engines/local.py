@@ -1,39 +1,51 @@
-"""Tasks in processes of this machine.
+"""Run tasks in processes of this machine.
 
-In: tasks.  Out: reports.
-Promise: as `protocols.Engine`. Workers are fresh interpreters, started when there is work and used
-again; nothing large crosses but the tools, once for each. A task whose worker dies three times,
-with nothing new noted in between, is reported as lost. Closing a run kills the workers at work.
-Not here: what happens inside a worker (worker.py).
+Workers are fresh interpreters, started when there is work and reused. They die with their parent,
+also when it is killed, and leave Ctrl-C to it. Closing a run kills the busy workers.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any
 
-from shardmill.building.engines.tasks import TaskAttempt, log_again, next_job, pack
-from shardmill.protocols import Closing, Task, TaskReport, Usage
+from shardmill.building.engines.tasks import (
+    RunningTask,
+    Task,
+    TaskReport,
+    TaskRunner,
+    Usage,
+    limit_memory,
+    log_again,
+    next_task,
+    pack,
+)
+from shardmill.protocols import Closing
 
 _STDERR = 2
-
+_PR_SET_PDEATHSIG = 1
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from shardmill.building.engines.worker_process import main; main(*map(int, sys.argv[2:]))"
+    "from shardmill.building.engines.local import worker_main; "
+    "worker_main(*map(int, sys.argv[2:]))"
 )
 
 
 class LocalEngine(Closing):
-    """Up to `workers` processes."""
+    """Up to `workers` processes. An `Engine`."""
 
     def __init__(
         self,
@@ -43,103 +55,90 @@ class LocalEngine(Closing):
         keep_open: Sequence[int] = (),
         memory: int | None = None,
     ) -> None:
-        """`environ` is added to the environment of workers; `keep_open` are files they hold open
-        with this process, such as a lock; each may use `memory` bytes."""
-        self._most = workers
+        """`environ` is added to the environment of workers. `keep_open` are file descriptors, such
+        as a lock, that they hold open with this process. Each may use `memory` bytes."""
+        self.slots = workers
         self._environ = {**os.environ, **(environ or {})}
         self._keep_open = tuple(keep_open)
         self._memory = memory or 0
         self._workers: list[_Worker] = []
-        self._used: list[Usage] = []  # of workers that are gone
-
-    @property
-    def slots(self) -> int:
-        return self._most
+        self._used: list[Usage] = []  # of workers that have ended
 
     def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
         packed = pack(tools)
-        again: deque[TaskAttempt] = deque()
+        again: deque[RunningTask] = deque()
         queue = enumerate(tasks)
         try:
-            while self._hand_out(again, queue, packed):
-                for worker in self._ready():
-                    yield from self._hear(worker, again)
+            while self._assign(again, queue, packed):
+                busy = {worker.connection: worker for worker in self._workers if worker.task}
+                for connection in wait(list(busy)):
+                    yield from self._receive(busy[connection], again)  # type: ignore[index]
         finally:
-            self._end([worker for worker in self._workers if worker.job is not None])
+            self._end([worker for worker in self._workers if worker.task])
 
     def usage(self) -> Usage:
-        used = [*self._used, *(worker.usage for worker in self._workers)]
-        return Usage(
-            cpu_seconds=sum(usage.cpu_seconds for usage in used),
-            peak_bytes=max((usage.peak_bytes for usage in used), default=0),
-        )
+        return Usage.total([*self._used, *(worker.usage for worker in self._workers)])
 
     def close(self) -> None:
         self._end(list(self._workers))
 
-    def _hand_out(
-        self, again: deque[TaskAttempt], queue: Iterator[tuple[int, Task]], tools: bytes
+    def _assign(
+        self, again: deque[RunningTask], queue: Iterator[tuple[int, Task]], tools: bytes
     ) -> bool:
-        """Give work to every worker that has none; whether anybody works."""
+        """Give a task to every free slot; whether any worker is busy."""
         chosen: list[_Worker] = []
-        while self._num_busy() < self._most:
-            job = again.popleft() if again else next_job(queue)
-            if job is None:
+        num_busy = sum(worker.task is not None for worker in self._workers)
+        while num_busy + len(chosen) < self.slots:
+            task = again.popleft() if again else next_task(queue)
+            if task is None:
                 break
             worker = self._idle_worker()
-            worker.job = job
+            worker.task = task
             chosen.append(worker)
-        # All are started before the first is given anything: sending waits until it listens.
+        # Start all of them before sending to the first: sending waits until the worker listens.
         for worker in chosen:
-            worker.send(tools)
-        return self._num_busy() > 0
-
-    def _num_busy(self) -> int:
-        return sum(worker.job is not None for worker in self._workers)
+            worker.send_task(tools)
+        return num_busy + len(chosen) > 0
 
     def _idle_worker(self) -> _Worker:
-        for worker in [worker for worker in self._workers if worker.job is None]:
-            if worker.lives():
+        for worker in [worker for worker in self._workers if worker.task is None]:
+            if worker.process.poll() is None:
                 return worker
             self._end([worker])
         worker = _Worker(self._environ, self._keep_open, self._memory)
         self._workers.append(worker)
         return worker
 
-    def _ready(self) -> list[_Worker]:
-        """The workers that have something to say; waits for one."""
-        busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
-        return [busy[connection] for connection in wait(list(busy))]  # type: ignore[index]
-
-    def _hear(self, worker: _Worker, again: deque[TaskAttempt]) -> Iterator[TaskReport]:
-        """The reports in one message of a worker, or in its death."""
-        job = worker.job
-        assert job is not None, "only busy workers are heard"
+    def _receive(self, worker: _Worker, again: deque[RunningTask]) -> Iterator[TaskReport]:
+        """The report in one message of a worker, or in its death."""
+        task = worker.task
+        assert task is not None, "only busy workers are listened to"
         try:
             kind, value, worker.usage = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
-            lost = job.died(_words(self._end([worker])))
+            code = self._end([worker])
+            lost = task.died(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
             if lost is None:
-                again.append(job)
+                again.append(task)
             else:
                 yield lost
             return
         if kind == "log":
             log_again(value)
         elif kind == "note":
-            job.noted()
-            yield TaskReport(task=job.number, note=value)
+            yield task.note(value)
         else:
-            worker.job = None
-            yield TaskReport(task=job.number, ended=kind == "ended", error=value)
+            worker.task = None
+            yield TaskReport(task=task.number, ended=kind == "ended", error=value)
 
     def _end(self, workers: Sequence[_Worker]) -> int:
-        """Kill some workers and wait for them; gives the exit code of the last."""
+        """Kill some workers and wait for them; the exit code of the last."""
         code = 0
         for worker in workers:
-            worker.kill()
+            worker.process.kill()
         for worker in workers:
-            code = worker.wait()
+            code = worker.process.wait()
+            worker.connection.close()
             self._used.append(worker.usage)
             self._workers.remove(worker)
         return code
@@ -150,41 +149,60 @@ class _Worker:
 
     def __init__(self, environ: Mapping[str, str], keep_open: tuple[int, ...], memory: int) -> None:
         self.connection, theirs = Pipe(duplex=True)
-        self.job: TaskAttempt | None = None
-        self.usage = Usage(cpu_seconds=0.0, peak_bytes=0)
+        self.task: RunningTask | None = None
+        self.usage = Usage()
         self._tools: bytes | None = None
         with theirs:
             numbers = [theirs.fileno(), os.getpid(), memory]
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # what a task prints must not mix with a receipt
+                stdout=_STDERR,  # what a task prints must not mix with a command's output
                 env=dict(environ),
                 pass_fds=(theirs.fileno(), *keep_open),
             )
 
-    def lives(self) -> bool:
-        return self._process.poll() is None
-
-    def send(self, tools: bytes) -> None:
+    def send_task(self, tools: bytes) -> None:
         """Its task, and before the first one the tools."""
-        job = self.job
-        assert job is not None, "a worker is chosen for a task"
-        data = pack(job.task)
-        with suppress(OSError):  # it died: that is heard when it is listened to
+        assert self.task is not None, "a worker is chosen for a task"
+        data = pack(self.task.task)
+        with suppress(OSError):  # a death is noticed when its messages are read
             if self._tools is not tools:
                 self.connection.send_bytes(pickle.dumps(("tools", tools)))
                 self._tools = tools
             self.connection.send_bytes(pickle.dumps(("task", data)))
 
-    def kill(self) -> None:
-        self._process.kill()
 
-    def wait(self) -> int:
-        code = self._process.wait()
-        self.connection.close()
-        return code
+def worker_main(descriptor: int, parent: int, memory: int) -> None:
+    """What a worker runs until its parent closes the socket. `memory` 0: no limit."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+    if memory:
+        limit_memory(memory)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    lock = threading.Lock()  # several threads may log at the same time
 
+    def send(_kind: str, message: bytes) -> None:
+        with lock:
+            connection.send_bytes(message)
 
-def _words(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    def listen() -> None:
+        """Ends the process when the parent is gone, whatever it is doing."""
+        try:
+            while True:
+                orders.put(pickle.loads(connection.recv_bytes()))
+        except (EOFError, OSError):
+            os._exit(0)
+
+    runner = TaskRunner(send)
+    orders: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        kind, data = orders.get()
+        if kind == "tools":
+            runner.set_tools(data)
+        else:
+            runner.run(data)

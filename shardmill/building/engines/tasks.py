@@ -1,25 +1,7 @@
-"""A task on its way through an engine: what it noted, and how many processes it took with it.
+"""Tasks that run in other processes: the contract, the worker's side, and when to give up.
 
-In: what becomes of one attempt after the other.  Out: whether there is another.
-Promise: an attempt that notes more than all before it begins the counts anew; without that a task
-is lost at the third death of a worker, and at the tenth loss of one that need not be its fault.
-Alike in every engine.
-Not here: how a death is noticed.
-
-What a process tells of a task that it does: alike in every engine.
-
-In: a task and its tools, as bytes.  Out: (kind, value): log, note, ended, failed.
-Promise: an error of a task is told, not died of, and comes out of a pickle on the other side; what
-the program logs is told too.
-Not here: the way back (worker.py, ray_worker.py).
-
-Values on their way to another process.
-
-In: a value.  Out: bytes, which `pickle.loads` of a fresh interpreter takes.
-Promise: what a fresh interpreter could not import is refused here, where the caller can still act.
-Not here: trust. These bytes go to processes that this one started, and come back from them.
-
-What this process has used of its machine, and may use.
+An engine runs tasks in workers and reports what happens to each. Engines know nothing of builds.
+Local processes and Ray share everything in this module.
 """
 
 from __future__ import annotations
@@ -32,77 +14,154 @@ import re
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, runtime_checkable
 
 from shardmill.errors import BuildError
-from shardmill.protocols import Task, TaskReport, Usage
 from shardmill.urls import scrub
 
-MOST_DEATHS = 3
-MOST_LOSSES = 10
+MAX_DEATHS = 3
+MAX_LOSSES = 10
+
+
+class Task(Protocol):
+    """Work that any process can do. It is pickled."""
+
+    @property
+    def name(self) -> str:
+        """What it reads, for messages."""
+
+    def run(self, tools: Any, emit: Callable[[Any], None]) -> None:
+        """Do the work, and emit a small picklable note after each step that is durable, in order.
+
+        After its process died it runs again: it first emits the notes of the steps that are done,
+        equal to before, and continues. It never runs twice at the same time.
+        """
+
+
+@runtime_checkable
+class PortableTask(Task, Protocol):
+    """A task that can also run in a process which sees none of this machine's disks."""
+
+    def detached(self) -> Task:
+        """The same task for such a process: its notes carry the results."""
+
+    def keep(self, note: Any) -> Any:
+        """Make the results in such a note durable; returns the note that `run` would emit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """A note of one task, its end, or its failure."""
+
+    task: int  # its number in the run, from 0
+    note: Any = None  # notes of a task come in order; after a death they come again
+    ended: bool = False
+    error: BaseException | None = None
+    lost: bool = False  # with an error: its workers kept dying, so do not try it elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What some processes have used so far."""
+
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0  # resident, of the largest process
+
+    @classmethod
+    def total(cls, parts: Iterable[Usage]) -> Usage:
+        parts = list(parts)
+        return cls(
+            cpu_seconds=sum(part.cpu_seconds for part in parts),
+            peak_bytes=max((part.peak_bytes for part in parts), default=0),
+        )
+
+
+class Engine(Protocol):
+    """Where tasks run."""
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at the same time."""
+
+    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
+        """Run the tasks and yield reports until all have ended.
+
+        `tools` are pickled to each worker once and passed to every task. A task is taken from
+        `tasks` only when a slot is free, in order, so `tasks` may depend on earlier reports. A
+        worker that dies is replaced, and its task runs again. Closing the generator stops the
+        running tasks and returns when they have stopped; what was reported stays done.
+        """
+
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None:
+        """End every worker; may be called again."""
 
 
 @dataclass(slots=True)
-class TaskAttempt:
-    """One task on its way."""
+class RunningTask:
+    """A task in an engine, over all its attempts.
+
+    An attempt that emits more notes than any before resets the counts. Without progress the task
+    is lost when `MAX_DEATHS` workers died of it, or `MAX_LOSSES` disappeared with their machine.
+    """
 
     number: int
     task: Task
     notes: int = 0  # in this attempt
-    best: int = 0  # in any attempt
-    deaths: int = 0  # of workers, since an attempt noted more than those before it
-    losses: int = 0  # of workers that went with their machine, since then
+    most_notes: int = 0  # in any attempt
+    deaths: int = 0
+    losses: int = 0
 
     @property
     def name(self) -> str:
         return self.task.name
 
-    def noted(self) -> None:
+    def note(self, value: Any) -> TaskReport:
         self.notes += 1
-        if self.notes > self.best:
-            self.best, self.deaths, self.losses = self.notes, 0, 0
+        if self.notes > self.most_notes:
+            self.most_notes, self.deaths, self.losses = self.notes, 0, 0
+        return TaskReport(task=self.number, note=value)
 
-    def died(self, words: str) -> TaskReport | None:
-        """Its worker died, perhaps of it; None: it is to be done again."""
+    def died(self, reason: str) -> TaskReport | None:
+        """Its worker died, perhaps because of it. None: run it again."""
         self.deaths += 1
-        if self.deaths >= MOST_DEATHS:
-            return self._lost(f"{self.deaths} workers died of it, the last one {words}")
-        self._say_again(words)
-        return None
+        what = f"{self.deaths} workers died of it, the last one {reason}"
+        return self._again_or_lost(reason, what, lost=self.deaths >= MAX_DEATHS)
 
-    def parted(self, words: str) -> TaskReport | None:
-        """Its worker went for a reason of its own; None: it is to be done again."""
+    def machine_lost(self, reason: str) -> TaskReport | None:
+        """Its worker disappeared through no fault of the task. None: run it again."""
         self.losses += 1
-        if self.losses >= MOST_LOSSES:
-            return self._lost(f"{self.losses} workers were lost at it, the last one {words}")
-        self._say_again(words)
-        return None
+        what = f"{self.losses} workers were lost while running it, the last one {reason}"
+        return self._again_or_lost(reason, what, lost=self.losses >= MAX_LOSSES)
 
-    def _say_again(self, words: str) -> None:
-        self.notes = 0
-        logging.getLogger(__name__).warning(
-            "%s: its worker died (%s); it is done again", self.name, words
-        )
-
-    def _lost(self, words: str) -> TaskReport:
+    def _again_or_lost(self, reason: str, what: str, *, lost: bool) -> TaskReport | None:
+        if not lost:
+            self.notes = 0
+            logging.getLogger(__name__).warning(
+                "%s: its worker died (%s); it runs again", self.name, reason
+            )
+            return None
         error = BuildError(
-            f"{self.name}: {words}; what the others did is kept: look for an input that takes too "
-            "much memory there, build with fewer workers, and go on with resume=True"
+            f"{self.name}: {what}; finished work is kept: look for an input that takes too much "
+            "memory there, build with fewer {workers}, and continue with {resume}",
+            workers=...,
+            resume=True,
         )
         return TaskReport(task=self.number, error=error, lost=True)
 
 
-def next_job(queue: Iterator[tuple[int, Task]]) -> TaskAttempt | None:
-    """The next of the numbered tasks; None: there is no other."""
+def next_task(queue: Iterator[tuple[int, Task]]) -> RunningTask | None:
+    """The next of the numbered tasks; None when there is no other."""
     found = next(queue, None)
-    return None if found is None else TaskAttempt(number=found[0], task=found[1])
+    return None if found is None else RunningTask(number=found[0], task=found[1])
 
 
-class _Packer(pickle.Pickler):
-    """Refuses what was defined in a script: a worker does not run the script again."""
+class _Pickler(pickle.Pickler):
+    """Refuses what was defined in the started script, which a worker does not run."""
 
     def reducer_override(self, value: Any) -> Any:
         if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__qualname__"):
@@ -114,75 +173,78 @@ class _Packer(pickle.Pickler):
 
 
 def pack(value: Any) -> bytes:
-    """The value as bytes; PicklingError, with the reason, when it cannot travel."""
+    """Pickle a value for a fresh interpreter; PicklingError with the reason if that cannot work."""
     file = io.BytesIO()
     try:
-        _Packer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except pickle.PicklingError:
         raise
-    except Exception as error:  # a class may refuse to be pickled in any words
+    except Exception as error:  # a class may refuse to be pickled in any way
         raise pickle.PicklingError(
             f"{type(value).__name__} cannot travel to another process: {error}"
         ) from error
     return file.getvalue()
 
 
-Tell: TypeAlias = Callable[[str, Any], None]
+class TaskRunner:
+    """Runs tasks inside a worker, and sends messages (kind, value, usage) about them.
 
+    Kinds: log, note, ended, failed. `send` gets the kind and the packed message. An error of a task
+    is sent, never raised. What the program logs is sent too.
+    """
 
-class Tools:
-    """The tools of a process, opened when the first task needs them."""
-
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[str, bytes], None]) -> None:
+        self._send = send
         self._packed: bytes | None = None
-        self._opened: Any = None
+        self._tools: Any = None
+        logging.basicConfig(level=logging.INFO, handlers=[_LogForwarder(self._report)], force=True)
 
-    def bring(self, packed: bytes) -> None:
+    def set_tools(self, packed: bytes) -> None:
+        """The tools of the next tasks. They are opened when a task needs them."""
         self._packed = packed
 
-    def open(self) -> Any:
-        if self._packed is not None:
-            self._opened, self._packed = pickle.loads(self._packed), None
-        return self._opened
+    def run(self, data: bytes) -> None:
+        """Run one packed task to its end or failure."""
+        try:
+            if self._packed is not None:
+                self._tools, self._packed = pickle.loads(self._packed), None
+            task: Task = pickle.loads(data)
+            task.run(self._tools, lambda note: self._report("note", note))
+        except Exception as error:  # noqa: BLE001 - the coordinator decides
+            error.add_note(scrub("".join(traceback.format_exception(error))))
+            self._report("failed", _portable(error))
+        else:
+            self._report("ended", None)
+
+    def _report(self, kind: str, value: Any) -> None:
+        self._send(kind, pack((kind, value, usage_of_this_process())))
 
 
-def do_task(data: bytes, tools: Tools, tell: Tell) -> None:
-    """Run one task to its end, or to its failure."""
-    try:
-        opened = tools.open()
-        task = pickle.loads(data)
-        task.run(opened, lambda note: tell("note", note))
-    except Exception as error:  # noqa: BLE001 - told to the other side, which decides
-        error.add_note(scrub("".join(traceback.format_exception(error))))
-        tell("failed", _portable(error))
-    else:
-        tell("ended", None)
+class _LogForwarder(logging.Handler):
+    """Sends log records to the coordinator, which has the handlers."""
 
-
-class Logs(logging.Handler):
-    """Records are told; the handlers are on the other side."""
-
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, report: Callable[[str, Any], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._report = report
+        self.addFilter(lambda record: record.name.partition(".")[0] != "ray")
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the other side is gone, and so are we in a moment
-            self._tell("log", (record.name, record.levelno, record.getMessage()))
+        with contextlib.suppress(OSError):  # the coordinator is gone, and this process soon is
+            self._report("log", (record.name, record.levelno, record.getMessage()))
 
 
 def log_again(value: tuple[str, int, str]) -> None:
-    """On the other side: what a `Logs` told."""
+    """Log in the coordinator what a worker logged."""
     name, level, message = value
     logging.getLogger(name).log(level, "%s", message)
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself if it comes out of a pickle alike, else its words."""
+    """The error itself if it survives a pickle, else its text."""
     try:
         if str(pickle.loads(pack(error))) == str(error):
             return error
-    except Exception:  # noqa: BLE001 - any class of a user may fail to travel in any way
+    except Exception:  # noqa: BLE001 - any user's class may fail here in any way
         pass
     return BuildError(f"{type(error).__name__}: {error}")
 
@@ -191,35 +253,30 @@ _STATUS = Path("/proc/self/status")
 
 
 def usage_of_this_process() -> Usage:
-    """CPU seconds of all its threads, and its peak resident memory."""
-    return Usage(cpu_seconds=time.process_time(), peak_bytes=_peak_bytes())
+    """CPU seconds of all its threads, and its peak resident memory.
+
+    The kernel's own peak is used where there is one: getrusage also counts the memory that the
+    parent had when it started this process.
+    """
+    peak = _kernel_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Usage(cpu_seconds=time.process_time(), peak_bytes=peak)
 
 
-def limit_memory(num_bytes: int) -> None:
-    """From here on an allocation that goes beyond fails in this process, and kills no other."""
+def limit_memory(num_bytes: int, *, beyond_current: bool = False) -> None:
+    """From now on, larger allocations fail in this process instead of hurting others.
+
+    `beyond_current`: on top of what the process holds already.
+    """
+    if beyond_current:
+        num_bytes += _kernel_bytes("VmData") or 0
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def allow_memory(num_bytes: int) -> None:
-    """As `limit_memory`, beyond what this process holds already."""
-    limit_memory((_status("VmData") or 0) + num_bytes)
-
-
-def _peak_bytes() -> int:
-    """The kernel's own mark where there is one: getrusage counts the parent's memory too, as it was
-    when this process was started."""
-    return _status("VmHWM") or _peak_of_getrusage()
-
-
-def _status(name: str) -> int | None:
-    """Bytes that the kernel counts under this name; None where it does not."""
+def _kernel_bytes(name: str) -> int | None:
+    """A number from /proc/self/status; None where there is no such file."""
     if not _STATUS.exists():
         return None
     found = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
     return int(found[1]) * 1024 if found is not None else None
-
-
-def _peak_of_getrusage() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

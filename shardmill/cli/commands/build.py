@@ -26,7 +26,8 @@ import typer
 
 from shardmill.arguments import choices
 from shardmill.building import BuildReport, BuildSpec, Feed, build_store, plan_store
-from shardmill.building.scheduler import RunOn
+from shardmill.building.documents import WorkerKeywords
+from shardmill.building.pool import RunOn
 from shardmill.cli.build_output import (
     build_progress,
     check_place,
@@ -229,15 +230,15 @@ def build(
         dtype=dtype,
         append_eot=append_eot,
     )
-    manner = {
+    manner: WorkerKeywords = {
         "workers": workers,
         "unit_bytes": parse_bytes(unit_bytes) if unit_bytes else None,
         "memory": parse_bytes(memory) if memory else None,
+        "run_on": run_on,
+        "ray_address": ray_address,
     }
     if dry_run:
-        plan = plan_store(
-            feeds, place.folder, tokenizer=opened, spec=spec, ray_address=ray_address, **manner
-        )
+        plan = plan_store(feeds, place.folder, tokenizer=opened, spec=spec, **manner)
         print_plan(plan, as_json=as_json)
         return
     # Ray prints what goes wrong on its nodes to stdout, where the receipt belongs.
@@ -254,8 +255,6 @@ def build(
             tokenizer=opened,
             spec=spec,
             engine=encodes,
-            run_on=run_on,
-            ray_address=ray_address,
             engine_check=engine_check,
             resume=resume,
             overwrite=place.replaces(resume=resume, overwrite=overwrite),
