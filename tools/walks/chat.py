@@ -17,7 +17,8 @@ def run(*words: object) -> None:
     try:
         main()
     except SystemExit as end:
-        assert not end.code, end.code
+        if end.code:
+            raise
 
 
 with tempfile.TemporaryDirectory() as name:
