@@ -101,7 +101,7 @@ def offline(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_functions_that_take_a_place_are_found() -> None:
+def test_the_functions_that_take_a_url_are_found() -> None:
     assert {"shardmill.open_store", "shardmill.remote.pull", "shardmill.open_source"} <= {*PLACES}
     assert len(PLACES) > 25
 
@@ -123,7 +123,7 @@ def test_nothing_that_is_raised_or_returned_shows_a_secret(name, caplog) -> None
     assert not wrong, f"{len(wrong)} of {len(FORMS)}\n" + "\n".join(wrong[:3])
 
 
-def test_a_store_built_through_a_signed_address_holds_nothing_of_it(tmp_path, caplog) -> None:
+def test_a_store_built_from_a_signed_url_does_not_contain_it(tmp_path, caplog) -> None:
     pytest.importorskip("aiohttp")
     caplog.set_level("DEBUG", logger="shardmill")
     (tmp_path / "rows").mkdir()

@@ -23,7 +23,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_RETRIES = 5
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds
 
 _TRANSIENT_STATUS = (408, 425, 429)
 _TRANSIENT_CODES = {  # of S3, which sends them with a status of 400 or 403
@@ -49,7 +49,7 @@ _OF_CLIENTS = (OSError, EOFError, ValueError, RuntimeError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often to retry, and how long to wait: delay, 2 delay, 4 delay, ... up to 20 seconds."""
+    """How often to retry, and how long to wait: delay, 2 delay, 4 delay, ... up to a minute."""
 
     max_retries: int | None = None  # in a row; None: MAX_RETRIES
     delay: float | None = None  # seconds; None: FIRST_PAUSE

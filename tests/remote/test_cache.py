@@ -62,7 +62,9 @@ def forked_process() -> Iterator[int]:
 
 @settings(deadline=None, max_examples=50)
 @given(asked=st.lists(st.integers(0, 7), max_size=40), room=st.integers(1, 4))
-def test_the_least_recently_used_goes_and_the_bound_holds(tmp_path_factory, asked, room) -> None:
+def test_the_least_recently_used_file_goes_and_the_bound_holds(
+    tmp_path_factory, asked, room
+) -> None:
     folder = tmp_path_factory.mktemp("cache")
     cache, recent = FileCache(folder, room * 100), []
     fetched: list[str] = []
@@ -124,7 +126,7 @@ def together(count: int, action: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def test_two_threads_want_one_file_and_it_is_fetched_once(tmp_path: Path) -> None:
+def test_a_file_wanted_by_two_threads_is_fetched_once(tmp_path: Path) -> None:
     cache, fetched = FileCache(tmp_path, 100), []
 
     def slow(part: Path) -> None:
@@ -138,7 +140,7 @@ def test_two_threads_want_one_file_and_it_is_fetched_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("room", [100, 200])
-def test_threads_that_come_in_the_moment_of_its_naming_get_the_file(tmp_path, room: int) -> None:
+def test_threads_that_arrive_while_a_file_is_renamed_get_it(tmp_path, room: int) -> None:
     for number in range(150):
         cache = FileCache(tmp_path / str(number), room)
         leases = together(6, lambda cache=cache: cache.hold("a", 100, filler))
@@ -149,7 +151,7 @@ def test_threads_that_come_in_the_moment_of_its_naming_get_the_file(tmp_path, ro
         assert used(tmp_path / str(number)) == room
 
 
-def test_when_fetching_fails_each_who_waited_tries_and_tells(tmp_path: Path) -> None:
+def test_after_a_failed_fetch_each_waiting_thread_tries_and_raises(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 100)
     tried: list[Path] = []
 
@@ -164,7 +166,7 @@ def test_when_fetching_fails_each_who_waited_tries_and_tells(tmp_path: Path) -> 
     cache.hold("a", 100, filler).close()
 
 
-def test_what_is_not_of_the_wanted_size_is_not_kept(tmp_path: Path) -> None:
+def test_a_file_of_the_wrong_size_is_not_kept(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 100)
     with pytest.raises(DamagedStoreError, match="3 bytes were fetched, wanted 100"):
         cache.hold("a", 100, lambda part: part.write_bytes(b"abc") and None)
@@ -175,12 +177,12 @@ def test_what_is_not_of_the_wanted_size_is_not_kept(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"x" * 100
 
 
-def test_a_part_that_is_taken_away_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_removed_part_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"a\.100\.part: was removed or replaced"):
         FileCache(tmp_path, 100).hold("a", 100, lambda part: filler(part) or part.unlink())
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="the cache cannot be used: "):
         FileCache(tmp_path / "file" / "cache", 100)
@@ -253,7 +255,7 @@ def fetch_until_told(folder: str, begun: Any, death: Any) -> None:
     FileCache(folder, 100).hold("a", 100, fetch)
 
 
-def test_those_who_wait_for_a_fetcher_that_dies_fetch_once_and_go_on_where_it_stopped(tmp_path):
+def test_after_a_fetcher_dies_one_waiting_process_continues_its_part(tmp_path):
     context = multiprocessing.get_context("spawn")
     begun, death = context.Event(), context.Event()
     process = context.Process(target=fetch_until_told, args=(str(tmp_path), begun, death))
@@ -274,7 +276,7 @@ def test_those_who_wait_for_a_fetcher_that_dies_fetch_once_and_go_on_where_it_st
     assert beginnings == [50]
 
 
-def test_a_process_forked_in_a_fetch_holds_nothing_of_it(tmp_path: Path) -> None:
+def test_a_process_forked_during_a_fetch_does_not_hold_its_lock(tmp_path: Path) -> None:
     cache, begun, go_on = FileCache(tmp_path, 100), threading.Event(), threading.Event()
 
     def fetch(part: Path) -> None:
@@ -294,7 +296,7 @@ def test_a_process_forked_in_a_fetch_holds_nothing_of_it(tmp_path: Path) -> None
         cache.hold("b", 100, filler).close()  # needs all the room
 
 
-def test_a_forked_process_holds_what_was_held_when_it_began(tmp_path: Path) -> None:
+def test_a_forked_process_holds_the_files_its_parent_held(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 100)
     lease = cache.hold("a", 100, filler)
     with forked_process():
@@ -319,7 +321,9 @@ def read_many(
 
 
 @pytest.mark.parametrize("where", ["file", "s3"])
-def test_processes_share_a_cache_and_read_right_bytes(make_store, tmp_path, where, request) -> None:
+def test_processes_share_a_cache_and_read_the_right_bytes(
+    make_store, tmp_path, where, request
+) -> None:
     spot = Spot(f"file://{tmp_path}/elsewhere", {})
     if where == "s3":
         spot = request.getfixturevalue("s3_spot")

@@ -32,7 +32,7 @@ from tests.remote.two_pushes import push_to, watched
 __all__ = ["little_patience", "stores"]
 
 
-def flag_of_another_machine(spot: Spot, beat: int = 0, *, at_work: bool = True) -> str:
+def claim_of_another_machine(spot: Spot, beat: int = 0, *, at_work: bool = True) -> str:
     """As a push elsewhere writes it."""
     who = {"pushing": "x", "host": "elsewhere", "machine": "0123", "pid": 1, "started": 7}
     data = json.dumps({**who, "at_work": at_work, "beat": beat}).encode().ljust(600) + b"\n"
@@ -59,7 +59,7 @@ def test_of_many_creates_at_once_one_succeeds(spot: Spot) -> None:
     assert sorted(remote_files(spot)) == ["other"]
 
 
-def test_a_file_that_is_there_is_not_put_over(spot: Spot, tmp_path: Path) -> None:
+def test_put_does_not_overwrite_a_file(spot: Spot, tmp_path: Path) -> None:
     place = spot.open()
     place.pipe("file", b"old")
     (tmp_path / "new").write_bytes(b"newer")
@@ -99,15 +99,15 @@ def test_a_service_without_conditional_requests_keeps_two_pushes_apart(
         check_outcome(there, stores, [("a", replace, slow), *told])
 
 
-def test_a_flag_that_changes_is_a_push_at_work(make_store, spot: Spot) -> None:
-    flag_of_another_machine(spot)
+def test_a_changing_claim_belongs_to_a_living_push(make_store, spot: Spot) -> None:
+    claim_of_another_machine(spot)
     stop = threading.Event()
 
     def beat() -> None:
         for number in itertools.count(1):
             if stop.wait(0.05):
                 return
-            flag_of_another_machine(spot, number)
+            claim_of_another_machine(spot, number)
 
     beating = threading.Thread(target=beat, daemon=True)
     beating.start()
@@ -121,17 +121,17 @@ def test_a_flag_that_changes_is_a_push_at_work(make_store, spot: Spot) -> None:
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_a_flag_that_does_not_change_is_of_a_dead_push(
+def test_a_claim_that_does_not_change_belongs_to_a_dead_push(
     make_store, spot: Spot, monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
     monkeypatch.setattr(claims, "DEAD", 0.5)
-    flag_of_another_machine(spot, at_work=at_work)
+    claim_of_another_machine(spot, at_work=at_work)
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)
 
 
-def test_a_flag_that_is_no_flag_is_waited_for_too(
+def test_an_unreadable_claim_is_waited_for_too(
     make_store, spot: Spot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "DEAD", 0.5)
@@ -141,7 +141,7 @@ def test_a_flag_that_is_no_flag_is_waited_for_too(
     assert remote_files(spot) == files_of(store)
 
 
-def test_a_push_at_work_rewrites_its_flag(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_rewrites_its_claim(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "BEAT", 0.02)
     with claim_folder(spot.open(), "x") as turn:
         first = remote_files(spot)[turn.name]
@@ -153,14 +153,14 @@ def test_a_push_at_work_rewrites_its_flag(spot: Spot, monkeypatch: pytest.Monkey
     assert remote_files(spot) == {}
 
 
-def test_a_push_without_contact_stops_itself(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_without_contact_stops(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     with claim_folder(spot.open(), "x") as turn:
         monkeypatch.setattr(claims, "LOST", 0.0)
         with pytest.raises(StoreError, match="no contact"):
             turn.check()
 
 
-def test_a_push_whose_flag_was_removed_does_not_finish(make_store, spot: Spot) -> None:
+def test_a_push_whose_claim_was_removed_does_not_finish(make_store, spot: Spot) -> None:
     """Another one took it for dead: it may be at work there now."""
     store = make_store()
 
@@ -178,7 +178,9 @@ def test_a_push_whose_flag_was_removed_does_not_finish(make_store, spot: Spot) -
     assert remote_files(spot) == files_of(store)
 
 
-def test_what_killed_pushes_left_beside_a_finished_store_is_removed(make_store, spot: Spot) -> None:
+def test_leftovers_of_killed_pushes_beside_a_finished_store_are_removed(
+    make_store, spot: Spot
+) -> None:
     store, place = make_store(), spot.open()
     push(store, spot.url, storage_options=spot.options)
     for name in (MARKER, PROBE, f"{TEMPORARY}0123"):

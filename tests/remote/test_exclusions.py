@@ -27,7 +27,7 @@ def test_exclusions_are_pushed_and_pulled_with_their_store(make_store, spot: Spo
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_new_exclusions_are_all_that_moves_later(make_store, spot: Spot, tmp_path: Path):
+def test_later_only_new_exclusions_are_sent(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     pull(spot.url, tmp_path / "copy", storage_options=spot.options)
@@ -41,7 +41,7 @@ def test_new_exclusions_are_all_that_moves_later(make_store, spot: Spot, tmp_pat
     assert pull(spot.url, tmp_path / "copy", storage_options=spot.options).moved_files == 0
 
 
-def test_a_push_lifts_nothing_unasked(make_store, spot: Spot, tmp_path: Path):
+def test_a_push_does_not_lift_exclusions_unless_asked(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     stale = tmp_path / "stale"
     shutil.copytree(store, stale)
@@ -63,7 +63,7 @@ def test_a_push_lifts_nothing_unasked(make_store, spot: Spot, tmp_path: Path):
     assert "exclude.json" not in remote_files(spot)
 
 
-def test_another_store_takes_the_exclusions_of_the_old_one_away(make_store, spot: Spot, caplog):
+def test_replacing_a_store_removes_its_exclusions(make_store, spot: Spot, caplog):
     first, second = make_store("first", seed=1), make_store("second", seed=2)
     exclude_documents(first, [3], reason="takedown")
     push(first, spot.url, storage_options=spot.options)
@@ -72,7 +72,7 @@ def test_another_store_takes_the_exclusions_of_the_old_one_away(make_store, spot
     assert "exclude.json: removed, and with it what was excluded there" in caplog.text
 
 
-def test_a_pull_lifts_nothing(make_store, spot: Spot, tmp_path: Path):
+def test_a_pull_does_not_lift_exclusions(make_store, spot: Spot, tmp_path: Path):
     store, copy = make_store(), tmp_path / "copy"
     push(store, spot.url, storage_options=spot.options)
     pull(spot.url, copy, storage_options=spot.options)
@@ -100,7 +100,7 @@ def test_what_was_lifted_since_an_interrupted_pull_is_not_pulled(make_store, spo
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_damaged_exclusions_at_the_place_are_refused(make_store, spot: Spot, tmp_path: Path):
+def test_damaged_remote_exclusions_are_refused(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     exclude_documents(store, [3], reason="takedown")
     push(store, spot.url, storage_options=spot.options)

@@ -50,7 +50,7 @@ def test_a_pull_through_faults_is_whole(
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_a_server_that_stays_down_ends_in_an_error_and_the_next_push_goes_on(
+def test_a_server_that_stays_down_is_an_error_and_the_next_push_continues(
     make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:
     store = make_store()

@@ -147,7 +147,7 @@ def test_a_file_of_many_blocks_needs_no_ranges(tmp_path: Path, kind: type[Plain]
 
 
 @pytest.mark.parametrize("kind", [Plain, Ranged])
-def test_an_interrupted_pull_goes_on(make_store, tmp_path: Path, kind: type[Plain]) -> None:
+def test_an_interrupted_pull_continues(make_store, tmp_path: Path, kind: type[Plain]) -> None:
     store = make_store("served/store")
     shard = store / "train/shard_00004.bin"
     good = shard.read_bytes()
@@ -166,7 +166,7 @@ def test_an_interrupted_pull_goes_on(make_store, tmp_path: Path, kind: type[Plai
     ("kind", "words"),
     [(Circle, "redirects in a circle"), (Forbidden, "403.*credentials")],
 )
-def test_a_server_that_never_answers_well_is_asked_once(
+def test_a_server_with_a_permanent_error_is_asked_once(
     make_store, tmp_path: Path, kind: type[Plain], words: str
 ) -> None:
     store = make_store("served/store")
@@ -183,7 +183,7 @@ def test_nothing_there_is_not_found(make_store, tmp_path: Path) -> None:
         pull(f"{url}/elsewhere", tmp_path / "copy")
 
 
-def test_a_web_server_is_no_place_to_push_to(make_store, tmp_path: Path) -> None:
+def test_a_push_to_a_web_server_is_refused(make_store, tmp_path: Path) -> None:
     store = make_store("served/store")
     with serving(Plain, store.parent) as url, pytest.raises(StoreError, match="cannot be written"):
         push(store, f"{url}/new")

@@ -50,7 +50,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, int]:
     return receipt
 
 
-def test_a_killed_push_is_unfinished_and_goes_on(make_store, s3, s3_spot: Spot, tmp_path) -> None:
+def test_a_killed_push_is_unfinished_and_continues(make_store, s3, s3_spot: Spot, tmp_path) -> None:
     store = make_store()
     s3.faults.append(Fault(path="shard_", method="PUT", times=1000, delay=0.1))
     kill_when(start(s3, "push", str(store), s3_spot.url), s3, "PUT", 4)
@@ -65,7 +65,7 @@ def test_a_killed_push_is_unfinished_and_goes_on(make_store, s3, s3_spot: Spot, 
     assert remote_files(s3_spot) == files_of(store)
 
 
-def test_a_killed_pull_leaves_nothing_at_its_place_and_goes_on(
+def test_a_killed_pull_leaves_nothing_and_continues(
     make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path: Path
 ) -> None:
     store, copy = make_store(), tmp_path / "copy"

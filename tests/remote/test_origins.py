@@ -34,7 +34,7 @@ def url(tmp_path) -> str:
     return f"file://{tmp_path}/place"
 
 
-def test_it_is_carried_both_ways(store, url, tmp_path):
+def test_origins_are_pushed_and_pulled(store, url, tmp_path):
     assert push(store, url).moved_files == 4
     assert push(store, url).moved_files == 0
     pull(url, tmp_path / "copy")
@@ -44,7 +44,7 @@ def test_it_is_carried_both_ways(store, url, tmp_path):
     assert pull(url, tmp_path / "copy").moved_files == 0
 
 
-def test_one_of_another_store_is_left_out_and_told(store, url, tmp_path, caplog):
+def test_origins_of_another_store_are_left_out_with_a_warning(store, url, tmp_path, caplog):
     push(store, url)
     other = built(tmp_path, "some other text")
     shutil.copy(other / ORIGINS, tmp_path / "place" / ORIGINS)
@@ -54,7 +54,7 @@ def test_one_of_another_store_is_left_out_and_told(store, url, tmp_path, caplog)
     assert verify(tmp_path / "copy").ok
 
 
-def test_it_goes_with_the_store_that_is_replaced(store, url, tmp_path):
+def test_origins_of_a_replaced_store_are_removed(store, url, tmp_path):
     push(store, url)
     other = built(tmp_path, "some other text")
     (other / ORIGINS).unlink()
@@ -64,7 +64,7 @@ def test_it_goes_with_the_store_that_is_replaced(store, url, tmp_path):
     assert files_of(tmp_path / "copy") == files_of(other)
 
 
-def test_a_damaged_one_stays_here(store, url, tmp_path, caplog):
+def test_damaged_origins_are_not_pushed(store, url, tmp_path, caplog):
     path = store / ORIGINS
     path.write_bytes(path.read_bytes()[:-1])
     assert push(store, url).moved_files == 3
@@ -72,7 +72,7 @@ def test_a_damaged_one_stays_here(store, url, tmp_path, caplog):
     assert not (tmp_path / "place" / ORIGINS).exists()
 
 
-def test_one_that_is_no_file_is_left_out_and_told(store, url, tmp_path, caplog):
+def test_origins_that_are_no_file_are_left_out_with_a_warning(store, url, tmp_path, caplog):
     (store / ORIGINS).rename(tmp_path / "table")
     (store / ORIGINS).symlink_to(tmp_path / "table")
     assert push(store, url).moved_files == 3

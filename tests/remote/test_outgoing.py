@@ -99,7 +99,7 @@ def test_the_store_there_has_the_bytes_of_a_local_build(
     assert left(tmp_path) == []
 
 
-def test_a_finished_store_is_refused_before_the_build_unless_it_may_go(
+def test_a_finished_store_is_refused_before_the_build_unless_overwritten(
     spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     build(spot, spec=BuildSpec(shard_bytes=50_000))
@@ -114,7 +114,7 @@ def test_a_finished_store_is_refused_before_the_build_unless_it_may_go(
     assert remote_files(spot) == wanted
 
 
-def test_what_is_no_store_is_refused_before_the_build(spot: Spot, build, wanted) -> None:
+def test_a_folder_of_other_files_is_refused_before_the_build(spot: Spot, build, wanted) -> None:
     place = spot.open()
     place.write("train/notes.txt", b"mine")
     for resume in (False, True):
@@ -124,7 +124,7 @@ def test_what_is_no_store_is_refused_before_the_build(spot: Spot, build, wanted)
     assert remote_files(spot) == {**wanted, "train/notes.txt": b"mine"}
 
 
-def test_a_place_that_cannot_be_written_to_is_found_before_the_build(
+def test_a_read_only_destination_is_refused_before_the_build(
     s3: LoopbackS3, build, s3_spot: Spot, tmp_path: Path
 ) -> None:
     def refused(spot: Spot, words: str) -> None:
@@ -140,7 +140,7 @@ def test_a_place_that_cannot_be_written_to_is_found_before_the_build(
     refused(s3_spot, f"{PROBE}: unreachable")
 
 
-def test_a_place_that_only_reads_is_refused(build, tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_written_is_refused(build, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "old.tar", "w") as archive:
         archive.add(__file__, "test.py")
     with pytest.raises(StoreError, match="this kind of storage may not support that"):
@@ -150,7 +150,7 @@ def test_a_place_that_only_reads_is_refused(build, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flaw", [{"status": 503}, {"drop_after": 0}])
-def test_a_failing_server_gets_it_whole(s3, s3_spot: Spot, build, wanted, flaw) -> None:
+def test_a_failing_server_receives_the_whole_store(s3, s3_spot: Spot, build, wanted, flaw) -> None:
     s3.faults += [
         Fault(path=PROBE, method="PUT", times=2, **flaw),
         Fault(path="shard_0000", method="PUT", times=2, **flaw),
@@ -161,7 +161,7 @@ def test_a_failing_server_gets_it_whole(s3, s3_spot: Spot, build, wanted, flaw) 
     assert remote_files(s3_spot) == wanted
 
 
-def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
+def test_after_a_failed_push_a_resume_sends_the_rest(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     s3.faults.append(Fault(path="shard_00002", method="PUT", times=1000, status=503))
@@ -183,7 +183,7 @@ def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
     assert left(tmp_path) == []
 
 
-def test_a_replacement_that_was_not_sent_goes_on(s3, s3_spot: Spot, build, wanted, tmp_path):
+def test_an_unsent_replacement_is_resumed(s3, s3_spot: Spot, build, wanted, tmp_path):
     build(s3_spot, spec=BuildSpec(shard_bytes=50_000))
     s3.faults.append(Fault(path="meta.json", method="DELETE", times=1000, status=403))
     s3.faults.append(Fault(path="?delete", method="POST", times=1000, status=403))
@@ -197,7 +197,7 @@ def test_a_replacement_that_was_not_sent_goes_on(s3, s3_spot: Spot, build, wante
     assert left(tmp_path) == []
 
 
-def test_a_store_that_was_not_sent_is_not_built_over_unasked(
+def test_an_unsent_store_is_not_overwritten_unless_asked(
     spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     folder = scratch_store(spot.url, tmp_path / "scratch")
@@ -209,7 +209,7 @@ def test_a_store_that_was_not_sent_is_not_built_over_unasked(
     assert remote_files(spot) == wanted
 
 
-def test_the_unfinished_push_of_another_is_found_before_the_build(
+def test_the_unfinished_push_of_another_store_is_refused_before_the_build(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, make_store, tmp_path: Path
 ) -> None:
     s3.faults.append(Fault(path="shard_", method="PUT", times=1000, status=403))
@@ -224,7 +224,7 @@ def test_the_unfinished_push_of_another_is_found_before_the_build(
     assert files_of(tmp_path / "copy") == wanted
 
 
-def test_two_builds_to_one_place_exclude_each_other(spot: Spot, build, tmp_path: Path) -> None:
+def test_two_builds_to_one_url_exclude_each_other(spot: Spot, build, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     with (
         pytest.raises(BuildLockedError, match="another process"),
@@ -234,7 +234,7 @@ def test_two_builds_to_one_place_exclude_each_other(spot: Spot, build, tmp_path:
     build(Spot(f"{spot.url}-beside", spot.options))
 
 
-def test_the_scratch_folder_tells_urls_apart_and_no_password(tmp_path: Path) -> None:
+def test_each_url_has_its_scratch_folder_without_a_password_in_its_name(tmp_path: Path) -> None:
     urls = [f"s3://bucket/{name}" for name in ("a/b", "a-b", "a_b", "x/" + "y" * 300)]
     folders = {scratch_store(url, tmp_path) for url in urls}
     assert len(folders) == 4
@@ -267,7 +267,7 @@ class Run:
 
 
 @pytest.mark.slow
-def test_killed_in_the_build_and_in_the_push_it_goes_on_to_the_same_bytes(
+def test_killed_in_the_build_and_in_the_push_it_resumes_to_the_same_bytes(
     s3: LoopbackS3, s3_spot: Spot, corpus: Path, tmp_path: Path
 ) -> None:
     build_store(feeds_of(corpus), tmp_path / "local", tokenizer=Slow(), spec=SPEC, workers=1)

@@ -27,7 +27,7 @@ def test_a_pushed_and_pulled_store_is_the_same_to_the_byte(make_store, spot: Spo
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
 
 
-def test_what_is_there_is_not_moved_again(make_store, spot: Spot, tmp_path: Path) -> None:
+def test_files_that_are_there_are_not_moved_again(make_store, spot: Spot, tmp_path: Path) -> None:
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     again = push(store, spot.url, storage_options=spot.options)
@@ -58,7 +58,7 @@ def test_another_store_is_refused_and_replaces_on_request(make_store, spot: Spot
     assert remote_files(spot) == files_of(second)
 
 
-def test_files_of_nobody_are_not_overwritten(make_store, spot: Spot) -> None:
+def test_unknown_files_are_not_overwritten(make_store, spot: Spot) -> None:
     place = spot.open()
     place.write("train_idx.npy", b"mine")
     with pytest.raises(StoreExistsError, match=r"train_idx\.npy"):
@@ -74,7 +74,7 @@ def test_the_unfinished_push_of_another_folder_is_not_mixed_with_this_one(make_s
     assert MARKER not in remote_files(spot)
 
 
-def test_a_local_file_that_is_damaged_never_leaves(make_store, spot: Spot) -> None:
+def test_a_damaged_local_file_is_never_sent(make_store, spot: Spot) -> None:
     store = make_store()
     (store / "train/shard_00002.bin").write_bytes(bytes(1000))
     with pytest.raises(DamagedStoreError, match=r"train/shard_00002\.bin: its sha256"):
@@ -99,7 +99,7 @@ def test_a_damaged_remote_file_is_named_and_nothing_appears(
     assert not (tmp_path / "copy").exists()
 
 
-def test_pull_never_writes_into_a_folder_with_something_in_it(make_store, spot: Spot, tmp_path):
+def test_pull_refuses_a_folder_that_is_not_empty(make_store, spot: Spot, tmp_path):
     push(make_store(), spot.url, storage_options=spot.options)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy/note.txt").write_text("mine")
@@ -121,7 +121,7 @@ def test_an_unfinished_folder_is_not_pushed(make_store, spot: Spot, tmp_path: Pa
     assert remote_files(spot) == {}
 
 
-def test_a_packed_shard_goes_and_comes_back(spot: Spot, tmp_path: Path) -> None:
+def test_a_packed_shard_is_pushed_and_pulled(spot: Spot, tmp_path: Path) -> None:
     with MemmapShardWriter(tmp_path / "shard", 2, 8, 3) as writer:
         writer.write_bin(0, np.array([1, 2, 3]), np.array([1, 1, 0]), np.array([0]))
         writer.write_bin(1, np.array([4, 5, 6, 7]), np.array([1, 0, 1, 0]), np.array([0, 2]))

@@ -137,7 +137,7 @@ PAIRS = [
 
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(("before", "first", "second"), PAIRS)
-def test_a_push_stopped_at_any_moment_while_another_goes_by_harms_nothing(
+def test_a_push_paused_at_any_step_while_another_runs_harms_nothing(
     spot: Spot, stores: dict[str, Path], before: str | None, first: Any, second: Any
 ) -> None:
     numbers = itertools.count()
@@ -176,7 +176,7 @@ def check_whole_unless_unfinished(spot: Spot, stores: dict[str, Path]) -> None:
     ("before", "replace"), [(None, False), ("c", True)], ids=["new", "a replacement"]
 )
 @pytest.mark.parametrize("next_one", ["the same", "another"])
-def test_a_push_killed_at_any_moment_leaves_nothing_after_the_next_one(
+def test_a_push_killed_at_any_step_leaves_nothing_after_the_next_one(
     spot: Spot, stores: dict[str, Path], before: str | None, replace: bool, next_one: str
 ) -> None:
     numbers = itertools.count()
@@ -294,7 +294,7 @@ def test_data_files_that_no_manifest_lists_are_refused_or_removed(
     assert verify_remote(spot.url, storage_options=spot.options).problems == []
 
 
-def test_a_killed_replacement_that_goes_on_leaves_nothing_of_the_old_store(
+def test_a_resumed_replacement_leaves_nothing_of_the_old_store(
     stores: dict[str, Path], spot: Spot
 ) -> None:
     push(stores["c"], spot.url, storage_options=spot.options)

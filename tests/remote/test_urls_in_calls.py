@@ -47,11 +47,11 @@ URLS = ["s3://bucket/store", "gs://bucket/store", "memory://x/store", SECRET]
         (7, False),
     ],
 )
-def test_what_is_a_url(value: object, wanted: bool) -> None:
+def test_urls_are_recognised(value: object, wanted: bool) -> None:
     assert is_url(value) is wanted
 
 
-def test_a_refusal_shows_the_scheme_alone() -> None:
+def test_a_refusal_shows_only_the_scheme() -> None:
     with pytest.raises(OptionError, match=r"folder: .*s3://.*pull") as caught:
         refuse_url(SECRET, "folder", instead="pull it first")
     assert "SECRET" not in str(caught.value)
@@ -139,7 +139,7 @@ def test_verify_names_damage_at_a_url(make_store, spot: Spot, damage: str) -> No
     assert name in problem
 
 
-def test_verify_of_nothing_is_not_found(spot: Spot) -> None:
+def test_verify_of_an_empty_url_is_not_found(spot: Spot) -> None:
     with pytest.raises(StoreNotFoundError, match="check the URL"):
         verify_remote(spot.url, storage_options=spot.options)
     assert issubclass(ManifestError, ValueError)
@@ -189,7 +189,7 @@ def test_a_command_that_works_on_folders_names_pull(command: list[str], tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_really_called_so_is_named_with_a_dot(
+def test_a_folder_with_the_name_of_a_url_is_written_with_a_dot(
     make_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store()

@@ -21,9 +21,7 @@ from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.records import Ragged
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizers import choose_encoder
-from shardmill.tokenizers import engine_choice as choosing
-from shardmill.tokenizers import engine_choice as proof
+from shardmill.tokenizers import choose_encoder, engine_choice
 from shardmill.tokenizers.battery import (
     CODE_POINTS,
     WHITESPACE,
@@ -62,7 +60,7 @@ class Liar:
 def short_battery(monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery's short part only, where the point is not the battery."""
     monkeypatch.setattr(
-        proof, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
+        engine_choice, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
     )
 
 
@@ -73,7 +71,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, tokenizers: dict[str, Tokenizer], tmp
 
     def make(trigger: str) -> Liar:
         liar = Liar(tokenizers["byte-bpe"], trigger)
-        monkeypatch.setattr(choosing, "fast_candidates", lambda _: Candidates((liar,), ()))
+        monkeypatch.setattr(engine_choice, "fast_candidates", lambda _: Candidates((liar,), ()))
         return liar
 
     return make
@@ -120,7 +118,7 @@ def test_real_engines_equal_the_reference_on_the_whole_battery(
     tokenizers: dict[str, Tokenizer], kind: str, engine: str
 ) -> None:
     found = {one.name: one for one in fast_candidates(tokenizers[kind]).engines}[engine]
-    assert proof.compare(tokenizers[kind], found, list(battery_texts(SPECIALS))) is None
+    assert engine_choice.compare(tokenizers[kind], found, list(battery_texts(SPECIALS))) is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_real_engines_refuse_a_lone_surrogate(tokenizers: dict[str, Tokenizer], 
     ("kind", "engine", "reference"),
     [("byte-bpe", "fastokens", "tokenizers"), ("bpe", "gigatoken", "sentencepiece")],
 )
-def test_auto_takes_the_fast_engine_and_says_what_was_proved(
+def test_auto_uses_the_fast_engine_and_records_the_proof(
     tokenizers: dict[str, Tokenizer], kind: str, engine: str, reference: str
 ) -> None:
     chosen = choose_encoder(tokenizers[kind], engine="auto", corpus=CORPUS)
@@ -197,7 +195,7 @@ def test_small_input_is_not_worth_a_proof(tokenizers: dict[str, Tokenizer], lyin
 
 @pytest.mark.usefixtures("short_battery")
 @pytest.mark.parametrize("size_hint", [None, 32 * 2**20])
-def test_large_or_unknown_input_is(
+def test_large_or_unknown_input_is_worth_a_proof(
     tokenizers: dict[str, Tokenizer], lying: Any, size_hint: int | None
 ) -> None:
     lying("never")
@@ -229,15 +227,15 @@ def test_an_engine_that_differs_is_never_used(
 def test_only_the_first_megabytes_of_the_corpus_are_proved(
     tokenizers: dict[str, Tokenizer], lying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert proof.CORPUS_BYTES == 2 * 2**20
-    monkeypatch.setattr(proof, "CORPUS_BYTES", 2000)
+    assert engine_choice.CORPUS_BYTES == 2 * 2**20
+    monkeypatch.setattr(engine_choice, "CORPUS_BYTES", 2000)
     lying("liar, liar")
     first = ["word " * 100] * 5
     assert choose_encoder(tokenizers["byte-bpe"], corpus=[*first, "liar, liar"]).is_fast
     assert not choose_encoder(tokenizers["byte-bpe"], corpus=[*first[:3], "liar, liar"]).is_fast
 
 
-def test_nonsense_options_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
+def test_invalid_options_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
     with pytest.raises(OptionError, match="engine='quick'"):
         choose_encoder(tokenizers["byte"], engine="quick")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="check='some'"):
@@ -271,7 +269,7 @@ def test_the_sample_is_never_behind(
     tokenizers: dict[str, Tokenizer], batches: list[list[int]]
 ) -> None:
     tokenizer = tokenizers["byte"]
-    chosen = choosing.ChosenEncoder(
+    chosen = engine_choice.ChosenEncoder(
         tokenizer, Liar(tokenizer, "never"), check="sample", produced_by={"engine": "liar"}
     )
     for sizes in batches:
@@ -298,7 +296,7 @@ def test_a_sample_catches_an_engine_that_starts_to_lie(
 @pytest.mark.usefixtures("short_battery")
 def test_every_document_has_its_turn_in_the_sample(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte"]
-    chosen = choosing.ChosenEncoder(
+    chosen = engine_choice.ChosenEncoder(
         tokenizer, Liar(tokenizer, "never"), check="sample", produced_by={"engine": "liar"}
     )
     places = {int(chosen._choose_sample(np.full(10, 4096))[0]) for _ in range(10)}
@@ -312,7 +310,7 @@ def test_an_engine_that_loses_a_document_is_caught(tokenizers: dict[str, Tokeniz
         def encode_batch(self, texts: Any) -> Ragged:
             return super().encode_batch(texts[:-1])
 
-    chosen = choosing.ChosenEncoder(
+    chosen = engine_choice.ChosenEncoder(
         tokenizer, Forgetful(tokenizer, "never"), check="sample", produced_by={"engine": "liar"}
     )
     with pytest.raises(EngineMismatchError, match="gave 2 sequences for 3 texts"):
@@ -392,7 +390,7 @@ def test_the_battery_holds_the_models_own_added_tokens() -> None:
 
 
 @pytest.mark.parametrize("told", [None, "5"])
-def test_fastokens_leaves_a_core_to_the_rest_unless_told_otherwise(
+def test_fastokens_leaves_one_core_free_unless_a_number_is_set(
     tokenizers: dict[str, Tokenizer], tmp_path: Path, told: str | None
 ) -> None:
     code = (

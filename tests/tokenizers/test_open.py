@@ -38,7 +38,7 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(trained: dict[str, Path], 
 @pytest.mark.parametrize(
     "spec", ["missing.model", "no/such/tokenizer.json", "byte:x", "byte:-1", "./nowhere", "a/b/c"]
 )
-def test_a_name_that_is_nothing_is_refused_without_asking_the_hub(spec: str) -> None:
+def test_an_unknown_name_is_refused_without_asking_the_hub(spec: str) -> None:
     with pytest.raises(TokenizerError, match="no such file or folder"):
         open_tokenizer(spec)
 
@@ -54,7 +54,7 @@ def test_a_folder_without_a_model_and_a_foreign_file_are_refused(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_hub_id_that_cannot_be_reached_is_an_error_of_ours() -> None:
+def test_an_unreachable_hub_id_is_a_tokenizer_error() -> None:
     with pytest.raises(TokenizerError, match="transformers cannot open this tokenizer"):
         open_tokenizer("nobody/nothing-of-the-kind")
 
@@ -145,7 +145,7 @@ class Whole(OnlyEncode):
         return {"eot": 0}
 
 
-def test_what_an_object_has_is_used(tmp_path: Path) -> None:
+def test_optional_methods_of_an_object_are_used(tmp_path: Path) -> None:
     whole = Whole()
     tokenizer = adapt_tokenizer(whole)
     assert vocab_size_of(tokenizer) == tokenizer.vocab_size == 128
@@ -188,7 +188,7 @@ def test_fingerprints_of_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [[1.5], [[1, 2]], [-1], ["a"], [None], 3, [True, False]], ids=str)
-def test_ids_that_are_no_ids_are_refused(ids: Any) -> None:
+def test_invalid_ids_are_refused(ids: Any) -> None:
     class Odd:
         def encode(self, text: str) -> Any:
             return ids
@@ -197,7 +197,7 @@ def test_ids_that_are_no_ids_are_refused(ids: Any) -> None:
         adapt_tokenizer(Odd()).encode("text")
 
 
-def test_an_object_without_encode_or_with_a_senseless_vocabulary_is_refused() -> None:
+def test_an_object_without_encode_or_with_an_invalid_vocabulary_is_refused() -> None:
     with pytest.raises(TokenizerError, match="has no encode"):
         adapt_tokenizer(object())
     odd = Whole()
@@ -217,7 +217,7 @@ def test_library_objects_are_opened_by_their_model(trained: dict[str, Path]) -> 
         assert adapted.encode("a<|eot|>b") == opened.encode("a<|eot|>b")
 
 
-def test_a_subclass_of_ours_is_left_as_it_is(trained: dict[str, Path]) -> None:
+def test_a_subclass_of_our_tokenizers_is_not_wrapped(trained: dict[str, Path]) -> None:
     from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
 
     class Mine(SentencePieceTokenizer):

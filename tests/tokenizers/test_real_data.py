@@ -34,7 +34,7 @@ def texts() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["byte", "unigram", "bpe", "byte-bpe"])
-def test_real_text_comes_back_exactly(
+def test_real_text_round_trips_exactly(
     tokenizers: dict[str, Tokenizer], texts: list[str], kind: str
 ) -> None:
     tokenizer = tokenizers[kind]

@@ -37,7 +37,7 @@ def test_the_spans_of_tokens_cover_the_text_in_order(tokenizers, kind, text):
     assert covered.all()
 
 
-def test_a_piece_of_a_character_has_all_of_it(tokenizers):
+def test_a_token_inside_a_character_spans_all_of_it(tokenizers):
     text = "a\u7d20\U0001f98a"
     for kind in ("byte", "bpe", "unigram", "byte-bpe", "hf llama-like"):
         tokenizer = tokenizers[kind]
@@ -45,7 +45,7 @@ def test_a_piece_of_a_character_has_all_of_it(tokenizers):
         assert found - {""} == {"a", "\u7d20", "\U0001f98a"}, kind
 
 
-def test_what_a_tokenizer_puts_in_front_has_no_text(tokenizers):
+def test_an_added_prefix_has_no_characters(tokenizers):
     tokenizer = tokenizers["hf llama-like"]
     assert [tokenizer.spans(text).tolist() for text in ("", "ab")] == [[], [[0, 2]]]
 

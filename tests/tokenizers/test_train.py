@@ -74,7 +74,7 @@ def test_the_order_of_the_specials_does_not_depend_on_the_caller(tmp_path: Path)
     assert done.meta["special_token_ids"] == {"sys": 1, "usr": 2, "asst": 3, "eot": 4, "tool": 5}
 
 
-def test_meta_says_how_the_model_was_made(tmp_path: Path) -> None:
+def test_meta_records_how_the_model_was_trained(tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "b.txt").write_text(LANGUAGES * 10)
     (tmp_path / "in" / "deep" / "a.md").write_text("# Title\n" + LANGUAGES)
@@ -121,7 +121,7 @@ def test_meta_says_how_the_model_was_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_a_vocabulary_too_large_for_the_text_says_the_largest(
+def test_a_too_large_vocabulary_is_refused_with_the_largest_possible(
     tmp_path: Path, model_type: str
 ) -> None:
     spec = small(vocab_size=30_000, model_type=model_type)
@@ -134,7 +134,7 @@ def test_a_vocabulary_too_large_for_the_text_says_the_largest(
     assert open_tokenizer(tmp_path).vocab_size == largest
 
 
-def test_a_vocabulary_too_small_for_the_characters_says_the_smallest(tmp_path: Path) -> None:
+def test_a_too_small_vocabulary_is_refused_with_the_smallest_possible(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"the smallest possible is (\d+)"):
         train_tokenizer(tmp_path, texts=[LANGUAGES], spec=small(vocab_size=270))
 
@@ -173,9 +173,7 @@ def test_input_without_text_is_refused(tmp_path: Path) -> None:
         ({"max_bytes": 0}, "max_bytes=0"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_an_invalid_spec_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         train_tokenizer(tmp_path, texts=[LANGUAGES], spec=small(**changes))
 
@@ -227,7 +225,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 # -- the input
 
 
-def test_text_is_read_as_sources_give_it(tmp_path: Path) -> None:
+def test_training_text_is_cleaned_as_in_sources(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\xff\r\n\r\nthree")
     text = read_files([tmp_path / "a.txt"], seed=0, max_bytes=None)
     assert text.chunks == ("one\ntwo\ufffd\n\nthree",)
@@ -238,7 +236,7 @@ def test_text_is_read_as_sources_give_it(tmp_path: Path) -> None:
     texts=st.lists(st.text("ab\n \u00e9", max_size=60_000), max_size=4),
     limit=st.none() | st.integers(1, 100_000),
 )
-def test_chunks_are_the_text_or_an_honest_part_of_it(texts: list[str], limit: int | None) -> None:
+def test_chunks_are_the_text_or_a_sample_of_it(texts: list[str], limit: int | None) -> None:
     try:
         text = read_texts(texts, "t", seed=1, max_bytes=limit)
     except TokenizerError:

@@ -20,13 +20,11 @@ from shardmill.tokenizers import (
     ChosenEncoder,
     adapt_tokenizer,
     choose_encoder,
+    engine_choice,
     open_tokenizer,
     reopen_encoder,
     thread_limits,
 )
-from shardmill.tokenizers import engine_choice as choosing
-from shardmill.tokenizers import engine_choice as proof
-from shardmill.tokenizers import engine_choice as reopening
 from shardmill.tokenizers.battery import short_texts
 from shardmill.tokenizers.fast import Candidates
 from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -59,7 +57,7 @@ def facts(tokenizer: Any) -> Facts:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *HF_KINDS])
-def test_a_tokenizer_travels_exactly_and_is_no_larger_than_its_model(
+def test_a_pickled_tokenizer_is_the_same_and_no_larger_than_its_model(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
     tokenizer = tokenizers[kind]
@@ -72,7 +70,7 @@ def test_a_tokenizer_travels_exactly_and_is_no_larger_than_its_model(
 
 
 @pytest.mark.slow
-def test_a_fresh_process_has_the_same_tokenizers(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_new_process_unpickles_the_same_tokenizers(tokenizers: dict[str, Tokenizer]) -> None:
     kinds = [*KINDS, *HF_KINDS]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.map(facts, [tokenizers[kind] for kind in kinds])
@@ -80,7 +78,7 @@ def test_a_fresh_process_has_the_same_tokenizers(tokenizers: dict[str, Tokenizer
     assert found == [facts(tokenizers[kind]) for kind in kinds]
 
 
-def test_names_that_the_caller_gave_travel(trained: dict[str, Path]) -> None:
+def test_names_given_by_the_caller_are_pickled(trained: dict[str, Path]) -> None:
     for folder in trained.values():
         for specials in ({"end": "<|eot|>"}, {}):
             tokenizer = open_tokenizer(folder, specials=specials)
@@ -89,7 +87,7 @@ def test_names_that_the_caller_gave_travel(trained: dict[str, Path]) -> None:
             assert facts(again) == facts(tokenizer)
 
 
-def test_threads_of_sentencepiece_travel_and_its_file_is_not_needed(
+def test_sentencepiece_pickles_its_threads_and_needs_no_file(
     trained: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "spm.model"
@@ -111,7 +109,7 @@ class Letters:
         return [ord(letter) for letter in text]
 
 
-def test_an_object_that_was_adapted_travels_if_it_does() -> None:
+def test_an_adapted_object_pickles_if_the_object_does() -> None:
     tokenizer = adapt_tokenizer(Letters())
     again = pickle.loads(pickle.dumps(tokenizer))
 
@@ -121,7 +119,7 @@ def test_an_object_that_was_adapted_travels_if_it_does() -> None:
 
 def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        proof, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
+        engine_choice, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
     )
 
 
@@ -138,7 +136,7 @@ def test_a_worker_opens_the_engine_that_was_chosen(
     short_proof(monkeypatch)
     chosen = choose_encoder(tokenizers[kind], engine=engine, corpus=CORPUS)
     # No proof can be made any more, so none is.
-    monkeypatch.setattr(proof, "battery_texts", None)
+    monkeypatch.setattr(engine_choice, "battery_texts", None)
     again = reopen_encoder(pickle.loads(pickle.dumps(tokenizers[kind])), sent_through_json(chosen))
 
     assert again.is_fast == chosen.is_fast
@@ -151,20 +149,22 @@ def test_some_engine_is_fast(tokenizers: dict[str, Tokenizer]) -> None:
     """Else the test above would show nothing of fast engines."""
     pytest.importorskip("fastokens")
     pytest.importorskip("gigatoken")
-    assert [engine.name for engine in choosing.fast_candidates(tokenizers["byte-bpe"]).engines] == [
+    assert [
+        engine.name for engine in engine_choice.fast_candidates(tokenizers["byte-bpe"]).engines
+    ] == [
         "fastokens",
         "gigatoken",
     ]
 
 
-def test_a_reopened_engine_is_still_watched(
+def test_a_reopened_engine_is_still_compared(
     tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     short_proof(monkeypatch)
     liar = Liar(tokenizers["byte-bpe"], "trigger")
-    monkeypatch.setattr(choosing, "fast_candidates", lambda _: Candidates((liar,), ()))
-    monkeypatch.setattr(reopening, "open_fast", lambda _, name: {"liar": liar}[name])
+    monkeypatch.setattr(engine_choice, "fast_candidates", lambda _: Candidates((liar,), ()))
+    monkeypatch.setattr(engine_choice, "open_fast", lambda _, name: {"liar": liar}[name])
     record = sent_through_json(choose_encoder(tokenizers["byte-bpe"], engine="fast"))
 
     for check in ("sample", "full"):
@@ -194,7 +194,7 @@ def test_another_version_or_engine_is_refused(
         reopen_encoder(tokenizers["byte-bpe"], record, check="none")  # type: ignore[arg-type]
 
 
-def test_an_engine_does_not_travel(tokenizers: dict[str, Tokenizer]) -> None:
+def test_an_engine_cannot_be_pickled(tokenizers: dict[str, Tokenizer]) -> None:
     chosen = choose_encoder(tokenizers["byte"], engine="reference")
     with pytest.raises(TokenizerError, match=r"stays in its process; .* reopen_encoder"):
         pickle.dumps(chosen)
@@ -221,7 +221,7 @@ print(middle - before, threads() - middle)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_process_with_these_variables_has_so_many_threads(
+def test_thread_limits_bound_the_threads_of_a_process(
     trained: dict[str, Path], num_threads: int
 ) -> None:
     pytest.importorskip("fastokens")
@@ -238,6 +238,6 @@ def test_a_process_with_these_variables_has_so_many_threads(
     assert fastokens_threads <= num_threads
 
 
-def test_no_threads_cannot_be_asked_for() -> None:
+def test_zero_threads_are_refused() -> None:
     with pytest.raises(OptionError, match="1 or more"):
         thread_limits(0)
