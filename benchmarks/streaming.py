@@ -68,8 +68,8 @@ def stream_config(where: str, corpus: Path, model: Path, engine: str) -> dict[st
 
 def run_ours(where: str, corpus: Path, model: Path, engine: str) -> dict[str, float]:
     """Every batch of an epoch, its state taken behind each."""
-    from shardmill.loading.streaming import build_train_iterator
-    from shardmill.loading.streaming import tokenizer_snapshot as module
+    from shardmill.compat.chomp import build_train_iterator
+    from shardmill.loading.streaming import tokenizer as module
 
     proof = 0.0
     choose = module.choose_encoder

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # remote: a build whose target is a URL pushes the finished store
     "building": GROUND | {"sources", "tokenizers", "chat", "packing", "store", "remote"},
     # sources and tokenizers: streams read text, and a config names a tokenizer
-    "loading": GROUND | (CORE - {"building"}) | {"trainers"},
+    "loading": GROUND | (CORE - {"building"}),
     "trainers": GROUND | {"loading"},
     "formats": GROUND | {"packing", "store"},
     "remote": GROUND | {"store", "formats"},
@@ -67,7 +67,7 @@ ONE_IMPORTER: dict[str, set[str]] = {
     "datasets": {"storage/hub.py"},
     "huggingface_hub": {"storage/hub.py"},
     "grain": {"trainers/grain.py"},
-    "yaml": {"loading/streaming/config/yaml.py"},
+    "yaml": {"loading/config_reader.py"},
     "starlette": {"inspect/server.py"},
     "uvicorn": {"inspect/server.py"},
     "ray": {"building/engines/ray.py"},

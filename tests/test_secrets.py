@@ -19,10 +19,10 @@ from shardmill import formats as interop
 from shardmill import store as shards
 from shardmill import tokenizers as tokenizer
 from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.compat.chomp import read_config as read_stream_config
 from shardmill.inspect import blame
 from shardmill.inspect import diff as compare
 from shardmill.loading import streaming
-from shardmill.loading.streaming import StreamConfig
 from shardmill.remote import open_remote, pull, push
 from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
@@ -182,18 +182,14 @@ def test_storage_options_are_in_no_repr_error_or_file(tmp_path, caplog) -> None:
 
 def test_the_settings_of_a_stream_show_no_secret() -> None:
     for url, secrets in FORMS.items():
-        config = StreamConfig(
-            data={
-                "backend": "files",
-                "files": [url],
-                "tokenizer": {"kind": "byte", "add_eos": False},
-            },
-            train={"seq_len": 8, "batch_size": 1},
-        )
+        tokenizer = {"kind": "byte", "add_eos": False}
+        train = {"seq_len": 8, "batch_size": 1}
+        data = {"backend": "files", "files": [url], "tokenizer": tokenizer}
+        config = read_stream_config({"data": data, "train": train})
         assert config.data.files == (url,)
         assert not seen(f"{config} {config!r} {config.data!r}", secrets)
         with pytest.raises(ValueError) as error:
-            StreamConfig(data={"backend": url}, train={"seq_len": 8, "batch_size": 1})
+            read_stream_config({"data": {"backend": url}, "train": train})
         assert not seen(f"{error.value} {error.value!r}", secrets)
 
 

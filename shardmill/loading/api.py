@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, TypeAlias
 
 from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.config import DataConfig, open_stream, parse_config, read_config
+from shardmill.loading.config import DataConfig, open_stream, read_config
 from shardmill.loading.loader import Loader
 from shardmill.loading.order import SampleStream, Shuffle
 from shardmill.loading.packed_rows import PackSource
@@ -111,7 +111,7 @@ def _config(stores: Stores) -> DataConfig | None:
     if isinstance(stores, DataConfig):
         return stores
     if isinstance(stores, Mapping) and isinstance(stores.get("data"), Mapping):
-        return parse_config(stores["data"])
+        return read_config(stores)
     if isinstance(stores, str | Path) and str(stores).endswith(".toml"):
         return read_config(stores)
     return None

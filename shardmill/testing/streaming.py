@@ -17,8 +17,13 @@ from typing import TypeAlias
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shardmill.loading.streaming.documents import DocumentStream
-from shardmill.loading.streaming.records import Block, StreamCursor, StreamOrder, Tally
+from shardmill.loading.streaming.documents import (
+    Block,
+    DocumentStream,
+    ReadCounts,
+    StreamCursor,
+    StreamOrder,
+)
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 
@@ -31,9 +36,9 @@ __all__ = [
     "contents",
     "epoch_texts",
     "orders",
-    "place_from_json",
+    "cursor_from_json",
     "rows_of_units",
-    "tally_of",
+    "counts_of",
 ]
 
 REPAIRED = "\ufffd"
@@ -136,9 +141,9 @@ class UnitsSource:
             inner = None
 
 
-def tally_of(rows: Sequence[Row]) -> Tally:
+def counts_of(rows: Sequence[Row]) -> ReadCounts:
     """What one stream alone must have counted at the end of these rows."""
-    return Tally(
+    return ReadCounts(
         documents=sum(bool(row) for row in rows),
         empty=sum(row == "" for row in rows),
         dropped=sum(row is None for row in rows),
@@ -186,10 +191,10 @@ def contents(blocks: Sequence[Block]) -> list[tuple[StreamCursor, list[str], Str
     return [(block.start, block.texts.to_pylist(), block.end) for block in blocks]
 
 
-def place_from_json(text: str) -> StreamCursor:
+def cursor_from_json(text: str) -> StreamCursor:
     """A place that was written with `json.dumps(asdict(place))`."""
     value = json.loads(text)
-    return StreamCursor(**{**value, "tally": Tally(**value["tally"])})
+    return StreamCursor(**{**value, "read": ReadCounts(**value["read"])})
 
 
 def assert_stream_resumes(open_stream: Callable[[], DocumentStream], num_blocks: int) -> None:
@@ -203,7 +208,7 @@ def assert_stream_resumes(open_stream: Callable[[], DocumentStream], num_blocks:
         assert before.end == after.start, f"a gap: {before.end} and then {after.start}"
     for number, block in enumerate(blocks):
         for place, rest in ((block.start, blocks[number:]), (block.end, blocks[number + 1 :])):
-            sent = place_from_json(json.dumps(asdict(place)))
+            sent = cursor_from_json(json.dumps(asdict(place)))
             assert sent == place, f"{place} does not survive JSON"
             again = list(islice(open_stream().blocks(sent), len(rest)))
             assert contents(again) == contents(rest), f"from {place}: other blocks than at first"

@@ -5,12 +5,6 @@ whose iterators Grain can prefetch, save and restore.
 Promise: what Grain reads ahead in its thread never shows in a state: the state is that behind the
 last element given. The state is that of the wrapped iterator, unchanged.
 Not here: what the elements are. This is the one file that imports grain.
-
-The batches of a stream as Grain's iterator, with statistics.
-
-In: a function that opens the batches.  Out: a `grain.DatasetIterator` of them.
-Promise: state and statistics speak of the batches given, whatever Grain's thread has made ahead.
-Not here: Grain itself (shardmill.trainers.grain, imported at the top: this file needs the extra).
 """
 
 from __future__ import annotations
@@ -23,10 +17,6 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from shardmill.errors import OptionError, StateMismatchError, missing_extra
-from shardmill.loading.streaming.config import StreamConfig
-from shardmill.loading.streaming.iterator import BatchIterator
-from shardmill.loading.streaming.records import Counts, StreamStats
-from shardmill.loading.streaming.tokenizer_snapshot import StreamTokenizer
 from shardmill.records import Batch, BoolArray, IntArray
 
 _absl = logging.getLogger("absl")
@@ -214,41 +204,8 @@ def iterate(dataset: grain.IterDataset, *, prefetch: int = 0) -> Iterator[Any]:
     return PrefetchedIterator(dataset, prefetch)
 
 
-class StreamIterator(PrefetchedIterator[BatchTuple]):
-    """Batches as tuples, `config.data.grain_prefetch` of them made early in a thread.
-
-    `config.model` has the vocabulary and the ids that hold, whatever the file said.
-    """
-
-    def __init__(
-        self, make: Callable[[], BatchIterator], config: StreamConfig, tokenizer: StreamTokenizer
-    ) -> None:
-        super().__init__(CheckpointedDataset(make), config.data.grain_prefetch)
-        self.config = config
-        self.tokenizer = tokenizer
-        self._before = self._totals()
-
-    def __next__(self) -> BatchTuple:
-        before = self._totals()
-        batch = super().__next__()
-        self._before = before
-        return batch
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Go on behind the batch that `state` followed; one that is refused changes nothing."""
-        super().set_state(state)
-        self._before = self._totals()
-
-    def stats(self) -> StreamStats:
-        """Of the last batch given and of the run so far, this process alone."""
-        totals = self._totals()
-        return StreamStats(batch=totals - self._before, total=totals)
-
-    def _totals(self) -> Counts:
-        return Counts(**self.get_state()["totals"])
-
-
 __all__ = [
+    "BatchTuple",
     "Checkpointed",
     "CheckpointedDataset",
     "CheckpointedIterator",

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardmill.compat.chomp import read_config
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.loading.streaming import read_config
 from shardmill.remote import pull
 from shardmill.store.readers import open_token_folder
 from shardmill.store.readers.files import ShardFiles

@@ -16,7 +16,7 @@ from shardmill.arguments import choices, nearest
 from shardmill.building import segments
 from shardmill.cli.app import every_command, find_call, open_app
 from shardmill.cli.wording import as_flags
-from shardmill.loading.config import parse_config
+from shardmill.loading.config import read_config
 from shardmill.store import open_store
 
 ROOT = open_app()
@@ -92,11 +92,11 @@ def test_what_is_not_near_is_only_listed():
 def test_a_config_tells_the_nearest_key_value_and_dataset():
     def refusal(data: object) -> str:
         with pytest.raises(ValueError) as error:
-            parse_config(data)
+            read_config({"data": data})
         return str(error.value)
 
     assert "data.sead: unknown key; did you mean 'seed'? Known here: " in refusal({"sead": 1})
-    assert "; did you mean 'block'?" in refusal({"dataset_path": "x", "shuffle": "blok"})
+    assert '; did you mean "block"?' in refusal({"dataset_path": "x", "shuffle": "blok"})
     two = [{"name": "web", "path": "x"}, {"name": "code", "path": "y"}]
     weights = {"datasets": two, "anneal_start_step": 5, "anneal_weights": {"wev": 1, "code": 1}}
     assert "an unknown dataset; data.datasets has 'web', 'code'; did you mean 'web'?" in refusal(

@@ -18,7 +18,7 @@ from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.cli.commands import check as check_scan
 from shardmill.cli.commands.check import _chunks, choose_pattern, find_tokens, scan_ids
-from shardmill.loading.config import open_stream, parse_config, read_config
+from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation, TokenFile
 from shardmill.sources import MemoryChats, MemorySource
 from shardmill.store.readers import TokenSpace
@@ -91,7 +91,7 @@ def test_the_toml_and_the_flags_are_read_back_and_open_the_same_tokens(check, tm
     assert len(stream.sources[0]) == facts["windows"] == 100
     words = shlex.split(" ".join(facts["flags"]))
     named = dict(word.removeprefix("--data.").split("=", 1) for word in words)
-    assert parse_config(named) == config
+    assert read_config({"data": named}) == config
 
 
 def test_the_human_toml_is_the_json_toml(check, tokens):

@@ -18,7 +18,7 @@ from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, PackSource, SampleStream
-from shardmill.loading.config import open_stream, parse_config, read_config
+from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats
 from shardmill.store import PlanOptions, open_store, verify
@@ -155,7 +155,7 @@ def test_a_config_can_name_a_plan(store: Path, tmp_path: Path) -> None:
     alone = {"dataset_path": str(store), "plan": "train-40"}
     mixed = {"datasets": [{"name": "chats", "path": str(store), "plan": "train-40"}]}
     for table in (alone, mixed):
-        opened = open_stream(parse_config(table), seq_len=40, global_batch_size=2)
+        opened = open_stream(read_config({"data": table}), seq_len=40, global_batch_size=2)
         with closing(opened) as stream:
             (source,) = stream.sources
             assert isinstance(source, PackSource)
@@ -182,7 +182,7 @@ def test_a_config_can_name_a_plan(store: Path, tmp_path: Path) -> None:
         ({"dataset_path": "S", "plan": "train-40"}, "seq_len 40, but the run has 64"),
         ({"dataset_path": "S", "plan": "train-41"}, "no plan 'train-41'"),
         ({"dataset_path": "S", "plan": "train-40", "split": "val"}, "plan .* of split 'train'"),
-        ({"dataset_path": "F", "plan": "train-40"}, "no store"),
+        ({"dataset_path": "F", "plan": "train-40"}, "is not a store"),
         ({"datasets": [{"name": "a", "path": "S"}], "plan": "train-40"}, "data.plan"),
         ({"dataset_path": "S", "plan": 7}, "wanted a string"),
     ],
@@ -200,7 +200,7 @@ def test_a_plan_that_does_not_fit_the_config_is_refused(store: Path, tmp_path, t
 
     with pytest.raises(shardmill.ShardmillError, match=says):
         open_stream(
-            parse_config({key: placed(value) for key, value in table.items()}),
+            read_config({"data": {key: placed(value) for key, value in table.items()}}),
             seq_len=64,
             global_batch_size=1,
         )

@@ -23,8 +23,8 @@ import pytest
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from shardmill.cli import main
+from shardmill.compat.chomp import build_train_iterator
 from shardmill.loading import Loader, PackSource, SampleStream, TokenSource
-from shardmill.loading.streaming import build_train_iterator
 
 Hashes = dict[str, str]
 WORDS = [

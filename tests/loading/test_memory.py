@@ -10,13 +10,12 @@ import pytest
 from shardmill import machine
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, plan_step
-from shardmill.loading.streaming import BatchIterator
-from shardmill.loading.streaming.iterator import BatchShape
+from shardmill.loading.streaming.stream import BatchShape, TextStream
 from shardmill.machine import available_memory
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace, Windows
 from tests.loading.stores import open_stream
-from tests.streaming.pipelines import Case
+from tests.loading.streaming.pipelines import Case
 
 
 def test_a_batch_larger_than_memory_is_refused_with_what_it_takes_and_what_there_is(stores):
@@ -74,7 +73,7 @@ def test_a_text_stream_with_a_batch_larger_than_memory_is_refused():
     shape = BatchShape(batch_size=10**6, grad_accum=1000, seq_len=1024)
     pipeline = Case(units=((3, 4),), shape=shape).pipeline()
     with pytest.raises(OptionError, match=r"\[1,000, 1,000,000, 1,024\]: 16,400.0 GB; found"):
-        BatchIterator(pipeline)
+        TextStream(pipeline)
 
 
 MEMINFO = "MemTotal: 8000 kB\nMemFree: 10 kB\nMemAvailable:    4000 kB\n"

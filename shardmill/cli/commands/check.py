@@ -27,7 +27,7 @@ from shardmill.arguments import whole_number
 from shardmill.cli.printing import named_tokenizer
 from shardmill.cli.terminal import complete_split, safe_bars, visible
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
-from shardmill.loading.config import DataConfig, config_flags, config_toml, meant_split
+from shardmill.loading.config import DataConfig, Dtype, config_flags, config_toml, meant_split
 from shardmill.loading.rows import EVERY_FILE
 from shardmill.records import TokenFile
 from shardmill.store import Store
@@ -308,7 +308,7 @@ def _windows(found: FoundTokens, seq_len: int) -> int:
     return max(0, (found.num_tokens - 1) // seq_len)
 
 
-def _config(found: FoundTokens, vocabulary: _Vocabulary, dtype: str | None) -> DataConfig:
+def _config(found: FoundTokens, vocabulary: _Vocabulary, dtype: Dtype | None) -> DataConfig:
     return DataConfig(
         dataset_path=str(found.folder),
         file_pattern=found.file_pattern or EVERY_FILE,
@@ -328,7 +328,7 @@ def _facts(
     found: FoundTokens,
     scan: IdScan,
     vocabulary: _Vocabulary,
-    dtype: str | None,
+    dtype: Dtype | None,
     seq_len: int | None,
 ) -> dict[str, Any]:
     config = _config(found, vocabulary, dtype)

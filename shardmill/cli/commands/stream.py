@@ -34,12 +34,13 @@ from shardmill.records import IGNORE_INDEX, JSON, IntArray
 from shardmill.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
-    from shardmill.loading.streaming import BatchIterator, Counts, StreamConfig
-    from shardmill.loading.streaming.tokenizer_snapshot import StreamTokenizer
+    from shardmill.compat.chomp import StreamConfig
+    from shardmill.compat.chomp.grain_iterator import StreamIterator
+    from shardmill.loading.streaming import Counts, StreamTokenizer, TextStream
     from shardmill.records import Batch
-    from shardmill.trainers.grain import BatchTuple, StreamIterator
+    from shardmill.trainers.grain import BatchTuple
 
-    Stream = BatchIterator | StreamIterator
+    Stream = TextStream | StreamIterator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +175,7 @@ def stream(
 
     Exit 0: made, or the data ended before. Exit 2: a mistake in the call, the config or its input.
     """
-    from shardmill.loading.streaming import read_config
+    from shardmill.compat.chomp import read_config
 
     whole_number(steps, "--steps", least=0)
     whole_number(show, "--show", least=0)
@@ -217,7 +218,7 @@ def _open(
     settings: StreamConfig, evaluate: bool, process: tuple[int | None, int | None]
 ) -> tuple[Stream, StreamTokenizer]:
     """Through Grain where it is installed: the same batches, some of them made ahead."""
-    from shardmill.loading.streaming import build_eval_iterator, build_train_iterator, open_stream
+    from shardmill.compat.chomp import build_eval_iterator, build_train_iterator, open_stream
 
     index, count = process
     if importlib.util.find_spec("grain") is not None:
@@ -225,7 +226,7 @@ def _open(
         build = build_eval_iterator if evaluate else build_train_iterator
         opened = build(settings, process_index=index, process_count=count)
         return opened, opened.tokenizer
-    from shardmill.loading.streaming.tokenizer import open_stream_tokenizer
+    from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
 
     print("shardmill: grain is not installed: batches are not made ahead", file=sys.stderr)
     alone = open_stream(
@@ -277,8 +278,8 @@ def _facts(
     tokenizer: StreamTokenizer,
     saved: Path | None,
 ) -> dict[str, Any]:
-    from shardmill.loading.streaming import config_dict
-    from shardmill.loading.streaming.tokenizer import effective_config
+    from shardmill.compat.chomp import config_dict
+    from shardmill.compat.chomp.tokenizer import effective_config
 
     decode, _ = stream_decoder(tokenizer)
     return {

@@ -1,265 +1,278 @@
-"""The tokenizer that a config names, with the ids that a stream needs.
+"""The tokenizer of a stream with the ids that frame documents, and a snapshot of it in a folder.
 
-In: a `StreamConfig`.  Out: a `StreamTokenizer`.
-Promise: the tokenizer's own BOS, EOS and pad ids replace those of the config unless
-`auto_set_special_tokens` is false; ids that are put into documents, or that mask labels, are never
-ids that text can become; the vocabulary is rounded up, and never smaller than the ids need.
-Whatever differs from what the config says is logged with both numbers.
-Not here: encoding documents (encode), keeping the tokenizer (snapshot).
+Equal fingerprints mean equal ids for every text and equal padding. A snapshot is the model's file
+and `tokenizer_snapshot.json`, which is written last and holds the hash of the model's file. It
+opens offline to the same fingerprint, or it is refused. Opening runs no code.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+import errno
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from shardmill.errors import OptionError, TokenizerError
-from shardmill.loading.streaming.config import ModelSection, StreamConfig, TokenizerSection
-from shardmill.loading.streaming.tokenizer_snapshot import (
-    DocumentIds,
-    StreamTokenizer,
-    kind_of,
-    load_tokenizer,
-    make_stream_tokenizer,
-    special_strings,
-)
+from shardmill.loading.config_reader import make_record
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizers import ByteTokenizer, open_tokenizer
-from shardmill.tokenizers.special_tokens import usual_id
+from shardmill.storage.atomic import atomic_write
+from shardmill.tokenizers import ByteTokenizer, ChosenEncoder, EngineChoice, choose_encoder
+from shardmill.tokenizers.texts import fingerprint_of, sha256_hex
 
-__all__ = ["StreamTokenizer", "effective_config", "open_stream_tokenizer"]
+SNAPSHOT = "tokenizer_snapshot.json"
+MODEL_FILES = {"hf": "tokenizer.json", "sentencepiece": "tokenizer.model"}
 
-_log = logging.getLogger(__name__)
-
-_BYTE_IDS = {"pad": 0, "bos": 1, "eos": 2}  # of a byte tokenizer with room for them
-_AT = "data.tokenizer"
-
-
-@runtime_checkable
-class HasMarkers(Protocol):
-    """A tokenizer that can tell whether a string is one of its special tokens."""
-
-    def marker_id(self, text: str) -> int | None: ...
+Kind = Literal["hf", "byte", "sentencepiece"]
 
 
-def open_stream_tokenizer(config: StreamConfig) -> StreamTokenizer:
-    """Open it, find its ids, check them. May ask a hub, if the config names one."""
-    section = config.data.tokenizer
-    kept = None if section.snapshot is None else load_tokenizer(section.snapshot)
-    tokenizer = _open_base(section) if kept is None else _from_snapshot(section, kept.tokenizer)
-    ids = _find_ids(config, tokenizer)
-    opened = make_stream_tokenizer(
-        tokenizer, ids, vocab_size=_vocab_size(config, tokenizer, ids), engine=section.engine
-    )
-    if kept is not None and kept.fingerprint != opened.fingerprint:
-        _log.warning(
-            "%s.snapshot: %s was kept with %s; the config says %s, and that holds",
-            *(_AT, section.snapshot, kept.ids, ids),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentIds:
+    """The ids around documents and of padding."""
+
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+    add_bos: bool
+    add_eos: bool
+    max_doc_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTokenizer:
+    """Made by `make_stream_tokenizer` and `load_tokenizer`."""
+
+    tokenizer: Tokenizer
+    fingerprint: str  # of the tokenizer and the ids
+    vocab_size: int  # of the model: all ids are below it
+    ids: DocumentIds
+    engine: EngineChoice = "auto"  # changes speed, never ids
+
+    @property
+    def bos_id(self) -> int | None:
+        """`ids.add_bos` says whether documents begin with it."""
+        return self.ids.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        """`ids.add_eos` says whether documents end with it."""
+        return self.ids.eos_id
+
+    @property
+    def pad_id(self) -> int:
+        return self.ids.pad_id
+
+    def encoder(self, *, corpus: Sequence[str] = (), size_hint: int | None = None) -> ChosenEncoder:
+        """The fastest engine that is proved to give the tokenizer's ids, also on `corpus`.
+
+        With `size_hint` (bytes of text) the proof is skipped where it would not pay.
+        """
+        return choose_encoder(
+            self.tokenizer, engine=self.engine, corpus=corpus, size_hint=size_hint
         )
-    return opened
 
 
-def effective_config(config: StreamConfig, tokenizer: StreamTokenizer) -> StreamConfig:
-    """The config with the vocabulary and the ids that hold: what a model is made from."""
-    model = ModelSection(
-        vocab_size=tokenizer.vocab_size,
-        bos_token_id=tokenizer.bos_id,
-        eos_token_id=tokenizer.eos_id,
-        pad_token_id=tokenizer.pad_id,
-    )
-    return config.model_copy(update={"model": model})
-
-
-def _open_base(section: TokenizerSection) -> Tokenizer:
-    if section.kind == "byte":
-        return ByteTokenizer(byte_offset=section.byte_offset, specials=section.specials)
-    name = section.path or section.hf_name_or_path
-    assert name is not None, "the checks of the config ask for one"
-    opened = open_tokenizer(name, specials=section.specials, revision=section.hf_revision)
-    if kind_of(opened) != section.kind:
-        raise OptionError(
-            f'{_AT}.kind is "{section.kind}", but {name} is a tokenizer of the kind '
-            f'"{kind_of(opened)}"; say {_AT}.kind = "{kind_of(opened)}"'
-        )
-    return opened
-
-
-def _from_snapshot(section: TokenizerSection, kept: Tokenizer) -> Tokenizer:
-    """The kept tokenizer, if it is the one that the other keys speak of."""
-    at = f"{_AT}.snapshot: {section.snapshot}"
-    if kind_of(kept) != section.kind:
-        raise OptionError(
-            f'{at} holds a tokenizer of the kind "{kind_of(kept)}", but {_AT}.kind is '
-            f'"{section.kind}"'
-        )
-    if section.kind == "byte" or section.path or section.hf_name_or_path:
-        named = _open_base(section)
-        if named.fingerprint != kept.fingerprint:
-            raise OptionError(
-                f"{at} holds {kept!r} with the fingerprint {kept.fingerprint[:16]}, but the other "
-                f"keys of {_AT} name {named!r} with {named.fingerprint[:16]}; leave the snapshot "
-                "away for a new run, or the other keys to go on with it"
-            )
-        # a byte tokenizer has no files: without specials in the config, those that were kept hold
-        return named if section.kind != "byte" or section.specials is not None else kept
-    strings = special_strings(kept)
-    for name, text in (section.specials or {}).items():
-        if strings.get(name) != text:
-            raise OptionError(
-                f"{at}: the special {name!r} is {strings.get(name)!r} there, but {_AT}.specials "
-                f"says {text!r}"
-            )
-    return kept
-
-
-def _find_ids(config: StreamConfig, tokenizer: Tokenizer) -> DocumentIds:
-    section = config.data.tokenizer
-    named = tokenizer.special_token_ids() if section.auto_set_special_tokens else {}
-    ids = _updated_ids(config.model, named)
-    # given a meaning, in documents or in labels; padding is marked by the attention mask
-    used = {"bos": section.add_bos, "eos": section.add_eos or not config.data.train_on_eos}
-    if isinstance(tokenizer, ByteTokenizer) and section.auto_set_special_tokens and not named:
-        needed = {"pad": True, "bos": section.add_bos, "eos": section.add_eos}
-        _add_byte_ids(ids, tokenizer, needed)
-    for name, number in ids.items():
-        if number is not None:
-            _check_id(name, number, tokenizer, config, used=used.get(name, False))
-    for name, wanted in (("bos", section.add_bos), ("eos", section.add_eos)):
-        if wanted and ids[name] is None:
-            raise OptionError(
-                f"{_AT}.add_{name} is true, but there is no {name.upper()} id: {tokenizer!r} has "
-                f"the specials {sorted(named) or 'none'}; set model.{name}_token_id, or name its "
-                f'string ({_AT}.specials = {{ {name} = "..." }}), or say {_AT}.add_{name} = false'
-            )
-    return DocumentIds(
-        bos_id=ids["bos"],
-        eos_id=ids["eos"],
-        pad_id=_pad_id(ids["pad"], ids["eos"], ids["bos"]),
-        add_bos=section.add_bos,
-        add_eos=section.add_eos,
-        max_doc_tokens=section.max_doc_tokens,
+def make_stream_tokenizer(
+    tokenizer: Tokenizer, ids: DocumentIds, *, vocab_size: int, engine: EngineChoice = "auto"
+) -> StreamTokenizer:
+    """With its fingerprint, which does not depend on `vocab_size` and `engine`."""
+    return StreamTokenizer(
+        tokenizer=tokenizer,
+        fingerprint=fingerprint_of({"tokenizer": tokenizer.fingerprint, **asdict(ids)}),
+        vocab_size=vocab_size,
+        ids=ids,
+        engine=engine,
     )
 
 
-def _updated_ids(model: ModelSection, named: Mapping[str, int]) -> dict[str, int | None]:
-    """The config's ids. What the tokenizer itself calls bos, eos or pad replaces them; a stand-in
-    such as "eot" serves only where the config says nothing."""
-    ids: dict[str, int | None] = {
-        "bos": model.bos_token_id,
-        "eos": model.eos_token_id,
-        "pad": model.pad_token_id,
-    }
-    replaced = []
-    for name, said in ids.items():
-        if said is None:
-            ids[name] = usual_id(name, named)
-        elif named.get(name, said) != said:
-            ids[name] = named[name]
-            replaced.append(f"model.{name}_token_id {named[name]} (the config says {said})")
-    if replaced:
-        _log.warning(
-            "the tokenizer's own ids are used: %s; %s.auto_set_special_tokens = false keeps those "
-            "of the config",
-            *(", ".join(replaced), _AT),
-        )
-    return ids
-
-
-def _add_byte_ids(
-    ids: dict[str, int | None], tokenizer: ByteTokenizer, needed: Mapping[str, bool]
-) -> None:
-    """Pad 0, BOS 1 and EOS 2 where `byte_offset` leaves room, each if it is missing, needed and not
-    the id of another; else an id that documents need is the first free one after the bytes.
-
-    An id that nothing needs stays None: it is part of the fingerprint, and so of every state.
-    """
-    taken = set(ids.values())
-    after = tokenizer.vocab_size
-    for name in ("pad", "eos", "bos"):
-        if ids[name] is not None or not needed[name]:
-            continue
-        own = _BYTE_IDS[name]
-        if tokenizer.byte_offset >= len(_BYTE_IDS) and own not in taken:
-            ids[name] = own
-        elif name != "pad":
-            while after in taken:
-                after += 1
-            ids[name] = after
-        taken.add(ids[name])
-
-
-def _pad_id(pad: int | None, eos: int | None, bos: int | None) -> int:
-    if pad is not None:
-        return pad
-    taken = next(((n, i) for n, i in (("eos", eos), ("bos", bos)) if i is not None), ("id", 0))
-    _log.info(
-        "no special token is called pad; padding is filled with %s (%d): attention is False and "
-        "labels are ignored there",
-        *taken,
-    )
-    return taken[1]
-
-
-def _check_id(
-    name: str, number: int, tokenizer: Tokenizer, config: StreamConfig, *, used: bool
-) -> None:
-    """Refuse an id that the model does not have, and one of text if it is `used`."""
-    key = f"model.{name}_token_id"
+def kind_of(tokenizer: Tokenizer) -> Kind:
     if isinstance(tokenizer, ByteTokenizer):
-        first = tokenizer.byte_offset
-        if used and first <= number < first + 256:
-            raise OptionError(
-                f"{key} is {number}, but the ids {first} to {first + 255} are bytes of text, which "
-                f"would be taken for it; choose one from {first + 256} on, or raise "
-                f"{_AT}.byte_offset to {number + 1} or more to keep it"
+        return "byte"
+    return "sentencepiece" if hasattr(tokenizer, "model_path") else "hf"
+
+
+def special_strings(tokenizer: Tokenizer) -> dict[str, str]:
+    """Names of the special tokens and their strings, in the order of their ids."""
+    named = sorted(tokenizer.special_token_ids().items(), key=lambda item: item[1])
+    return {name: tokenizer.decode([number]) for name, number in named}
+
+
+# snapshots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Snapshot:
+    """What `tokenizer_snapshot.json` holds."""
+
+    format: Literal["shardmill tokenizer snapshot"]
+    version: Literal[1]
+    kind: Kind
+    byte_offset: int | None
+    specials: tuple[tuple[str, ...], ...]  # name and string, in the order of their ids
+    files: Mapping[str, str]  # name to sha256
+    tokenizer_fingerprint: str
+    fingerprint: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+    add_bos: bool
+    add_eos: bool
+    max_doc_tokens: int | None
+
+
+def save_tokenizer(tokenizer: StreamTokenizer, folder: str | Path) -> str:
+    """Write the snapshot, or check that it is there already; returns the hash of all of it."""
+    folder = Path(folder)
+    snapshot, model = _snapshot_of(tokenizer)
+    text = json.dumps(asdict(snapshot), indent=2, ensure_ascii=False).encode() + b"\n"
+    _open(snapshot, model, str(folder))  # what cannot be read back is not written
+    path = folder / SNAPSHOT
+    if path.is_file():
+        if path.read_bytes() != text:
+            raise TokenizerError(
+                f"{path}: the snapshot of another tokenizer, {_difference(path, text)}; a "
+                "snapshot is never replaced: choose another folder"
             )
-        return
-    limit = _rounded(max(tokenizer.vocab_size, config.model.vocab_size or 0), config)
-    if number >= limit:
-        raise OptionError(
-            f"{key} is {number:,}, but {tokenizer!r} has {tokenizer.vocab_size:,} ids "
-            f"({limit:,} with those the model has beyond them); wanted less"
-        )
-    if used and _is_text(tokenizer, number):
-        raise OptionError(
-            f"{key} is {number:,}, which is {tokenizer.decode([number])!r} and no special token "
-            f"of {tokenizer!r}: text would be taken for it; choose a special token "
-            f"({tokenizer.special_token_ids()}), or make this one special with "
-            f'{_AT}.specials = {{ {name} = "..." }}'
-        )
+        load_tokenizer(folder)
+        return sha256_hex(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in snapshot.files:
+        _write_once(folder / name, model)
+    with atomic_write(path) as file:
+        file.write(text)
+    return sha256_hex(text)
 
 
-def _is_text(tokenizer: Tokenizer, number: int) -> bool:
-    """Whether some text may become this id."""
+def load_tokenizer(folder: str | Path) -> StreamTokenizer:
+    """The tokenizer that was saved here, after its hashes were checked. Engine: "auto"."""
+    snapshot = _read_snapshot(Path(folder) / SNAPSHOT)
+    model = b""
+    for name, wanted in snapshot.files.items():
+        try:
+            model = _read_plain(Path(folder) / name)
+        except OSError as error:
+            raise TokenizerError(
+                f"{folder}: {name} cannot be read: {error.strerror}; restore the snapshot"
+            ) from error
+        if sha256_hex(model) != wanted:
+            raise TokenizerError(
+                f"{folder}: {name} has sha256 {sha256_hex(model)}, but {SNAPSHOT} says {wanted}: "
+                "it was changed or damaged; restore the snapshot"
+            )
+    return _open(snapshot, model, str(folder))
+
+
+def _snapshot_of(tokenizer: StreamTokenizer) -> tuple[_Snapshot, bytes]:
+    base, kind = tokenizer.tokenizer, kind_of(tokenizer.tokenizer)
+    model: bytes | None = getattr(base, "model_bytes", None)
+    if kind != "byte" and model is None:
+        raise TokenizerError(
+            f"{base!r} has no file that could be kept; open the tokenizer from its files"
+        )
+    snapshot = _Snapshot(
+        format="shardmill tokenizer snapshot",
+        version=1,
+        kind=kind,
+        byte_offset=base.byte_offset if isinstance(base, ByteTokenizer) else None,
+        specials=tuple(special_strings(base).items()),
+        files={} if model is None else {MODEL_FILES[kind]: sha256_hex(model)},
+        tokenizer_fingerprint=base.fingerprint,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        **asdict(tokenizer.ids),
+    )
+    return snapshot, model or b""
+
+
+def _open(snapshot: _Snapshot, model: bytes, where: str) -> StreamTokenizer:
+    base = _open_base(snapshot, model)
+    if base.fingerprint != snapshot.tokenizer_fingerprint:
+        raise TokenizerError(
+            f"{where}: the tokenizer opens with the fingerprint {base.fingerprint[:16]}, but was "
+            f"saved with {snapshot.tokenizer_fingerprint[:16]}: another version of its library "
+            "gives other ids (SentencePiece models name theirs); install the version of that run"
+        )
+    ids = DocumentIds(**{one.name: getattr(snapshot, one.name) for one in fields(DocumentIds)})
+    used = (ids.bos_id, ids.eos_id, ids.pad_id, base.vocab_size - 1)
+    needed = max(number for number in used if number is not None) + 1
+    if not needed <= snapshot.vocab_size < 2**31:
+        raise TokenizerError(
+            f"{where}: {SNAPSHOT} says vocab_size {snapshot.vocab_size:,}, but its ids need "
+            f"{needed:,}; it was changed or damaged: restore the snapshot"
+        )
+    opened = make_stream_tokenizer(base, ids, vocab_size=snapshot.vocab_size)
+    if opened.fingerprint != snapshot.fingerprint:
+        raise TokenizerError(
+            f"{where}: {SNAPSHOT} holds ids or rules that do not match its fingerprint; it was "
+            "changed or damaged: restore the snapshot"
+        )
+    return opened
+
+
+def _open_base(snapshot: _Snapshot, model: bytes) -> Tokenizer:
+    specials = dict((name, text) for name, text in snapshot.specials)  # noqa: C402 - typed pairs
+    if snapshot.kind == "byte":
+        return ByteTokenizer(byte_offset=snapshot.byte_offset or 0, specials=specials)
+    if snapshot.kind == "hf":
+        from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(model, names=specials)
+    from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
+
+    return SentencePieceTokenizer(model, specials=specials)
+
+
+def _read_snapshot(path: Path) -> _Snapshot:
     try:
-        literal = tokenizer.decode([number])
-    except TokenizerError:  # no token has it: beyond the vocabulary, or a gap in it
-        return False
-    assert isinstance(tokenizer, HasMarkers), "every kind of a config tells its markers"
-    return tokenizer.marker_id(literal) != number
-
-
-def _vocab_size(config: StreamConfig, tokenizer: Tokenizer, ids: DocumentIds) -> int:
-    given = (ids.bos_id, ids.eos_id, ids.pad_id)
-    largest = max(number for number in given if number is not None)
-    needed = max(tokenizer.vocab_size, largest + 1)
-    said = config.model.vocab_size
-    size = _rounded(max(needed, said or 0), config)
-    if said is not None and said < needed:
-        _log.warning(
-            "model.vocab_size is raised from %s to %s: the tokenizer and its special ids need %s, "
-            "rounded up to a multiple of %s.vocab_size_multiple",
-            *(f"{said:,}", f"{size:,}", f"{needed:,}", _AT),
+        values: Any = json.loads(_read_plain(path))
+        snapshot = make_record(_Snapshot, values, file="not a snapshot of this version")
+    except OSError as error:
+        raise TokenizerError(
+            f"{path}: cannot be read: {error.strerror}; wanted a folder that save_tokenizer wrote"
+        ) from error
+    except OptionError as error:
+        raise TokenizerError(f"{path}: {error}; restore it") from error
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(
+            f"{path}: not a snapshot of this version: {error}; restore it"
+        ) from error
+    wanted = [MODEL_FILES[snapshot.kind]] if snapshot.kind in MODEL_FILES else []
+    if list(snapshot.files) != wanted:
+        raise TokenizerError(f"{path}: names the files {list(snapshot.files)}, wanted {wanted}")
+    names = [pair[0] for pair in snapshot.specials if len(pair) == 2]
+    if len(set(names)) < len(snapshot.specials):
+        raise TokenizerError(
+            f"{path}: specials are not pairs of a name and a string, each name once; restore it"
         )
-    elif said not in (None, size):
-        _log.info(
-            "model.vocab_size is rounded up from %s to %s, a multiple of %s.vocab_size_multiple",
-            *(f"{said:,}", f"{size:,}", _AT),
+    return snapshot
+
+
+def _read_plain(path: Path) -> bytes:
+    """A plain file; reading a pipe or a device might never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a plain file")
+    return path.read_bytes()
+
+
+def _difference(path: Path, text: bytes) -> str:
+    try:
+        there = json.loads(path.read_bytes())
+    except ValueError:
+        return "which cannot be read"
+    own = json.loads(text)
+    keys = [key for key in own if not isinstance(there, dict) or there.get(key) != own[key]]
+    return f"different in {', '.join(keys) or 'form'}"
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    if path.is_file():
+        if path.read_bytes() == data:
+            return
+        raise TokenizerError(
+            f"{path}: a file of another tokenizer is there, without a snapshot; choose another "
+            "folder"
         )
-    return size
-
-
-def _rounded(size: int, config: StreamConfig) -> int:
-    multiple = config.data.tokenizer.vocab_size_multiple
-    return -(-size // multiple) * multiple
+    with atomic_write(path) as file:
+        file.write(data)
