@@ -14,7 +14,7 @@ import pytest
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
 from shardmill.sources import BatchLimits, open_chats
-from shardmill.sources.chats import json_records as inputs
+from shardmill.sources.formats import json_rows
 from shardmill.testing.sources import ChatAccount, chat_account
 
 HI = [{"role": "user", "content": "hi"}]
@@ -168,8 +168,8 @@ def test_a_list_too_large_to_hold_is_refused_with_the_way_out(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + GOOD + b"]")
-    monkeypatch.setattr(inputs, "MAX_LIST_BYTES", 20)
-    with pytest.raises(SourceError, match=r"up to 20 .* jq -c"):
+    monkeypatch.setattr(json_rows, "MAX_LIST_BYTES", 20)
+    with pytest.raises(SourceError, match=r"may have 20; .* jq -c"):
         read(path)
 
 

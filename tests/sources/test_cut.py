@@ -26,7 +26,7 @@ from shardmill.sources import (
     TextSource,
     open_source,
 )
-from shardmill.sources.batches import MOST, runs
+from shardmill.sources.batches import MAX_RUN, runs
 from shardmill.testing.sources import (
     Account,
     RowCase,
@@ -193,7 +193,7 @@ def test_runs_cover_everything_once_and_are_as_long_as_they_may_be(
 
 
 def test_runs_never_grow_too_long_to_send() -> None:
-    assert list(runs([0] * (MOST + 1), 10)) == [(0, MOST), (MOST, MOST + 1)]
+    assert list(runs([0] * (MAX_RUN + 1), 10)) == [(0, MAX_RUN), (MAX_RUN, MAX_RUN + 1)]
 
 
 def test_a_range_counts_its_own_lines_and_the_pieces_before_it_name_them(tmp_path: Path) -> None:

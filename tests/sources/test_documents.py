@@ -120,7 +120,7 @@ def test_the_field_is_text_or_the_first_string_or_an_error(
     assert found.texts == ["b"]
     assert found.drops == [Drop(id="a.jsonl:2", reason="no_text")]
     assert source.describe()["field"] == "body"
-    assert "the documents are taken from 'body'" in caplog.text
+    assert "the documents are read from 'body'" in caplog.text
     path.write_bytes(b'{"a": "x", "text": null}\n{"text": "y"}')
     assert account(JsonlSource(path).batches()).texts == ["y"]
     path.write_bytes(b'{"n": 1, "tags": ["x"]}\n')

@@ -95,9 +95,9 @@ def test_files_of_several_inputs_are_mixed(tmp_path):
 
 def test_a_field_is_looked_for_once_whatever_the_number_of_files(tmp_path, monkeypatch):
     looked = []
-    look = jsonl._JsonlReader._field_in
+    look = jsonl.JsonlFormat._field_in
     monkeypatch.setattr(
-        jsonl._JsonlReader, "_field_in", lambda self, file: looked.append(file) or look(self, file)
+        jsonl.JsonlFormat, "_field_in", lambda self, file: looked.append(file) or look(self, file)
     )
     for number in range(30):
         (tmp_path / f"{number}.jsonl").write_text('{"body": "some words"}\n')
@@ -110,7 +110,7 @@ def test_a_field_is_looked_for_once_whatever_the_number_of_files(tmp_path, monke
 
 def test_what_is_no_file_has_no_order(tmp_path):
     write(tmp_path, ["a"], ".txt")
-    with pytest.raises(OptionError, match="owner/name is no files here"):
+    with pytest.raises(OptionError, match="owner/name is not a list of files"):
         open_source("hub:owner/name", seed=3)
     with pytest.raises(OptionError, match=r"seed=0\.5: wanted a whole number"):
         open_source(tmp_path, seed=0.5)

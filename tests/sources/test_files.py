@@ -169,7 +169,7 @@ def test_compressed_data_that_breaks_off_is_an_error(tmp_path: Path, suffix: str
     assert len(texts_of(JsonlSource(path))) == 3000
     for data in (whole[: len(whole) // 2], whole[:-1], whole + whole[:20]):
         path.write_bytes(data)
-        with pytest.raises(SourceError, match="damaged or breaks off"):
+        with pytest.raises(SourceError, match="damaged or truncated"):
             texts_of(JsonlSource(path))
 
 

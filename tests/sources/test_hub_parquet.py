@@ -245,7 +245,7 @@ def test_faults_are_retried_and_nothing_is_lost(hub: LoopbackHub, fresh: Client,
 
 
 @pytest.mark.parametrize("skip", [0, 3, 6, 11, 16, 19])
-@pytest.mark.parametrize("cut", [{"short_by": 1}, {"drop_after": 9, "times": 6}])
+@pytest.mark.parametrize("cut", [{"short_by": 1}, {"drop_after": 9, "times": 5}])
 def test_a_fault_in_the_middle_of_a_file_goes_on_at_the_exact_row(
     hub: LoopbackHub, client: Client, skip: int, cut: dict[str, int]
 ) -> None:
