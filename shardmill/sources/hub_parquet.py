@@ -27,36 +27,13 @@ from shardmill.sources.batches import (
     fields_of,
 )
 from shardmill.sources.cleaning import choose_field
-from shardmill.sources.formats.parquet import ParquetFormat, columns_of, open_parquet
+from shardmill.sources.formats.parquet import HubInput, ParquetFormat, columns_of, open_parquet
 from shardmill.sources.hub import HubSource, HubSplit
 from shardmill.sources.source import RowLocation, check_at_least, join_small
-from shardmill.storage.hub import HubFile, ParquetSplit, fetch_range, file_size, parquet_split
-from shardmill.storage.ranges import Range, RangedFile
-from shardmill.storage.retry import RetryPolicy
+from shardmill.storage.hub import ParquetSplit, parquet_split
 from shardmill.urls import Url
 
 _FOOTER_THREADS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubParquetFile:
-    """A Parquet file of a dataset at a commit, read by retried requests."""
-
-    place: HubFile
-    name: str  # "owner/name/data/train-0.parquet", with the dataset as the caller wrote it
-    retry: RetryPolicy
-
-    @property
-    def num_bytes(self) -> int:
-        """Asks the hub."""
-        return self.retry.call(lambda: file_size(self.place), str(self.place))
-
-    def open(self, num_bytes: int, blocks: Sequence[Range]) -> RangedFile:
-        def fetch(start: int, stop: int) -> bytes:
-            return fetch_range(self.place, start, stop, num_bytes)
-
-        retry = partial(self.retry.call, what=str(self.place))
-        return RangedFile(fetch, num_bytes, blocks, retry=retry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +42,7 @@ class HubPiece:
 
     name: str
     described: dict[str, JSON]  # the part of `describe` that all pieces of a split share
-    file: HubParquetFile
+    file: HubInput
     format: ParquetFormat
 
     @property
@@ -274,7 +251,7 @@ class HubParquetSource:
                     "open it with open_hub or HubSource"
                 )
             files = [
-                HubParquetFile(place=file, name=f"{dataset}/{file.path}", retry=self._split.retry)
+                HubInput(place=file, name=f"{dataset}/{file.path}", retry=self._split.retry)
                 for file in found.files
             ]
             columns: Sequence[tuple[str, bool]] | None = found.columns

@@ -43,7 +43,7 @@ def said(account: ChatAccount) -> list[str]:
     return ["".join(message["content"] for message in chat.messages) for chat in chats]
 
 
-def test_a_tree_gives_every_way_from_its_root_to_a_leaf(tmp_path: Path) -> None:
+def test_a_tree_gives_every_path_from_its_root_to_a_leaf(tmp_path: Path) -> None:
     rows = [
         row("a", None),
         row("b", "a", role="assistant"),
@@ -78,7 +78,7 @@ def test_a_nested_tree_gives_the_same_threads(tmp_path: Path) -> None:
     assert [chat.group for chat in found.conversations] == ["t.jsonl:1", "t.jsonl:1"]
 
 
-def test_each_message_that_is_on_no_way_is_a_drop_with_its_reason(tmp_path: Path) -> None:
+def test_each_message_on_no_path_is_a_drop_with_its_reason(tmp_path: Path) -> None:
     rows = [
         row("a", None),
         row("b", "a"),
@@ -113,7 +113,7 @@ def test_each_message_that_is_on_no_way_is_a_drop_with_its_reason(tmp_path: Path
     assert said(read(path)) == ["ABJ", "AHI"]
 
 
-def test_a_rule_for_trees_is_refused_beside_another_shape(tmp_path: Path) -> None:
+def test_a_rule_for_trees_is_refused_for_another_shape(tmp_path: Path) -> None:
     path = write(tmp_path / "m.jsonl", [row("a", None)])
     with pytest.raises(OptionError, match="for the oasst shapes"):
         open_chats(path, shape="messages", lang="en")
@@ -124,7 +124,7 @@ def test_a_rule_for_trees_is_refused_beside_another_shape(tmp_path: Path) -> Non
         open_chats(path, language="en")
 
 
-def test_ways_are_fresh_lists_in_input_order() -> None:
+def test_paths_are_fresh_lists_in_input_order() -> None:
     nodes = [Node("b", "a"), Node("a", None), Node("c", "a"), Node("d", "b"), Node("e", None)]
     assert list(paths_of(link_messages(nodes))) == [[1, 0, 3], [1, 2], [4]]
     assert list(paths_of(link_messages(nodes, max_messages=2))) == [[1, 0], [1, 2], [4]]
@@ -133,7 +133,7 @@ def test_ways_are_fresh_lists_in_input_order() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_every_message_is_on_a_way_or_has_a_reason(data: st.DataObject) -> None:
+def test_every_message_is_on_a_path_or_has_a_reason(data: st.DataObject) -> None:
     ids = st.sampled_from("abcdefgh")
     nodes = data.draw(
         st.lists(st.builds(Node, ids, st.none() | ids, st.sampled_from([None, None, "bad"])))
@@ -222,7 +222,7 @@ def test_a_chain_longer_than_any_stack_is_one_thread(tmp_path: Path, num: int) -
         (nested,) = nested.pop("replies")
 
 
-def test_many_threads_of_one_tree_need_no_batch_of_their_own(tmp_path: Path) -> None:
+def test_many_threads_of_one_tree_may_span_batches(tmp_path: Path) -> None:
     rows = [row("a", None)] + [row(str(n), "a") for n in range(1000)]
     path = write(tmp_path / "m.jsonl", rows)
     limits = BatchLimits(num_documents=64)

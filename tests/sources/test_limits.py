@@ -62,9 +62,7 @@ def outcome(source: Source) -> list[str] | str:
     name=st.sampled_from(sorted(PACKED)),
     ends=st.booleans(),
 )
-def test_a_line_is_given_or_refused_by_its_length_alone(
-    tmp_path_factory, lengths, most, name, ends
-):
+def test_a_line_is_given_or_refused_by_its_length(tmp_path_factory, lengths, most, name, ends):
     path = tmp_path_factory.mktemp("lines") / name
     lines = ["x" * length for length in lengths]
     path.write_bytes(PACKED[name]("\n".join([*lines, ""] if ends else lines).encode()))
@@ -89,7 +87,7 @@ def test_a_line_is_given_or_refused_by_its_length_alone(
     most=st.integers(1, 40),
     piece=st.integers(20, 400),
 )
-def test_pieces_of_a_file_keep_to_the_bound_of_their_source(tmp_path_factory, lengths, most, piece):
+def test_pieces_of_a_file_have_the_bound_of_their_source(tmp_path_factory, lengths, most, piece):
     path = tmp_path_factory.mktemp("pieces") / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in lengths))
     source = JsonlSource(path, field="text", limits=TINY).limited(most)
@@ -226,7 +224,7 @@ for name, make in sources.items():
 
 
 @pytest.mark.parametrize("kind", ["sparse", "gz", "zst"])
-def test_a_line_of_three_gigabytes_is_refused_in_the_memory_of_a_small_one(tmp_path, kind):
+def test_a_line_of_three_gigabytes_is_refused_in_little_memory(tmp_path, kind):
     """The limit of the process would end a reader that took the line whole."""
     path = tmp_path / f"a.jsonl{'' if kind == 'sparse' else '.' + kind}"
     block = b"x" * (64 * MIB)

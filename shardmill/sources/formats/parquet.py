@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, cast
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,10 @@ from shardmill.sources.formats.json_rows import Object
 from shardmill.sources.formats.jsonl import own_id
 from shardmill.sources.source import FileSource, Format, InputRow, RowLocation
 from shardmill.storage.files import InputFile, Where, list_files, unreadable
+from shardmill.storage.hub import HubFile, fetch_range, file_size
+from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import Range, RangedFile, blocks_of
+from shardmill.storage.retry import RetryPolicy
 
 MOST_RANGES = 256
 """Ranges of one file, when it is split as finely as possible: each reads the footer."""
@@ -47,25 +51,21 @@ _PAGE = 4  # a page, which Arrow holds whole, may be this many times as large as
 _FOOTER_BYTES = 16 * 2**20  # of remembered footers
 
 
-class RemoteFile(Protocol):
-    """A remote file that is not on object storage: one of a hub dataset."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubInput:
+    """A file of a hub dataset at a commit, read by retried requests."""
 
-    @property
-    def place(self) -> Hashable:
-        """What is read, as an error names it. It never changes."""
-
-    @property
-    def name(self) -> str:
-        """The file in the ids of drops."""
+    place: HubFile
+    name: str  # "owner/name/data/train-0.parquet", with the dataset as the caller wrote it
+    retry: RetryPolicy
 
     @property
     def num_bytes(self) -> int:
-        """May take a request."""
+        """Asks the hub."""
+        return self.retry.call(lambda: file_size(self.place), str(self.place))
 
-    def open(self, num_bytes: int, blocks: Sequence[Range]) -> RangedFile: ...
 
-
-ParquetInput = InputFile | RemoteFile
+ParquetInput = InputFile | HubInput
 
 
 class _Footer(NamedTuple):
@@ -108,10 +108,13 @@ _footers = _Footers()
 
 def _open_ranges(file: ParquetInput, num_bytes: int, blocks: Sequence[Range]) -> RangedFile:
     if isinstance(file, InputFile):
-        from shardmill.storage.object_files import open_far
+        return open_object(cast(ObjectPath, file.place), num_bytes, blocks)
 
-        return open_far(cast(Any, file.place), num_bytes, blocks)
-    return file.open(num_bytes, blocks)
+    def fetch(start: int, stop: int) -> bytes:
+        return fetch_range(file.place, start, stop, num_bytes)
+
+    retry = partial(file.retry.call, what=str(file.place))
+    return RangedFile(fetch, num_bytes, blocks, retry=retry)
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def test_runs_cover_everything_once_and_are_as_long_as_they_may_be(
         assert None in longer or sum(map(int, longer)) > num_bytes  # type: ignore[arg-type]
 
 
-def test_runs_never_grow_too_long_to_send() -> None:
+def test_runs_have_a_maximal_length() -> None:
     assert list(runs([0] * (MAX_RUN + 1), 10)) == [(0, MAX_RUN), (MAX_RUN, MAX_RUN + 1)]
 
 
@@ -351,7 +351,7 @@ def test_a_fresh_process_reads_a_piece(tmp_path: Path) -> None:
     assert found == [account(piece.batches()) for piece in pieces]
 
 
-def test_what_cannot_be_cut_says_so(tmp_path: Path) -> None:
+def test_only_sources_that_can_be_cut_are_cuttable(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     source = TextSource(tmp_path)
 
