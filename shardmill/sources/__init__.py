@@ -1,28 +1,28 @@
-"""Files and hubs become documents or conversations, with a cursor that resumes exactly.
+"""Files, hub datasets and Python values as documents or conversations.
 
-In: files, folders, globs, hub datasets, Python values.
-Out: `TextBatch`es or `ConversationBatch`es (see `records`).
-Promise: bounded batches; from the cursor of any batch a fresh source gives exactly the rest; every
-row read is a document or conversation, an empty one, or a drop with an id and a reason.
-Not here: tokens, splits; whether a conversation makes sense.
+A source gives bounded batches; from the cursor of any batch a fresh source gives exactly the rest.
+Every row read is a document or conversation, an empty one, or a drop with an id and a reason.
 """
 
-from shardmill.sources.appended import Appended, append_files, files_of, only_files
+from shardmill.sources.append import Appended, append_files, files_of, only_files
 from shardmill.sources.batches import BatchLimits, cut, limited, stamp_of, too_large
-from shardmill.sources.chats.conversations import ChatSource
-from shardmill.sources.chats.json_records import iter_jsonl_rows
-from shardmill.sources.chats.shapes import CHAT_REASONS, SHAPES
 from shardmill.sources.cleaning import byte_lengths
-from shardmill.sources.concat import ConcatSource
-from shardmill.sources.file_source import FileSource
-from shardmill.sources.formats.hub_parquet import HubParquetSource, open_hub
-from shardmill.sources.formats.hub_source import HubOptions, HubSource, iter_rows
-from shardmill.sources.formats.jsonl import JsonlSource
+from shardmill.sources.conversations import ChatSource
+from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
 from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
+from shardmill.sources.hub import HubOptions, HubSource, iter_rows
+from shardmill.sources.hub_parquet import HubParquetSource, open_hub
 from shardmill.sources.memory import MemoryChats, MemorySource
 from shardmill.sources.open import is_hub_dataset, open_chats, open_source
-from shardmill.sources.row_lookup import RowLocation, knows_rows, read_document
+from shardmill.sources.shapes import CHAT_REASONS, SHAPES
+from shardmill.sources.source import (
+    ConcatSource,
+    FileSource,
+    RowLocation,
+    knows_rows,
+    read_document,
+)
 
 __all__ = [
     "Appended",

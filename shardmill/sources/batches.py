@@ -1,40 +1,7 @@
-"""Bound batches: cut what is too large, join what is too small.
+"""What all sources share: bounded batches, checked cursors, and runs of small inputs.
 
-In: byte lengths of texts, or batches in order.  Out: half-open cuts, or batches in order.
-Promise: no batch holds more than the limits, except one document that alone is larger; order,
-counts and drops are kept; the cursor of a joined batch is that of its last part. With `most_bytes`
+A batch keeps within `BatchLimits`, except for one document that alone is larger. With `most_bytes`
 no document may be larger than that, and readers refuse it before they hold it.
-Not here: reading or cleaning.
-
-Read numbers and names out of a cursor, or refuse it by name.
-
-In: a cursor (untrusted JSON from a journal).  Out: checked values.
-Promise: exact keys, exact types; nothing is defaulted.
-
-Join what is small into units of about one size.
-
-In: sizes, in order, and how large a unit should be.  Out: runs of neighbours.
-Promise: every neighbour once, in order; a run is as long as its size allows, and what alone is
-larger stands alone; a pure function of its arguments.
-Not here: cutting what is too large; each kind of input knows its own parts.
-
-A bound on the size of one document, where a source can keep to it.
-
-In: a source, bytes.  Out: the same source, which refuses a larger document while it reads it.
-Promise: names, descriptions, batches and cursors stay as they are. A source that has no such bound,
-such as one of a user, is given back as it is: what it gives has been read when it can be measured.
-Not here: how much is allowed; who builds knows what memory there is.
-
-What must not change between a stop and a resume, on one machine.
-
-`describe` identifies input on any machine, so it cannot see an edit in the middle of a large file
-that keeps its size. A stamp may hold what only this machine knows, such as times; it stays in the
-workplace of a build and never reaches a store.
-
-A short name for input the caller did not name.
-
-In: a path, a glob, a URL, or a list of them.  Out: one word for reports; never an absolute path,
-never a secret.
 """
 
 from __future__ import annotations
@@ -50,7 +17,7 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import ConversationSource, Source
-from shardmill.records import JSON, Cursor, IntArray, TextBatch
+from shardmill.records import JSON, IntArray, TextBatch
 from shardmill.sources.cleaning import byte_lengths
 from shardmill.storage.files import Where
 from shardmill.urls import Url
@@ -74,8 +41,8 @@ class BatchLimits:
         return replace(self, most_bytes=most_bytes)
 
     def most_input(self, expansion: int = 1) -> int | None:
-        """Bytes of input that a document may take when each of its own takes `expansion` at most;
-        beside them there may be as many as a batch has, which are held anyway."""
+        """Bytes of input that may hold one document, when each of its bytes takes at most
+        `expansion` of them. A batch more is allowed, because a batch is held anyway."""
         if self.most_bytes is None:
             return None
         return self.most_bytes * expansion + self.num_bytes
@@ -85,15 +52,17 @@ DEFAULT_LIMITS = BatchLimits()
 
 
 def too_large(where: str, found: str, most: int) -> SourceError:
-    """The one wording for what does not fit into memory."""
+    """A document, line or page does not fit into memory."""
     return SourceError(
-        f"{where}: {found}; with the memory that there is, {most:,} can be read: cut it into "
-        "several, allow more memory (memory=), or use fewer workers"
+        f"{where}: {found}; with the available memory {most:,} can be read: cut it into several, "
+        "allow more with {memory}, or use fewer {workers}",
+        memory=...,
+        workers=...,
     )
 
 
 def cut(lengths: IntArray, limits: BatchLimits) -> list[tuple[int, int]]:
-    """Cover `range(len(lengths))` with as few consecutive `(start, stop)` as the limits allow."""
+    """Cover `range(len(lengths))` with as few consecutive ranges as the limits allow."""
     edges = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     pieces = []
     start = 0
@@ -106,7 +75,8 @@ def cut(lengths: IntArray, limits: BatchLimits) -> list[tuple[int, int]]:
 
 
 def coalesce(batches: Iterable[TextBatch], limits: BatchLimits) -> Iterator[TextBatch]:
-    """Join neighbours while they fit. At most one batch is held back, and read ahead, at a time."""
+    """Join neighbours while they fit; a joined batch has the cursor of its last part. At most one
+    batch is read ahead."""
     held: list[TextBatch] = []
     num_bytes = num_read = 0
     for batch in batches:
@@ -148,48 +118,41 @@ def _joined(batches: list[TextBatch]) -> TextBatch:
     )
 
 
-def cursor_count(cursor: Cursor | None, key: str, source: str) -> int:
-    """The one count of a cursor `{key: count}`; 0 when there is no cursor."""
-    if cursor is None:
-        return 0
-    (count,) = counts_of(cursor, (key,), source)
-    return count
-
-
 def counts_of(cursor: JSON, keys: tuple[str, ...], source: str) -> tuple[int, ...]:
     """The counts of a cursor that holds exactly `keys`."""
     found = fields_of(cursor, keys, source)
     for key, value in zip(keys, found, strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise _bad(cursor, source, f"{key!r} must be a count, 0 or more")
+            raise _bad_cursor(cursor, source, f"{key!r} must be a count, 0 or more")
     return tuple(value for value in found if isinstance(value, int))
 
 
 def fields_of(cursor: JSON, keys: tuple[str, ...], source: str) -> tuple[JSON, ...]:
     """The values of a cursor that holds exactly `keys`."""
     if not isinstance(cursor, dict) or set(cursor) != set(keys):
-        raise _bad(cursor, source, f"wanted exactly the keys {', '.join(map(repr, keys))}")
+        raise _bad_cursor(cursor, source, f"wanted exactly the keys {', '.join(map(repr, keys))}")
     return tuple(cursor[key] for key in keys)
 
 
-def _bad(cursor: JSON, source: str, wanted: str) -> SourceError:
+def _bad_cursor(cursor: JSON, source: str, wanted: str) -> SourceError:
     return SourceError(
         f"source {source!r} cannot resume from the cursor {cursor!r:.200}: {wanted}; "
-        "use a cursor that this kind of source gave, or start anew"
+        "use a cursor of this kind of source, or start over"
     )
 
 
-MOST = 1024
-"""Of so many neighbours a run consists at most: it stays small to send, whatever their size."""
+MAX_RUN = 1024
+"""Most inputs in a run, so that a piece stays small when pickled, however small its files."""
 
 
 def runs(sizes: Iterable[int | None], num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Half-open runs of neighbours; one of size None stands alone."""
+    """Half-open runs of neighbours that together have at most `num_bytes`; one that is larger, or
+    whose size is None, is a run by itself."""
     start = stop = 0
     total: float = 0
     for size in sizes:
         weight = math.inf if size is None else size
-        if start < stop and (total + weight > num_bytes or stop - start == MOST):
+        if start < stop and (total + weight > num_bytes or stop - start == MAX_RUN):
             yield start, stop
             start, total = stop, 0
         stop += 1
@@ -200,7 +163,7 @@ def runs(sizes: Iterable[int | None], num_bytes: int) -> Iterator[tuple[int, int
 
 def check_num_bytes(num_bytes: int) -> None:
     if num_bytes < 1:
-        raise OptionError(f"num_bytes={num_bytes}: wanted how large a piece should be, 1 or more")
+        raise OptionError("{num_bytes}: wanted the size of a piece, 1 or more", num_bytes=num_bytes)
 
 
 AnySource = TypeVar("AnySource")
@@ -208,27 +171,30 @@ AnySource = TypeVar("AnySource")
 
 @runtime_checkable
 class LimitedSource(Protocol):
-    """A source that can refuse what is too large before it holds it."""
+    """A source that can refuse a document that is too large before it holds it."""
 
     def limited(self, num_bytes: int) -> Self: ...
 
 
 def limited(source: AnySource, num_bytes: int) -> AnySource:
-    """The source, bounded as far as it can be."""
+    """The same source, which refuses a document over `num_bytes`. Names, descriptions, batches and
+    cursors stay. A source without such a bound, such as a user's own, is returned as it is."""
     if isinstance(source, LimitedSource):
         return cast(AnySource, source.limited(num_bytes))
     return source
 
 
 def stamp_of(source: Source | ConversationSource) -> JSON:
-    """The source's own stamp; None when it has none."""
+    """What must not change between a stop and a resume on this machine, such as file times; None
+    when the source has no stamp. It stays in a build's work folder and never reaches a store."""
     stamp = getattr(source, "stamp", None)
     found: JSON = stamp() if callable(stamp) else None
     return found
 
 
 def name_of(where: Where) -> str:
-    """The last part of the path: "books" for "data/books/", "a.jsonl" for "data/a.jsonl"."""
+    """A short name for input the caller did not name, without absolute paths or secrets: "books"
+    for "data/books/", "a.jsonl" for "data/a.jsonl"."""
     if isinstance(where, str | Path):
         path = Path(str(Url(str(where))))
         return path.name or path.resolve().name or "files"

@@ -1,17 +1,8 @@
-"""Make raw texts fit to be documents.
+"""Make raw texts fit to be documents, and choose the field that holds them.
 
-In: an Arrow array of strings or bytes without nulls.  Out: valid, non-empty texts and two counts.
-Promise: invalid UTF-8 and lone surrogates become U+FFFD, one leading BOM goes, CR LF becomes LF;
-nothing else changes (a lone CR and white space stay). Only "" is empty. Each document is treated
-alone, so how documents are grouped never matters.
-Not here: finding documents in files. Whole arrays at a time; Python touches single documents only
-in an array that holds an invalid one.
-
-Which field of a row is the text.
-
-In: the fields of the first row, or a schema, and the caller's wish.  Out: one field name.
-Promise: the wish; else "text"; else the first field that holds a string, announced; else an error
-that lists what there is.
+Invalid UTF-8 and lone surrogates become U+FFFD, one leading BOM is removed, CR LF becomes LF;
+nothing else changes (a lone CR and white space stay), and only "" is empty. Each document is
+cleaned alone, so grouping never matters. The work is done on whole Arrow arrays.
 """
 
 from __future__ import annotations
@@ -35,6 +26,8 @@ REPLACEMENT = "\ufffd"
 
 Mask = npt.NDArray[np.bool_]
 
+logger = logging.getLogger(__name__)
+
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -56,7 +49,7 @@ def clean(raw: pa.Array, *, repaired: Mask | None = None) -> Cleaned:
     num_kept = int(np.count_nonzero(filled))
     if num_kept < len(texts):
         texts = texts.filter(pa.array(filled))
-    # Never empty, so always kept: a document with a replacement holds at least that one.
+    # A document with a replacement is never empty, so all of them are kept.
     num_invalid = 0 if invalid is None else int(np.count_nonzero(invalid))
     return Cleaned(texts=texts, counts={"empty": len(raw) - num_kept, "invalid_utf8": num_invalid})
 
@@ -87,8 +80,13 @@ def _encoded(texts: Sequence[str | None]) -> pa.LargeStringArray:
 
 
 def replace_surrogates(text: str) -> str:
-    """Half of a surrogate pair is no character and has no UTF-8: it becomes U+FFFD."""
+    """Half a surrogate pair has no UTF-8: it becomes U+FFFD."""
     return _LONE_SURROGATE.sub(REPLACEMENT, text)
+
+
+def unix_lines(text: str) -> str:
+    """CR LF becomes LF."""
+    return text.replace("\r\n", "\n") if "\r" in text else text
 
 
 def _valid(raw: pa.LargeBinaryArray) -> tuple[pa.LargeStringArray, Mask | None]:
@@ -139,30 +137,25 @@ def _edges(texts: pa.LargeStringArray | pa.LargeBinaryArray) -> OffsetArray:
     return edges[texts.offset : texts.offset + len(texts) + 1]
 
 
-logger = logging.getLogger(__name__)
-
-PREFERRED = "text"
-
-
 def choose_field(fields: Iterable[tuple[str, bool]], *, wanted: str | None, where: str) -> str:
-    """`fields` are pairs of name and whether it holds a string, in the input's order."""
+    """The wanted field; else "text"; else the first field that holds a string, which is logged.
+
+    `fields` are pairs of a name and whether it holds a string, in the input's order.
+    """
     known = dict(fields)
+    listed = f"found the fields {', '.join(map(repr, known)) or 'none'}"
     if wanted is not None:
         if wanted not in known:
-            raise SourceError(f"{where}: no field {wanted!r}; {_listed(known)}")
+            raise SourceError(f"{where}: no field {wanted!r}; {listed}")
         return wanted
-    if PREFERRED in known:
-        return PREFERRED
+    if "text" in known:
+        return "text"
     for name, is_string in known.items():
         if is_string:
-            logger.info("%s: no field 'text'; the documents are taken from %r", where, name)
+            logger.info("%s: no field 'text'; the documents are read from %r", where, name)
             return name
     raise SourceError(
-        f"{where}: neither a field 'text' nor any string field; {_listed(known)}; "
-        "say which holds the documents with field="
+        f"{where}: neither a field 'text' nor any string field; {listed}; name the one that holds "
+        "the documents with {field}",
+        field=...,
     )
-
-
-def _listed(fields: dict[str, bool]) -> str:
-    names = ", ".join(map(repr, fields)) or "none"
-    return f"found the fields {names}"

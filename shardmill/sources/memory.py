@@ -1,38 +1,42 @@
-"""Documents that are already in the program.
+"""Documents and conversations that are already in the program.
 
-In: strings, from anything that can be looped over or from a function that makes such a thing.
-Out: `TextBatch`es; the cursor is the number of documents read.
-Promise: what can be read twice resumes exactly; what cannot (a generator) is refused on the second
-reading, never taken for empty.
-Not here: an identity of the content. `describe` holds the name alone: the caller vouches that the
-same name means the same documents.
-
-Conversations that are already in the program.
-
-In: `Conversation`s or plain lists of messages, in a list or from a function that makes them anew.
-Out: `ConversationBatch`es; the cursor is the number of conversations read.
-Promise: CR LF becomes LF and half a surrogate pair U+FFFD, as in files; one without an id is named
-by its number, "memory:3". What can be read only once (a generator) is refused at once.
-Not here: an identity of the content. `describe` holds the name alone: the caller vouches that the
-same name means the same conversations.
+The cursor is the number of documents or conversations read. Input that can be read only once, such
+as a generator, is refused at the second reading, never taken for empty. `describe` holds only the
+name: the caller vouches that the same name means the same content.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, TextBatch
-from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, cursor_count
-from shardmill.sources.chats.conversations import ConversationGroup, Spot, batched
-from shardmill.sources.chats.json_records import repaired
-from shardmill.sources.chats.shape_readers import tidied
+from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of
 from shardmill.sources.cleaning import clean, strings_to_arrow
+from shardmill.sources.conversations import ChatCursor, ConversationGroup, batched
+from shardmill.sources.formats.json_rows import repaired
+from shardmill.sources.shapes import tidied
+from shardmill.sources.source import RowLocation
 
 Texts = Iterable[str] | Callable[[], Iterable[str]]
+Chat: TypeAlias = Conversation | Sequence[Mapping[str, Any]]
+
+_T = TypeVar("_T")
+
+
+def _skipped(iterator: Iterator[_T], start: int, what: str, name: str) -> Iterator[_T]:
+    """The rest after the first `start`."""
+    found = sum(1 for _ in islice(iterator, start))
+    if found < start:
+        raise SourceError(
+            f"source {name!r}: the cursor is after {start:,} {what}, but there are only {found:,}; "
+            "resume with the input the cursor came from"
+        )
+    return iterator
 
 
 class MemorySource:
@@ -55,15 +59,32 @@ class MemorySource:
     def name(self) -> str:
         return self._name
 
+    @property
+    def limits(self) -> BatchLimits:
+        return self._limits
+
     def describe(self) -> dict[str, JSON]:
         return {"kind": "memory", "name": self._name}
 
     def size_hint(self) -> int | None:
         return None
 
+    def with_limits(self, limits: BatchLimits) -> Self:
+        """The same documents in other batches."""
+        source = copy(self)
+        source._limits = limits
+        return source
+
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        start = cursor_count(cursor, "documents", self._name)
+        start = 0 if cursor is None else counts_of(cursor, ("documents",), self._name)[0]
         return self._read(self._fresh(start), start)
+
+    def locate(
+        self, _before: Cursor | None, after: Cursor, _rows_before: int | None, /
+    ) -> RowLocation:
+        """The document that ends at the cursor `after`."""
+        row = counts_of(after, ("documents",), self._name)[0] - 1
+        return RowLocation(id=f"{self._name}: document {row}", row=row)
 
     def _fresh(self, start: int) -> Iterator[str]:
         texts = self._texts() if callable(self._texts) else self._texts
@@ -74,34 +95,15 @@ class MemorySource:
                     f"source {self._name!r} is a {type(texts).__name__} that can be read only "
                     f"once, and reading from document {start:,} was asked for"
                     f"{' after an earlier reading' if self._used_up else ''}; "
-                    "pass a list, or a function that makes it anew"
+                    "pass a list, or a function that makes a new one"
                 )
             self._used_up = True
-        skipped = sum(1 for _ in islice(iterator, start))
-        if skipped < start:
-            raise SourceError(
-                f"source {self._name!r}: the cursor stands after {start:,} documents, but there "
-                f"are only {skipped:,}; resume with the texts the cursor came from"
-            )
-        return iterator
+        return _skipped(iterator, start, "documents", self._name)
 
-    def _read(self, iterator: Iterator[str], start: int) -> Iterator[TextBatch]:
-        for chunk in self._chunks(iterator, start):
-            start += len(chunk)
-            array, repaired = strings_to_arrow(chunk)
-            cleaned = clean(array, repaired=repaired)
-            yield TextBatch(
-                texts=cleaned.texts,
-                num_read=len(chunk),
-                counts=cleaned.counts,
-                cursor={"documents": start},
-            )
-
-    def _chunks(self, iterator: Iterator[str], start: int) -> Iterator[list[str]]:
-        """The texts of one batch after the other; one text is read ahead."""
-        chunk: list[str] = []
+    def _read(self, texts: Iterator[str], start: int) -> Iterator[TextBatch]:
+        held: list[str] = []
         num_bytes = 0
-        for number, text in enumerate(iterator, start):
+        for number, text in enumerate(texts, start):
             if not isinstance(text, str):
                 raise SourceError(
                     f"source {self._name!r}, document {number:,} (from 0): "
@@ -109,20 +111,34 @@ class MemorySource:
                 )
             size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
             is_full = num_bytes + size > self._limits.num_bytes
-            if chunk and (is_full or len(chunk) == self._limits.num_documents):
-                yield chunk
-                chunk, num_bytes = [], 0
-            chunk.append(text)
+            if held and (is_full or len(held) == self._limits.num_documents):
+                yield _batch(held, number)
+                held, num_bytes = [], 0
+            held.append(text)
             num_bytes += size
-        if chunk:
-            yield chunk
+            start = number + 1
+        if held:
+            yield _batch(held, start)
 
 
-Chat: TypeAlias = Conversation | Sequence[Mapping[str, Any]]
+def _batch(texts: list[str], stop: int) -> TextBatch:
+    """Documents of which the last has the number `stop - 1`."""
+    array, repaired = strings_to_arrow(texts)
+    cleaned = clean(array, repaired=repaired)
+    return TextBatch(
+        texts=cleaned.texts,
+        num_read=len(texts),
+        counts=cleaned.counts,
+        cursor={"documents": stop},
+    )
 
 
 class MemoryChats:
-    """Conversations from a list, or from a function that gives a fresh iterable at each call."""
+    """Conversations from a list, or from a function that gives a fresh iterable at each call.
+
+    As in files, CR LF becomes LF and half a surrogate pair U+FFFD. A conversation without an id is
+    named by its number, "memory:3".
+    """
 
     def __init__(
         self,
@@ -134,7 +150,7 @@ class MemoryChats:
         if isinstance(conversations, Iterator):
             raise SourceError(
                 f"{name}: a {type(conversations).__name__} can be read only once, so nothing could "
-                "resume; pass a list, or a function that makes it anew"
+                "resume; pass a list, or a function that makes a new one"
             )
         self._conversations = conversations
         self._name = name
@@ -154,29 +170,20 @@ class MemoryChats:
         return None
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
-        start = cursor_count(cursor, "conversations", self._name)
-        units = self._units(self._fresh(start), start)
+        start = 0 if cursor is None else counts_of(cursor, ("conversations",), self._name)[0]
+        given = self._conversations
+        chats = _skipped(
+            iter(given() if callable(given) else given), start, "conversations", self._name
+        )
+        groups = (self._group(chat, number) for number, chat in enumerate(chats, start))
         return batched(
-            units, Spot(0, start), self._limits, lambda spot: {"conversations": spot.mark}
+            groups,
+            ChatCursor(0, start),
+            self._limits,
+            lambda cursor: {"conversations": cursor.position},  # type: ignore[dict-item]
         )
 
-    def _fresh(self, start: int) -> Iterator[Chat]:
-        found = self._conversations
-        iterator = iter(found() if callable(found) else found)
-        skipped = sum(1 for _ in islice(iterator, start))
-        if skipped < start:
-            raise SourceError(
-                f"source {self._name!r}: the cursor stands after {start:,} conversations, but "
-                f"there are only {skipped:,}; resume with those the cursor came from"
-            )
-        return iterator
-
-    def _units(self, chats: Iterator[Chat], start: int) -> Iterator[ConversationGroup]:
-        for number, chat in enumerate(chats, start):
-            conversation, mended = self._read(chat, number)
-            yield ConversationGroup((conversation,), Spot(0, number + 1), mended)
-
-    def _read(self, chat: Chat, number: int) -> tuple[Conversation, bool]:
+    def _group(self, chat: Chat, number: int) -> ConversationGroup:
         """The conversation, and whether something in it was replaced."""
         found = chat if isinstance(chat, Conversation) else Conversation(messages=chat)
         messages = found.messages
@@ -193,4 +200,5 @@ class MemoryChats:
             messages=[tidied(message) for message in valid],
             id=found.id or f"{self._name}:{number}",
         )
-        return read, valid != [dict(message) for message in messages]
+        is_repaired = valid != [dict(message) for message in messages]
+        return ConversationGroup((read,), ChatCursor(0, number + 1), is_repaired)

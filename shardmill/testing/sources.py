@@ -1,11 +1,8 @@
-"""The laws of sources, and input that is hard to read.
+"""The guarantees of sources as assertions, and input that is hard to read.
 
-In: a source, or a function that makes one.  Out: nothing, or an AssertionError that says which law.
-Promise: a source that passes resumes exactly from every cursor and accounts for every row it read;
-its pieces, when it can be divided or cut, are sources that together give what it gives. There are
-laws for documents and for conversations.
-Strategies build each row together with what must come of it, so that a test needs no second parser.
-Not here: speed and memory.
+A source that passes resumes exactly from every cursor and accounts for every row it read; its
+pieces, when it can be divided or cut, together give what it gives. The hypothesis strategies make
+each row together with the document or drop it must become, so that a test needs no second parser.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Everything a source gave, whatever its batches were."""
+    """Everything a source gave, however it was batched."""
 
     texts: list[str] = field(default_factory=list)
     num_read: int = 0
@@ -75,7 +72,7 @@ def account(batches: Iterable[TextBatch]) -> Account:
 
 
 def joined(pieces: Iterable[Source]) -> Account:
-    """What pieces give one behind the other, each drop with its full id; see `CuttableSource`."""
+    """What pieces give in order, each drop with its full id; see `CuttableSource`."""
     parts: list[TextBatch] = []
     before = 0
     for piece in pieces:
@@ -90,7 +87,7 @@ def joined(pieces: Iterable[Source]) -> Account:
 
 
 def assert_ledger_balances(source: Source) -> Account:
-    """Every row read is a document, an empty one or a drop; documents are clean; gives the sum."""
+    """Every row read is a document, an empty one or a drop, and documents are clean."""
     batches = list(source.batches())
     for number, batch in enumerate(batches):
         where = f"{source.name}, batch {number}"
@@ -111,9 +108,9 @@ def assert_ledger_balances(source: Source) -> Account:
 def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
     """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
 
-    The rest is the same batches, borders included: a build that stops at a budget in
-    the middle of a batch must count the same whether it was resumed or not.
-    Reads the source once for each of its batches: give it small input and small limits.
+    The rest is the same batches: a build that stops at a budget in the middle of a batch must count
+    the same whether it was resumed or not. Reads the source once for each of its batches, so give
+    it small input and small limits.
     """
     batches = list(make_source().batches())
     for number, batch in enumerate(batches):
@@ -130,11 +127,9 @@ def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
 def assert_divides_exactly(
     make_source: Callable[[], DividedSource], at_least: Iterable[int] = (1, 2, 3, 100)
 ) -> list[int]:
-    """However a source is divided: its pieces, sent to another process and read one behind the
-    other, give its documents, drops and counts; each of them resumes exactly. Gives the number of
-    pieces for each of `at_least`.
-
-    Dividing again gives the same pieces, and asking for more never gives fewer.
+    """However a source is divided, its pieces, pickled and read in order, give its documents, drops
+    and counts, and each resumes exactly. Dividing again gives the same pieces, and asking for more
+    never gives fewer. Returns the number of pieces for each of `at_least`.
     """
     whole = account(make_source().batches())
     numbers = []
@@ -155,9 +150,9 @@ def assert_divides_exactly(
 
 
 def assert_cut_is_the_source(source: CuttableSource, num_bytes: int) -> list[Source]:
-    """Pieces of about `num_bytes`, sent to another process and read one behind the other, give the
-    documents, counts and drops of the source, these with their full ids; each of them resumes
-    exactly and accounts for its rows; cutting again gives the same. Gives the pieces.
+    """Pieces of about `num_bytes`, pickled and read in order, give the documents, counts and drops
+    of the source, the drops with their full ids. Each resumes exactly and accounts for its rows.
+    Cutting again gives the same. Returns the pieces.
     """
     whole = account(source.batches())
     pieces = list(source.cut(num_bytes))
@@ -174,7 +169,7 @@ def assert_cut_is_the_source(source: CuttableSource, num_bytes: int) -> list[Sou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCase:
-    """One input row and its fate: a document, or an empty one (""), or a drop."""
+    """One input row and what becomes of it: a document, an empty one (""), or a drop."""
 
     raw: bytes  # a line of JSON without its end, or the bytes of a column or file; see the strategy
     document: str | None  # None: dropped
@@ -206,7 +201,7 @@ _PIECES += ["a", "word ", "\u00e9", "\u4e2d\u6587", "\U0001f600", "\ufffd", "e\u
 
 
 def nasty_texts() -> st.SearchStrategy[str]:
-    """Valid text with what readers trip over: line ends, BOMs, NULs, quotes, wide characters."""
+    """Valid text that is hard to read: line ends, BOMs, NULs, quotes, wide characters."""
     pieces = st.sampled_from(_PIECES) | st.text(st.characters(codec="utf-8"), max_size=4)
     return st.lists(pieces, max_size=8).map("".join)
 
@@ -217,7 +212,7 @@ def cleaned(text: str) -> str:
 
 
 def raw_bytes() -> st.SearchStrategy[RowCase]:
-    """Bytes of a file or a binary column: text, or text with bytes that are no UTF-8."""
+    """Bytes of a file or a binary column: text, or text with bytes that are not UTF-8."""
     good = nasty_texts().map(lambda text: RowCase(raw=text.encode(), document=cleaned(text)))
     bad = st.tuples(nasty_texts(), st.sampled_from(_NOT_UTF8), nasty_texts()).map(_damaged)
     return good | bad
@@ -240,7 +235,7 @@ def _damaged(parts: tuple[str, tuple[bytes, int], str]) -> RowCase:
 
 
 def json_lines(*, with_bad: bool) -> st.SearchStrategy[RowCase]:
-    """Lines of JSON whose field "text" matters; with broken ones, for on_bad="skip", on request."""
+    """Lines of JSON whose field "text" matters; `with_bad` adds broken ones, for on_bad="skip"."""
     kinds = [
         st.tuples(nasty_texts(), st.booleans()).map(_good_line),
         raw_bytes().map(_raw_line),
@@ -278,7 +273,7 @@ def _good_line(parts: tuple[str, bool]) -> RowCase:
 
 
 def _raw_line(case: RowCase) -> RowCase:
-    """The bytes of a case inside a JSON string: escape what JSON demands, keep the damage."""
+    """The bytes of a case inside a JSON string: what JSON demands is escaped, damage is kept."""
     table = [(b"\\", b"\\\\"), (b'"', b'\\"')]
     table += [(bytes([code]), b"\\u%04x" % code) for code in range(32)]
     data = case.raw
@@ -299,7 +294,7 @@ def _bad_line(pair: tuple[bytes, str]) -> RowCase:
 
 
 def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int = 7) -> bytes:
-    """A small Parquet file with several row groups, beside a column that is not text."""
+    """A small Parquet file with several row groups and another column that is not text."""
     numbers = pa.array(range(len(column)), pa.int64())
     stream = io.BytesIO()
     pq.write_table(
@@ -310,7 +305,7 @@ def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAccount:
-    """Everything a source of conversations gave, whatever its batches were."""
+    """Everything a source of conversations gave, however it was batched."""
 
     conversations: list[Conversation] = field(default_factory=list)
     num_read: int = 0
@@ -330,9 +325,9 @@ def chat_account(batches: Iterable[ConversationBatch]) -> ChatAccount:
 
 
 def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccount:
-    """`num_read` is the conversations and the drops; both have ids; what is said is clean text.
+    """`num_read` is the conversations and the drops; both have ids; contents are clean text.
 
-    A record of many threads counts once for each: `num_read` is not the number of records.
+    A row of many threads counts once for each: `num_read` is not the number of rows.
     """
     batches = list(source.batches())
     for number, batch in enumerate(batches):
@@ -357,7 +352,7 @@ def assert_conversations_resume_exactly(
 ) -> ChatAccount:
     """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
 
-    As `assert_resumes_exactly`, borders included. Reads the source once for each batch.
+    As `assert_resumes_exactly`: the same batches. Reads the source once for each batch.
     """
     batches = list(make_source().batches())
     for number, batch in enumerate(batches):

@@ -319,10 +319,10 @@ def test_files_that_would_be_read_otherwise_are_refused(tmp_path):
 def test_what_cannot_grow_is_refused(tmp_path):
     growing = grown(tmp_path, ["a"])
     build(MemorySource(["a"], name="m"), tmp_path / "memory")
-    with pytest.raises(OptionError, match="no list of files"):
+    with pytest.raises(OptionError, match="not a list of files"):
         build(growing.as_found(), tmp_path / "memory", append=True)
     build(growing.as_found(), tmp_path / "s")
-    with pytest.raises(OptionError, match="no list of files"):
+    with pytest.raises(OptionError, match="not a list of files"):
         build(MemorySource(["a"], name="m"), tmp_path / "s", append=True)
     feed = Feed(source=growing.as_found(), fill=(("train", None),))
     with pytest.raises(OptionError, match="one source only"):

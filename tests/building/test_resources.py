@@ -151,7 +151,7 @@ def test_a_line_larger_than_the_memory_of_a_worker_is_one_clear_error(tmp_path, 
     words = done.stderr.splitlines()[-1]
     number, begin = (2, len(first)) if first else (1, 0)
     assert words.startswith(f"shardmill.errors.SourceError: {path}, line {number} (byte {begin}): ")
-    assert "bytes and no end of the line; with the memory that there is" in words
+    assert "bytes and no end of the line; with the available memory" in words
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from shardmill.sources import (
     open_hub,
     open_source,
 )
-from shardmill.sources.formats import hub_parquet as hubfiles
+from shardmill.sources.formats import parquet
 from shardmill.storage import ranges
 from shardmill.testing.sources import (
     account,
@@ -43,7 +43,7 @@ KINDS = {"rows": HubSource, "parquet": HubParquetSource, "best": open_hub}
 def source_of(job: dict[str, Any]) -> Any:
     """`kind` says which source; `piece` = [at_least, number] is one of its pieces; `block` is the
     most that is asked for at a request."""
-    hubfiles.blocks_of = partial(ranges.blocks_of, block=job.get("block", ranges.BLOCK_BYTES))
+    parquet.blocks_of = partial(ranges.blocks_of, block=job.get("block", ranges.BLOCK_BYTES))
     options = dict(job.get("options", {}))
     if options.get("shuffle"):
         options["shuffle"] = tuple(options["shuffle"])

@@ -86,7 +86,7 @@ def test_reading_on_fetches_each_block_once_and_few_ahead() -> None:
     assert max(ahead) <= DEPTH * 20
 
 
-def test_blocks_are_fetched_side_by_side() -> None:
+def test_blocks_are_fetched_concurrently() -> None:
     together = threading.Barrier(DEPTH, timeout=600)  # broken unless so many are under way at once
 
     def fetch(start: int, stop: int) -> bytes:

@@ -1,1 +1,1 @@
-"""File formats: bytes to documents, with ranges that workers can share."""
+"""The file formats, one module each. `sources/open.py` lists them by the endings of file names."""

@@ -1,21 +1,10 @@
-"""Bytes of a file in whole lines, plain or compressed.
+"""Whole lines of a file, plain or compressed, and ranges of bytes that own whole lines.
 
-In: a file and how much of it was read before.  Out: blocks that end at a line's end.
-Promise: the blocks joined are exactly the rest of the (decompressed) file, or of its lines that
-begin before `stop`; only the very last may lack its newline; a line longer than a block arrives
-whole, or is refused when it is longer than the limits allow, before it is read to its end; a
-compressed file that breaks off, is damaged or has no bytes is an error, never a short file. Memory:
-about two blocks, or the longest line that is allowed, whatever a file unpacks to.
-Not here: what a line means; which lines are wanted (`lineranges`).
-
-Ranges of a plain file's bytes that own whole lines.
-
-In: a file, and a range [start, stop) of its bytes.  Out: the lines whose first byte lies in it.
-Promise: ranges that touch share no line and lose none, wherever their edges fall: a line belongs to
-the range it begins in, and a range in the middle of a long line owns nothing. Reading looks at
-nothing before `start - 1`, and at nothing behind the last line. Lines are counted from the first
-line of the range; how many lie before it takes reading them, which only an error asks for.
-Not here: what a line means. A compressed file is read from its start, so it has no ranges.
+Blocks joined are exactly the rest of the decompressed file. A line longer than a block arrives
+whole, or is refused before it is read to its end when the limits forbid it. A damaged or truncated
+compressed file is an error, never a short file. Memory is about two blocks, or the longest allowed
+line. A line belongs to the range that its first byte is in, so ranges that touch share no line and
+lose none. A compressed file can only be read from its start, so it has no ranges.
 """
 
 from __future__ import annotations
@@ -25,10 +14,9 @@ import io
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import zstandard
@@ -37,6 +25,7 @@ from shardmill.errors import SourceError
 from shardmill.records import JSON, Cursor, OffsetArray
 from shardmill.sources.batches import BatchLimits, counts_of, cut, too_large
 from shardmill.sources.cleaning import BOM_BYTES
+from shardmill.sources.source import Format, RowLocation
 from shardmill.storage.files import InputFile, open_file
 
 _NEWLINE = 10
@@ -50,12 +39,12 @@ _COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineBlock:
-    """Whole lines. The BOM of a file's first line is not in `data`, but in the counts."""
+    """Whole lines. A BOM at the start of the file is not in `data`, but `end` counts it."""
 
     data: bytes
-    stops: OffsetArray  # (n,) where each line ends in `data`, behind its newline if it has one
-    first_line: int  # lines of the file before this block
-    end: int  # bytes of the (decompressed) file up to and with this block
+    stops: OffsetArray  # (n,) where each line ends in `data`, after its newline if it has one
+    first_line: int  # lines of the file or range before this block
+    end: int  # bytes of the (decompressed) file up to the end of this block
 
     def lines(self) -> Iterator[bytes]:
         """Each line, with its newline."""
@@ -74,8 +63,8 @@ def line_blocks(
     stop: int | None = None,
     is_json: bool = False,
 ) -> Iterator[LineBlock]:
-    """Blocks within the limits, from byte `start` on, which must be the start of a line; of a plain
-    file also up to the last line that begins before byte `stop`, which lies behind `start`.
+    """Blocks within the limits, from byte `start` on, which must be the start of a line. Of a plain
+    file, `stop` (after `start`) ends them with the last line that begins before it.
 
     A line may have `limits.most_input()` bytes, its end included; with `is_json` an escape such as
     \\u0041 counts as the one byte of text that it may be.
@@ -84,7 +73,7 @@ def line_blocks(
     # A little under the limit, so that a block with its last line usually is one batch.
     cell = limits.num_bytes - limits.num_bytes // 16
     with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
-        wanted = chunks if stop is None else _to_line_end(chunks, start, stop)
+        wanted = chunks if stop is None else _up_to_line_end(chunks, start, stop)
         if most is not None:
             wanted = _bounded(wanted, start, most, file, is_json=is_json)
         for data in _whole_lines(wanted, start, cell):
@@ -96,7 +85,7 @@ def line_blocks(
 
 
 class _Length:
-    """Bytes of an unfinished line. Of JSON: the least that its text can have.
+    """Bytes of an unfinished line. For JSON: the fewest that its text can have.
 
     A prefix never measures more than the whole line, so a line is refused or not wherever the
     chunks end: an escape counts once it is complete, and no escape decodes to less than one byte.
@@ -121,8 +110,8 @@ class _Length:
 def _bounded(
     chunks: Iterator[bytes], start: int, most: int, file: InputFile, *, is_json: bool
 ) -> Iterator[bytes]:
-    """The chunks, until a line that has no end yet is too long."""
-    begin, length = start, _Length(is_json=is_json)  # of the line that is open
+    """The chunks, until the unfinished line is too long."""
+    begin, length = start, _Length(is_json=is_json)
     for chunk in chunks:
         newline = chunk.rfind(b"\n")
         if newline >= 0:
@@ -134,7 +123,7 @@ def _bounded(
 
 
 def _check_lines(block: LineBlock, most: int | None, file: InputFile, *, is_json: bool) -> None:
-    """The lines that are whole, to the byte."""
+    """Refuse a whole line that is too long, to the byte."""
     if most is None or len(block.data) <= most:
         return
     edges = np.concatenate(([0], block.stops))
@@ -144,9 +133,8 @@ def _check_lines(block: LineBlock, most: int | None, file: InputFile, *, is_json
         for piece in range(begin, end, _COUNT_BYTES):
             found = length.add(block.data[piece : min(piece + _COUNT_BYTES, end)])
         if found > most:
-            begin_of_block = block.end - len(block.data)
-            words = f"a line of {end - begin:,} bytes"
-            raise _too_long(file, begin_of_block + begin, words, most)
+            block_start = block.end - len(block.data)
+            raise _too_long(file, block_start + begin, f"a line of {end - begin:,} bytes", most)
 
 
 def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
@@ -187,7 +175,7 @@ def _cut_block(
 
 
 def _line_stops(data: bytes) -> OffsetArray:
-    """The place behind each newline. Few long lines are found by jumping from one to the next."""
+    """The offset after each newline. Few long lines are found by jumping from one to the next."""
     start = data[:_LOOK]
     if start.count(b"\n") * _LONG_LINE > len(start):
         return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
@@ -225,7 +213,7 @@ def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[byt
         yield last
 
 
-def _to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[bytes]:
+def _up_to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[bytes]:
     """Up to the end of the line that byte `stop - 1` is in."""
     for chunk in chunks:
         last = stop - 1 - start
@@ -238,21 +226,21 @@ def _to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[byt
 
 
 def is_compressed(file: InputFile) -> bool:
-    """Whether the name says that the file must be decompressed, from its start."""
+    """Whether the file's name ends as that of a compressed file."""
     return file.name.lower().endswith(_COMPRESSED)
 
 
 def read_chunks(
     file: InputFile, start: int, size: int, stop: int | None = None
 ) -> Generator[bytes, None, None]:
-    """The decompressed bytes from `start` on, in pieces of about `size`. They do not end at `stop`,
-    but it is as far as a file on object storage is fetched ahead."""
+    """The decompressed bytes from `start` on, in pieces of about `size`. They continue after
+    `stop`, but a file on object storage is fetched ahead only up to it."""
     name = file.name.lower()
     try:
         if name.endswith(_COMPRESSED):
             if file.num_bytes == 0:
-                # A decompressor takes this for a regular end.
-                raise EOFError("the file has 0 bytes, but even an empty one compresses to more")
+                # A decompressor would take this for a regular end.
+                raise EOFError("the file has 0 bytes, but even no data compresses to more")
             with open_file(file) as raw:
                 yield from _skip(_unpacked(raw, name, size), start, file)
         else:
@@ -264,7 +252,7 @@ def read_chunks(
                 "takes that much memory to read; compress it again without --long"
             ) from error
         raise SourceError(
-            f"{file.place}: the compressed data is damaged or breaks off ({error}); "
+            f"{file.place}: the compressed data is damaged or truncated ({error}); "
             "fetch or write the file again"
         ) from error
 
@@ -279,19 +267,19 @@ def _plain_chunks(file: InputFile, start: int, size: int, stop: int | None) -> I
 
 
 def _step(start: int, size: int, stop: int | None) -> int:
-    """How much to read next: up to `stop`, and behind it in small steps to the end of a line."""
+    """How much to read next: up to `stop`, and after it in small steps to the end of a line."""
     if stop is None:
         return size
     return min(size, stop - start if start < stop else _LOOK)
 
 
 def stored_before(file: InputFile, num_bytes: int) -> int:
-    """About how many bytes of a compressed file hold its first `num_bytes`. Unpacks them."""
+    """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
     unpacked = 0
     with open_file(file) as raw:
         for chunk in _unpacked(raw, file.name.lower(), _LOOK, step=_LOOK // 16):
             unpacked += len(chunk)
-            if unpacked >= num_bytes:  # in steps; of the last one a part
+            if unpacked >= num_bytes:
                 return raw.tell() * num_bytes // unpacked
     return file.num_bytes
 
@@ -299,7 +287,7 @@ def stored_before(file: InputFile, num_bytes: int) -> int:
 def _unpacked(
     raw: io.RawIOBase, name: str, size: int, *, step: int = _COMPRESSED_CHUNK
 ) -> Iterator[bytes]:
-    """The bytes in pieces of about `size`; zstd is read in steps of `step`."""
+    """The decompressed bytes: of gzip in pieces of `size`, of zstd for each `step` of input."""
     return _gzip_chunks(raw, size) if name.endswith(".gz") else _zstd_chunks(raw, step)
 
 
@@ -310,8 +298,7 @@ def _gzip_chunks(raw: io.RawIOBase, size: int) -> Iterator[bytes]:
 
 
 def _zstd_chunks(raw: io.RawIOBase, step: int) -> Iterator[bytes]:
-    """Frame by frame, so that a frame that breaks off is seen: the stream reader of zstandard
-    takes it for the end."""
+    """Frame by frame: the stream reader of zstandard takes a truncated frame for the end."""
     frame = None
     while data := memoryview(raw.read(step) or b""):
         start = 0
@@ -328,7 +315,7 @@ def _zstd_chunks(raw: io.RawIOBase, step: int) -> Iterator[bytes]:
 
 
 def _skip(chunks: Iterator[bytes], start: int, file: InputFile) -> Iterator[bytes]:
-    """Decompression cannot jump: read and forget what was read before."""
+    """Without the first `start` bytes: decompression cannot seek."""
     left = start
     for chunk in chunks:
         if left < len(chunk):
@@ -342,142 +329,141 @@ def _skip(chunks: Iterator[bytes], start: int, file: InputFile) -> Iterator[byte
 
 def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
     return SourceError(
-        f"{file.place}: the cursor stands at byte {start:,}, but there are only {size:,}; "
+        f"{file.place}: the cursor is at byte {start:,}, but there are only {size:,}; "
         "resume with the input the cursor came from"
     )
 
 
-_LOOK_BYTES = 2**16
-
-
-@dataclass(frozen=True, slots=True)
-class LineRange:
-    """Half-open; the first begins at 0, and the last stops at the end of the file."""
+class ByteRange(NamedTuple):
+    """Half-open; the first of a file begins at 0, the last stops at the end of the file."""
 
     start: int
     stop: int
 
+    def first_line_in(self, file: InputFile) -> int | None:
+        """Where the first line begins that begins in the range; None when none does."""
+        if self.start == 0:
+            return 0
+        # The newline before a line may be the byte before the range; one on the last byte of the
+        # range begins a line after it.
+        offset, last = self.start - 1, self.stop - 1
+        with closing(read_chunks(file, offset, _LOOK, self.stop)) as chunks:
+            for chunk in chunks:
+                found = chunk.find(b"\n", 0, last - offset)
+                if found >= 0:
+                    return offset + found + 1
+                offset += len(chunk)
+                if offset >= last:
+                    break
+        return None
 
-class LinesOfFiles:
-    """For readers of lines: whole files, or one range of a file. The position is the bytes and
-    lines read, of the decompressed file; in a range the lines are its own, and it is named."""
+    def lines_before(self, file: InputFile) -> int:
+        """Lines of the file before the first one of the range. Reads them all."""
+        return count_lines(file, self.first_line_in(file) or 0)
 
-    _limits: BatchLimits
-    _range: LineRange | None = None
-    _is_json = False  # whether a line may hold its text escaped
+
+@dataclass(frozen=True, kw_only=True)
+class LineFormat(Format):
+    """A format of lines. A position is the bytes and lines read of the decompressed file; in a
+    range the lines are counted from its own first line, and the range is named too."""
+
+    _is_json: ClassVar[bool] = False  # whether a line may hold its text escaped
+
+    range: ByteRange | None = None
 
     @property
-    def part(self) -> str:
-        return "" if self._range is None else f":bytes {self._range.start}-{self._range.stop}"
+    def range_name(self) -> str:
+        return "" if self.range is None else f":bytes {self.range.start}-{self.range.stop}"
 
     @property
     def continues(self) -> bool:
-        return self._range is not None and self._range.start > 0
+        return self.range is not None and self.range.start > 0
+
+    def options(self) -> dict[str, JSON]:
+        return {} if self.range is None else {"bytes": list(self.range)}
 
     def size_hint(self, file: InputFile) -> int:
-        return file.num_bytes if self._range is None else self._range.stop - self._range.start
+        return file.num_bytes if self.range is None else self.range.stop - self.range.start
 
     def bytes_before(self, file: InputFile, position: JSON) -> int:
-        if self._range is not None:
-            return _place_in(file, self._range, position)[0] - self._range.start
-        done, _ = counts_of(position, ("bytes", "lines"), file.name)
+        done, _ = self._counts(file, position)
+        if self.range is not None:
+            return done - self.range.start
         return stored_before(file, done) if is_compressed(file) else done
 
-    def with_limits(self, limits: BatchLimits) -> Self:
-        reader = copy(self)
-        reader._limits = limits
-        return reader
-
-    def settled(self) -> Self:
-        return self
-
-    def divide(self, file: InputFile) -> Sequence[Self]:  # noqa: ARG002 - of any file
-        return (self.settled(),)
-
-    def cut(self, file: InputFile, num_bytes: int) -> Sequence[Self]:
-        """One reader per range, all of about one size; the file whole when it is small enough."""
-        reader = self.settled()
-        num_ranges = -(-file.num_bytes // num_bytes)
-        if self._range is not None or num_ranges < 2 or is_compressed(file):
-            return (reader,)
+    def split(self, file: InputFile, num_bytes: int | None, /) -> Sequence[Self]:
+        """Ranges of about one size, of a plain file that is larger than `num_bytes`."""
+        num_ranges = 1 if num_bytes is None else -(-file.num_bytes // num_bytes)
+        if self.range is not None or num_ranges < 2 or is_compressed(file):
+            return (self,)
         edges = [number * file.num_bytes // num_ranges for number in range(num_ranges + 1)]
-        return [reader._limited(*edge) for edge in pairwise(edges)]
+        return [replace(self, range=ByteRange(*pair)) for pair in pairwise(edges)]
 
-    def _limited(self, start: int, stop: int) -> Self:
-        reader = copy(self)
-        reader._range = LineRange(start, stop)
-        return reader
-
-    def _range_options(self) -> dict[str, JSON]:
-        """For `options`: which documents a range gives."""
-        return {} if self._range is None else {"bytes": [self._range.start, self._range.stop]}
-
-    def _blocks(self, file: InputFile, position: JSON) -> Iterator[LineBlock]:
-        owned = self._range
-        if owned is not None:
-            return range_blocks(file, owned, position, self._limits, is_json=self._is_json)
-        start, line = 0, 0
+    def blocks(self, file: InputFile, position: JSON) -> Iterator[LineBlock]:
+        """Blocks of the file's or the range's lines, from `position` on (None: the first)."""
+        start: int | None
+        start, line, stop = 0, 0, None
+        if self.range is not None:
+            start, stop = self.range.first_line_in(file) if position is None else 0, self.range.stop
         if position is not None:
-            start, line = counts_of(position, ("bytes", "lines"), file.name)
+            start, line = self._counts(file, position)
+        if start is None or (stop is not None and start >= stop):
+            return iter(())
         return line_blocks(
-            file, start=start, first_line=line, limits=self._limits, is_json=self._is_json
+            file,
+            start=start,
+            first_line=line,
+            limits=self.limits,
+            stop=stop,
+            is_json=self._is_json,
         )
 
-    def _position(self, block: LineBlock) -> Cursor:
-        """Behind a block."""
-        place: Cursor = {"bytes": block.end, "lines": block.first_line + len(block.stops)}
-        if self._range is not None:
-            place |= {"start": self._range.start, "stop": self._range.stop}
-        return place
+    def position_after(self, block: LineBlock) -> Cursor:
+        position: Cursor = {"bytes": block.end, "lines": block.first_line + len(block.stops)}
+        if self.range is not None:
+            position |= {"start": self.range.start, "stop": self.range.stop}
+        return position
 
-    def _lines_before(self, file: InputFile) -> int:
-        """Lines of the file before the first that is read. Reads them all."""
-        return 0 if self._range is None else lines_before(file, self._range)
+    def locate(
+        self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
+    ) -> RowLocation:
+        stop, line = self._counts(file, after)
+        start: int | None = 0
+        if self.range is not None:
+            line += self.range.lines_before(file) if rows_before is None else rows_before
+            start = self.range.first_line_in(file)
+        if before is not None:
+            start, _ = self._counts(file, before)
+        own_id = self._own_id(_last_line(file, start or 0, stop))
+        return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own_id)
+
+    def _own_id(self, _line: bytes, /) -> str | None:
+        """What a line calls itself; a line of plain text has no id."""
+        return None
+
+    def _counts(self, file: InputFile, position: JSON) -> tuple[int, int]:
+        """Bytes and lines before a position."""
+        if self.range is None:
+            start, line = counts_of(position, ("bytes", "lines"), file.name)
+            return start, line
+        keys = ("bytes", "lines", "start", "stop")
+        start, line, *named = counts_of(position, keys, file.name)
+        if named != list(self.range) or start < self.range.start:
+            raise SourceError(
+                f"{file.place}: the cursor {position!r:.200} is of another range than bytes "
+                f"{self.range.start:,} to {self.range.stop:,}; resume with the piece the cursor "
+                "came from"
+            )
+        return start, line
 
 
-def range_blocks(
-    file: InputFile, owned: LineRange, position: JSON, limits: BatchLimits, *, is_json: bool
-) -> Iterator[LineBlock]:
-    """Blocks of the lines that a range owns, from `position` on (None: the first)."""
-    if position is None:
-        start, line = line_start(file, owned), 0
-    else:
-        start, line = _place_in(file, owned, position)
-    if start is None or start >= owned.stop:
-        return iter(())
-    return line_blocks(
-        file, start=start, first_line=line, limits=limits, stop=owned.stop, is_json=is_json
-    )
-
-
-def _place_in(file: InputFile, owned: LineRange, position: JSON) -> tuple[int, int]:
-    keys = ("bytes", "lines", "start", "stop")
-    start, line, *named = counts_of(position, keys, file.name)
-    if named != [owned.start, owned.stop] or start < owned.start:
-        raise SourceError(
-            f"{file.place}: the cursor {position!r:.200} stands in another range than bytes "
-            f"{owned.start:,} to {owned.stop:,}; resume with the piece the cursor came from"
-        )
-    return start, line
-
-
-def line_start(file: InputFile, owned: LineRange) -> int | None:
-    """Where the first line begins that begins in a range; None when none does."""
-    if owned.start == 0:
-        return 0
-    place, last = owned.start - 1, owned.stop - 1
-    with closing(read_chunks(file, place, _LOOK_BYTES, owned.stop)) as chunks:
+def _last_line(file: InputFile, start: int, stop: int) -> bytes:
+    """The last line of these bytes; blank ones may be before it."""
+    found: list[bytes] = []
+    with closing(read_chunks(file, start, _LOOK, stop)) as chunks:
         for chunk in chunks:
-            # A newline on the last byte begins a line behind the range.
-            found = chunk.find(b"\n", 0, last - place)
-            if found >= 0:
-                return place + found + 1
-            place += len(chunk)
-            if place >= last:
+            found.append(chunk[: stop - start])
+            start += len(chunk)
+            if start >= stop:
                 break
-    return None
-
-
-def lines_before(file: InputFile, owned: LineRange) -> int:
-    """Lines of the file before the first of a range that owns one."""
-    return count_lines(file, line_start(file, owned) or 0)
+    return b"".join(found).strip().rpartition(b"\n")[2]

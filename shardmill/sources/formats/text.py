@@ -1,11 +1,7 @@
-"""Plain text files as documents.
+"""Plain text files: each file is one document, or with `split="line"` each line that is not empty.
 
-In: `.txt` and `.md` files (or any file named outright).  Out: one document per file, or per line.
-Promise: a whole file is one document, whatever its size, up to the limits. With `split="line"`
-every line that is not empty is a document: only LF and CR LF end a line, blank lines are not read
-as documents, and neither its end nor the file's BOM belongs to a line. UTF-8 is assumed; see
-`clean`.
-Not here: markup. Markdown is read as it stands.
+UTF-8 is assumed; see `cleaning`. Markdown is read as plain text. Only LF and CR LF end a line, and
+neither the line's end nor the file's BOM belongs to a document.
 """
 
 from __future__ import annotations
@@ -21,14 +17,72 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, TextBatch
 from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of, name_of, too_large
 from shardmill.sources.cleaning import clean
-from shardmill.sources.file_source import FileSource, WholeFiles
-from shardmill.sources.formats.lines import LineBlock, LinesOfFiles
+from shardmill.sources.formats.lines import LineBlock, LineFormat
+from shardmill.sources.source import FileSource, Format, RowLocation
 from shardmill.storage.files import InputFile, Where, list_files, open_file
 
 logger = logging.getLogger(__name__)
 
-TEXT_SUFFIXES = (".txt", ".md")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class TextFormat(Format):
+    """A file is a document. A position is the number of documents read: 0 or 1."""
+
+    kind = "text"
+    endings = (".txt", ".md")
+
+    def options(self) -> dict[str, JSON]:
+        return {"split": None}
+
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        return file.num_bytes * counts_of(position, ("documents",), file.name)[0]
+
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        if position is not None and counts_of(position, ("documents",), file.name)[0]:
+            return
+        most = self.limits.most_bytes
+        if most is not None and file.num_bytes > most:
+            found = f"a document of {file.num_bytes:,} bytes (a text file is one document)"
+            raise too_large(str(file.place), found, most)
+        with open_file(file) as stream:
+            data = bytes(stream.read())
+        if len(data) != file.num_bytes:
+            raise SourceError(f"{file.place}: changed while it was read; start over")
+        if data.startswith(_UTF16_MARKS):
+            logger.warning("%s begins like UTF-16; it is read as UTF-8 with losses", file.place)
+        cleaned = clean(pa.array([data], pa.large_binary()))
+        yield TextBatch(
+            texts=cleaned.texts, num_read=1, counts=cleaned.counts, cursor={"documents": 1}
+        )
+
+    def locate(
+        self, file: InputFile, _before: JSON, _after: JSON, _rows_before: int | None, /
+    ) -> RowLocation:
+        return RowLocation(id=file.name, file=file.name)
+
+
+class TextLineFormat(LineFormat):
+    """A line is a document."""
+
+    kind = TextFormat.kind
+    endings = TextFormat.endings
+
+    def options(self) -> dict[str, JSON]:
+        return {"split": "line", **super().options()}
+
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        for block in self.blocks(file, position):
+            texts = _lines_to_arrow(block)
+            if len(texts) == 0:
+                continue
+            cleaned = clean(texts)
+            yield TextBatch(
+                texts=cleaned.texts,
+                num_read=len(texts),
+                counts=cleaned.counts,
+                cursor=self.position_after(block),
+            )
 
 
 class TextSource(FileSource):
@@ -43,81 +97,17 @@ class TextSource(FileSource):
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         if split not in (None, "line"):
-            raise OptionError(f"split={split!r}: wanted None (a file is a document) or 'line'")
-        files = list_files(where, suffixes=TEXT_SUFFIXES)
-        reader = _LineReader(limits) if split == "line" else _WholeReader(limits)
-        super().__init__(files, reader, name=name or name_of(where), limits=limits)
+            raise OptionError("{split}: wanted None (a file is a document) or 'line'", split=split)
+        files = list_files(where, suffixes=TextFormat.endings)
+        format = TextLineFormat if split == "line" else TextFormat
+        super().__init__(files, format(limits=limits), name=name or name_of(where))
 
 
-class _WholeReader(WholeFiles):
-    """A file is a document; its position is the number of documents read: 0 or 1."""
-
-    kind = "text"
-
-    def __init__(self, limits: BatchLimits) -> None:
-        self._limits = limits
-
-    def with_limits(self, limits: BatchLimits) -> _WholeReader:
-        return _WholeReader(limits)
-
-    def options(self) -> dict[str, JSON]:
-        return {"split": None}
-
-    def size_hint(self, file: InputFile) -> int:
-        return file.num_bytes
-
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
-        return file.num_bytes * counts_of(position, ("documents",), file.name)[0]
-
-    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
-        if position is not None and counts_of(position, ("documents",), file.name)[0]:
-            return
-        most = self._limits.most_bytes
-        if most is not None and file.num_bytes > most:
-            found = f"a document of {file.num_bytes:,} bytes (a text file is one document)"
-            raise too_large(str(file.place), found, most)
-        with open_file(file) as stream:
-            data = bytes(stream.read())
-        if len(data) != file.num_bytes:
-            raise SourceError(f"{file.place}: changed while it was read; start anew")
-        if data.startswith(_UTF16_MARKS):
-            logger.warning("%s begins like UTF-16; it is read as UTF-8 with losses", file.place)
-        cleaned = clean(pa.array([data], pa.large_binary()))
-        yield TextBatch(
-            texts=cleaned.texts, num_read=1, counts=cleaned.counts, cursor={"documents": 1}
-        )
-
-
-class _LineReader(LinesOfFiles):
-    """A line is a document."""
-
-    kind = "text"
-
-    def __init__(self, limits: BatchLimits) -> None:
-        self._limits = limits
-
-    def options(self) -> dict[str, JSON]:
-        return {"split": "line", **self._range_options()}
-
-    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
-        for block in self._blocks(file, position):
-            texts = lines_to_arrow(block)
-            if len(texts) == 0:
-                continue
-            cleaned = clean(texts)
-            yield TextBatch(
-                texts=cleaned.texts,
-                num_read=len(texts),
-                counts=cleaned.counts,
-                cursor=self._position(block),
-            )
-
-
-def lines_to_arrow(block: LineBlock) -> pa.LargeBinaryArray:
+def _lines_to_arrow(block: LineBlock) -> pa.LargeBinaryArray:
     """Every line that is not empty, without its end.
 
-    Newlines are taken out of the bytes, so line `i` ends `i + 1` bytes earlier:
-    b"ab\\n\\nc\\n", stops [3 4 6] -> b"abc", stops [2 2 3]; the second is empty and goes.
+    Newlines are removed from the bytes, so line `i` ends `i + 1` bytes earlier:
+    b"ab\\n\\nc\\n", stops [3 4 6] -> b"abc", stops [2 2 3]; the second is empty and left out.
     """
     data, stops = block.data, block.stops
     if b"\r\n" in data:

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data(), limits=LIMITS, suffix=st.sampled_from(sorted(PACKERS)))
-def test_jsonl_gives_every_row_its_fate(
+def test_every_json_line_is_a_document_or_a_drop(
     folder: Path, data: st.DataObject, limits: BatchLimits, suffix: str
 ) -> None:
     skip_bad = data.draw(st.booleans())
@@ -82,7 +82,7 @@ def test_jsonl_gives_every_row_its_fate(
     limits=LIMITS,
     kind=st.sampled_from(["binary", "large_binary", "dictionary", "string", "binary_view"]),
 )
-def test_parquet_gives_every_row_its_fate(
+def test_every_parquet_row_is_a_document_or_a_drop(
     folder: Path, cases: list[RowCase], limits: BatchLimits, kind: str
 ) -> None:
     values = [None if case.reason else case.raw for case in cases]

@@ -168,14 +168,14 @@ def test_sources_joined_divide_into_the_pieces_of_their_parts(tmp_path: Path) ->
     assert not isinstance(MemorySource(["m"]), DividedSource)
 
 
-def test_files_without_rows_are_fine_pieces(tmp_path: Path) -> None:
+def test_files_without_rows_are_pieces(tmp_path: Path) -> None:
     root = written(tmp_path / "files", [[], ["a"], []])
 
     assert assert_divides_exactly(lambda: ParquetSource(root)) == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("at_least", [0, -1])
-def test_no_pieces_cannot_be_asked_for(tmp_path: Path, at_least: int) -> None:
+def test_at_least_one_piece_must_be_asked_for(tmp_path: Path, at_least: int) -> None:
     (tmp_path / "a.txt").write_text("one")
     source = TextSource(tmp_path)
     for asked in (source, ConcatSource([source])):

@@ -130,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), limits=LIMITS, suffix=st.sampled_from(sorted(PACKERS)))
-def test_json_lines_give_every_record_its_fate(
+def test_every_json_line_is_a_conversation_or_a_drop(
     folder: Path, data: st.DataObject, limits: BatchLimits, suffix: str
 ) -> None:
     shape = data.draw(st.sampled_from(sorted(RECORDS)))
@@ -156,7 +156,7 @@ def test_json_lines_give_every_record_its_fate(
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), limits=LIMITS)
-def test_files_of_all_kinds_are_read_one_behind_the_other(
+def test_files_of_all_kinds_are_read_in_order(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, limits: BatchLimits
 ) -> None:
     root = tmp_path_factory.mktemp("kinds")
@@ -210,7 +210,7 @@ def test_conversations_in_memory_are_cleaned_and_resumed(
     assert [(chat.id, chat.group) for chat in found] == [("mine", "g")] * len(given)
 
 
-def test_a_generator_and_what_is_no_chat_are_refused() -> None:
+def test_a_generator_and_what_is_not_a_chat_are_refused() -> None:
     with pytest.raises(SourceError, match="only once"):
         MemoryChats(iter([]))
     for wrong in ("hi", ["hi"], 5, {"role": "user"}):
@@ -232,7 +232,7 @@ def test_a_batch_holds_no_more_than_the_limits(tmp_path: Path) -> None:
     assert [batch.num_read for batch in batches] == [2, 1, 1, 2, 1]
 
 
-def test_the_description_tells_inputs_apart_and_forgets_where_they_lie(tmp_path: Path) -> None:
+def test_a_description_depends_on_the_content_and_not_on_the_folder(tmp_path: Path) -> None:
     record = line({"messages": [], "prompt": "a", "response": "b"})
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -26,7 +26,7 @@ from shardmill.sources import (
     TextSource,
     open_source,
 )
-from shardmill.sources.batches import MOST, runs
+from shardmill.sources.batches import MAX_RUN, runs
 from shardmill.testing.sources import (
     Account,
     RowCase,
@@ -192,8 +192,8 @@ def test_runs_cover_everything_once_and_are_as_long_as_they_may_be(
         assert None in longer or sum(map(int, longer)) > num_bytes  # type: ignore[arg-type]
 
 
-def test_runs_never_grow_too_long_to_send() -> None:
-    assert list(runs([0] * (MOST + 1), 10)) == [(0, MOST), (MOST, MOST + 1)]
+def test_runs_have_a_maximal_length() -> None:
+    assert list(runs([0] * (MAX_RUN + 1), 10)) == [(0, MAX_RUN), (MAX_RUN, MAX_RUN + 1)]
 
 
 def test_a_range_counts_its_own_lines_and_the_pieces_before_it_name_them(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_fresh_process_reads_a_piece(tmp_path: Path) -> None:
     assert found == [account(piece.batches()) for piece in pieces]
 
 
-def test_what_cannot_be_cut_says_so(tmp_path: Path) -> None:
+def test_only_sources_that_can_be_cut_are_cuttable(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     source = TextSource(tmp_path)
 

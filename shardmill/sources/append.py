@@ -1,10 +1,8 @@
-"""More files behind those that were read before.
+"""Files that were added to those a store was built from.
 
-In: a source of files as it is now, and the description of it as it was.  Out: the same files, those
-of before first and in their old order, then the others in theirs.
-Promise: every file of before is there, is read in the same manner and has the content that was
-recorded (of large ones the two ends, see `fingerprint_files`); else an error names it.
-Not here: sources that are no files; what is built of them.
+The old files come first, in their old order, then the new ones. Every old file must still be there,
+be read with the same settings, and have the recorded content (of large files the two ends, see
+`fingerprint_files`); otherwise an error names it.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from typing import Any
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON
-from shardmill.sources.concat import ConcatSource
-from shardmill.sources.file_source import FileSource
+from shardmill.sources.source import ConcatSource, FileSource
 from shardmill.storage.files import InputFile, content_of, has_content
 
 _Found = tuple[int, InputFile]  # the number of a leaf, and a file of it
@@ -26,11 +23,11 @@ _Found = tuple[int, InputFile]  # the number of a leaf, and a file of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """A source of files that were read before, and of others behind them."""
+    """A source of old files, followed by new ones."""
 
     source: Source  # all of them
-    fresh: Source | None  # the others alone; None when there is none
-    old: frozenset[object]  # where the files of before lie
+    fresh: Source | None  # only the new files; None when there are none
+    old: frozenset[object]  # the places of the old files
     num_new: int  # files
 
 
@@ -44,8 +41,8 @@ def append_files(source: Source, before: Mapping[str, Any]) -> Appended:
     for one in found:
         waiting.setdefault(one[1].name, []).append(one)
     old = [
-        _take(waiting.get(entry["file"], []), leaves, entry, manner)
-        for manner, entries in _recorded(before)
+        _take(waiting.get(entry["file"], []), leaves, entry, settings)
+        for settings, entries in _recorded(before)
         for entry in entries
     ]
     places = frozenset(file.place for _, file in old)
@@ -64,7 +61,7 @@ def files_of(source: Source) -> list[InputFile]:
 
 
 def only_files(source: Source, places: Collection[object]) -> Source | None:
-    """A source of files without those that lie elsewhere; None when no file is left."""
+    """A source of only the files at these places; None when no file is left."""
     if isinstance(source, ConcatSource):
         parts = [only_files(part, places) for part in source.parts]
         left = [part for part in parts if part is not None]
@@ -84,13 +81,14 @@ def _leaves(source: Source) -> Iterator[FileSource]:
             yield from _leaves(part)
     else:
         raise OptionError(
-            f"source {source.name!r} is no list of files, and only files can be added to a store: "
-            "build it anew with overwrite=True"
+            f"source {source.name!r} is not a list of files, and only files can be added to a "
+            "store; build it again with {overwrite}",
+            overwrite=True,
         )
 
 
 def _recorded(before: Mapping[str, Any]) -> Iterator[tuple[dict[str, JSON], list[dict[str, Any]]]]:
-    """(how they were read, files) of each list of files in a description."""
+    """The settings and the files of each list of files in a description."""
     if before.get("kind") == "concat":
         for part in before["parts"]:
             yield from _recorded(part)
@@ -98,8 +96,10 @@ def _recorded(before: Mapping[str, Any]) -> Iterator[tuple[dict[str, JSON], list
         yield {k: v for k, v in before.items() if k not in ("name", "files")}, before["files"]
     else:
         raise OptionError(
-            f"the store was built from {before.get('name')!r} ({before.get('kind')}), which is no "
-            "list of files, and only files can be added to files: build it anew with overwrite=True"
+            f"the store was built from {before.get('name')!r} ({before.get('kind')}), which is not "
+            "a list of files, and only files can be added to files; build it again with "
+            "{overwrite}",
+            overwrite=True,
         )
 
 
@@ -107,21 +107,23 @@ def _take(
     candidates: list[_Found],
     leaves: Sequence[FileSource],
     entry: Mapping[str, Any],
-    manner: Mapping[str, JSON],
+    settings: Mapping[str, JSON],
 ) -> _Found:
-    """The file that was recorded as `entry`; it is no candidate any more."""
+    """The file that was recorded as `entry`; it is removed from the candidates."""
     name = entry["file"]
     if not candidates:
         raise SourceError(
             f"{name}: the store was built from this file, but it is not among the inputs now; name "
-            "all old files beside the new ones, or build the store anew with overwrite=True"
+            "all old files beside the new ones, or build the store again with {overwrite}",
+            overwrite=True,
         )
-    alike = [one for one in candidates if leaves[one[0]].settings == manner]
+    alike = [one for one in candidates if leaves[one[0]].settings == settings]
     if not alike:
         at, file = candidates[0]
         raise SourceError(
-            f"{file.place}: was read as {dict(manner)}, now it would be {leaves[at].settings}; "
-            "repeat the options of the first build, or build the store anew with overwrite=True"
+            f"{file.place}: was read as {dict(settings)}, now it would be {leaves[at].settings}; "
+            "repeat the options of the first build, or build the store again with {overwrite}",
+            overwrite=True,
         )
     for one in alike:
         if has_content(one[1], entry):
@@ -129,13 +131,14 @@ def _take(
             return one
     raise SourceError(
         f"{alike[0][1].place}: changed since the store was built from it "
-        f"({_difference(alike[0][1], entry)}); put the old file back, or build the store anew with "
-        "overwrite=True"
+        f"({_difference(alike[0][1], entry)}); put the old file back, or build the store again "
+        "with {overwrite}",
+        overwrite=True,
     )
 
 
 def _difference(file: InputFile, recorded: Mapping[str, Any]) -> str:
-    """What of a file is not as recorded, then -> now."""
+    """What changed in a file, then -> now."""
     if file.num_bytes != recorded["bytes"]:
         return f"bytes {recorded['bytes']:,} -> {file.num_bytes:,}"
     found = content_of(file, whole="sha256" in recorded)
@@ -144,7 +147,7 @@ def _difference(file: InputFile, recorded: Mapping[str, Any]) -> str:
 
 
 def _joined(source: Source, leaves: Sequence[FileSource], order: Sequence[_Found]) -> Source:
-    """The files in this order; neighbours of one leaf are one part."""
+    """The files in this order; neighbours from one list of files are one part."""
     parts: list[Source] = [
         leaves[at].of_files(tuple(file for _, file in group))
         for at, group in groupby(order, key=lambda one: one[0])

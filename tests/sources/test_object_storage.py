@@ -160,7 +160,7 @@ KINDS = [jsonl, text, lines, parquet]
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_far_files_give_what_the_same_files_give_on_a_disk(
+def test_remote_files_give_what_the_same_files_give_on_a_disk(
     tmp_path: Path, upload: Upload, make: Callable[[str], Any]
 ) -> None:
     folder = write_all(tmp_path / "all")
@@ -182,7 +182,7 @@ def test_far_files_give_what_the_same_files_give_on_a_disk(
     end=st.sampled_from([b"\n", b"\r\n"]),
     num_bytes=st.integers(1, 900),
 )
-def test_far_lines_cut_anywhere_are_those_of_the_disk(
+def test_remote_lines_cut_anywhere_are_those_of_the_disk(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], end: bytes, num_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("rows")
@@ -237,7 +237,7 @@ def test_a_list_of_files_keeps_its_order_and_names_them_apart(
         JsonlSource([f"{url}/a.jsonl", f"{url}/a.jsonl"])
 
 
-def test_what_is_left_out_is_told(
+def test_what_is_left_out_is_logged(
     tmp_path: Path, upload: Upload, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = upload(write_all(tmp_path / "all"))
@@ -246,7 +246,7 @@ def test_what_is_left_out_is_told(
     assert "left out 6 files, hidden or of other endings" in caplog.text
 
 
-def test_an_object_is_known_by_its_store_and_one_without_that_by_its_ends(tmp_path: Path) -> None:
+def test_a_file_without_an_identity_is_known_by_its_ends(tmp_path: Path) -> None:
     folder = write_all(tmp_path / "all")
     url = uploaded(folder, "memory://identity")
     (near,) = JsonlSource(folder / "a.jsonl").describe()["files"]  # type: ignore[misc,union-attr]
@@ -308,7 +308,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(
             ask()
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused_in_the_end(
+def test_a_file_that_changes_while_it_is_read_is_refused_at_its_end(
     tmp_path: Path, upload: Upload
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -323,31 +323,32 @@ def test_a_file_that_changes_while_it_is_read_is_refused_in_the_end(
         list(batches)
 
 
-FAULTS = {
-    "503": {"status": 503},
-    "500": {"status": 500},
-    "429": {"status": 429},
-    "lost before it began": {"drop_after": 0},
-    "cut in the middle": {"drop_after": 150},
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("make", KINDS)
-def test_trouble_that_passes_loses_nothing(
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (jsonl, {"status": 503}),
+        (jsonl, {"status": 429}),
+        (jsonl, {"drop_after": 150}),
+        (text, {"status": 500}),
+        (lines, {"drop_after": 0}),
+        (parquet, {"status": 503}),
+        (parquet, {"drop_after": 150}),
+    ],
+)
+def test_transient_failures_lose_nothing(
     tmp_path: Path,
     s3: LoopbackS3,
     s3_upload: Upload,
     make: Callable[[str], Source],
-    fault: str,
+    fault: dict[str, int],
 ) -> None:
     folder = write_all(tmp_path / "all")
     url = s3_upload(folder)
     place = url.rpartition("/")[2]
     s3.faults += [
         Fault(path="list-type", times=2, status=503),
-        Fault(path=f"/{place}/", method="GET", times=3, **FAULTS[fault]),  # type: ignore[arg-type]
-        Fault(path=f"/{place}/", method="GET", skip=9, times=2, **FAULTS[fault]),  # type: ignore[arg-type]
+        Fault(path=f"/{place}/", method="GET", times=3, **fault),  # type: ignore[arg-type]
+        Fault(path=f"/{place}/", method="GET", skip=9, times=2, **fault),  # type: ignore[arg-type]
         Fault(path=f"/{place}/", method="HEAD", times=2, status=503),
     ]
     found = account(make(url).batches())
@@ -357,7 +358,7 @@ def test_trouble_that_passes_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_store_that_stays_away_is_an_error_and_the_cursor_still_holds(
+def test_unreachable_storage_is_an_error_and_the_cursor_stays_valid(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload
 ) -> None:
     (tmp_path / "rows").mkdir()
@@ -376,7 +377,7 @@ def test_a_store_that_stays_away_is_an_error_and_the_cursor_still_holds(
 
 
 @pytest.mark.parametrize("status", [400, 403, 404])
-def test_what_no_retry_mends_is_an_error_at_once(
+def test_permanent_failures_are_errors_at_once(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload, status: int
 ) -> None:
     (tmp_path / "rows").mkdir()
@@ -391,7 +392,7 @@ def test_what_no_retry_mends_is_an_error_at_once(
     assert not any(secret in str(raised.value) for secret in SECRETS)
 
 
-def test_what_is_not_there_is_said_by_name(s3: LoopbackS3, upload: Upload, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(s3: LoopbackS3, upload: Upload, tmp_path: Path) -> None:
     url = upload(write_all(tmp_path / "all"))
     for where in (f"{url}/none.jsonl", f"{url}/none"):
         with pytest.raises(SourceError, match=r"none.*FileNotFoundError.*check the bucket"):
@@ -414,7 +415,7 @@ def spans(s3: LoopbackS3, text: str) -> list[tuple[int, int]]:
     return sorted((int(first), int(last) + 1) for first, last in ranges)
 
 
-def test_of_parquet_only_the_footer_and_the_column_are_asked_for(
+def test_of_parquet_only_the_footer_and_the_column_are_fetched(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload
 ) -> None:
     (tmp_path / "rows").mkdir()
@@ -437,7 +438,7 @@ def test_of_parquet_only_the_footer_and_the_column_are_asked_for(
     assert spans(s3, "a.parquet") == [(start, start + chunk.total_compressed_size)]
 
 
-def test_a_range_asks_for_its_own_bytes_and_the_end_of_its_last_line(
+def test_a_range_fetches_its_own_bytes_and_the_end_of_its_last_line(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload
 ) -> None:
     (tmp_path / "rows").mkdir()
@@ -456,12 +457,12 @@ def test_a_range_asks_for_its_own_bytes_and_the_end_of_its_last_line(
     assert sum(last - first for first, last in asked) < 1.4 * (stop - start)  # type: ignore[operator]
 
 
-def test_a_look_at_the_first_row_costs_little(
+def test_looking_at_the_first_row_fetches_little(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload
 ) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/a.jsonl").write_text(
-        '{"body": "' + "x" * 490 + '"}\n' + '{"body": "x"}\n' * 2_000_000
+        '{"body": "' + "x" * 490 + '"}\n' + '{"body": "x"}\n' * 100_000
     )
     source = JsonlSource(s3_upload(tmp_path / "rows"))
     s3.requests.clear()
@@ -525,7 +526,7 @@ def test_a_short_answer_or_a_dead_stream_is_never_the_end(flaky: str, trouble: A
         (ZeroDivisionError(), ZeroDivisionError, 1),
     ],
 )
-def test_tries_are_bounded_and_only_made_where_they_help(
+def test_retries_are_bounded_and_only_made_where_they_help(
     flaky: str, trouble: Any, error: type[Exception], calls: int
 ) -> None:
     source = JsonlSource(flaky, field="text")
@@ -562,7 +563,7 @@ def test_a_web_address_never_shows_its_user_or_its_query(tmp_path: Path) -> None
     assert "s3cr3t" not in str(away.value)
 
 
-def test_chats_are_read_in_place_too(tmp_path: Path, upload: Upload) -> None:
+def test_chats_are_read_from_object_storage_too(tmp_path: Path, upload: Upload) -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     (tmp_path / "chats").mkdir()
     (tmp_path / "chats/a.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
@@ -606,7 +607,7 @@ for url in ("s3://bucket/a.jsonl", "gs://bucket/a.jsonl"):
 """
 
 
-def test_a_missing_client_is_named_with_the_command_that_gets_it() -> None:
+def test_a_missing_client_is_named_with_its_pip_command() -> None:
     found = subprocess.run(
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
     )
@@ -626,7 +627,7 @@ print([name for name in sys.modules if name.startswith("fsspec")])
 """
 
 
-def test_files_on_a_disk_are_read_without_fsspec(tmp_path: Path) -> None:
+def test_local_files_are_read_without_importing_fsspec(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     for where in (tmp_path / "a.jsonl", f"file://{tmp_path}/a.jsonl"):
         found = subprocess.run(

@@ -1,1 +1,0 @@
-"""Conversations: records to messages, whatever shape they were written in."""
