@@ -9,10 +9,14 @@ from shardmill.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from shardmill.building import BuildReport, BuildSpec, Feed, build_chats, build_store
+    from shardmill.building.api import build, pack
     from shardmill.chat import prove_mask
     from shardmill.errors import ShardmillError
     from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
+    from shardmill.loading.api import load
+    from shardmill.loading.streaming.api import stream
     from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
+    from shardmill.remote import pull, push
     from shardmill.sources import MemorySource, open_chats, open_source
     from shardmill.store import Manifest, Store, open_store, verify
     from shardmill.store.readers import TokenSpace, Windows, open_tokens
@@ -20,6 +24,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "build",
+    "pack",
+    "load",
+    "stream",
+    "pull",
+    "push",
     "BuildReport",
     "BuildSpec",
     "ChatRows",
@@ -54,6 +64,16 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
+        "shardmill.building.api": (
+            "build",
+            "pack",
+        ),
+        "shardmill.loading.api": ("load",),
+        "shardmill.loading.streaming.api": ("stream",),
+        "shardmill.remote": (
+            "pull",
+            "push",
+        ),
         "shardmill.building": ("BuildReport", "BuildSpec", "Feed", "build_chats", "build_store"),
         "shardmill.chat": ("prove_mask",),
         "shardmill.errors": ("ShardmillError",),

@@ -3,9 +3,9 @@
     python tools/walk.py [build|read|stream|chat ...]
 
 Runs a script of `tools/walks/` with a profile hook on every thread and prints each file of the
-package in the order of first use with the functions that were called in it, then one line of
-totals. Imports do not count. The way of one document should be short, one-way, and readable from the file
-names alone: run this before and after code is moved.
+package in the order of first use, with the functions that were called in it, then one line of
+totals. Imports do not count. The way of one document should be short, one-way, and readable from
+the file names alone: run this before and after code is moved.
 """
 
 from __future__ import annotations
