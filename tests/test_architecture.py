@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inspect": GROUND | CORE,
     "testing": GROUND | CORE | {"formats", "remote"},
     "cli": GROUND | CORE | {"formats", "remote", "inspect", "compat", "trainers"},
-    "__init__": GROUND | CORE,
+    "__init__": GROUND | CORE | {"remote"},
     "__main__": {"cli"},
 }
 

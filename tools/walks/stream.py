@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from shardmill.loading.streaming import build_train_iterator
+from shardmill.compat.chomp import build_train_iterator
 
 with tempfile.TemporaryDirectory() as folder:
     pages = Path(folder, "pages.jsonl")
