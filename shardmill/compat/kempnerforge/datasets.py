@@ -300,7 +300,8 @@ class MixtureDataset(_BatchedDataset):
             raise OptionError("At least one dataset is needed for a mixture")
         if isinstance(names, str) or len(names) != len(datasets):
             raise OptionError(
-                f"datasets and names must have the same length: {len(datasets)} datasets, {{names}}",
+                f"datasets and names must have the same length: {len(datasets)} datasets, "
+                "{names}",
                 names=names,
             )
         if len(set(names)) != len(names):
