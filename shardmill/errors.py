@@ -60,7 +60,7 @@ class ShardmillError(Exception):
             value = self.options[name]
             return value.worded(write) if isinstance(value, ShardmillError) else write(name, value)
 
-        return scrub(re.sub(r"\{(\w+)\}", written, str(self._message)))
+        return scrub(re.sub(r"\{([^{}]+)\}", written, str(self._message)))
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
