@@ -171,14 +171,16 @@ def test_after_a_failed_push_a_resume_sends_the_rest(
         build(s3_spot)
     folder = scratch_store(s3_spot.url, tmp_path / "scratch")
     assert files_of(folder) == wanted
-    assert "meta.json" not in remote_files(s3_spot)
+    arrived = remote_files(s3_spot).keys() & wanted.keys()
+    assert "meta.json" not in arrived
     s3.faults.clear()
     with pytest.raises(UnfinishedBuildError, match=r"was sent there half-way.*resume=True"):
         build(s3_spot)
     s3.requests.clear()
     assert build(s3_spot, resume=True).cost is None, "it was built again"
     assert s3.sent("PUT", "shard_00002") > 0
-    assert s3.sent("PUT", "shard_00000") == 0, "what was there was sent again"
+    # on a busy machine other files may not have arrived either when the push gave up
+    assert [name for name in arrived if s3.sent("PUT", name)] == [], "what was there was sent again"
     assert remote_files(s3_spot) == wanted
     assert left(tmp_path) == []
 
