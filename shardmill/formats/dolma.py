@@ -29,8 +29,7 @@ from shardmill.formats.token_files import (
     whole_tokens,
 )
 from shardmill.records import OffsetArray
-from shardmill.store.readers.dtypes import decide_dtype
-from shardmill.store.readers.foreign import read_npy_header
+from shardmill.store.readers.foreign import decide_dtype, read_npy_header
 
 logger = logging.getLogger(__name__)
 

@@ -152,7 +152,7 @@ def test_document_starts_that_cannot_be_are_refused(tmp_path):
         (ints(1, 5), "the first at 0"),
         (ints(0, 11), "within 0..10"),
         (np.array([0, 5], np.int32), "int64"),
-        (np.zeros((1, 1), np.int64), "row of int64"),
+        (np.zeros((1, 1), np.int64), "1-d array of int64"),
         ([0, 5], "list"),
     ]:
         with pytest.raises(OptionError, match=words):

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.store.readers.files import pieces, plan_layout
+from shardmill.store.readers.files import pieces
+from shardmill.store.readers.mapped import plan_layout
 
 
 def ints(*values: int) -> np.ndarray:

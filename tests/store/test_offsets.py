@@ -61,7 +61,7 @@ def test_a_file_whose_header_was_cut_off_is_refused(tmp_path, reader):
     files, _ = write(tmp_path, [(100, "uint16", 128)])
     space = TokenSpace(files, reader=reader)
     files[0].path.write_bytes(files[0].path.read_bytes()[128:])
-    with pytest.raises(DamagedStoreError, match=r"found 200 bytes, wanted 328 .*behind 128 others"):
+    with pytest.raises(DamagedStoreError, match=r"found 200 bytes, wanted 328 .*header of 128"):
         space.gather([0], 10)
     with pytest.raises(DamagedStoreError, match="found 200 bytes, wanted 328"):
         TokenSpace(files)

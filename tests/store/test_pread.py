@@ -239,7 +239,7 @@ def test_a_file_system_that_refuses_maps_names_the_reader_that_needs_none(
     def refuse(*given) -> None:
         raise OSError(code, "refused")
 
-    monkeypatch.setattr(AddressRange, "lay", refuse)
+    monkeypatch.setattr(AddressRange, "map_file", refuse)
     files = write_shards(tmp_path, [ShardShape(10, "uint16")])
     with pytest.raises(StoreError, match=r"shard_00000.bin: the kernel refused .*reader='pread'"):
         TokenSpace(files, reader="mapped").read(0, 1)

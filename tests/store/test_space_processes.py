@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError
-from shardmill.store.readers import TokenSpace, Windows
-from shardmill.store.readers import mapped as memory
+from shardmill.store.readers import TokenSpace, Windows, mapped
 from shardmill.testing.spaces import ShardShape, read_shards, slice_windows, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
@@ -233,7 +232,7 @@ except StoreError as error:
 
 
 def test_elsewhere_the_portable_reader_is_taken_without_a_word(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(memory, "SUPPORTED", False)
+    monkeypatch.setattr(mapped, "SUPPORTED", False)
     files = write_shards(tmp_path, MIXED)
     tokens = read_shards(files)
     with caplog.at_level(logging.DEBUG):

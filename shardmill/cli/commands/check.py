@@ -32,8 +32,13 @@ from shardmill.loading.rows import EVERY_FILE
 from shardmill.records import TokenFile
 from shardmill.store import Store
 from shardmill.store.readers import TokenSpace, open_token_folder, open_tokens
-from shardmill.store.readers.dtypes import META_JSON, METADATA_YAML, DtypeRule, declared_facts
-from shardmill.store.readers.foreign import FORMATS
+from shardmill.store.readers.foreign import (
+    FORMATS,
+    META_JSON,
+    METADATA_YAML,
+    DtypeRule,
+    declared_facts,
+)
 
 CHUNK = 2**21
 """Tokens read at a time."""

@@ -1,10 +1,7 @@
-"""Shards -> random access without copying more than what was asked for.
+"""Random access to token files: one `gather` over many shards, and views of documents and rows.
 
-In: a store's split, a folder of token files, or any list of `TokenFile`.
-Out: `(n, length)` arrays of ids, and which document each belongs to.
-Promise: many files, of either dtype, read as one run of tokens; a window may lie across any number
-of files; at most `max_maps` files are mapped; no file is read that changed since it was opened.
-Not here: bytes on disk (shards), order and epochs (sampling), masks, shifting, batches.
+Many files of either dtype are read as one run of tokens; a window may cross any number of them. No
+file is read that changed since it was opened.
 """
 
 from __future__ import annotations

@@ -1,24 +1,17 @@
-"""Copy many windows of one token array into the rows of another.
+"""Copy many windows, or many pieces of any length, from one array into another.
 
-In: tokens, starts, rows of the final dtype.  Out: nothing; the rows are filled.
-Promise: one gather and one cast per block of rows; temporary memory under `BLOCK_BYTES`.
-Not here: bounds. Starts were checked; memory is mapped.
+One gather and one cast per block of rows; temporary memory stays under `BLOCK_BYTES`. Callers have
+checked that every start is inside the array.
 
 A window is read as one opaque item as long as the window, from a view in which item `i` begins at
-token `i`: numpy then gathers with one memcpy a window, without a loop of its own over a second
-axis. Half of the cost of random windows is waiting for memory, so the first token of every window
-is asked for before: these loads do not depend on each other and wait together.
+token `i`: numpy then gathers with one memcpy per window, without an inner loop. Half of the cost
+of random windows is waiting for memory, so the first token of every window is loaded before: these
+loads do not depend on each other and wait together.
 
-Many pieces of any length, copied by chunks of one.
-
-In: lengths of pieces.  Out: chunks, each of one piece; later their values, put where they belong.
-Promise: the chunks of a piece cover it exactly; two that overlap carry the same values there, so
-they may be put in any order. No loop over pieces.
-Not here: where pieces come from and go to.
-
-A piece of 150 tokens is three chunks of 64: from 0, from 64 and from 86 on. One copy moves 64
-tokens and needs two positions, where token by token it would be 64 copies and 128 positions.
-A piece of less than 64 is copied token by token.
+Pieces are copied in chunks: 150 tokens are three chunks of 64, from 0, from 64 and from 86 on. One
+copy moves 64 tokens and needs two positions, where token by token it would be 64 copies and 128
+positions. Chunks that overlap carry the same values, so their order does not matter. A piece of
+less than 64 is copied token by token.
 """
 
 from __future__ import annotations
@@ -32,10 +25,10 @@ import numpy.typing as npt
 from shardmill.records import IntArray, OffsetArray, Ragged
 
 BLOCK_BYTES = 256 * 1024
-"""Gathered ids wait here for their cast: small enough for a core's own cache."""
+"""The buffer of gathered ids before their cast: small enough for a core's own cache."""
 
 LONG_ROW_BYTES = 16 * 1024
-"""From here on the second copy costs more than a Python step per row."""
+"""For longer rows the second copy costs more than a Python step per row."""
 
 WindowView = npt.NDArray[np.void]
 
@@ -67,7 +60,7 @@ def copy_viewed(
         for row in range(0, len(starts), step):
             copy_viewed(tokens, windows, starts[row : row + step], out[row : row + step])
         return
-    tokens[starts]  # the values are not needed, see above
+    tokens[starts]  # only to load them into the cache, see above
     out[...] = windows[starts].view(tokens.dtype).reshape(out.shape)
 
 
@@ -94,9 +87,9 @@ def cut_chunks(lengths: OffsetArray) -> list[Chunks]:
         if len(chosen):
             own = lengths[chosen]
             counts = -(-own // size)
-            behind = np.cumsum(counts)
-            offset = np.arange(behind[-1])
-            offset -= np.repeat(behind - counts, counts)
+            ends = np.cumsum(counts)
+            offset = np.arange(ends[-1])
+            offset -= np.repeat(ends - counts, counts)
             offset *= size
             np.minimum(offset, np.repeat(own - size, counts), out=offset)
             found.append(Chunks(size, np.repeat(chosen, counts), offset))

@@ -1,17 +1,12 @@
-"""Which document every token of a window belongs to.
+"""Which document every token of a window belongs to, exactly and without a loop.
 
-In: a `TokenSpace`, where its documents start, and windows.  Out: a `DocumentBatch`.
-Promise: exact at every border; documents without tokens leave no trace; no loop over windows,
-documents or tokens. Starts out of order are refused: all of them are looked at when there are up
-to 4 million, else those that a window meets (`shardmill verify` looks at all).
-Not here: where the starts come from (shards), which windows and when (sampling, loading).
+Starts out of order are refused: up to 4 million of them are all checked, otherwise those that a
+window meets (`shardmill verify` checks all). Documents without tokens have no effect.
 
-Everything follows from the borders: the places in the windows at which another document begins.
-    tokens of a window   a a b b b c    borders: columns 2 and 5
-    doc_ids of inputs    0 0 1 1 1      (seq_len = 5; the sixth token is only a label)
-    position_ids         0 1 0 1 2
-    cu_seqlens           0 2 5
-    labels               a . b b .      `.` is IGNORE_INDEX: it would be another document's token
+Everything follows from the borders: the columns of windows at which another document begins.
+tokens of a window a a b b b c borders: columns 2 and 5 doc_ids of inputs 0 0 1 1 1 (seq_len = 5;
+the sixth token is only a label) position_ids 0 1 0 1 2 cu_seqlens 0 2 5 labels a . b b . `.` is
+IGNORE_INDEX: it would be another document's token
 """
 
 from __future__ import annotations
@@ -27,13 +22,13 @@ from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.records import IGNORE_INDEX, OffsetArray, next_token_pairs
 from shardmill.store.readers.token_space import TokenSpace, as_positions
 
-_MOST_TOKENS = 2**31 - 1  # cu_seqlens are int32 in every kernel that takes them
-_LOOK_AT_ALL = 2**22  # document starts: some 10 ms
+_MAX_TOKENS = 2**31 - 1  # cu_seqlens are int32 in every kernel that takes them
+_CHECK_ALL = 2**22  # document starts: some 10 ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Borders:
-    """Where documents begin inside windows, the first token of a window left out."""
+    """Where documents begin inside windows, except at the first token of a window."""
 
     num_windows: int
     length: int  # tokens of a window
@@ -42,7 +37,7 @@ class Borders:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Segments:
-    """The same seen from the inputs: every window is cut into pieces of one document each."""
+    """Every window cut into pieces of one document each, for the inputs."""
 
     doc_ids: OffsetArray  # (n, seq_len) 0 for the window's first document, then 1, 2, ...
     position_ids: OffsetArray  # (n, seq_len) 0 at the start of every piece
@@ -103,10 +98,10 @@ def cut_segments(borders: Borders) -> Segments:
     """Documents and positions of the inputs: of all tokens but the last of each window."""
     seq_len, num_windows = borders.length - 1, borders.num_windows
     total = num_windows * seq_len
-    if total > _MOST_TOKENS:
+    if total > _MAX_TOKENS:
         raise OptionError(
             f"{num_windows:,} windows of {seq_len:,} inputs are {total:,} tokens; cu_seqlens are "
-            f"int32, so a batch holds at most {_MOST_TOKENS:,}: ask for fewer windows"
+            f"int32, so a batch holds at most {_MAX_TOKENS:,}: ask for fewer windows"
         )
     heads = _heads(borders)
     edges = np.append(heads, total)
@@ -183,7 +178,7 @@ def checked_starts(starts: OffsetArray, num_tokens: int) -> OffsetArray:
     """`starts`, if documents can start there in a space of `num_tokens`."""
     if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype != np.int64:
         found = f"{starts.dtype} {starts.shape}" if isinstance(starts, np.ndarray) else type(starts)
-        raise OptionError(f"document_starts: found {found}, wanted a row of int64")
+        raise OptionError(f"document_starts: found {found}, wanted a 1-d array of int64")
     if len(starts) == 0 and num_tokens:
         raise OptionError(f"document_starts is empty, but there are {num_tokens:,} tokens")
     if len(starts) and not (starts[0] == 0 and starts[-1] <= num_tokens):
@@ -191,14 +186,13 @@ def checked_starts(starts: OffsetArray, num_tokens: int) -> OffsetArray:
             f"documents start at {starts[0]:,}..{starts[-1]:,}; wanted within 0..{num_tokens:,}, "
             f"the first at 0"
         )
-    if len(starts) <= _LOOK_AT_ALL and (starts[1:] < starts[:-1]).any():
+    if len(starts) <= _CHECK_ALL and (starts[1:] < starts[:-1]).any():
         raise _disorder(0, len(starts) - 1)
     return starts
 
 
 def _disorder(first: int, last: int) -> DamagedStoreError:
     return DamagedStoreError(
-        f"the document starts {first:,}..{last:,} are not in ascending order, so nobody knows "
-        f"which document a token belongs to; check the store with `shardmill verify`, then copy or "
-        f"build it again"
+        f"the document starts {first:,}..{last:,} are not in ascending order; check the store with "
+        "`shardmill verify`, then copy or build it again"
     )

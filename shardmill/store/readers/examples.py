@@ -96,7 +96,7 @@ def _view(store: Store, split: str, numbers: range) -> SplitView:
 
 
 class ChatSpace:
-    """Every conversation of a split: a read-only sequence without a state."""
+    """The conversations of a split, many in one gather."""
 
     def __init__(
         self, store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
@@ -117,7 +117,7 @@ class ChatSpace:
 
     def examples(self, indices: npt.ArrayLike) -> ChatExamples:
         """The conversations of these numbers, in this order, repeats allowed."""
-        starts, stops = self._spans(indices)
+        starts, stops = self.spans(indices)
         positions, offsets = spread(starts, stops)
         turns, turn_offsets = spread(*self._turns(starts, stops))
         moved = np.repeat(offsets[:-1] - starts, np.diff(turn_offsets))
@@ -131,16 +131,12 @@ class ChatSpace:
             turn_roles=roles,
         )
 
-    def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
-        """Where these conversations start and stop in the token space of the split."""
-        return self._spans(indices)
-
     def lengths(self) -> OffsetArray:
         """Tokens of every conversation of the split: 8 bytes each."""
         return np.diff(self._starts, append=self._tokens.num_tokens)
 
     def close(self) -> None:
-        """Let go of the token files; may be called again."""
+        """Release the token files; may be called again."""
         self._tokens.close()
 
     def __repr__(self) -> str:
@@ -152,8 +148,8 @@ class ChatSpace:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.store, self.split, *self._options)
 
-    def _spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
-        """Where these conversations start and stop in the token space."""
+    def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
+        """Where these conversations start and stop in the token space of the split."""
         array = as_positions(indices)
         wrong = first_outside(array, len(self) - 1)
         if wrong is not None:
@@ -165,11 +161,11 @@ class ChatSpace:
         sound = (starts >= 0) & (stops > starts) & (stops <= self._tokens.num_tokens)
         if not sound.all():
             number = int(array[np.flatnonzero(~sound)[0]])
-            raise self._damaged(f"the index gives example {number:,} an impossible place")
+            raise self._damaged(f"the index gives example {number:,} impossible positions")
         return starts, stops
 
     def _turns(self, starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
-        """Which turns lie in these spans."""
+        """The turns in these spans, as ranges."""
         first, last = np.searchsorted(self._turn_starts, np.stack((starts, stops)))
         if (last <= first).any():
             raise self._damaged("an example has no turn")
@@ -192,7 +188,7 @@ def _damaged(store: Store, split: str, what: str) -> DamagedStoreError:
 
 
 def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
-    """All numbers of all spans behind one another, and where each span begins among them.
+    """The numbers of all spans in one array, and where each span begins in it.
 
     starts [5 0], stops [7 3] -> [5 6 0 1 2], [0 2 5]
     """

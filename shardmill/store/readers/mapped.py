@@ -1,37 +1,9 @@
-"""Read all shards as one array: the fast reader.
+"""Read shards through memory maps: the fast reader, and a portable one.
 
-In: `ShardFiles`; then starts.  Out: filled rows.
-Promise: shards are mapped at first touch, at most `max_maps` at a time; any thread may read at
-any time; no view of the mapped memory leaves this file.
-Not here: arguments (space), which shards stay mapped (laid), other systems (grouped).
-
-Once every shard is laid nothing is ever lifted again, and reads need no lock. Until then, and for
-good in a space with more shards than `max_maps`, a read holds the lock from its first look at the
-table of laid shards to the last byte copied.
-
-Which shards lie in the address range now.
-
-In: shards about to be read.  Out: the same shards, laid.
-Promise: never more than the limit; least recently used first out; a shard is checked on disk
-right before it is laid.
-Not here: locks. The caller lets nobody read while shards are laid or lifted.
-
-One reserved range of addresses, over which files are laid. Linux only.
-
-In: a size; then descriptors and places.  Out: one array of bytes over the whole range.
-Promise: the range lives exactly as long as somebody holds that array or a view of it, and is given
-back whole; a reserved place costs no memory and reading it is a fault, never wrong data.
-Not here: which file lies where and when (ranged).
-
-Python's own `mmap` object reserves the range and gives it back; what lies inside is replaced in
-place with the C library's `mmap` (MAP_FIXED), which Python does not offer.
-
-Read shard by shard: the portable reader.
-
-In: `ShardFiles`; then starts.  Out: filled rows.
-Promise: the same rows as the ranged reader, with nothing but Python's own `mmap`. At most
-`max_maps` shards are mapped, and at most 256: here each holds a file descriptor too.
-Not here: arguments (space), the fast way (ranged).
+`RangedReader` (64-bit Linux) reserves one range of addresses and maps every shard to its own place
+in it, so that all shards are one array and a window may cross them. `GroupedReader` maps shard by
+shard with nothing but Python's own `mmap`. Both map a shard at first touch, keep at most
+`max_maps` of them, and may be shared by threads. No view of mapped memory leaves this file.
 """
 
 from __future__ import annotations
@@ -44,6 +16,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,32 +31,31 @@ from shardmill.store.readers.copying import (
     is_long,
     view_windows,
 )
-from shardmill.store.readers.files import (
-    DTYPES,
-    AddressLayout,
-    ShardFiles,
-    part_of,
-    pieces,
-    plan_layout,
-    running_edges,
-)
+from shardmill.store.readers.files import DTYPES, ShardFiles, part_of, pieces, running_edges
 
 SUPPORTED = sys.platform == "linux" and sys.maxsize > 2**32
 """Whether `AddressRange` works here: 64-bit Linux."""
 
 HUGE_PAGE = 2 * 2**20
-"""A file laid on such a border is mapped in huge pages where the kernel holds it in such pieces
-(recent kernels do, for files written in large pieces): random reads then wait less for address
-translation. Nothing is asked of the kernel, and nothing is lost where it does not."""
+"""A file mapped at a multiple of it is mapped in huge pages where the kernel caches it in such
+pieces (recent kernels do, for files written in large pieces): random reads then wait less for
+address translation. Nothing is asked of the kernel, and nothing is lost where it does not."""
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MADV_WILLNEED = 3
 _MAP_NORESERVE = 0x4000
+_MAX_VIEWS = 16  # window lengths remembered; making a view again costs a microsecond
+_MAX_DESCRIPTORS = 256  # of a GroupedReader: each of its maps holds one
 
 
 class AddressRange:
-    """`num_bytes` of addresses from a huge page on, at first all reserved. Places are in bytes."""
+    """`num_bytes` of addresses, aligned to a huge page, over which files are mapped.
+
+    Reserved addresses cost no memory, and reading them is a fault, never wrong data. The range
+    lives as long as `bytes` or a view of it. Python's `mmap` reserves and releases the whole; the
+    parts are replaced with the C library's `mmap` (MAP_FIXED), which Python does not offer.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -99,34 +71,85 @@ class AddressRange:
         ]
         self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-    def lay(self, descriptor: int, place: int, num_bytes: int, skip: int = 0) -> None:
-        """Lay `num_bytes` of a file, those behind the first `skip`, at `place`, read-only.
+    def map_file(self, descriptor: int, at: int, num_bytes: int, skip: int = 0) -> None:
+        """Map `num_bytes` of a file, after its first `skip` bytes, read-only at byte `at` of the
+        range. `at` and `skip` are multiples of a page."""
+        self._map(at, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, skip)
 
-        `place` and `skip` are on pages.
-        """
-        self._map(place, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, skip)
+    def unmap(self, at: int, num_bytes: int) -> None:
+        """Only reserve these bytes again. No other thread may be reading there."""
+        self._map(at, num_bytes, _PROT_NONE, self._reserved, -1)
 
-    def lift(self, place: int, num_bytes: int) -> None:
-        """Only reserved again. No other thread may be reading there."""
-        self._map(place, num_bytes, _PROT_NONE, self._reserved, -1)
-
-    def will_need(self, place: int, num_bytes: int) -> None:
+    def will_need(self, at: int, num_bytes: int) -> None:
         """Ask the kernel to read these pages ahead; returns at once. A hint: it may be ignored."""
-        before = place % mmap.PAGESIZE
-        self._libc.madvise(self._address + place - before, num_bytes + before, _MADV_WILLNEED)
+        before = at % mmap.PAGESIZE
+        self._libc.madvise(self._address + at - before, num_bytes + before, _MADV_WILLNEED)
 
     def _map(
-        self, place: int, num_bytes: int, access: int, flags: int, descriptor: int, skip: int = 0
+        self, at: int, num_bytes: int, access: int, flags: int, descriptor: int, skip: int = 0
     ) -> None:
-        address = self._address + place
+        address = self._address + at
         found = self._libc.mmap(address, num_bytes, access, flags | _MAP_FIXED, descriptor, skip)
         if found != address:
             code = ctypes.get_errno()
             raise OSError(code, f"mmap of {num_bytes:,} bytes: {os.strerror(code)}")
 
 
-class LaidShards:
-    """The table of shards laid into one range."""
+@dataclass(frozen=True, slots=True, eq=False)
+class AddressLayout:
+    """Where shards go in the range. A segment is a run of shards of one dtype without a gap."""
+
+    edges: OffsetArray  # (shards + 1,) token positions: shard i is edges[i] .. edges[i + 1]
+    addresses: OffsetArray  # (shards,) where the map of each begins, in bytes from the start
+    leads: OffsetArray  # (shards,) bytes mapped before the first token: the end of a header
+    num_bytes: int  # of the whole range, whole pages
+    segment_edges: OffsetArray  # (segments + 1,) the same for segments
+    segment_shifts: OffsetArray  # (segments,) token position + shift = item in the range
+    segment_widths: OffsetArray  # (segments,) bytes of an item
+
+
+def plan_layout(
+    counts: OffsetArray,
+    widths: OffsetArray,
+    *,
+    page: int,
+    huge_page: int,
+    leads: OffsetArray | None = None,
+) -> AddressLayout:
+    """Place non-empty shards one after another, each on its own page.
+
+    page = 8 bytes, width 2, counts [4, 3, 4]: addresses [0, 8, 16], segment edges [0, 7, 11],
+    shifts [0, 1]: after the three tokens of the second shard there is a gap of one.
+    After a segment that ends with a large shard the next begins on a huge page: addresses are free.
+    `leads`: bytes mapped before the first token of each shard, less than a page; default none.
+    """
+    leads = np.zeros(len(counts), np.int64) if leads is None else leads
+    if len(counts) == 0:
+        none, zero = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        return AddressLayout(zero, none, none, 0, zero, none, none)
+    edges = running_edges(counts)
+    sizes = leads + counts * widths
+    gap = (sizes[:-1] % page != 0) | (leads[1:] != 0)
+    closes = np.append(gap | (widths[:-1] != widths[1:]), True)
+    grain = np.where(closes & (sizes >= huge_page), huge_page, page)
+    addresses = running_edges(-(-sizes // grain) * grain)
+    heads = np.append(0, np.flatnonzero(closes[:-1]) + 1)
+    return AddressLayout(
+        edges=edges,
+        addresses=addresses[:-1],
+        leads=leads,
+        num_bytes=int(addresses[-1]),
+        segment_edges=np.append(edges[heads], edges[-1]),
+        segment_shifts=(addresses[:-1] + leads)[heads] // widths[heads] - edges[heads],
+        segment_widths=widths[heads],
+    )
+
+
+class _MappedShards:
+    """Which shards are mapped into the range: at most `limit`, the least recently used go first.
+
+    Without a lock of its own: the caller lets no thread read while shards are mapped or unmapped.
+    """
 
     def __init__(
         self, files: ShardFiles, layout: AddressLayout, addresses: AddressRange, limit: int
@@ -135,65 +158,66 @@ class LaidShards:
         self._layout = layout
         self._addresses = addresses
         self._limit = limit
-        self._laid = np.zeros(len(files), np.bool_)
-        self._used = np.zeros(len(files), np.int64)  # the call that asked for a shard last
+        self._mapped = np.zeros(len(files), np.bool_)
+        self._used = np.zeros(len(files), np.int64)  # the last call that asked for a shard
         self._clock = 0
-        self._num_laid = 0
+        self._num_mapped = 0
 
     @property
     def complete(self) -> bool:
-        """Every shard is laid; from now on nothing changes."""
-        return self._num_laid == len(self._laid)
+        """Every shard is mapped; from now on nothing changes."""
+        return self._num_mapped == len(self._mapped)
 
     def hold(self, touched: OffsetArray) -> bool:
-        """Lay the touched shards (repeats allowed). False, and nothing done, if too many."""
-        if not self._laid[touched].all():
+        """Map the touched shards (repeats allowed). False, and nothing done, if too many."""
+        if not self._mapped[touched].all():
             shards = np.unique(touched)
             if len(shards) > self._limit:
                 return False
-            missing = shards[~self._laid[shards]]
-            self._lift_oldest(self._num_laid + len(missing) - self._limit, keep=shards)
+            missing = shards[~self._mapped[shards]]
+            self._unmap_oldest(self._num_mapped + len(missing) - self._limit, keep=shards)
             for shard in missing.tolist():
-                self._lay(shard)
+                self._map(shard)
         self._clock += 1
         self._used[touched] = self._clock
         return True
 
-    def _lay(self, shard: int) -> None:
-        place, num_bytes = self._place(shard)
+    def _map(self, shard: int) -> None:
+        at, num_bytes = self._place(shard)
         skip = self._files.file_bytes(shard) - num_bytes
         descriptor = self._files.open(shard)
         try:
-            self._addresses.lay(descriptor, place, num_bytes, skip)
+            self._addresses.map_file(descriptor, at, num_bytes, skip)
         except OSError as error:
-            out_of_maps = error.errno == errno.ENOMEM
-            advice = (
-                "lower max_maps, close other spaces, or raise vm.max_map_count or the limit of "
-                "addresses (ulimit -v)"
-                if out_of_maps
-                else f"{os.strerror(error.errno or 0)}: some file systems allow few maps or none"
-            )
+            advice = f"{os.strerror(error.errno or 0)}: some file systems allow few maps or none"
+            if error.errno == errno.ENOMEM:
+                advice = (
+                    "lower {max_maps}, close other spaces, or raise vm.max_map_count or the limit "
+                    "of addresses (ulimit -v)"
+                )
             raise StoreError(
                 f"{self._files.paths[shard]}: the kernel refused another map; this space holds "
-                f"{self._num_laid:,}; {advice}; reader='pread' needs no map"
+                f"{self._num_mapped:,}; {advice}; {{reader}} needs no map",
+                max_maps=...,
+                reader="pread",
             ) from error
         finally:
             os.close(descriptor)
-        self._laid[shard] = True
-        self._num_laid += 1
+        self._mapped[shard] = True
+        self._num_mapped += 1
 
-    def _lift_oldest(self, num_shards: int, *, keep: OffsetArray) -> None:
-        """Lift the least recently used shards, at most `num_shards`, none of `keep`."""
+    def _unmap_oldest(self, num_shards: int, *, keep: OffsetArray) -> None:
+        """Unmap the least recently used shards, at most `num_shards`, none of `keep`."""
         if num_shards <= 0:
             return
-        loose = self._laid.copy()
+        loose = self._mapped.copy()
         loose[keep] = False
         candidates = np.flatnonzero(loose)
         oldest = candidates[np.argsort(self._used[candidates], kind="stable")[:num_shards]]
         for shard in oldest.tolist():
-            self._laid[shard] = False
-            self._num_laid -= 1
-            self._addresses.lift(*self._place(shard))
+            self._mapped[shard] = False
+            self._num_mapped -= 1
+            self._addresses.unmap(*self._place(shard))
 
     def _place(self, shard: int) -> tuple[int, int]:
         """Where its map begins, and its bytes: the tokens and the end of a header before them."""
@@ -203,11 +227,14 @@ class LaidShards:
 
 Visit: TypeAlias = Callable[[OffsetArray, slice, slice], None]
 
-_MAX_VIEWS = 16  # window lengths remembered; making a view again costs a microsecond
-
 
 class RangedReader:
-    """One address range over all shards. OSError when it cannot be reserved."""
+    """One address range over all shards. OSError when it cannot be reserved.
+
+    Once every shard is mapped nothing is unmapped again, and reads need no lock. Until then, and
+    always in a space with more shards than `max_maps`, a read holds the lock from its first look at
+    the table of mapped shards to the last byte copied.
+    """
 
     def __init__(self, files: ShardFiles, *, max_maps: int) -> None:
         page = mmap.PAGESIZE
@@ -230,27 +257,25 @@ class RangedReader:
         if self._only_width:  # a header before the only segment: from here on, token i is item i
             shift = int(self._layout.segment_shifts[0])
             self._tokens[self._only_width] = self._tokens[self._only_width][shift:]
-        self._laid = LaidShards(files, self._layout, self._range, max_maps)
+        self._shards = _MappedShards(files, self._layout, self._range, max_maps)
         self._lock = threading.Lock()
-        self._complete = self._laid.complete
+        self._complete = self._shards.complete
 
     def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
-        """`out[i]` becomes the `out.shape[1]` tokens from `starts[i]` on. Starts were checked."""
+        """Copy the `out.shape[1]` tokens from `starts[i]` on to `out[i]`. Starts were checked."""
         windows = self._ready.get(out.shape[1])
         if windows is not None:
             copy_viewed(self._tokens[self._only_width], windows, starts, out)
         elif self._complete:
             self._copy(starts, out)
         else:
-            self._fill_locked(starts, out)
 
-    def _fill_locked(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
-        def copy(starts: OffsetArray, rows: slice, columns: slice) -> None:
-            self._copy(starts, out[rows, columns])
+            def copy(starts: OffsetArray, rows: slice, columns: slice) -> None:
+                self._copy(starts, out[rows, columns])
 
-        with self._lock:
-            self._visit(starts, slice(0, len(starts)), slice(0, out.shape[1]), copy)
-            self._complete = self._laid.complete
+            with self._lock:
+                self._visit(starts, slice(0, len(starts)), slice(0, out.shape[1]), copy)
+                self._complete = self._shards.complete
 
     def prefetch(self, starts: OffsetArray, length: int) -> None:
         """Ask the kernel to read these windows ahead. Maps their shards, waits for nothing."""
@@ -258,14 +283,14 @@ class RangedReader:
             self._visit(starts, slice(0, len(starts)), slice(0, length), self._advise)
 
     def _visit(self, starts: OffsetArray, rows: slice, columns: slice, visit: Visit) -> None:
-        """Call `visit` on blocks of windows whose shards are laid; one block, if they all fit.
+        """Call `visit` on blocks of windows whose shards are mapped; one block, if they all fit.
 
         `starts` are those of `rows`, at the first of `columns`.
         """
         if len(starts) == 0:
             return
         num_columns = columns.stop - columns.start
-        if self._laid.hold(self._touched(starts, num_columns)):
+        if self._shards.hold(self._touched(starts, num_columns)):
             visit(starts, rows, columns)
         elif len(starts) > 1:
             middle = len(starts) // 2
@@ -320,16 +345,12 @@ class RangedReader:
             if is_long(self._tokens[width], length):
                 copy_long(self._tokens[width], items, out)
                 return
-            windows = self._remember(width, length)
+            if len(self._views) >= _MAX_VIEWS:
+                self._views, self._ready = {}, {}
+            windows = self._views[width, length] = view_windows(self._tokens[width], length)
         if self._complete and self._only_width:
             self._ready[length] = windows
         copy_viewed(self._tokens[width], windows, items, out)
-
-    def _remember(self, width: int, length: int) -> WindowView:
-        if len(self._views) >= _MAX_VIEWS:
-            self._views, self._ready = {}, {}
-        windows = self._views[width, length] = view_windows(self._tokens[width], length)
-        return windows
 
     def _copy_pieces(self, start: int, row: npt.NDArray[Any]) -> None:
         """One window over a gap or a change of dtype."""
@@ -344,15 +365,12 @@ class RangedReader:
         for start in starts.tolist():
             for segment, begin, end in pieces(layout.segment_edges, start, start + length):
                 width = int(layout.segment_widths[segment])
-                place = (begin + int(layout.segment_shifts[segment])) * width
-                self._range.will_need(place, (end - begin) * width)
-
-
-_MAX_DESCRIPTORS = 256
+                at = (begin + int(layout.segment_shifts[segment])) * width
+                self._range.will_need(at, (end - begin) * width)
 
 
 class GroupedReader:
-    """One map a shard. A map that is dropped lives on until the last read of it has ended."""
+    """One map per shard. A map that is dropped lives until the last read of it has ended."""
 
     def __init__(self, files: ShardFiles, *, max_maps: int) -> None:
         self._files = files
@@ -362,13 +380,13 @@ class GroupedReader:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()  # least recently used first
 
     def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
-        """`out[i]` becomes the `out.shape[1]` tokens from `starts[i]` on. Starts were checked."""
+        """Copy the `out.shape[1]` tokens from `starts[i]` on to `out[i]`. Starts were checked."""
         length, edges = out.shape[1], self._edges
         shard = part_of(edges, starts)
         whole = starts + length <= edges[shard + 1]
         inside = starts - edges[shard]
         held, tokens = -1, np.empty(0, np.uint16)
-        for row in np.argsort(shard, kind="stable").tolist():  # a shard is mapped once a call
+        for row in np.argsort(shard, kind="stable").tolist():  # each shard is mapped once
             if not whole[row]:
                 self._copy_pieces(int(starts[row]), out[row])
                 continue
@@ -384,10 +402,10 @@ class GroupedReader:
         for start in starts.tolist():
             for part, begin, end in pieces(self._edges, start, start + length):
                 width, first = int(self._files.widths[part]), int(self._edges[part])
-                place = int(self._files.offsets[part]) + (begin - first) * width
-                before = place % mmap.PAGESIZE
+                at = int(self._files.offsets[part]) + (begin - first) * width
+                before = at % mmap.PAGESIZE
                 num_bytes = (end - begin) * width + before
-                self._map(part).madvise(mmap.MADV_WILLNEED, place - before, num_bytes)
+                self._map(part).madvise(mmap.MADV_WILLNEED, at - before, num_bytes)
 
     def _copy_pieces(self, start: int, row: npt.NDArray[Any]) -> None:
         for part, begin, end in pieces(self._edges, start, start + len(row)):

@@ -1,11 +1,9 @@
 """Rows of a pack plan, many at a time.
 
-In: a chat store and a plan of it; then row numbers.  Out: `PackedRows` in that order.
-Promise: row `i` holds exactly the pieces that the plan puts there, at the places it gives them, and
-padding; a label of a piece that its example trains is trained, no other; work grows with the rows
-asked for, memory beside them with 8 bytes a row of the plan. A plan of another store is refused; a
-copy that was pickled opens its files anew and refuses a plan or a store made again.
-Not here: making plans (build), order and epochs (sampling), inputs and labels (loading).
+Row `i` holds exactly the pieces that the plan puts there, and padding; a label is trained if its
+example trains it. Work grows with the rows asked for; memory beside them is 8 bytes per row of the
+plan. A plan of another store is refused, and a pickled copy refuses a plan or a store that was
+made again.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from shardmill.store.readers.examples import spread
 from shardmill.store.readers.pread import held_by
 from shardmill.store.readers.token_space import ReaderName, as_positions, first_outside, open_tokens
 
-_ASK = 2048  # tokens of a piece that are asked of the kernel at a time
+_PREFETCH = 2048  # tokens of a piece that are prefetched at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,11 +33,11 @@ class RowPieces:
     """What some rows consist of, row after row."""
 
     offsets: OffsetArray  # (n + 1,) row `i` has the pieces offsets[i]..offsets[i + 1]
-    examples: OffsetArray  # (k,) which example each is of
+    examples: OffsetArray  # (k,) the example of each piece
     starts: OffsetArray  # (k,) its first token, in the token space of the split
     lengths: OffsetArray  # (k,) its tokens
-    places: OffsetArray  # (k,) where in its row it begins
-    used: OffsetArray  # (n,) tokens of each row up to the padding behind its last piece
+    places: OffsetArray  # (k,) the column of its row at which it begins
+    used: OffsetArray  # (n,) columns of each row before the padding at its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,12 +48,12 @@ class PackedRows:
     trained: BoolArray  # (n, row_len) True where this very token is a label that counts:
     # never the first token of a piece, which nothing in its row predicts, and never padding
     starts: Ragged  # where pieces begin in each row: from 0, rising
-    used: OffsetArray  # (n,) tokens of each row up to the padding behind its last piece
-    # With align_to a piece owns the places up to its next multiple, the last piece too.
+    used: OffsetArray  # (n,) columns of each row before the padding at its end
+    # With align_to a piece owns the columns up to the next multiple, the last piece too.
 
 
 class PackSpace:
-    """Every row of a plan: a read-only sequence without a state. Threads may share it."""
+    """The rows of a plan, many in one gather. Threads may share it."""
 
     def __init__(
         self, store: Store, plan: StoredPlan, *, pad_id: int = 0, reader: ReaderName = "auto"
@@ -79,7 +77,7 @@ class PackSpace:
         return len(self.plan.arrays.counts)
 
     def rows(self, indices: npt.ArrayLike) -> PackedRows:
-        """The rows of these numbers, in this order, repeats allowed."""
+        """The rows with these numbers, in this order, repeats allowed."""
         pieces = self.pieces(indices)
         num_rows = len(pieces.used)
         ids = np.full((num_rows, self.row_len), self.pad_id, self.dtype)
@@ -111,10 +109,10 @@ class PackSpace:
         places = before - np.repeat(before[offsets[:-1]], np.diff(offsets))
         last = offsets[1:] - 1
         used = places[last] + sizes[last]
-        room = self.plan.facts.options.capacity
-        if len(used) and used.max() > room:
+        capacity = self.plan.facts.options.capacity
+        if len(used) and used.max() > capacity:
             row = int(rows[used.argmax()])
-            raise self._damaged(f"row {row:,} has {used.max():,} tokens and room for {room:,}")
+            raise self._damaged(f"row {row:,} has {used.max():,} tokens, but holds {capacity:,}")
         return RowPieces(
             offsets=offsets,
             examples=examples,
@@ -127,15 +125,15 @@ class PackSpace:
     def prefetch(self, indices: npt.ArrayLike) -> None:
         """Ask the kernel to read the tokens of these rows ahead; returns at once."""
         pieces = self.pieces(indices)
-        counts = -(-pieces.lengths // _ASK)
+        counts = -(-pieces.lengths // _PREFETCH)
         first = np.cumsum(counts) - counts
-        step = (np.arange(counts.sum()) - np.repeat(first, counts)) * _ASK
-        length = max(1, min(_ASK, self._tokens.num_tokens))
+        step = (np.arange(counts.sum()) - np.repeat(first, counts)) * _PREFETCH
+        length = max(1, min(_PREFETCH, self._tokens.num_tokens))
         starts = np.repeat(pieces.starts, counts) + step
         self._tokens.prefetch(np.minimum(starts, self._tokens.num_tokens - length), length)
 
     def close(self) -> None:
-        """Let go of the token files; may be called again."""
+        """Release the token files; may be called again."""
         self._tokens.close()
 
     def __repr__(self) -> str:
@@ -160,7 +158,7 @@ class PackSpace:
         sound = (starts >= 0) & (starts <= stops) & (stops <= num_tokens)
         cuts = arrays.cut_pieces
         if len(cuts):
-            # of the dtype of the cuts, or all of them would be cast at every call
+            # in the dtype of the cuts, or all of them would be cast at every call
             cut = cuts.searchsorted(np.minimum(numbers, int(cuts[-1])).astype(cuts.dtype))
             chosen = np.flatnonzero(cuts[cut] == numbers)
             begins = starts[chosen]
@@ -172,7 +170,7 @@ class PackSpace:
         sound &= lengths > 0
         if not sound.all():
             example = int(examples[np.flatnonzero(~sound)[0]])
-            raise self._damaged(f"a piece of example {example:,} lies at an impossible place")
+            raise self._damaged(f"a piece of example {example:,} has impossible positions")
         return starts, lengths
 
     def _mask_of(self, pieces: RowPieces) -> tuple[BoolArray, OffsetArray]:
@@ -201,6 +199,6 @@ def _reopen(
 
 
 def open_pack(path: str | Path, *, pad_id: int = 0, reader: ReaderName = "auto") -> PackSpace:
-    """The rows of the plan at `path`, which lies in the folder `packs` of its store."""
+    """The rows of the plan at `path`, a file in the folder `packs` of its store."""
     plan = read_plan(Path(path))
     return PackSpace(open_store(plan.path.parent.parent), plan, pad_id=pad_id, reader=reader)

@@ -1,13 +1,11 @@
 """Read shards with `preadv`: the reader that maps nothing.
 
-In: `ShardFiles`; then starts.  Out: filled rows.
-Promise: the same rows as the mapped readers. A file that is cut after it was opened, or a disk that
-fails, is an error that names the file; with a map it is a SIGBUS, which ends the process. Few files
-are open at a time, however many shards and spaces there are. Threads may share it.
-Not here: arguments (space).
+It gives the same tokens as the mapped readers. A file that is cut after it was opened, or a disk
+that fails, is an error that names the file; with a map it is a SIGBUS, which ends the process. Few
+files are open at a time, however many shards and spaces there are. Threads may share it.
 
-Windows are sorted; those that touch or overlap are one read. A read goes into the caller's rows
-when they have the dtype of the file, otherwise into one block that is then cast as a whole.
+Windows are sorted; those that touch or overlap are one read. A read goes into the caller's rows if
+they have the dtype of the file, otherwise into one block that is then cast as a whole.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ except ImportError:  # Windows, which has no preadv either
 
 SUPPORTED = hasattr(os, "preadv")
 
-_MOST_OPEN = 512
-"""Descriptors of all readers of a process together; a quarter of its limit when that is less."""
+_MAX_OPEN = 512
+"""Descriptors of all readers of a process together; a quarter of its limit if that is less."""
 
 _NETWORK = {
     *("lustre", "wekafs", "gpfs", "beegfs", "ceph", "afs", "orangefs", "pvfs2", "panfs"),
     *("nfs", "nfs4", "cifs", "smb3", "fuse", "fuseblk"),
 }
-"""File systems on which files are not mapped. Lustre and WekaFS refuse maps after some hundred of
-them. On all of these a server, a network or a daemon that fails under a mapped page is a SIGBUS."""
+"""File systems on which files are not mapped. Lustre and WekaFS refuse maps after some hundred. On
+all of them a server, network or daemon that fails under a mapped page causes a SIGBUS."""
 
-_MOST_COPIED = 64 * 2**20
+_MAX_COPIED = 64 * 2**20
 """Bytes of an index or mask: 8 million documents, or the mask of 500 million tokens."""
 
 Values = TypeVar("Values", bound=npt.NDArray[Any])
@@ -55,19 +53,19 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class _Descriptor:
-    """An open file, closed when the last thread that reads from it lets go."""
+    """An open file, closed when the last thread that reads from it drops the reference."""
 
     __slots__ = ("number",)
 
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def __del__(self, close: Any = os.close) -> None:  # bound: modules go first at the end
+    def __del__(self, close: Any = os.close) -> None:  # bound: at exit modules are cleared first
         close(self.number)
 
 
 class PreadReader:
-    """Reads with `preadv`. Opens a shard when it is first read, and checks it then."""
+    """Reads with `preadv`. A shard is opened and checked when it is first read."""
 
     def __init__(self, files: ShardFiles, *, max_open: int) -> None:
         self._files, self._max_open = files, max_open
@@ -81,7 +79,7 @@ class PreadReader:
             _readers.add(self)
 
     def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
-        """`out[i]` becomes the `out.shape[1]` tokens from `starts[i]` on. Starts were checked."""
+        """Copy the `out.shape[1]` tokens from `starts[i]` on to `out[i]`. Starts were checked."""
         num_rows, length = out.shape
         if not num_rows or not length:
             return
@@ -145,23 +143,23 @@ class PreadReader:
                 row[first - start : first - start + len(tokens)] = tokens
 
     def _read(
-        self, starts: OffsetArray, lengths: OffsetArray, places: OffsetArray, out: IntArray
+        self, starts: OffsetArray, lengths: OffsetArray, targets: OffsetArray, out: IntArray
     ) -> None:
-        """`lengths[i]` tokens from `starts[i]` on go to `out[places[i]]` and behind it. All shards
+        """Copy `lengths[i]` tokens from `starts[i]` on to `out`, from `targets[i]` on. All shards
         have one dtype, that of `out`."""
         shards = part_of(self._edges, starts)
         crossing = starts + lengths > self._edges[shards + 1]
         if crossing.any():
-            starts, lengths, places = self._cut(starts, lengths, places, crossing)
+            starts, lengths, targets = self._cut(starts, lengths, targets, crossing)
             shards = part_of(self._edges, starts)
         width = self._width
         view = out.data.cast("B")
         offsets = (starts * width + self._shifts[shards]).tolist()
-        begins, ends = (places * width).tolist(), ((places + lengths) * width).tolist()
+        begins, ends = (targets * width).tolist(), ((targets + lengths) * width).tolist()
         held, number, preadv = -1, -1, os.preadv
         for shard, at, begin, end in zip(shards.tolist(), offsets, begins, ends, strict=True):
             if shard != held:
-                descriptor = self._opened(shard)  # kept by name: it stays open while it is read
+                descriptor = self._opened(shard)  # this reference keeps it open while it is read
                 held, number = shard, descriptor.number
             part = view[begin:end]
             try:
@@ -175,22 +173,22 @@ class PreadReader:
         self,
         starts: OffsetArray,
         lengths: OffsetArray,
-        places: OffsetArray,
+        targets: OffsetArray,
         crossing: npt.NDArray[np.bool_],
     ) -> tuple[OffsetArray, OffsetArray, OffsetArray]:
-        """The same reads, those over the end of a shard cut there."""
+        """The same reads; those that cross the end of a shard are cut there."""
         cut = []
         for read in np.flatnonzero(crossing).tolist():
-            start, place = int(starts[read]), int(places[read])
+            start, target = int(starts[read]), int(targets[read])
             stop = start + int(lengths[read])
             for _, begin, end in pieces(self._edges, start, stop):
-                cut.append((begin, end - begin, place + begin - start))
+                cut.append((begin, end - begin, target + begin - start))
         whole = ~crossing
         table = np.array(cut, np.int64).T
-        kept = np.stack((starts[whole], lengths[whole], places[whole]))
+        kept = np.stack((starts[whole], lengths[whole], targets[whole]))
         found = np.concatenate((kept, table), axis=1)
-        starts, lengths, places = found[:, found[0].argsort(kind="stable")]
-        return starts, lengths, places
+        starts, lengths, targets = found[:, found[0].argsort(kind="stable")]
+        return starts, lengths, targets
 
     def _read_bytes(self, shard: int, at: int, part: memoryview) -> None:
         """Fill `part` from byte `at` of a shard on, in as many reads as it takes."""
@@ -201,7 +199,12 @@ class PreadReader:
             except OSError as error:
                 raise self._unreadable(shard, at, error) from error
             if not found:
-                raise self._cut_short(shard, descriptor)
+                size = os.fstat(descriptor.number).st_size
+                raise DamagedStoreError(
+                    f"{self._files.paths[shard]}: found {size:,} bytes, wanted "
+                    f"{self._files.file_bytes(shard):,}: it was cut after it was opened; check the "
+                    "store with `shardmill verify`, then copy or build it again"
+                )
             part, at = part[found:], at + found
 
     def _opened(self, shard: int) -> _Descriptor:
@@ -213,28 +216,18 @@ class PreadReader:
             try:
                 number = self._files.open(shard)
             except StoreError as error:
-                cause = error.__cause__
-                if not isinstance(cause, OSError) or cause.errno not in (
-                    errno.EMFILE,
-                    errno.ENFILE,
-                ):
+                code = getattr(error.__cause__, "errno", None)
+                if code not in (errno.EMFILE, errno.ENFILE):
                     raise
                 _close_all()
                 number = self._files.open(shard)
             descriptor = self._held[shard] = _Descriptor(number)
         return descriptor
 
-    def _cut_short(self, shard: int, descriptor: _Descriptor) -> DamagedStoreError:
-        return DamagedStoreError(
-            f"{self._files.paths[shard]}: found {os.fstat(descriptor.number).st_size:,} bytes, "
-            f"wanted {self._files.file_bytes(shard):,}: it was cut after it was opened; check the "
-            f"store with `shardmill verify`, then copy or build it again"
-        )
-
     def _unreadable(self, shard: int, at: int, error: OSError) -> StoreError:
         return StoreError(
             f"{self._files.paths[shard]}: cannot be read at byte {at:,}: {error.strerror}; check "
-            f"the disk or the network it is on, then resume from the last state"
+            "its disk or network, then resume from the last state"
         )
 
 
@@ -253,9 +246,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _make_room() -> None:
-    """Close all descriptors when there are as many as there may be: they are opened again as they
-    are needed, which costs each some microseconds."""
-    limit = _MOST_OPEN
+    """Close all descriptors when the limit is reached. They are opened again when they are needed,
+    at some microseconds each."""
+    limit = _MAX_OPEN
     if resource is not None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = limit if soft == resource.RLIM_INFINITY else min(limit, max(8, soft // 4))
@@ -266,7 +259,7 @@ def _make_room() -> None:
 
 
 def _close_all() -> None:
-    """Let go of the descriptors of all readers; one that a thread reads from closes after that."""
+    """Release the descriptors of all readers; one that a thread is reading is closed afterwards."""
     with _lock:
         readers = list(_readers)
     for reader in readers:
@@ -274,9 +267,9 @@ def _close_all() -> None:
 
 
 def held_by(reader: str, array: Values) -> Values:
-    """A mapped index, mask or plan as it is read with `reader`: with "pread" copied into memory,
-    so that nothing can cut it, unless it is larger than 64 MiB; such a one stays mapped."""
-    return array.copy() if reader == "pread" and array.nbytes <= _MOST_COPIED else array
+    """A mapped index, mask or plan for `reader`: with "pread" it is copied into memory, so that
+    cutting the file does no harm, unless it is larger than 64 MiB."""
+    return array.copy() if reader == "pread" and array.nbytes <= _MAX_COPIED else array
 
 
 def reader_for(paths: Iterable[str], mounts: str | None = None) -> Literal["mapped", "pread"]:
@@ -291,7 +284,7 @@ def reader_for(paths: Iterable[str], mounts: str | None = None) -> Literal["mapp
 
 
 def read_mounts() -> str:
-    """What is mounted where, as Linux tells it; empty elsewhere."""
+    """The mount table of Linux; empty elsewhere."""
     try:
         return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -299,7 +292,7 @@ def read_mounts() -> str:
 
 
 def file_system_of(path: str, mounts: str) -> str | None:
-    """The type of the file system that an absolute path lies on; None: nobody says."""
+    """The type of the file system of an absolute path; None if it is unknown."""
     longest, kind = -1, None
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -308,6 +301,6 @@ def file_system_of(path: str, mounts: str) -> str | None:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
         inside = point == "/" or path == point or path.startswith(f"{point}/")
-        if inside and len(point) >= longest:  # of two mounts at one place the later one is seen
+        if inside and len(point) >= longest:  # of two mounts at one point the later one is visible
             longest, kind = len(point), after.split()[0]
     return kind

@@ -1,24 +1,8 @@
-"""Many token files as one run of tokens.
+"""Many token files as one run of tokens, and that run cut into windows.
 
-In: `TokenFile` records, in order, of either dtype; or a store and a split.  Out: copies of ids.
-Promise: `gather` equals slicing the concatenation of all files; the result never depends on
-`max_maps`, the reader or the process; copies pickle by path, survive fork and spawn, and open
-their files again where they arrive.
-Not here: epochs, shuffling, documents, the shift between inputs and targets.
-
-A token space cut into windows for training.
-
-In: a `TokenSpace` and `seq_len`.  Out: windows of `seq_len + 1` tokens, many at a time.
-Promise: window `i` begins at token `i * seq_len`, so neighbours share one token and every
-transition from a token to the next is in exactly one window. Tokens that do not fill a last window
-are in none: fewer than `seq_len + 1` at the end, or all of a short space.
-Not here: order, documents, the shift into inputs and targets.
-
-Whether a path means a split of a store.
-
-In: a path, perhaps the name of a split.  Out: the store and the split, or None: no store there.
-Promise: `store` and `store/train` both work; a choice that is open is refused with the names.
-Not here: folders without a manifest (foreign).
+`gather` equals slicing the concatenation of all files. The result never depends on `max_maps`, the
+reader or the process. Copies pickle by path, survive fork and spawn, and open their files again
+where they arrive.
 """
 
 from __future__ import annotations
@@ -28,7 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,42 +23,34 @@ from shardmill.machine import check_memory
 from shardmill.protocols import Closing
 from shardmill.records import IntArray, OffsetArray, TokenFile
 from shardmill.store import Store, open_store
-from shardmill.store.manifest import refuse_remote
-from shardmill.store.readers import mapped as memory
-from shardmill.store.readers import pread
-from shardmill.store.readers.dtypes import META_JSON
+from shardmill.store.layout import META
+from shardmill.store.manifest import MAX_META_BYTES, refuse_remote
+from shardmill.store.readers import mapped, pread
 from shardmill.store.readers.files import ShardFiles
-from shardmill.store.readers.mapped import GroupedReader, RangedReader
-
-if TYPE_CHECKING:
-    from shardmill.store import Store
-
 
 logger = logging.getLogger(__name__)
 
 MAX_MAPS = 4096
-"""Shards mapped at a time, unless told otherwise."""
+"""Shards mapped at a time by default."""
 
-_LARGE = 2**28
-"""Tokens of a gather from which on it is asked whether they fit into memory."""
+_LARGE = 2**28  # tokens; a larger gather is checked against the memory that is available
 
-MOST_MAPS = 16_384
-"""The kernel allows a process 65,530 maps; a shard takes up to two; others need some too."""
+_MAPS_LIMIT = 16_384
+"""The kernel allows a process 65,530 maps; a shard takes up to two, and others need some too."""
 
 ReaderName: TypeAlias = Literal["auto", "mapped", "pread", "ranged", "grouped"]
 """How shards are read. Tokens are the same with every reader.
 
-"mapped" maps files: the quickest, but a file that is cut while it is mapped ends the process
+"mapped" maps files: the fastest, but a file that is cut while it is mapped ends the process
 (SIGBUS). "pread" reads with system calls: a file that is cut is an error. "auto" is "pread" on
 network file systems and "mapped" elsewhere. "ranged" (one address range, 64-bit Linux) and
-"grouped" (one map after another, everywhere) are the two ways to map."""
-
+"grouped" (one map per shard, everywhere) are the two ways to map."""
 
 READERS: tuple[ReaderName, ...] = get_args(ReaderName)
 
 
 class Reader(Protocol):
-    """What a space asks of the code that maps and copies."""
+    """What a token space needs from a reader."""
 
     def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None: ...
 
@@ -84,8 +60,8 @@ class Reader(Protocol):
 class TokenSpace(Closing):
     """Tokens 0..num_tokens of all files, one file after another. Threads may share it.
 
-    `max_maps`: the most shards that are mapped, or open, at a time. `reader`: see `ReaderName`;
-    the attribute of that name says what was chosen, "mapped" or "pread".
+    `max_maps`: how many shards are mapped, or open, at most. `reader`: see `ReaderName`; the
+    attribute of that name says what was chosen, "mapped" or "pread".
     """
 
     reader: Literal["mapped", "pread"]
@@ -97,24 +73,24 @@ class TokenSpace(Closing):
         max_maps: int = MAX_MAPS,
         reader: ReaderName = "auto",
     ) -> None:
-        if not 1 <= whole_number(max_maps, "max_maps", least=None) <= MOST_MAPS:
+        if not 1 <= whole_number(max_maps, "max_maps", least=None) <= _MAPS_LIMIT:
             raise OptionError(
-                f"max_maps={max_maps:,}: wanted 1 to {MOST_MAPS:,}; the kernel allows a process "
-                f"65,530 maps, and a shard takes up to two"
+                f"{{max_maps}}: wanted 1 to {_MAPS_LIMIT:,}; the kernel allows a process 65,530 "
+                "maps, and a shard takes up to two",
+                max_maps=max_maps,
             )
         if reader not in READERS:
-            choices = ", ".join(map(repr, READERS))
-            raise OptionError(f"reader={reader!r}: wanted {choices}")
+            raise OptionError(f"{{reader}}: wanted {', '.join(map(repr, READERS))}", reader=reader)
         if reader == "pread" and not pread.SUPPORTED:
-            raise OptionError("reader='pread': this system has no preadv; wanted 'mapped'")
+            raise OptionError("{reader}: this system has no preadv; wanted 'mapped'", reader=reader)
         self._files = files if isinstance(files, ShardFiles) else ShardFiles(files)
         self._max_maps = max_maps
         self._choice = reader
-        self._opened: tuple[int, Reader] | None = None  # in which process, and what
+        self._opened: tuple[int, Reader] | None = None  # the process id and its reader
         self._closed = False
         self.num_tokens = int(self._files.counts.sum())
         self.dtype: np.dtype[Any] = np.dtype(f"uint{8 * self._files.width}")
-        self._wide_enough = {self.dtype}  # dtypes of `out` that were found to do
+        self._wide_enough = {self.dtype}  # dtypes of `out` that passed the check
         self.reader = self._chosen()
 
     def gather(
@@ -122,8 +98,8 @@ class TokenSpace(Closing):
     ) -> IntArray:
         """Row `i` holds the `length` tokens from `starts[i]` on: (n, length).
 
-        `out` is filled and returned when given: that shape, any integer dtype that holds every
-        value of `dtype` (int32 and int64 hold uint16). Without it a new array of `dtype`.
+        `out`, if given, is filled and returned: of that shape, and of any integer dtype that holds
+        every value of `dtype` (int32 and int64 hold uint16). Otherwise a new array of `dtype`.
         """
         return self.gather_unchecked(self._checked(starts, length), length, out)
 
@@ -147,7 +123,7 @@ class TokenSpace(Closing):
         self._reader().prefetch(self._checked(starts, length), length)
 
     def close(self) -> None:
-        """Let go of all maps; may be called again. A gather under way in a thread ends well."""
+        """Release all maps; may be called again. A gather that runs in a thread completes."""
         self._closed = True
         self._opened = None
 
@@ -163,14 +139,14 @@ class TokenSpace(Closing):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.reader = self._chosen()  # this machine may have them on another file system
+        self.reader = self._chosen()  # here the files may be on another file system
 
     def gather_unchecked(
         self, starts: OffsetArray, length: int, out: npt.NDArray[Any] | None = None
     ) -> IntArray:
-        """`gather` for callers that looked at `starts` themselves: int64, all windows inside.
+        """`gather` for callers that checked `starts` themselves: int64, all windows inside.
 
-        A window outside would read memory that is not there, and that ends the process.
+        A window outside would read memory that is not mapped, which ends the process.
         """
         shape = (len(starts), length)
         if out is None:
@@ -183,7 +159,7 @@ class TokenSpace(Closing):
         if out.shape != shape:
             raise OptionError(f"out has shape {out.shape}, wanted {shape}")
         if not out.flags.writeable:
-            raise OptionError("out is read-only; pass an array that can be filled")
+            raise OptionError("out is read-only; pass a writeable array")
         self._reader().fill(starts, out)
         return out
 
@@ -210,8 +186,8 @@ class TokenSpace(Closing):
         self._wide_enough.add(out.dtype)
 
     def _reader(self) -> Reader:
-        """The reader of this process. What a forked child inherits may be half-way through a
-        change another thread was making, so a child opens its own."""
+        """The reader of this process. A forked child opens its own: what it inherits may be in the
+        middle of a change that another thread was making."""
         opened, process = self._opened, os.getpid()
         if opened is None or opened[0] != process:
             if self._closed:
@@ -227,27 +203,25 @@ class TokenSpace(Closing):
     def _open_reader(self) -> Reader:
         if self.reader == "pread":
             return pread.PreadReader(self._files, max_open=self._max_maps)
-        if self._choice == "grouped" or (self._choice != "ranged" and not memory.SUPPORTED):
-            return GroupedReader(self._files, max_maps=self._max_maps)
-        try:
-            return RangedReader(self._files, max_maps=self._max_maps)
-        except OSError as error:
-            if self._choice == "ranged":
-                raise
-            logger.warning("%r: no address range (%s); reading shard by shard", self, error)
-            return GroupedReader(self._files, max_maps=self._max_maps)
+        if self._choice == "ranged" or (self._choice != "grouped" and mapped.SUPPORTED):
+            try:
+                return mapped.RangedReader(self._files, max_maps=self._max_maps)
+            except OSError as error:
+                if self._choice == "ranged":
+                    raise
+                logger.warning("%r: no address range (%s); reading shard by shard", self, error)
+        return mapped.GroupedReader(self._files, max_maps=self._max_maps)
 
 
 def open_tokens(
     store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
 ) -> TokenSpace:
-    """All tokens of a split. Pickles as the store's path and fingerprint. `reader`: how shards are
-    read, see `ReaderName`."""
+    """All tokens of a split. Pickles as the store's path and fingerprint; see `TokenSpace`."""
     return TokenSpace(ShardFiles.of_store(store, split), max_maps=max_maps, reader=reader)
 
 
 def as_positions(positions: npt.ArrayLike) -> OffsetArray:
-    """One row of positions, as int64; nothing but integers."""
+    """A one-dimensional array of int64; nothing but integers is converted."""
     array = np.asarray(positions)
     if array.dtype == np.int64 and array.ndim == 1:
         return array
@@ -258,14 +232,14 @@ def as_positions(positions: npt.ArrayLike) -> OffsetArray:
     if array.dtype.kind not in "iu":
         raise OptionError(f"positions have dtype {array.dtype}, wanted integers")
     if array.dtype.kind == "u" and array.itemsize == 8:
-        # past int64 it would come back negative; clipped, it is out of bounds as it should be
+        # beyond int64 it would become negative; clipped, it is out of bounds as it should be
         array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
     return array.astype(np.int64)
 
 
 def first_outside(positions: OffsetArray, last: int) -> int | None:
-    """Which position is the first one not in 0..last, both included; None if all are."""
-    # argmin and argmax: a third of the price of min and max on a batch of starts
+    """The index of the first position outside 0..last, both included; None if there is none."""
+    # argmin and argmax: a third of the cost of min and max on a batch of starts
     if not len(positions) or (
         positions[positions.argmin()] >= 0 and positions[positions.argmax()] <= last
     ):
@@ -274,7 +248,11 @@ def first_outside(positions: OffsetArray, last: int) -> int | None:
 
 
 class Windows:
-    """Every whole window of a space: a read-only sequence without a state."""
+    """Every whole window of a space: window `i` is `seq_len + 1` tokens from `i * seq_len` on.
+
+    Neighbours share one token, so every transition from a token to the next is in exactly one
+    window. Tokens at the end that fill no window are in none.
+    """
 
     def __init__(self, space: TokenSpace, *, seq_len: int) -> None:
         self.space = space
@@ -288,7 +266,7 @@ class Windows:
         return self.space.gather_unchecked(self._starts(indices), self.seq_len + 1, out)
 
     def gather_unchecked(self, indices: OffsetArray) -> IntArray:
-        """`gather` for callers who know that all are int64 and below `len(self)`."""
+        """`gather` for callers that know all indices to be int64 and below `len(self)`."""
         return self.space.gather_unchecked(indices * self.seq_len, self.seq_len + 1)
 
     def prefetch(self, indices: npt.ArrayLike) -> None:
@@ -307,13 +285,12 @@ class Windows:
 
 
 _FORMAT = re.compile(rb'"format"\s*:\s*"shardmill-store"')
-_MAX_META = 2**30
 
 
 def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] | None:
-    """The split meant by `path`: a store's folder, or that folder and a split's name behind it.
+    """The split that `path` means: a store's folder, or `folder/split`; None if it is no store.
 
-    A store with one split needs no name. A damaged or unfinished store is an error, not None.
+    A store with one split needs no name. A damaged or unfinished store is an error.
     """
     refuse_remote(path)
     folder = Path(path).absolute()
@@ -322,7 +299,7 @@ def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] 
     elif _is_ours(folder.parent):
         store, named = open_store(folder.parent), folder.name
         if split not in (None, named):
-            raise OptionError(f"{folder} is the split {named!r}, but split={split!r}")
+            raise OptionError(f"{folder} is the split {named!r}, but {{split}}", split=split)
     else:
         return None
     if named is None and len(store.splits) == 1:
@@ -334,22 +311,23 @@ def find_split(path: str | Path, split: str | None = None) -> tuple[Store, str] 
             f"{store.folder}: a store with the splits {list(store.splits)}; "
             + ("say which" if named is None else f"none is {named!r}")
             + (f"; did you mean {near!r}?" if near else "")
-            + f": split={meant!r}, or open {store.folder / meant}"
+            + f": {{split}}, or open {store.folder / meant}",
+            split=meant,
         )
     return store, named
 
 
 def is_store(path: str | Path) -> bool:
-    """Whether `path` is a store, sound or not, or a split of one: where `find_split` gives one."""
+    """Whether `find_split` finds a store at `path`, sound or not."""
     folder = Path(path).absolute()
     return _is_ours(folder) or _is_ours(folder.parent)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether meta.json says that it is a manifest of ours, sound or not."""
-    path = folder / META_JSON
+    """Whether meta.json claims to be a manifest of ours, sound or not."""
+    path = folder / META
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_META:
+        if not path.is_file() or path.stat().st_size > MAX_META_BYTES:
             return False
         return _FORMAT.search(path.read_bytes()) is not None
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
