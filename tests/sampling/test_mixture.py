@@ -39,7 +39,7 @@ def test_counts_without_walking_equal_counts_by_walking(weights: list[int]) -> N
 
 @settings(deadline=None, max_examples=60)
 @given(weights=FLOATS, start=st.integers(0, 10**15))
-def test_a_walk_may_begin_anywhere(weights: list[float], start: int) -> None:
+def test_a_walk_may_start_at_any_sample(weights: list[float], start: int) -> None:
     shares = whole_shares(weights, [str(s) for s in range(len(weights))])
     counts = counts_at(shares, start)
     for source in turns(shares, counts, start, 200):
@@ -85,14 +85,14 @@ def test_deviations_do_not_add_up_over_many_changes_of_weights(
         assert max(map(abs, owed)) < (1.5 if num_sources == 2 else 3)
 
 
-def test_a_slow_curriculum_in_short_phases_starves_nobody() -> None:
+def test_a_slow_curriculum_in_short_phases_starves_no_source() -> None:
     small = [0.1 + 0.0001 * (number % 7) for number in range(300)]
     phases = [(4 * number, [w, 1 - w]) for number, w in enumerate(small) if number]
     mixture = Mixture([1000] * 2, [small[0], 1 - small[0]], seed=0, phases=phases)
     assert mixture.counts(1200).tolist() == [120, 1080]  # exact: 120.36
 
 
-def test_a_mixture_that_takes_anothers_place_carries_on_what_is_owed() -> None:
+def test_a_mixture_that_replaces_another_carries_over_what_is_owed() -> None:
     first = Mixture([1000] * 2, [1, 2], seed=0)
     assert first.owed(1) == (Fraction(1, 3), Fraction(-1, 3))
     second = Mixture([1000] * 2, [1, 2], seed=0, owed=first.owed(1))
@@ -297,7 +297,7 @@ def test_an_index_outside_is_refused(index: int) -> None:
         Mixture([1], [1], seed=0).take([index])
 
 
-def test_what_decides_the_samples_is_in_the_fingerprint() -> None:
+def test_the_fingerprint_covers_everything_that_decides_the_samples() -> None:
     def fingerprint(**changed: object) -> str:
         first = {"sizes": [5, 6], "weights": [1, 2], "seed": 0, "names": ["a", "b"]}
         return Mixture(**{**first, **changed}).fingerprint  # type: ignore[arg-type]
@@ -325,6 +325,6 @@ class _Drifting(Mixture):
         return super().counts(n) + (np.array([1, -1]) if int(n) >= 50 else 0)
 
 
-def test_the_law_of_shares_sees_a_drift() -> None:
+def test_the_guarantee_of_shares_detects_a_drift() -> None:
     with pytest.raises(AssertionError):
         assert_prefixes_keep_their_shares(_Drifting([9, 9], [1, 2], seed=0), 0, 60)

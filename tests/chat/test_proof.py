@@ -39,7 +39,7 @@ def byte() -> ByteTokenizer:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_jinja_templates_are_proved(name: str) -> None:
+def test_correct_jinja_templates_are_proved(name: str) -> None:
     tokenizer = make_tokenizer(RIGHT[name])
     proved = prove_mask(open_jinja_template(tokenizer, name=name), tokenizer)
     assert proved.trim == ("both" if name.startswith(("llama", "gemma", "inst")) else "none")
@@ -387,7 +387,9 @@ CAUGHT_BY = {
 
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("name", ["four-marker", "chatml"])
-def test_spoilt_templates_are_refused(name: str, spoil: str, byte: ByteTokenizer) -> None:
+def test_spoilt_templates_are_refused_by_the_check_meant_for_them(
+    name: str, spoil: str, byte: ByteTokenizer
+) -> None:
     """Each by the check that is there for it, under the policy that was asked for."""
     right = bind_template(known_template(name), byte)
     check = next(check for check, spoils in CAUGHT_BY.items() if spoil in spoils)
@@ -437,7 +439,7 @@ def test_a_template_that_is_wrapped_but_not_spoilt_is_proved(
     )
 
 
-def test_policies_are_proved_for_what_they_say(byte: ByteTokenizer) -> None:
+def test_every_policy_is_proved(byte: ByteTokenizer) -> None:
     """A template that ignores the policy is refused, whichever policy is asked for."""
     right = bind_template(known_template("four-marker"), byte)
 
@@ -454,7 +456,7 @@ def test_policies_are_proved_for_what_they_say(byte: ByteTokenizer) -> None:
         prove_mask(deaf, byte, TrainPolicy(train_on_eot=False))
 
 
-def test_untrained_ends_may_be_asked_for_alone(byte: ByteTokenizer) -> None:
+def test_only_untrained_ends_can_be_proved(byte: ByteTokenizer) -> None:
     """A template that never trains ends is right for one policy and wrong for the other."""
     right = bind_template(known_template("four-marker"), byte)
 
@@ -494,7 +496,7 @@ def test_a_template_that_drops_everything_is_refused(byte: ByteTokenizer) -> Non
         prove_mask(Closed(right, lambda examples, _: examples), byte)
 
 
-def test_a_template_that_loses_conversations_in_silence_is_refused(byte: ByteTokenizer) -> None:
+def test_a_template_that_loses_conversations_silently_is_refused(byte: ByteTokenizer) -> None:
     right = bind_template(known_template("four-marker"), byte)
 
     class Silent(Spoilt):
@@ -558,7 +560,7 @@ def test_turns_are_matched_with_messages(
     assert match_turns(roles, messages) == groups
 
 
-def test_nothing_in_a_refusal_can_steer_a_terminal(byte: ByteTokenizer) -> None:
+def test_a_refusal_holds_no_control_characters(byte: ByteTokenizer) -> None:
     """The battery's odd characters come out escaped."""
 
     def spoil(examples: ChatExamples, num: int) -> ChatExamples:

@@ -39,9 +39,7 @@ def spoke(**others: Any) -> list[dict[str, Any]]:
         (["", "users", "system ", "function_call", None, 3, ["user"]], None),
     ],
 )
-def test_a_role_has_many_names_in_any_case_and_no_other(
-    names: list[object], role: str | None
-) -> None:
+def test_known_role_names_are_accepted_in_any_case(names: list[object], role: str | None) -> None:
     assert [normal_role(name) for name in names] == [role] * len(names)
 
 
@@ -107,7 +105,7 @@ def test_a_conversation_that_cannot_be_trained_has_a_reason(
     assert reason is None or reason in REASONS
 
 
-def test_a_conversation_without_an_assistant_is_for_those_who_train_on_all() -> None:
+def test_a_conversation_without_an_assistant_needs_train_on_all() -> None:
     assert reason_to_drop([ASKED], TrainPolicy(train_on="all")) is None
     assert reason_to_drop([ASKED], TrainPolicy(train_on="last-assistant")) == "no_assistant"
 
@@ -142,7 +140,7 @@ def test_parts_are_joined_and_calls_are_written() -> None:
          '{"name": "f", "arguments": {"a": {}}}'),
     ],
 )  # fmt: skip
-def test_a_call_is_written_letter_for_letter(call: object, text: str) -> None:
+def test_a_call_becomes_json_and_given_json_stays_unchanged(call: object, text: str) -> None:
     assert call_texts([call]) == (text,)
 
 
@@ -164,7 +162,7 @@ def test_a_call_is_written_letter_for_letter(call: object, text: str) -> None:
         {"function": "f"},
     ],
 )
-def test_what_is_no_call_is_refused(call: object) -> None:
+def test_malformed_calls_are_refused(call: object) -> None:
     assert call_texts([CALL, call]) is None
 
 
@@ -186,7 +184,7 @@ def test_special_in_text_finds_the_texts_and_skips_empty_ones() -> None:
     special=st.sets(st.integers(0, 12) | st.just(70_000), max_size=4),
     dtype=st.sampled_from(["uint8", "uint16", "int32", "uint32", "int64"]),
 )
-def test_special_in_text_is_the_rule_word_by_word(
+def test_special_in_text_equals_a_search_one_by_one(
     texts: list[list[int]], special: set[int], dtype: str
 ) -> None:
     wanted = [number for number, ids in enumerate(texts) if special & set(ids)]

@@ -99,7 +99,7 @@ def test_the_known_templates_are_these() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
-def test_ids_mask_and_turns_are_what_the_template_says_word_by_word(
+def test_ids_mask_and_turns_equal_a_plain_implementation(
     name: str, data: st.DataObject, chat_tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizer = chat_tokenizers[data.draw(kinds)]
@@ -161,7 +161,7 @@ ANYTHING = st.sampled_from(
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
-def test_many_at_once_is_one_by_one_and_every_conversation_is_kept_or_dropped(
+def test_a_batch_equals_one_by_one_and_every_conversation_is_kept_or_dropped(
     name: str, data: st.DataObject, chat_tokenizers: dict[str, Tokenizer]
 ) -> None:
     template = bind_template(known_template(name), chat_tokenizers["byte"])
@@ -187,7 +187,7 @@ def test_many_at_once_is_one_by_one_and_every_conversation_is_kept_or_dropped(
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
-def test_the_ways_through_give_the_same(
+def test_the_fast_path_equals_the_general_one(
     name: str, data: st.DataObject, chat_tokenizers: dict[str, Tokenizer]
 ) -> None:
     """A list that is no list takes the long way for all, an unknown key for its message."""
@@ -216,7 +216,7 @@ def test_the_ways_through_give_the_same(
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
-def test_the_first_turns_render_to_a_prefix(
+def test_the_first_messages_render_to_a_prefix(
     name: str, data: st.DataObject, chat_tokenizers: dict[str, Tokenizer]
 ) -> None:
     template = bind_template(known_template(name), chat_tokenizers["byte"])
@@ -344,7 +344,7 @@ RESULT = {"role": "tool", "content": "3"}
         ("chatml", [ASKED, {**SPOKE, "train": False}], None, "nothing_trained"),
     ],
 )
-def test_what_has_no_place_is_dropped_by_name_and_never_flattened(
+def test_what_a_template_cannot_write_is_dropped_with_a_reason(
     name: str,
     messages: list[Any],
     tools: Any,
@@ -404,7 +404,7 @@ def test_a_batch_is_one_call_of_the_given_encoder() -> None:
     assert encoder.calls == 1
 
 
-def test_text_that_becomes_a_marker_is_a_named_loss() -> None:
+def test_text_that_becomes_a_marker_is_dropped_with_a_reason() -> None:
     encoder = CountingEncoder()
     template = bind_template(known_template("four-marker"), encoder.bytes, encoder)
     batch = [
@@ -463,7 +463,7 @@ def test_ids_keep_their_dtype_unless_a_marker_is_wider() -> None:
     assert ids.tolist() == [2, 50, 70_000]
 
 
-def test_a_policy_that_is_none_is_refused(chat_tokenizers: dict[str, Tokenizer]) -> None:
+def test_an_unknown_policy_is_refused(chat_tokenizers: dict[str, Tokenizer]) -> None:
     template = bind_template(known_template("chatml"), chat_tokenizers["byte"])
     wrong: Any = "assistants"
     with pytest.raises(OptionError, match="'assistants': wanted one of assistant, last-assistant"):

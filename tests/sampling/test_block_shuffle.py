@@ -76,7 +76,7 @@ def test_scattered_and_neighbouring_indices_get_the_same_items() -> None:
     assert [order[index] for index in (0, 50_000, 100_002)] == whole[[0, 50_000, 100_002]].tolist()
 
 
-def test_the_numbers_are_these_for_ever() -> None:
+def test_the_numbers_never_change() -> None:
     small = BlockShuffle(20, 7, "x", block_items=4, buffer_blocks=2)
     assert small.take(range(20)).tolist() == [
         9, 16, 17, 11, 19, 18, 8, 10, 5, 6, 7, 15, 12, 13, 4, 14, 1, 2, 0, 3
@@ -87,13 +87,13 @@ def test_the_numbers_are_these_for_ever() -> None:
     ]  # fmt: skip
 
 
-def test_epochs_have_orders_of_their_own() -> None:
+def test_every_epoch_has_its_own_order() -> None:
     assert_epochs_do_not_repeat(
         lambda epoch: BlockShuffle(500, 3, "epoch", epoch, block_items=32, buffer_blocks=4), 20
     )
 
 
-def test_what_decides_the_order_is_in_the_fingerprint() -> None:
+def test_the_fingerprint_covers_everything_that_decides_the_order() -> None:
     def fingerprint(n=100, seed=0, path=("a",), block_items=8, buffer_blocks=2):
         options = {"block_items": block_items, "buffer_blocks": buffer_blocks}
         return BlockShuffle(n, seed, *path, **options).fingerprint
@@ -127,7 +127,7 @@ def test_a_wrong_size_is_refused_by_name(options: dict[str, int], message: str) 
 
 
 @pytest.mark.parametrize("group", [-1, 4])
-def test_there_is_no_group_outside(group: int) -> None:
+def test_a_group_outside_is_refused(group: int) -> None:
     with pytest.raises(IndexError, match=f"index {group} of 4"):
         BlockShuffle(100, 0, block_items=10, buffer_blocks=3).ranges(group)
 

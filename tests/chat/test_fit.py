@@ -136,7 +136,7 @@ def test_the_mask_is_cut_with_the_ids() -> None:
         ("|system:ABCDE.|user:f,", 4, "CDE."),
     ],
 )
-def test_imperfect_conversations(chat: str, row_len: int, row: str) -> None:
+def test_unusual_conversations_are_cut_by_the_same_rules(chat: str, row_len: int, row: str) -> None:
     assert text_of(fitted(chat, row_len=row_len)) == [row]
 
 
@@ -172,7 +172,7 @@ def test_truncate_right_keeps_the_start_and_drops_what_trains_nothing_there() ->
     )
 
 
-def test_drop_and_error_do_what_they_say() -> None:
+def test_drop_leaves_examples_out_and_error_raises() -> None:
     chats = ("|user:x,|assistant:Y.", "|user:longer,|assistant:Y.", "|user:long,|assistant:Y.")
     rows = fitted(*chats, row_len=7, fit=Fit.DROP)
     assert text_of(rows) == ["Ux,AY._"]

@@ -25,7 +25,7 @@ def test_bins_are_views_of_one_array() -> None:
 
 
 @pytest.mark.parametrize("bin_id", [-1, 1])
-def test_a_bin_that_is_not_there_is_an_index_error(bin_id) -> None:
+def test_a_missing_bin_is_an_index_error(bin_id) -> None:
     with pytest.raises(IndexError, match="bin_id out of range"):
         BinAssignment.from_bins([[0]]).bin_indices(bin_id)
 
@@ -40,12 +40,12 @@ def test_a_bin_that_is_not_there_is_an_index_error(bin_id) -> None:
         ([[0, 2]], None, "Sequence index out of range: 2, wanted 0..1"),
     ],
 )
-def test_bins_that_are_no_partition_are_refused(bins, num_items, message) -> None:
+def test_bins_that_are_not_a_partition_are_refused(bins, num_items, message) -> None:
     with pytest.raises(OptionError, match=message):
         BinAssignment.from_bins(bins, num_items)
 
 
-def test_no_bins_are_an_assignment_of_nothing() -> None:
+def test_no_bins_are_an_empty_assignment() -> None:
     for bins in (BinAssignment.from_bins([]), BinAssignment.from_rows(np.empty(0, np.int32))):
         assert (bins.num_bins, bins.num_items, bins.offsets.tolist()) == (0, 0, [0])
 
@@ -62,7 +62,7 @@ def test_rows_of_items_become_items_of_rows(choices) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [2**16, 2**16 + 1, 150_000])
-def test_more_rows_than_sixteen_bits_count_are_kept_apart(num_rows) -> None:
+def test_more_than_2_to_the_16_rows_are_kept_apart(num_rows) -> None:
     order = np.random.default_rng(0).permutation(2 * num_rows)
     bins = BinAssignment.from_rows((order % num_rows).astype(np.int32))
     assert bins.offsets.tolist() == list(range(0, 2 * num_rows + 1, 2))
@@ -83,7 +83,7 @@ def test_shuffles_are_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("bins", [[[0.9], [1.2]], [["a"]], [[0, None]], [[[0], [1, 2]]], [[True]]])
-def test_items_that_are_no_whole_numbers_are_refused(bins) -> None:
+def test_items_that_are_not_whole_numbers_are_refused(bins) -> None:
     with pytest.raises(OptionError, match=r"bin 0: .*wanted the numbers of its items"):
         BinAssignment.from_bins(bins)
 

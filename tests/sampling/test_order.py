@@ -27,7 +27,7 @@ def test_no_shuffle_is_an_order_too() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(n=st.integers(1, 60), num_epochs=st.integers(1, 30), seed=st.integers(0, 2**64 - 1))
-def test_every_item_comes_once_an_epoch(n: int, num_epochs: int, seed: int) -> None:
+def test_every_item_comes_once_per_epoch(n: int, num_epochs: int, seed: int) -> None:
     assert_epochs_do_not_repeat(lambda epoch: Permutation(n, seed, "epoch", epoch), num_epochs)
 
 
@@ -79,7 +79,7 @@ def test_changing_ranks_and_batches_never_changes_which_sample_comes_next(
     assert sorted(seen) == list(range(consumed))
 
 
-def test_a_rank_reads_a_run_of_neighbours() -> None:
+def test_a_rank_reads_consecutive_samples() -> None:
     assert [list(rank_slice(10, 20, rank=rank, world=3)) for rank in range(3)] == [
         [10, 11, 12],
         [13, 14, 15],
@@ -118,7 +118,7 @@ class _Twice:
     fingerprint = "x"
 
 
-def test_the_laws_see_what_is_wrong() -> None:
+def test_the_guarantees_detect_violations() -> None:
     with pytest.raises(AssertionError):
         assert_is_bijection(_Twice())
     with pytest.raises(AssertionError):

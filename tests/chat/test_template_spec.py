@@ -115,7 +115,7 @@ def change(path: str, value: object) -> dict[str, Any]:
         ([], r"template is \[\], wanted an object"),
     ],
 )
-def test_a_template_that_makes_no_sense_is_refused_by_name(data: object, message: str) -> None:
+def test_a_wrong_template_is_refused_with_the_key(data: object, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         spec_from_json(data)
 
@@ -165,7 +165,7 @@ def test_markers_are_found_by_name_and_by_string(chat_tokenizers: dict[str, Toke
         assert by_name.end_ids == (names["eot"],)
 
 
-def test_a_marker_the_tokenizer_lacks_is_named_with_what_it_has() -> None:
+def test_a_missing_marker_is_named_with_the_markers_there_are() -> None:
     few = ByteTokenizer(byte_offset=4, specials={"eot": "<|eot|>", "usr": "<|usr|>"})
     with pytest.raises(
         TokenizerError,
@@ -216,7 +216,7 @@ def test_a_callers_tokenizer_is_asked_by_name_and_for_markers() -> None:
         ({"sys": 256, "usr": 257, "asst": 258}, "'eot' is not one special token"),
     ],
 )  # fmt: skip
-def test_markers_are_different_ids_from_0_up(specials: dict[str, int], message: str) -> None:
+def test_markers_need_different_ids_of_at_least_0(specials: dict[str, int], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         bind_template(known_template("four-marker"), adapt_tokenizer(Own(specials)))
 
@@ -229,7 +229,7 @@ def test_fixed_text_that_becomes_a_marker_is_refused() -> None:
         bind_template(spec_from_json(data), own)
 
 
-def test_roles_that_open_alike_are_refused() -> None:
+def test_roles_with_the_same_opening_are_refused() -> None:
     class Deaf(ByteTokenizer):
         """Every text is one unknown id."""
 
@@ -241,7 +241,7 @@ def test_roles_that_open_alike_are_refused() -> None:
         bind_template(known_template("chatml"), deaf)
 
 
-def test_the_sha256_is_of_what_decides_ids_and_mask() -> None:
+def test_the_sha256_covers_everything_that_decides_ids_and_mask() -> None:
     tokenizer = byte_tokenizer()
     base = bind_template(spec_from_json(small()), tokenizer).describe()
     assert base["kind"] == "tokens"
@@ -265,7 +265,7 @@ def test_the_sha256_is_of_what_decides_ids_and_mask() -> None:
     assert len(found | {base["sha256"]}) == len(others) + 1
 
 
-def test_adjoining_texts_are_encoded_as_one(chat_tokenizers: dict[str, Tokenizer]) -> None:
+def test_adjacent_texts_are_encoded_as_one(chat_tokenizers: dict[str, Tokenizer]) -> None:
     data = small()
     data["roles"]["user"]["before"] += [{"text": "assis"}, {"text": "tant"}]
     tokenizer = chat_tokenizers["byte-bpe"]
