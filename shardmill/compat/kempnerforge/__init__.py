@@ -7,9 +7,13 @@ state resumes it on any number of ranks.
 from __future__ import annotations
 
 import shardmill.trainers.torch  # noqa: F401 - first: it says what to install if torch is missing
-from shardmill.compat.kempnerforge.dataset import MemoryMappedDataset, Samples, collate
+from shardmill.compat.kempnerforge.datasets import (
+    MemoryMappedDataset,
+    MixtureDataset,
+    Samples,
+    collate,
+)
 from shardmill.compat.kempnerforge.loader import LoaderConfig, StatefulDataLoader
-from shardmill.compat.kempnerforge.mixture_dataset import MixtureDataset
 from shardmill.compat.kempnerforge.mixture_sampler import MixtureSampler
 from shardmill.compat.kempnerforge.samplers import DistributedSampler
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from shardmill.arguments import whole_number
-from shardmill.compat.kempnerforge.dataset import collate
+from shardmill.compat.kempnerforge.datasets import collate
 from shardmill.compat.kempnerforge.samplers import (
     BatchDraws,
     DistributedSampler,

@@ -196,11 +196,6 @@ def test_a_failed_opening_leaves_nothing_mapped(counting):
     with pytest.raises(StoreError, match=r"z\.npy"):
         MemoryMappedDataset(counting, 4)
     assert maps_of(counting) == 0
-    half_made = MemoryMappedDataset.__new__(MemoryMappedDataset)
-    with pytest.raises(StoreError):
-        half_made.__init__(counting, 4)
-    half_made.close()
-    half_made.close()
 
 
 def test_a_failure_after_the_files_were_found_closes_them(counting):

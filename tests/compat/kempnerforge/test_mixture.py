@@ -431,7 +431,7 @@ def test_datasets_and_names_belong_together(two):
         MixtureDataset([], [])
     with pytest.raises(OptionError, match="same length"):
         MixtureDataset(two, ["a"])
-    with pytest.raises(OptionError, match="a name of its own"):
+    with pytest.raises(OptionError, match="needs a different name"):
         MixtureDataset(two, ["a", "a"])
 
 
