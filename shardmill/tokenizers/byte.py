@@ -6,20 +6,20 @@ them. Encoding is one addition over the Arrow buffer, without a loop over docume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from shardmill.errors import OptionError, TokenizerError
+from shardmill.errors import OptionError
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, OffsetArray, Ragged
-from shardmill.tokenizers.special_tokens import SpecialRuns
+from shardmill.tokenizers.special_tokens import TokenizerWithSpecials
 from shardmill.tokenizers.texts import EngineSource, character_spans, fingerprint_of, utf8_buffer
 
 MAX_OFFSET = 2**31 - 257
 
 
-class ByteTokenizer:
+class ByteTokenizer(TokenizerWithSpecials):
     """256 ids for the bytes, after `byte_offset` ids that text cannot reach.
 
     `specials` maps a name to its literal string; they take the ids 0, 1, ... in order, so there
@@ -43,11 +43,9 @@ class ByteTokenizer:
             )
         self.byte_offset = byte_offset
         self._specials = strings
-        self._special_ids = {name: number for number, name in enumerate(strings)}
         self._dtype = np.min_scalar_type(self.vocab_size - 1)
-        self._runs = SpecialRuns(
-            {number: strings[name] for name, number in self._special_ids.items()}
-        )
+        self.special_names = {name: number for number, name in enumerate(strings)}
+        self.special_strings = dict(enumerate(strings.values()))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles as its options."""
@@ -61,39 +59,20 @@ class ByteTokenizer:
     def fingerprint(self) -> str:
         return fingerprint_of({"kind": "byte", "byte_offset": self.byte_offset})
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.encode_batch([text]).values.tolist()
-        return ids
-
     def encode_batch(self, texts: Texts) -> Ragged:
         buffer, offsets = utf8_buffer(texts)
         return Ragged(buffer.astype(self._dtype) + self._dtype.type(self.byte_offset), offsets)
-
-    def decode(self, ids: Sequence[int] | IntArray) -> str:
-        """Invalid UTF-8 (a window cut inside a character) shows as U+FFFD."""
-        return self._runs.decode(np.asarray(ids, np.int64), self._decode_bytes)
 
     def spans(self, text: str) -> OffsetArray:
         """(n, 2) the characters start..stop of each token; a byte gets its whole character."""
         return character_spans(text, np.ones(len(text.encode()), np.int64))
 
-    def special_token_ids(self) -> dict[str, int]:
-        return dict(self._special_ids)
-
-    def marker_id(self, text: str) -> int | None:
-        """The id of the special token with this literal string."""
-        return self._runs.id_of(text)
-
     def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
         return True
 
-    def _decode_bytes(self, ids: IntArray) -> str:
-        wrong = (ids < self.byte_offset) | (ids >= self.vocab_size)
-        if wrong.any():
-            raise TokenizerError(
-                f"{self!r}: id {int(ids[wrong][0]):,} is no byte; wanted {self.byte_offset:,} to "
-                f"{self.vocab_size - 1:,}; these tokens come from another tokenizer"
-            )
+    def _decode_text(self, ids: IntArray) -> str:
+        """Invalid UTF-8 (a window cut inside a character) shows as U+FFFD."""
+        self._refuse_unknown(ids, (ids < self.byte_offset) | (ids >= self.vocab_size))
         return (ids - self.byte_offset).astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def __repr__(self) -> str:

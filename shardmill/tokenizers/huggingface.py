@@ -14,7 +14,12 @@ from shardmill.errors import TokenizerError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, OffsetArray, Ragged
 from shardmill.tokenizers.battery import short_texts
-from shardmill.tokenizers.special_tokens import FileNames, SpecialRuns, find_names, names_beside
+from shardmill.tokenizers.special_tokens import (
+    FileNames,
+    TokenizerWithSpecials,
+    find_names,
+    names_beside,
+)
 from shardmill.tokenizers.texts import (
     EngineSource,
     as_list,
@@ -156,7 +161,7 @@ _CHARACTERS_PER_CALL = 2**21
 """The library keeps an object per token until a call ends: short calls keep memory flat."""
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(TokenizerWithSpecials):
     """One tokenizer.json.
 
     Special are the added tokens that the file marks as special, and every string in `names` (name
@@ -174,11 +179,11 @@ class HuggingFaceTokenizer:
         self._original = _load(json.dumps(config))
         vocabulary: dict[str, int] = self._original.get_vocab(with_added_tokens=True)
         unknown = unknown_token(config)
-        self._special_ids = find_names(names, special_strings(config), vocabulary, unknown)
-        hidden_ids = {*special_strings(config).values(), *self._special_ids.values()}
+        self.special_names = find_names(names, special_strings(config), vocabulary, unknown)
+        hidden_ids = {*special_strings(config).values(), *self.special_names.values()}
         hidden = sorted(text for text, number in vocabulary.items() if number in hidden_ids)
         self._exact = is_exact(config, ByteLevel.alphabet(), hidden)
-        if unknown is not None and vocabulary.get(unknown) in self._special_ids.values():
+        if unknown is not None and vocabulary.get(unknown) in self.special_names.values():
             config = self._without_unknown(config, unknown)
             unknown = None
         self.unknown_id = None if unknown is None else vocabulary.get(unknown)
@@ -189,8 +194,7 @@ class HuggingFaceTokenizer:
         self._tokenizer = _load(self._text_only)
         strings = {vocabulary[text]: text for text in hidden}
         strings.pop(-1 if self.unknown_id is None else self.unknown_id, None)
-        self._runs = SpecialRuns(strings)
-        self._hidden_ids = sorted(strings)
+        self.special_strings = strings
         self._known = np.zeros(max(vocabulary.values()) + 1, bool)
         self._known[list(vocabulary.values())] = True
         self._check_same_text(vocabulary, replacements)
@@ -207,7 +211,7 @@ class HuggingFaceTokenizer:
     def fingerprint(self) -> str:
         """Ignores the formatting of the JSON and the names of specials: they change no id."""
         return fingerprint_of(
-            {"kind": "huggingface", "config": self._config, "hidden": list(self._hidden_ids)}
+            {"kind": "huggingface", "config": self._config, "hidden": sorted(self.special_strings)}
         )
 
     @property
@@ -228,10 +232,6 @@ class HuggingFaceTokenizer:
             library_version=library.__version__,
         )
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.encode_batch([text]).values.tolist()
-        return ids
-
     def encode_batch(self, texts: Texts) -> Ragged:
         parts = [np.empty(0, np.uint32)]
         listed = as_list(texts)
@@ -242,9 +242,6 @@ class HuggingFaceTokenizer:
                 raise surrogate_error(listed) from problem
             parts.extend(np.array(one.ids, np.uint32) for one in encoded)
         return Ragged.from_lengths(np.concatenate(parts), [len(part) for part in parts[1:]])
-
-    def decode(self, ids: Sequence[int] | IntArray) -> str:
-        return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
 
     def spans(self, text: str) -> OffsetArray:
         """(n, 2) the characters start..stop of each token.
@@ -262,13 +259,6 @@ class HuggingFaceTokenizer:
                 return character_spans(text, np.array(sizes, np.int64))
         return np.array(found.offsets, np.int64).reshape(-1, 2)
 
-    def special_token_ids(self) -> dict[str, int]:
-        return dict(self._special_ids)
-
-    def marker_id(self, text: str) -> int | None:
-        """The id of the special token with this literal string, named or not."""
-        return self._runs.id_of(text)
-
     def round_trips(self, text: str) -> bool:  # noqa: ARG002 - other kinds look at the text
         """True for byte-level BPE without a normaliser, and then for every text."""
         return self._exact
@@ -277,11 +267,7 @@ class HuggingFaceTokenizer:
         inside = (ids >= 0) & (ids < len(self._known))
         wrong = ~inside
         wrong[inside] = ~self._known[ids[inside]]
-        if wrong.any():
-            raise TokenizerError(
-                f"{self!r}: id {int(ids[wrong][0]):,} is not in the vocabulary; these tokens come "
-                "from another tokenizer"
-            )
+        self._refuse_unknown(ids, wrong)
         return str(self._original.decode(ids.tolist(), skip_special_tokens=False))
 
     def _without_unknown(self, config: dict[str, Any], unknown: str) -> dict[str, Any]:

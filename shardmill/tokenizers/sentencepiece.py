@@ -17,7 +17,12 @@ import numpy as np
 from shardmill.errors import TokenizerError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, OffsetArray, Ragged
-from shardmill.tokenizers.special_tokens import SpecialRuns, names_in_meta, read_meta, short_name
+from shardmill.tokenizers.special_tokens import (
+    TokenizerWithSpecials,
+    names_in_meta,
+    read_meta,
+    short_name,
+)
 from shardmill.tokenizers.texts import (
     EngineSource,
     as_list,
@@ -176,7 +181,7 @@ def _int(value: int | bytes) -> int:
     return value
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(TokenizerWithSpecials):
     """A `.model` file.
 
     The specials are the first of these: `specials` (name to piece); `special_token_ids` of a
@@ -201,8 +206,9 @@ class SentencePieceTokenizer:
             self._facts = read_facts(data)
         except TokenizerError as problem:
             raise TokenizerError(f"{path or 'model'}: {problem}") from problem
-        self._special_ids = _find_specials(self._facts, path, self.model_sha256, specials)
-        self._hidden = _hidden_pieces(self._facts, self._special_ids)
+        self.special_names = _find_specials(self._facts, path, self.model_sha256, specials)
+        control = {n for n, kind in enumerate(self._facts.types) if kind == CONTROL}
+        self._hidden = sorted(control | set(self.special_names.values()))
         # Names that no text can hold, for engines that match the pieces of a model by name.
         nonce = secrets.token_hex(16)
         self._patched = hide_pieces(
@@ -215,11 +221,11 @@ class SentencePieceTokenizer:
             raise TokenizerError(
                 f"{path or 'model'}: SentencePiece refuses it: {problem}"
             ) from problem
-        self._runs = SpecialRuns({number: self._facts.pieces[number] for number in self._hidden})
+        self.special_strings = {number: self._facts.pieces[number] for number in self._hidden}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles as the model's bytes; the path is only a name, and no file is read again."""
-        specials = {name: self._facts.pieces[number] for name, number in self._special_ids.items()}
+        specials = {name: self._facts.pieces[number] for name, number in self.special_names.items()}
         how = (self.model_bytes, specials, self._num_threads, self.model_path)
         return _reopened, (type(self), *how)
 
@@ -262,10 +268,6 @@ class SentencePieceTokenizer:
             library_version=library.__version__,
         )
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.encode_batch([text]).values.tolist()
-        return ids
-
     def encode_batch(self, texts: Texts) -> Ragged:
         listed = as_list(texts)
         if not listed:
@@ -278,9 +280,6 @@ class SentencePieceTokenizer:
             raise surrogate_error(listed) from problem
         return Ragged.from_lengths(np.concatenate(parts), [len(part) for part in parts])
 
-    def decode(self, ids: Sequence[int] | IntArray) -> str:
-        return self._runs.decode(np.asarray(ids, np.int64), self._decode_text)
-
     def spans(self, text: str) -> OffsetArray:
         """(n, 2) the characters start..stop of each token; a space put in front has none."""
         found = self._processor.encode(text, return_type="offset_mapping")
@@ -292,13 +291,6 @@ class SentencePieceTokenizer:
             spans[number, 1] = spans[min(number + 1, len(spans) - 1), 1]
         return spans
 
-    def special_token_ids(self) -> dict[str, int]:
-        return dict(self._special_ids)
-
-    def marker_id(self, text: str) -> int | None:
-        """The id of the special token with this literal string, named or not."""
-        return self._runs.id_of(text)
-
     def round_trips(self, text: str) -> bool:
         """Whether decode(encode(text)) == text for sure; U+2581 stands for a space."""
         facts = self._facts
@@ -306,12 +298,7 @@ class SentencePieceTokenizer:
         return exact and facts.escapes_whitespace and SPACE_PIECE not in text
 
     def _decode_text(self, ids: IntArray) -> str:
-        wrong = (ids < 0) | (ids >= self.vocab_size)
-        if wrong.any():
-            raise TokenizerError(
-                f"{self!r}: id {int(ids[wrong][0]):,} is not in the vocabulary; these tokens come "
-                "from another tokenizer"
-            )
+        self._refuse_unknown(ids, (ids < 0) | (ids >= self.vocab_size))
         text: str = self._processor.decode(ids.tolist())
         return text
 
@@ -341,11 +328,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as problem:
         raise TokenizerError(f"{path}: cannot be read: {problem.strerror}") from problem
-
-
-def _hidden_pieces(facts: ModelFacts, names: Mapping[str, int]) -> tuple[int, ...]:
-    control = {number for number, kind in enumerate(facts.types) if kind == CONTROL}
-    return tuple(sorted(control | set(names.values())))
 
 
 def _find_specials(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import TokenizerError
-from shardmill.records import JSON, IntArray
+from shardmill.protocols import Texts
+from shardmill.records import JSON, IntArray, Ragged
 from shardmill.tokenizers.texts import sha256_hex
 
 _log = logging.getLogger(__name__)
@@ -41,36 +44,61 @@ def usual_id(role: str, named: Mapping[str, int]) -> int | None:
     return named[found]
 
 
-class SpecialRuns:
-    """Decode a sequence in runs of text with specials between them, without losing a token."""
+class TokenizerWithSpecials(ABC):
+    """What the tokenizers of this package share: text and special tokens are kept apart.
 
-    def __init__(self, strings: Mapping[int, str]) -> None:
-        self._strings = dict(strings)
-        self._ids = np.array(sorted(self._strings), np.int64)
-        self._by_string = {text: number for number, text in self._strings.items()}
+    `special_names` maps names to ids, `special_strings` maps every special id, also one without a
+    name, to its literal string.
+    """
 
-    def id_of(self, text: str) -> int | None:
-        """The id of the special with this literal string."""
-        return self._by_string.get(text)
+    special_names: dict[str, int]
+    special_strings: dict[int, str]
 
-    def decode(self, ids: IntArray, decode_text: Callable[[IntArray], str]) -> str:
-        """The text; `decode_text` gets each run between two specials.
+    @abstractmethod
+    def encode_batch(self, texts: Texts) -> Ragged: ...
 
-        Every run is decoded separately, as it was encoded: a tokenizer that marks the start of a
-        text marks it once per run.
+    @abstractmethod
+    def _decode_text(self, ids: IntArray) -> str:
+        """Decode ids of which none is special."""
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_batch([text]).values.tolist()
+        return ids
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text, with each special as its literal string; no token is lost.
+
+        Every run between two specials is decoded separately, as it was encoded: a tokenizer that
+        marks the start of a text marks it once per run.
         """
-        if ids.ndim != 1:
-            raise TokenizerError(f"decode takes one sequence of ids, not an array {ids.shape}")
+        array: IntArray = np.asarray(ids, np.int64)
+        if array.ndim != 1:
+            raise TokenizerError(f"decode takes one sequence of ids, not an array {array.shape}")
         parts: list[str] = []
         start = 0
-        for at in np.flatnonzero(np.isin(ids, self._ids)).tolist():
+        for at in np.flatnonzero(np.isin(array, sorted(self.special_strings))).tolist():
             if at > start:
-                parts.append(decode_text(ids[start:at]))
-            parts.append(self._strings[int(ids[at])])
+                parts.append(self._decode_text(array[start:at]))
+            parts.append(self.special_strings[int(array[at])])
             start = at + 1
-        if start < len(ids):
-            parts.append(decode_text(ids[start:]))
+        if start < len(array):
+            parts.append(self._decode_text(array[start:]))
         return "".join(parts)
+
+    def special_token_ids(self) -> dict[str, int]:
+        return dict(self.special_names)
+
+    def marker_id(self, text: str) -> int | None:
+        """The id of the special token with this literal string, named or not."""
+        found = (number for number, literal in self.special_strings.items() if literal == text)
+        return next(found, None)
+
+    def _refuse_unknown(self, ids: IntArray, is_unknown: npt.NDArray[np.bool_]) -> None:
+        if is_unknown.any():
+            raise TokenizerError(
+                f"{self!r}: id {int(ids[is_unknown][0]):,} is not in the vocabulary; these tokens "
+                "come from another tokenizer"
+            )
 
 
 def short_name(literal: str) -> str:
