@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.cache import formats
 from niels_gpt.data import dolly, fineweb_edu, oasst1, rows, wikitext
 from niels_gpt.messages import SplitUnit
-from shardmill.cli.terminal import parse_bytes
+from shardmill.cli.options import parse_bytes
 from shardmill.tokenizers import EngineCheck, EngineChoice
 
 
@@ -39,7 +40,9 @@ class Settings:
     seed: int = field(default=formats.SEED, metadata=_flag("seed of every shuffle and split", int))
     shard_bytes: int = field(
         default=formats.SHARD_BYTES,
-        metadata=_flag("size of a pretraining shard, e.g. 128MiB", parse_bytes),
+        metadata=_flag(
+            "size of a pretraining shard, e.g. 128MiB", partial(parse_bytes, option="shard_bytes")
+        ),
     )
     append_eot: bool = field(
         default=True, metadata=_flag("put EOT behind each pretraining document")

@@ -68,13 +68,13 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
         rebuilt=folders if args.overwrite else (),
         num_threads=settings.workers or num_cores(),
     )
-    with build_progress() as on_progress:
+    with build_progress() as progress:
         run = Run(
             settings=settings,
             tokenizer=CacheTokenizer(tokenizer),
             resume=args.resume,
             overwrite=args.overwrite,
-            on_progress=on_progress,
+            on_progress=progress.show,
         )
         outcomes = build_sources(run, recipes)
     SafeConsole().print(_table(outcomes))

@@ -7,10 +7,10 @@ table below holds those, and a command's module is imported when the command is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -45,7 +45,7 @@ COMMANDS = {
         *("view:view", LOOK),
         "Serve a page that shows stores: documents, tokens, masks, plans, the batch of any step.",
     ),
-    "blame": ("blame:blame", LOOK, "Tell where tokens came from: source, file, row, characters."),
+    "blame": ("blame:blame", LOOK, "Show where tokens came from: source, file, row, characters."),
     "verify": ("verify:verify", LOOK, "Read a whole store and compare it with its manifest."),
     "check": (
         *("check:check", LOOK),
@@ -203,13 +203,41 @@ def _as_command(name: str, found: Any) -> Any:
     app = found
     if not isinstance(found, typer.Typer):
         app = typer.Typer(add_completion=False)
-        app.command(name)(found)
+        app.command(name)(with_parameters(found))
     command = typer.main.get_command(app)
     command.name, command.rich_help_panel = name, COMMANDS[name][1]  # type: ignore[attr-defined]
     for one in (command, *getattr(command, "commands", {}).values()):
         one.help = set_help(one.help or "")
         _hide_types_of_flags(one)
     return command
+
+
+def with_parameters(command: Callable[..., None]) -> Callable[..., None]:
+    """A function of one record of options as a function of the record's fields."""
+    record = next(iter(get_type_hints(command).values()))
+    if not is_dataclass(record):
+        return command
+    hints = get_type_hints(record, include_extras=True)
+
+    make = cast(Callable[..., object], record)
+
+    def flat(**options: Any) -> None:
+        command(make(**options))
+
+    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+    flat.__annotations__ = {field.name: hints[field.name] for field in fields(record)}
+    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(record)
+        ]
+    )
+    return flat
 
 
 def _hide_types_of_flags(command: Any) -> None:

@@ -1,19 +1,7 @@
-"""An example as something to look at: turns, runs of tokens, what is trained.
+"""Examples on stdout: headings and runs of tokens, coloured on a terminal, else with brackets.
 
-In: ids, mask, turns of one example, and a decoder.  Out: headings and spans, in order.
-Promise: every token is in one span, or counted in a heading as left out; no character of the data
-reaches a terminal that is not visible: controls, escapes and invisible ones are written as \\x1b,
-\\u200b; a line break is written \\n and broken there. A joiner inside an emoji or a word that needs
-it stays.
-Not here: colours, printing (show.py).
-
-Headings and spans on stdout: colours on a terminal that has them, else brackets.
-
-Ids as text, with the tokenizer that a flag names.
-
-Promise: text only with the very tokenizer of the stores (inspector.decoding). A store that records
-none, such as an imported one, is read with the tokenizer that is named, with a note; an id beyond
-its vocabulary is refused. Without a tokenizer, ids are shown, and that is said.
+Every token is in one span, or counted in a heading as left out. Text is shown only with the very
+tokenizer of the stores; without a tokenizer, ids are shown.
 """
 
 from __future__ import annotations
@@ -26,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 from rich.text import Text
 
-from shardmill.cli.commands.tokenizer import parse_specials
+from shardmill.cli.options import parse_special
 from shardmill.cli.terminal import SafeConsole, visible
 from shardmill.errors import OptionError
-from shardmill.inspect.stores import marker_ids, open_named
+from shardmill.inspect.stores import open_named
 from shardmill.protocols import Tokenizer
 from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray
 from shardmill.store import Store
@@ -43,7 +31,7 @@ class Span:
 
     text: str  # visible characters and line breaks only
     trained: bool
-    marker: bool  # structure: one token of the template
+    marker: bool  # one token of the template
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +45,27 @@ def chat_pieces(
     example: ChatExamples, kept: BoolArray, markers: IntArray, decode: Decode
 ) -> Iterator[Heading | Span]:
     """Turn by turn. `kept` marks the tokens that are shown; the others are counted."""
-    ids, mask, total = example.ids.values, example.mask, len(example.mask)
-    starts = example.turn_starts.tolist()
-    edges = sorted({0, *starts, total})
-    names = {start: (turn, ROLES[role]) for turn, (start, role) in enumerate(_turns(example))}
-    for start, stop in pairwise(edges):
-        trained = int((mask & kept)[start:stop].sum())
-        if start in names:
-            turn, role = names[start]
-            yield Heading(f"turn {turn}: {role}, tokens {start:,}..{stop:,}, {trained:,} trained")
-        else:
-            yield Heading(f"before the first turn, tokens {start:,}..{stop:,}, {trained:,} trained")
+    ids, mask = example.ids.values, example.mask
+    turns = zip(example.turn_starts.tolist(), example.turn_roles.tolist(), strict=True)
+    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
+    for start, stop in pairwise(sorted({0, *names, len(mask)})):
         part = slice(start, stop)
+        trained = int((mask & kept)[part].sum())
+        name = names.get(start, "before the first turn")
+        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
         yield from spans(ids[part], mask[part], kept[part], markers, decode)
-
-
-def _turns(example: ChatExamples) -> Iterator[tuple[int, int]]:
-    return zip(example.turn_starts.tolist(), example.turn_roles.tolist(), strict=True)
 
 
 def spans(
     ids: IntArray, mask: BoolArray, kept: BoolArray, markers: IntArray, decode: Decode
 ) -> Iterator[Heading | Span]:
-    """Runs of tokens of one kind; every marker is a run of its own."""
+    """Runs of tokens of one kind; every marker is a separate run."""
     if not len(ids):
         return
     is_marker = np.isin(ids, markers)
     kind = np.where(kept, 1 + mask * 2 + is_marker, 0)
-    borders = np.flatnonzero((kind[1:] != kind[:-1]) | (is_marker & kept)[1:]) + 1
-    edges = [0, *borders.tolist(), len(ids)]
-    for start, stop in pairwise(edges):
+    starts = np.flatnonzero((kind[1:] != kind[:-1]) | (is_marker & kept)[1:]) + 1
+    for start, stop in pairwise([0, *starts.tolist(), len(ids)]):
         if not kept[start]:
             yield Heading(f"... {stop - start:,} tokens left out")
             continue
@@ -95,8 +74,8 @@ def spans(
 
 
 def bracketed(pieces: Iterable[Heading | Span]) -> Iterator[Heading | Span]:
-    """For a place without colours: what is trained stands in [[ ]], and such brackets of the data
-    are written [\\[ and ]\\]."""
+    """For output without colours: what is trained is in [[ ]]; such brackets of the data are
+    written [\\[ and ]\\]."""
     inside = False
     for piece in pieces:
         trained = isinstance(piece, Span) and piece.trained
@@ -104,14 +83,19 @@ def bracketed(pieces: Iterable[Heading | Span]) -> Iterator[Heading | Span]:
             yield Span(text="[[" if trained else "]]", trained=False, marker=False)
         inside = trained
         if isinstance(piece, Span):
-            piece = replace(piece, text=piece.text.replace("[[", "[\\[").replace("]]", "]\\]"))
+            piece = replace(piece, text=escape_brackets(piece.text))
         yield piece
     if inside:
         yield Span(text="]]", trained=False, marker=False)
 
 
+def escape_brackets(text: str) -> str:
+    """The text of the data, in which [[ and ]] cannot be mistaken for ours."""
+    return text.replace("[[", "[\\[").replace("]]", "]\\]")
+
+
 def print_pieces(pieces: Sequence[Heading | Span]) -> None:
-    """Trained green, the rest grey, markers bold; without colours trained stands in [[ ]]."""
+    """Trained green, the rest grey, markers bold; without colours trained is in [[ ]]."""
     console = SafeConsole(
         file=sys.stdout, highlight=False, soft_wrap=True, emoji=False, markup=False
     )
@@ -136,11 +120,15 @@ def _style(piece: Heading | Span) -> str:
 
 def named_tokenizer(name: str, special: list[str] | None, *stores: Store) -> Tokenizer:
     """The tokenizer of --tokenizer and --special, refused unless it is that of all these stores."""
-    return open_named(name, parse_specials(special) if special else None, *stores)
+    return open_named(name, parse_special(special), *stores)
 
 
 def decoder(name: str | None, special: list[str] | None, *stores: Store) -> Decode:
-    """Ids to text with the very tokenizer of the stores; without one, the ids themselves."""
+    """Ids to text with the very tokenizer of the stores; without one, the ids themselves.
+
+    A store that records no tokenizer, such as an imported one, is read with the one that is named,
+    with a note; an id beyond its vocabulary is refused.
+    """
     if name is None:
         print("shardmill: no --tokenizer, so ids are shown", file=sys.stderr)
         return lambda ids: " ".join(map(str, ids.tolist())) + " "
@@ -165,6 +153,3 @@ def decoder(name: str | None, special: list[str] | None, *stores: Store) -> Deco
         return opened.decode(ids)
 
     return decode
-
-
-__all__ = ["decoder", "marker_ids", "named_tokenizer"]

@@ -1,38 +1,23 @@
-"""`shardmill show --step`: what a rank trains on at a step, from the numbers alone.
+"""The batch of a training step, from the options that describe the training.
 
-In: data, seed, batch size, rank, world, and a step, a number of samples or a saved state.
-Out: the rows of that batch on stdout, or as JSON.
-Promise: what nobody said is an error, not a guess, unless it has one default everywhere; a state of
-other data or another order is refused by name.
-Not here: rows (show_batch), examples and conversations (show_example).
-
-The rows of one batch as something to look at.
-
-In: rows of a batch.  Out: headings and spans, or facts for JSON.
-Promise: every token is shown or counted as left out; every document and every border between two of
-them is told.
-Not here: which batch is meant (show_step), reading it (inspector.batch), printing (show_print).
+Options that were not given are taken from the config or the saved state; what neither says is an
+error, unless it has one default everywhere.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
+import typer
 
 from shardmill.arguments import whole_number
-from shardmill.cli.commands.check import choose_pattern
-from shardmill.cli.printing import Decode, Heading, Span, decoder, print_pieces, spans
-from shardmill.cli.terminal import visible
-from shardmill.errors import MissingExtraError, OptionError, StateMismatchError, TokenizerError
-from shardmill.inspect.steps import Moment, Row, read_row
-from shardmill.inspect.stores import marker_ids
+from shardmill.cli.options import Split, read_state
+from shardmill.cli.tokens import choose_pattern
+from shardmill.errors import OptionError
+from shardmill.inspect.steps import Moment
 from shardmill.loading import PlannedSample, RowSource, SampleStream
 from shardmill.loading.config import (
     DataConfig,
@@ -42,119 +27,37 @@ from shardmill.loading.config import (
     read_config,
 )
 from shardmill.loading.order import Shuffle
-from shardmill.loading.rows import Documents
-from shardmill.loading.state import read_state
-from shardmill.records import JSON, BoolArray, IntArray
-from shardmill.store import Store, find_plan, open_store, read_plan
+from shardmill.loading.state import read_state as read_position
+from shardmill.store import find_plan, open_store, read_plan
 
-
-def row_pieces(
-    row: Row, decode: Decode, markers: IntArray, max_tokens: int
-) -> Iterator[Heading | Span]:
-    """The row document by document; what is a label counts as trained."""
-    plan, ids = row.plan, row.window
-    split = "" if plan.split is None else f", split {plan.split!r}"
-    unit = "row" if row.packed else "window"
-    tokens = "" if row.packed else f", tokens {plan.start:,}..{plan.stop:,}"
-    yield Heading(
-        f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
-        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}"
-        + ("" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here")
-    )
-    trained = row.trained
-    kept = np.arange(len(ids)) < max_tokens
-    if plan.documents is None or row.columns is None:
-        yield Heading("it is not known where its documents begin")
-        yield from spans(ids, trained, kept, markers, decode)
-        return
-    if row.packed:
-        yield from packed_pieces(
-            plan.documents, row.columns, ids, trained, kept, decode=decode, markers=markers
-        )
-        return
-    for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
-        part = slice(first, last)
-        yield Heading(f"document {number:,}, tokens {start:,}..{stop:,}{_border(trained, part)}")
-        yield from spans(ids[part], trained[part], kept[part], markers, decode)
-
-
-def packed_pieces(
-    documents: Documents,
-    columns: tuple[tuple[int, int], ...],
-    ids: IntArray,
-    trained: BoolArray,
-    kept: BoolArray,
-    *,
-    decode: Decode,
-    markers: IntArray,
-) -> Iterator[Heading | Span]:
-    """A row of a pack plan: its examples one by one, padding only counted."""
-    following = [first for first, _ in columns[1:]] + [len(ids)]
-    for (number, start, stop), (first, last), end in zip(
-        documents, columns, following, strict=True
-    ):
-        part = slice(first, last)
-        yield Heading(
-            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
-            f"{int(trained[part].sum()):,} trained"
-        )
-        yield from spans(ids[part], trained[part], kept[part], markers, decode)
-        if last < end:
-            yield Heading(f"columns {last}..{end}: padding")
-
-
-def _border(trained: BoolArray, part: slice) -> str:
-    """What is trained between the document before and this one."""
-    if part.start == 0:
-        return ""
-    if trained[part.start]:
-        return "; its first token is the label of the document before"
-    return "; border: its first token is no label"
-
-
-def batch_facts(moment: Moment, rows: list[Row], decode: Decode) -> dict[str, JSON]:
-    """All numbers."""
-    return {
-        **moment.facts(),
-        "fingerprint": moment.stream.fingerprint,
-        "rows": [_row_facts(row, decode) for row in rows],
-    }
-
-
-def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
-    plan, ids = row.plan, row.window
-    facts: dict[str, JSON] = {one.name: getattr(plan, one.name) for one in fields(plan)}
-    facts |= {
-        "path": str(plan.path),
-        "input_ids": row.input_ids.tolist(),
-        "labels": row.labels.tolist(),
-        "text": decode(ids),
-        "documents": None,
-    }
-    if plan.documents is not None and row.columns is not None:
-        facts["documents"] = [
-            {
-                "document": number,
-                "start": start,
-                "stop": stop,
-                "text": decode(ids[first:last]),
-            }
-            for (number, start, stop), (first, last) in zip(
-                plan.documents, row.columns, strict=True
-            )
-        ]
-    return facts
-
-
-State = dict[str, Any]
 MOST_ROWS = 2**20
 """Of one rank at a step."""
+Rank = Annotated[int | None, typer.Option(help="Of this rank. Default: 0.")]
+SourceName = Annotated[
+    str | None, typer.Option(help="The source's name, if it is not that of its folder.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOrder:
+    """Options of every command that looks at the steps of a training."""
+
+    split: Split = None
+    seq_len: Annotated[int | None, typer.Option(help="Inputs of a row.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Samples of one rank at a step.")] = None
+    world: Annotated[int | None, typer.Option(help="Number of ranks. Default: 1.")] = None
+    seed: Annotated[int | None, typer.Option(help="Of the order. Default: 0.")] = None
+    shuffle: Annotated[
+        Shuffle | None, typer.Option(help="As the training had it. Default: global.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCall:
-    """What the command was told about the training; None where it was told nothing."""
+    """What a command was given about a training; None: not given."""
 
+    split: str | None = None
+    seq_len: int | None = None
     step: int | None = None
     samples: int | None = None
     state: Path | None = None
@@ -168,144 +71,48 @@ class StepCall:
     documents: bool | None = None
     plan: str | None = None
 
-    def told(self) -> list[str]:
-        """The flags that were given."""
-        given = [one.name for one in fields(self) if getattr(self, one.name) is not None]
-        return [f"--{name.replace('_', '-')}" for name in given]
+    @classmethod
+    def of(cls, options: TrainingOrder) -> StepCall:
+        """From the options of a command, which has some of these."""
+        names = [field.name for field in fields(cls) if hasattr(options, field.name)]
+        return cls(**{name: getattr(options, name) for name in names})
+
+    def given(self) -> list[str]:
+        """The flags that were given, but for those that also concern examples."""
+        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return [f"--{one.replace('_', '-')}" for one in names if one not in ("split", "seq_len")]
 
 
-def show_step(
-    folder: Path | None,
-    call: StepCall,
-    *,
-    row: tuple[str | None, int | None],
-    tokenizer: tuple[str | None, list[str] | None],
-    max_tokens: int,
-    as_json: bool,
-) -> None:
-    """Print the batch; `row`: split and sequence length, `tokenizer`: its name and specials."""
-    chosen = [flag for flag in call.told() if flag in ("--step", "--samples", "--state")]
-    if len(chosen) != 1:
-        raise OptionError(
-            f"found {' and '.join(chosen) or 'nothing to show'}; wanted one of --example, --step, "
-            f"--samples and --state"
-        )
-    config, moment = find_moment(folder, call, row)
-    with closing(moment.stream):
-        planned = moment.plan()
-        only = None if call.config is None else find_place(folder, moment.stream)
-        shown = [plan for plan in planned if only is None or only in places_of(plan)]
-        rows = [read_row(moment, plan) for plan in shown]
-    stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
-    decode = _decoder(config, tokenizer, stores)
-    if as_json:
-        print(json.dumps(batch_facts(moment, rows, decode)))
-        return
-    pieces: list[Heading | Span] = [Heading(_head(moment, planned, call.step, len(rows)))]
-    for one in rows:
-        pieces += row_pieces(one, decode, marker_ids(*stores), max_tokens)
-        max_tokens = max(0, max_tokens - len(one.window))
-    print_pieces(pieces)
-
-
-def find_moment(
-    folder: Path | None, call: StepCall, row: tuple[str | None, int | None]
-) -> tuple[DataConfig, Moment]:
-    """The batch that is meant, and the config of its data. The caller closes its stream."""
-    split, seq_len = row
-    state = {} if call.state is None else _read_json(call.state)
-    config = _config(folder, split, call, state)
+def find_moment(folder: Path | None, call: StepCall) -> tuple[DataConfig, Moment]:
+    """The config of the data and the batch that is meant. The caller closes its stream."""
+    state = {} if call.state is None else read_state(call.state)
+    config = _config(folder, call, state)
+    seq_len = call.seq_len
     if call.plan is not None and folder is not None and seq_len is None:
-        found = read_plan(find_plan(open_store(folder).folder, call.plan))
-        seq_len = found.facts.options.seq_len
-    return config, _moment(call, state, config, seq_len)
+        plan = read_plan(find_plan(open_store(folder).folder, call.plan))
+        seq_len = plan.facts.options.seq_len
+    return config, _moment(replace(call, seq_len=seq_len), state, config)
 
 
-def token_of_step(
-    folder: Path, call: StepCall, row: tuple[str | None, int | None], number: int, column: int
-) -> tuple[str | None, int]:
+def token_of_step(folder: Path, call: StepCall, row: int, column: int) -> tuple[str | None, int]:
     """The split, and the position in it, of the token at a column of a row of a batch."""
-    _, moment = find_moment(folder, call, row)
+    _, moment = find_moment(folder, call)
     with closing(moment.stream):
         planned = moment.plan()
-    if not 0 <= number < len(planned):
-        raise OptionError(f"--row {number}: the batch has {len(planned)} rows")
-    plan = planned[number]
+    if not 0 <= row < len(planned):
+        raise OptionError(f"--row {row}: the batch has {len(planned)} rows")
+    plan = planned[row]
     if not 0 <= column < plan.stop - plan.start:
         raise OptionError(f"--column {column}: a row has {plan.stop - plan.start:,} tokens")
     return plan.split, plan.start + column
 
 
-def _config(folder: Path | None, split: str | None, call: StepCall, state: State) -> DataConfig:
-    """The config that was named, or one of the folder alone."""
-    if call.config is not None:
-        for flag, value in (("--name", call.name), ("--split", split), ("--plan", call.plan)):
-            if value is not None:
-                raise OptionError(f"{flag} {value}: that is said by {call.config}; leave it away")
-        return read_config(call.config)
-    if folder is None:
-        raise OptionError("nothing to show: name a store, a folder of tokens, or --config")
-    if meant_split(folder, split) is not None:
-        pattern = None
-    elif split is not None:
-        raise OptionError(f"--split {split}: {folder} is no store, so it has no splits")
-    else:
-        pattern = choose_pattern(folder)
-    name = call.name or _name_in(state)  # it is part of the order; "": the folder's
-    alone = DatasetConfig(
-        name=name, path=str(folder), split=split, file_pattern=pattern, plan=call.plan
-    )
-    return DataConfig(datasets=(alone,))
-
-
-def _name_in(state: State) -> str:
-    """The name of the only source of a state; "" when there are others or none."""
-    match state.get("sources"):
-        case [[str(name), str()]]:
-            return name
-    return ""
-
-
-def _moment(call: StepCall, state: State, config: DataConfig, seq_len: int | None) -> Moment:
-    if call.batch_size is None:
-        raise OptionError("--batch-size is missing: how many samples one rank had at a step")
-    length = state.get("seq_len") if seq_len is None else seq_len
-    if length is None:
-        raise OptionError("--seq-len is missing: how many inputs a row had")
-    world = whole_number(1 if call.world is None else call.world, "--world")
-    batch = whole_number(call.batch_size, "--batch-size")
-    if batch > MOST_ROWS:
-        raise OptionError(f"--batch-size {batch:,}: wanted at most {MOST_ROWS:,} to look at")
-    # a flag, else the config, else the state; `read_state` refuses what disagrees with the state
-    said = state if call.config is None else {}
-    stream = open_stream(
-        replace(config, shuffle=call.shuffle or said.get("shuffle", config.shuffle)),
-        seq_len=whole_number(length, "--seq-len"),
-        global_batch_size=world * batch,
-        seed=said.get("seed") if call.seed is None else call.seed,
-    )
-    if call.state is not None:
-        samples = read_state(state, stream)
-    elif call.samples is not None:
-        samples = whole_number(call.samples, "--samples", least=0)
-    else:
-        samples = whole_number(call.step or 0, "--step", least=0) * world * batch
-    return Moment(
-        stream=stream,
-        samples=samples,
-        rank=whole_number(call.rank or 0, "--rank", least=0),
-        world=world,
-        batch_size=batch,
-        documents=config.pack_sequences if call.documents is None else call.documents,
-    )
-
-
-def find_place(folder: Path | None, stream: SampleStream) -> Path | None:
-    """The folder, if it is one of the sources; None: all of them are meant."""
-    if folder is None:
+def source_path(folder: Path | None, call: StepCall, stream: SampleStream) -> Path | None:
+    """The folder as the path of a source of the config; None: all sources are meant."""
+    if call.config is None or folder is None:
         return None
     found = folder.absolute()
-    if not any(found in places_of(source) for source in stream.sources):
+    if not any(found in paths_of(source) for source in stream.sources):
         raise OptionError(
             f"{folder}: none of the config's sources, which are "
             f"{', '.join(str(source.path) for source in stream.sources)}"
@@ -313,42 +120,66 @@ def find_place(folder: Path | None, stream: SampleStream) -> Path | None:
     return found
 
 
-def places_of(of: RowSource | PlannedSample) -> list[Path]:
+def paths_of(of: RowSource | PlannedSample) -> list[Path]:
     """The paths that name a source or a sample of it."""
     return [of.path] if of.split is None else [of.path, of.path / of.split]
 
 
-def _read_json(path: Path) -> State:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise OptionError(f"--state {path}: cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise StateMismatchError(
-            f"--state {path}: a {type(found).__name__}, wanted what `state_dict` gave, as JSON"
-        )
-    return found
+def _config(folder: Path | None, call: StepCall, state: dict[str, Any]) -> DataConfig:
+    """The config that was named, or one of the folder alone."""
+    split = call.split
+    if call.config is not None:
+        for flag, value in (("--name", call.name), ("--split", split), ("--plan", call.plan)):
+            if value is not None:
+                raise OptionError(f"{flag} {value}: {call.config} says that; leave it out")
+        return read_config(call.config)
+    if folder is None:
+        raise OptionError("nothing to show: name a store, a folder of tokens, or --config")
+    if meant_split(folder, split) is not None:
+        pattern = None
+    elif split is not None:
+        raise OptionError(f"--split {split}: {folder} is not a store, so it has no splits")
+    else:
+        pattern = choose_pattern(folder)
+    name = call.name or ""  # it is part of the order; "": the folder's
+    match state.get("sources"):
+        case [[str(only), str()]] if not name:
+            name = only
+    dataset = DatasetConfig(
+        name=name, path=str(folder), split=split, file_pattern=pattern, plan=call.plan
+    )
+    return DataConfig(datasets=(dataset,))
 
 
-def _decoder(
-    config: DataConfig, tokenizer: tuple[str | None, list[str] | None], stores: list[Store]
-) -> Decode:
-    """With the tokenizer that was named, else with the config's if it can be opened."""
-    name, special = tokenizer
-    if name is not None or config.tokenizer_path is None:
-        return decoder(name, special, *stores)
-    try:
-        return decoder(config.tokenizer_path, special, *stores)
-    except (TokenizerError, MissingExtraError) as error:
-        print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
-        return decoder(None, None)
-
-
-def _head(moment: Moment, planned: list[PlannedSample], step: int | None, shown: int) -> str:
-    own = f"{planned[0].sample:,}..{planned[-1].sample + 1:,}"
-    at = "" if step is None else f"step {step:,}, "
-    hidden = len(planned) - shown
-    return (
-        f"{at}samples {moment.samples:,}..{moment.stop:,}; rank {moment.rank} of {moment.world} "
-        f"has {own}" + (f", {hidden} of other sources are not shown" if hidden else "")
+def _moment(call: StepCall, state: dict[str, Any], config: DataConfig) -> Moment:
+    if call.batch_size is None:
+        raise OptionError("--batch-size is missing: how many samples one rank had at a step")
+    seq_len = state.get("seq_len") if call.seq_len is None else call.seq_len
+    if seq_len is None:
+        raise OptionError("--seq-len is missing: how many inputs a row had")
+    world = whole_number(1 if call.world is None else call.world, "world")
+    batch_size = whole_number(call.batch_size, "batch_size")
+    if batch_size > MOST_ROWS:
+        raise OptionError(f"--batch-size {batch_size:,}: wanted at most {MOST_ROWS:,} to look at")
+    # an option, else the config, else the state; `read_position` refuses what contradicts the state
+    recorded = state if call.config is None else {}
+    stream = open_stream(
+        replace(config, shuffle=call.shuffle or recorded.get("shuffle", config.shuffle)),
+        seq_len=whole_number(seq_len, "seq_len"),
+        global_batch_size=world * batch_size,
+        seed=recorded.get("seed") if call.seed is None else call.seed,
+    )
+    if call.state is not None:
+        samples = read_position(state, stream)
+    elif call.samples is not None:
+        samples = whole_number(call.samples, "samples", least=0)
+    else:
+        samples = whole_number(call.step or 0, "step", least=0) * world * batch_size
+    return Moment(
+        stream=stream,
+        samples=samples,
+        rank=whole_number(call.rank or 0, "rank", least=0),
+        world=world,
+        batch_size=batch_size,
+        documents=config.pack_sequences if call.documents is None else call.documents,
     )

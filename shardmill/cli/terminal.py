@@ -1,4 +1,4 @@
-"""What the command line writes to stdout and stderr, safe for a terminal; sizes and paths it takes.
+"""What the command line writes to stdout and stderr, safe for a terminal.
 
 Names, documents, manifests and templates come from other people. A terminal obeys some characters
 and hides others, so everything that a command prints is escaped here (`printable`). Only
@@ -15,15 +15,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from shardmill.arguments import is_url
-from shardmill.errors import OptionError, ShardmillError
 from shardmill.urls import scrub
 
 if TYPE_CHECKING:
@@ -249,52 +245,3 @@ def _discard(file: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())
         os.close(nowhere)
-
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def parse_bytes(text: str) -> int:
-    """The number of bytes; KiB, MiB, GiB are powers of 1024, KB, MB, GB of 1000."""
-    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise OptionError(f"size {text!r}: wanted a number of bytes, or one like 128MiB or 1GB")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def complete_split(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The splits of the first store named before the option, for the shell's completion. Whatever
-    is wrong with a store, nothing is offered and nothing is said.
-
-    An option that waits for its value leaves the words before it unparsed.
-    """
-    from shardmill.store.manifest import read_manifest
-
-    folders = [ctx.params.get("folder"), ctx.params.get("source"), *ctx.args]
-    for folder in filter(None, folders):
-        try:
-            splits = read_manifest(Path(folder)).splits
-        except (ShardmillError, OSError, ValueError):
-            continue
-        return [name for name in splits if name.startswith(incomplete)]
-    return []
-
-
-def check_local(place: str | Path, name: str, *, instead: str = "") -> None:
-    """Refuse a URL or a hub dataset where a local folder is wanted, before a folder called `s3:` is
-    made; `name` is the flag or argument."""
-    is_dataset = str(place).startswith("hub:")
-    if not (is_dataset or is_url(place)) or Path(place).exists():
-        return
-    found = "a dataset of the hub" if is_dataset else "a URL"
-    raise OptionError(
-        f"{name} {place}: {found}, wanted a folder of this machine{instead}; a folder of that name "
-        f"is written ./{place}"
-    )
-
-
-def check_file(path: Path, name: str) -> None:
-    """Refuse to write where something other than a file is: a link, a device, a pipe, a folder."""
-    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise OptionError(f"{name} {path}: found a link, device, pipe or folder; wanted a new file")

@@ -11,7 +11,7 @@ from shardmill.arguments import nearest
 from shardmill.cli.app import Call, RootGroup, every_command
 from shardmill.errors import OptionError, ShardmillError, as_keyword
 
-_FLAGS = {"inputs": "--input", "from_format": "--from", "to_format": "--to", "run_on": "--engine"}
+_FLAGS = {"inputs": "--input", "from_format": "--from", "to_format": "--to"}
 """Keywords whose flag has another name."""
 _CHOICE = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>.*?)\.?$", re.DOTALL)
 _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid float": "a number"}
@@ -32,21 +32,25 @@ def check_words(words: Sequence[str]) -> None:
             raise OptionError(f"{word!r}: has a NUL character, which no argument may have")
 
 
+def as_flag(name: str, value: object) -> str:
+    """An option as it is typed."""
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    if value is ... or value is True:
+        return flag
+    if value is False:
+        return f"--no-{flag.removeprefix('--')}"
+    return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"
+
+
 def error_text(error: ShardmillError, command: Any) -> str:
-    """The message of one of our errors, with its options as flags of this command."""
+    """The message of one of our errors, with the options that this command has as flags."""
+    flags = _flags(command)
 
-    def as_flag(name: str, value: object) -> str:
-        flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-        param = next((param for param in command.params if flag in param.opts), None)
-        if param is None:
-            return as_keyword(name, value)
-        if value is ... or value is True:
-            return flag
-        if value is False and param.secondary_opts:
-            return str(param.secondary_opts[0])
-        return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"
+    def write(name: str, value: object) -> str:
+        known = as_flag(name, ...) in flags
+        return as_flag(name, value) if known else as_keyword(name, value)
 
-    return _named_once(as_flags(error.worded(as_flag), command))
+    return _named_once(as_flags(error.worded(write), command))
 
 
 def usage_text(error: Any, call: Call, root: RootGroup) -> str:

@@ -211,7 +211,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
     def fingerprint(self) -> str:
         """Ignores the formatting of the JSON and the names of specials: they change no id."""
         return fingerprint_of(
-            {"kind": "huggingface", "config": self._config, "hidden": sorted(self.special_strings)}
+            {"kind": "huggingface", "config": self._config, "hidden": [*sorted(self.special_strings)]}
         )
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardmill.cli.commands.bench import (
     BatchSize,
     Contender,
-    Sample,
+    TextSample,
     alternate,
     encode_speed,
     measure_reading,
@@ -91,7 +91,7 @@ def test_a_store_alone_is_read_and_batches_fit_into_it(here):
 def test_a_wrong_reader_is_refused_before_anything_is_built(here, told, scratch):
     code, _, err = told("bench", "data/*.jsonl", "--tokenizer", "spm.model", "--reader", "mmap")
     assert code == 2
-    assert "--reader mmap: wanted auto, mapped or pread" in err
+    assert "--reader mmap: wanted one of auto, mapped, pread" in err
     code, _, err = told("bench", "--store", "store", "--reader", "pread", *QUICK)
     assert code == 0, err
 
@@ -110,7 +110,7 @@ def test_a_sample_is_the_beginning_and_says_whether_there_is_more(sizes, wanted)
     assert found == kept[: len(found)]
     assert sample.num_bytes == sum(map(len, found))
     assert sample.num_bytes >= min(wanted, sum(sizes))
-    assert sample.cuts_short or found == kept
+    assert sample.is_part or found == kept
 
 
 def test_no_text_is_encoded_twice():
@@ -125,7 +125,7 @@ def test_no_text_is_encoded_twice():
 
     batches = tuple(pa.array([f"text {n}"], pa.large_string()) for n in range(5))
     engine = Counting()
-    assert encode_speed(engine, Sample(batches=batches, num_bytes=30, cuts_short=False), 60.0) > 0
+    assert encode_speed(engine, TextSample(batches=batches, num_bytes=30, is_part=False), 60.0) > 0
     assert engine.seen == ["warm up", *(f"text {n}" for n in range(5))]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardmill.building import segments
 from shardmill.cli import main
-from shardmill.cli.terminal import parse_bytes
+from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError
 from shardmill.store import open_store
 from shardmill.testing.stores import read_documents
@@ -64,8 +64,8 @@ def test_a_report_is_never_written_over_what_is_read(call):
     Path("link.json").symlink_to("pages.jsonl")
     Path("folder").mkdir()
     for report, word in (
-        ("pages.jsonl", "this file is read"),
-        ("link.json", "this file is read"),
+        ("pages.jsonl", "this file is an input"),
+        ("link.json", "this file is an input"),
         ("folder", "this is a folder"),
     ):
         code, _, err = call("build", "pages.jsonl", "--out", "s", "--report", report, *BYTE)
@@ -115,13 +115,13 @@ def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypa
     ("text", "size"), [("7", 7), ("128MiB", 128 * 2**20), ("1 GB", 10**9), ("2kib", 2048)]
 )
 def test_sizes_are_read_as_people_write_them(text, size):
-    assert parse_bytes(text) == size
+    assert parse_bytes(text, "memory") == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "12XB", "-1", "1.5GB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(OptionError, match="size"):
-        parse_bytes(text)
+    with pytest.raises(OptionError, match=r"memory=.*wanted a number of bytes, or a size like"):
+        parse_bytes(text, "memory")
 
 
 def test_a_dry_run_tells_the_plan_and_builds_nothing(call):
@@ -170,7 +170,7 @@ def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
         patch.setattr(segments.SegmentWriter, "seal", stops)
         code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
     assert code == 130
-    assert "s: stopped; what is done is kept: go on with --resume" in err
+    assert "s: stopped; what is done is kept: continue with --resume" in err
     assert call("build", "pages.jsonl", "--out", "s", "--resume", *BYTE)[0] == 0
 
 

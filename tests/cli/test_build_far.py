@@ -57,7 +57,7 @@ def test_ctrl_c_in_the_push_says_how_to_go_on(call, monkeypatch):  # noqa: F811
         patch.setattr(sys.modules["shardmill.remote.build_to"], "send", stops)
         code, out, err = call(*words)
     assert (code, out) == (130, "")
-    assert "memory://bucket/s: stopped; what is built and sent is kept: go on with --resume" in err
+    assert "memory://bucket/s: stopped; what is done is kept: continue with --resume" in err
     code, out, _ = call(*words, "--resume", "--json")
     assert (code, json.loads(out)["cpu_seconds"]) == (0, None), "it was built again"
 
@@ -110,7 +110,10 @@ def test_a_dry_run_looks_at_the_scratch_disk_and_sends_nothing(call):  # noqa: F
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--out", "s", "--scratch", "near"), "--scratch near: is for a store that goes to a URL"),
+        (
+            ("--out", "s", "--scratch", "near"),
+            "--scratch near: only for a store that is sent to a URL",
+        ),
         (("--out", "what://x/y"), "Protocol not known"),
         (("--out", "memory://b/s", "--scratch", "pages.jsonl"), "cannot be the scratch folder"),
     ],
@@ -131,7 +134,7 @@ def test_an_unfinished_build_is_continued_or_discarded_by_name(call, monkeypatch
     assert call("build", *words)[0] == 2
     code, _, err = call("build", *words)
     assert code == 2
-    assert "go on with --resume, or start again with --overwrite" in err
+    assert "continue it with --resume, or start again with --overwrite" in err
     assert call("build", *words, "--resume")[0] == 2  # the row is still broken
     assert call("build", *words, "--on-bad", "skip", "--overwrite")[0] == 0
     assert call("build", *words, "--on-bad", "skip", "--resume")[0] == 0
@@ -142,4 +145,4 @@ def test_files_are_not_added_to_a_store_at_a_url(call):  # noqa: F811
     assert call("build", pages("one"), "--out", url, *BYTE)[0] == 0
     code, out, err = call("build", "pages.jsonl", "--out", url, "--append", *BYTE)
     assert (code, out) == (2, "")
-    assert "pull it, add them, and push it with --replace" in " ".join(err.split())
+    assert "pull it, append to it, and push it" in " ".join(err.split())

@@ -1,4 +1,4 @@
-"""`--engine` asks two things, and `--ray-address` belongs to one of them."""
+"""`--run-on` says where a build works, and `--ray-address` belongs to it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,17 @@ import sys
 
 import pytest
 
-from shardmill.cli.commands.build import EngineName, parse_engines
-from shardmill.errors import OptionError
 from tests.helpers import folder_digest
 
 BYTE = ("--tokenizer", "byte:1", "--eot", "<|eot|>")
 
 
-def parse(*names: str, ray_address: str | None = None) -> tuple[str, str]:
-    return parse_engines([EngineName(name) for name in names], ray_address)
-
-
-def test_each_value_answers_its_question_in_any_order():
-    assert parse() == ("auto", "local")
-    assert parse("ray") == ("auto", "ray")
-    assert parse("fast") == ("fast", "local")
-    assert parse("ray", "reference") == parse("reference", "ray") == ("reference", "ray")
-    assert parse("local", "auto") == ("auto", "local")
-    assert parse("ray", ray_address="auto") == ("auto", "ray")
-
-
-@pytest.mark.parametrize("names", [("ray", "local"), ("fast", "fast"), ("auto", "ray", "fast")])
-def test_two_answers_to_one_question_are_refused(names):
-    with pytest.raises(OptionError, match="wanted one of them"):
-        parse(*names)
-
-
-def test_an_address_without_ray_is_refused():
-    with pytest.raises(OptionError, match="--ray-address auto: only with --engine ray"):
-        parse("local", ray_address="auto")
+def test_an_address_without_ray_is_refused(tmp_path, pages):
+    code, _, err = shardmill(
+        *("build", pages, "--out", str(tmp_path / "s"), "--ray-address", "auto", *BYTE)
+    )
+    assert code == 2
+    assert "--ray-address auto: only with --run-on ray" in err
 
 
 def shardmill(*arguments: str, before: str = "") -> tuple[int, str, str]:
@@ -57,7 +39,7 @@ def pages(tmp_path) -> str:
 def test_a_missing_ray_is_one_line_with_the_way_to_get_it(tmp_path, pages):
     out = ("--out", str(tmp_path / "s"))
     code, stdout, stderr = shardmill(
-        *("build", pages, *out, "--engine", "ray", *BYTE),
+        *("build", pages, *out, "--run-on", "ray", *BYTE),
         before="import sys; sys.modules['ray'] = None",
     )
     assert (code, stdout) == (2, "")
@@ -71,7 +53,7 @@ def test_an_address_where_nobody_listens_is_one_line(tmp_path, pages):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     out = ("--out", str(tmp_path / "s"))
     code, stdout, stderr = shardmill(
-        *("build", pages, *out, "--engine", "ray", "--ray-address", address, *BYTE)
+        *("build", pages, *out, "--run-on", "ray", "--ray-address", address, *BYTE)
     )
     assert (code, stdout) == (2, "")
     assert stderr.strip().startswith(f"shardmill: --ray-address {address}: [Errno 111]")
@@ -86,7 +68,7 @@ def test_a_build_on_ray_prints_its_receipt_and_nothing_else(tmp_path, pages):
         assert code == 0
         return dict(json.loads(stdout))
 
-    receipt = build("ray", "--engine", "ray", "--workers", "2")
+    receipt = build("ray", "--run-on", "ray", "--workers", "2")
     assert (receipt["workers"], receipt["documents_kept"]) == (2, 50)
     build("one", "--workers", "1")
     assert folder_digest(tmp_path / "ray") == folder_digest(tmp_path / "one")

@@ -148,7 +148,7 @@ def test_a_run_goes_on_past_excluded_steps_as_it_was(run):
     assert out.count(" is excluded here\n") == 2
     arguments = ("--step", "5", *TRAINING, "--reason", "again", "--dry-run")
     _, out, _ = run("exclude", "pages", *arguments)
-    assert "6 samples of these steps are stand-ins already" in out
+    assert "6 samples of these steps replace excluded ones" in out
 
 
 def test_a_config_gives_every_store_its_part(run):
@@ -222,7 +222,7 @@ def test_conversations_are_excluded_and_a_new_plan_says_so(run):
     assert (code, "1 documents (0), 5 tokens: takedown" in out) == (0, True)
     code, out, _ = run("pack", "c", "--seq-len", "6", "--long", "split")
     assert code == 0
-    assert "  excluded: 1 of 3 rows have excluded tokens; others stand in for them" in out
+    assert "  excluded: 1 of 3 rows have excluded tokens; other rows replace them" in out
     build_plan("c", options=PlanOptions(seq_len=12))
     code, _, err = run("exclude", "c", "--document", "1", "--reason", "x", "--seq-len", "8")
     assert (code, "holds conversations, which are not cut into windows" in err) == (2, True)
@@ -237,10 +237,10 @@ def test_conversations_are_excluded_and_a_new_plan_says_so(run):
         (("pages", "--document", "50", "--reason", "x"), "document 50 of 50 in split 'train'"),
         (("pages", "--document", "1", "--reason", "x", "--world", "2"), "--world is for --step"),
         (("--document", "1", "--reason", "x"), "name the store"),
-        (("bin", "--document", "1", "--reason", "x"), "no store, so nothing can be recorded"),
-        (("bin", "--step", "1", "--reason", "x", *TRAINING), "is no store, so nothing can be"),
+        (("bin", "--document", "1", "--reason", "x"), "not a store, so nothing can be recorded"),
+        (("bin", "--step", "1", "--reason", "x", *TRAINING), "is not a store, so nothing can be"),
         (("pages", "--step", "1", "--reason", "x", "--seq-len", "9"), "--batch-size is missing"),
-        (("pages", "--step", "5:5", "--reason", "x", *TRAINING), "no step lies in it"),
+        (("pages", "--step", "5:5", "--reason", "x", *TRAINING), "holds no step"),
         (("pages", "--step", "5-7", "--reason", "x", *TRAINING), "wanted a step, as 31207"),
         (("pages", "--step", "0:99999999", "--reason", "x", *TRAINING), "exclude fewer steps"),
         (("pages", "--remove", "1", "--dry-run"), "nothing to try out"),

@@ -42,7 +42,7 @@ def test_a_receipt_tells_everything(call, tmp_path: Path) -> None:
         f"{tmp_path}/s/packs/train-6-split.plan: 3 rows of 7 tokens, 85.71% full, 4 pieces, "
         "1,376 bytes, N s\n"
         "  rows: 3, no plan has less than 3\n"
-        "  tokens: 18 in rows, 3 places of padding\n"
+        "  tokens: 18 in rows, 3 of padding\n"
         "  trained labels: 8\n"
         "  split: 1 examples, 0 tokens are in two rows\n"
         "  left out, trains nothing: 2 pieces, 7 tokens with 0 trained labels (examples 2, 3)\n"

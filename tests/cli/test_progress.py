@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shardmill.building import Progress
-from shardmill.cli.build_output import LINE_SECONDS, Board, Lines, build_progress
+from shardmill.cli.build_output import LINE_SECONDS, ProgressLines, build_progress
 
 
 class Clock:
@@ -29,7 +29,7 @@ def told(source: str, tokens: int, share: float | None = None, feed: int = 0) ->
 
 def test_a_source_tells_documents_tokens_speed_share_and_time_left():
     clock = Clock()
-    board = Board(clock)
+    board = ProgressLines(Console(file=io.StringIO()), clock)
     assert board.note(told("a", 100_000, 0.1)).words() == "10,000 documents, 100,000 tokens, 10%"
     clock.now += 10
     assert board.note(told("a", 5_100_000, 0.35)).words() == (
@@ -43,7 +43,7 @@ def test_a_source_tells_documents_tokens_speed_share_and_time_left():
 @given(before=st.integers(0, 10**12), made=st.integers(0, 10**9), seconds=st.floats(0.1, 10**6))
 def test_what_an_earlier_run_did_is_no_speed(before, made, seconds):
     clock = Clock()
-    board = Board(clock)
+    board = ProgressLines(Console(file=io.StringIO()), clock)
     board.note(told("a", before))
     clock.now += seconds
     rate = board.note(told("a", before + made)).rate
@@ -52,7 +52,7 @@ def test_what_an_earlier_run_did_is_no_speed(before, made, seconds):
 
 def test_without_a_terminal_every_source_that_moved_has_a_line_now_and_then():
     clock, out = Clock(), io.StringIO()
-    lines = Lines(Console(file=out, soft_wrap=True), clock)
+    lines = ProgressLines(Console(file=out, soft_wrap=True), clock)
     lines.show(told("[a]", 10, 0.1))
     lines.show(told("b", 10, feed=1))
     assert out.getvalue() == ""
@@ -73,10 +73,17 @@ def test_without_a_terminal_every_source_that_moved_has_a_line_now_and_then():
 def test_on_a_terminal_all_sources_are_shown_at_once():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=200)
-    with build_progress(console) as show:
-        show(told("first", 1000, 0.5))
-        show(told("[second]", 2000))
-        show(told("second", 3000, 0.25, feed=1))
+    with build_progress(console) as bars:
+        bars.show(told("first", 1000, 0.5))
+        bars.show(told("[second]", 2000))
+        bars.show(told("second", 3000, 0.25, feed=1))
+        bars.push(1_500_000, 3_000_000)
     frame = out.getvalue()
-    for words in ("first", "[second]", "100 documents, 1,000 tokens, 50%", "200 documents, 2,000"):
+    for words in (
+        "first",
+        "[second]",
+        "100 documents, 1,000 tokens, 50%",
+        "200 documents, 2,000",
+        "1.5 of",
+    ):
         assert words in frame

@@ -139,7 +139,7 @@ def test_a_batch_is_shown_document_by_document_with_its_borders(show, folder):
         f"-- sample 0: pages ({folder}/pages, split 'train'), epoch 0, window 0, tokens 0..41\n"
         "-- document 0, tokens 0..26\n"
         "P[[age 12 says hello hello <|e|>]]\n"
-        "-- document 1, tokens 26..41; border: its first token is no label\n"
+        "-- document 1, tokens 26..41; boundary: its first token is not a label\n"
         "P[[age 13 says he]]\n"
     )
     _, out, _ = show(*arguments, *TOKENIZER)
@@ -254,11 +254,11 @@ def test_a_state_of_something_else_is_refused_by_name(show, folder, tmp_path, ar
     ("text", "words"),
     [
         ("{", "cannot be read as JSON"),
-        ("[1]", "a list, wanted what `state_dict` gave"),
+        ("[1]", "a list, wanted a state that was saved"),
         ("{}", "wanted 'shardmill.loader'"),
         ('{"kind": "shardmill.loader", "version": 2}', "a later shardmill wrote"),
         ('{"seed": "x"}', "--seed x (str): wanted a whole number"),
-        ('{"shuffle": [1]}', "--shuffle '[1]'"),
+        ('{"shuffle": [1]}', "shuffle=[1]"),
         ('{"sources": [[]]}', "wanted 'shardmill.loader'"),
     ],
 )
@@ -290,28 +290,28 @@ PLACE = ["--step", "1", "--batch-size", "2", "--seq-len", "8"]
         ([*PLACE], "nothing to show: name a store"),
         (["pages", "--step", "1", "--seq-len", "8"], "--batch-size is missing"),
         (["pages", "--step", "1", "--batch-size", "8"], "--seq-len is missing"),
-        (["pages", "--step", "-1", *PLACE[2:]], "--step=-1: wanted at least 0"),
-        (["pages", "--samples", "-1", *PLACE[2:]], "--samples=-1: wanted at least 0"),
+        (["pages", "--step", "-1", *PLACE[2:]], "--step -1: wanted at least 0"),
+        (["pages", "--samples", "-1", *PLACE[2:]], "--samples -1: wanted at least 0"),
         (["pages", *PLACE, "--rank", "1"], "--rank 1: wanted 0 to 0, for --world 1"),
-        (["pages", *PLACE, "--rank", "-1"], "--rank=-1"),
-        (["pages", *PLACE, "--world", "0"], "--world=0"),
-        (["pages", "--step", "1", "--batch-size", "0", "--seq-len", "8"], "--batch-size=0"),
-        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "0"], "--seq-len=0"),
-        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller --seq-len"),
+        (["pages", *PLACE, "--rank", "-1"], "--rank -1"),
+        (["pages", *PLACE, "--world", "0"], "--world 0"),
+        (["pages", "--step", "1", "--batch-size", "0", "--seq-len", "8"], "--batch-size 0"),
+        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "0"], "--seq-len 0"),
+        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller seq_len"),
         (["pages", "--step", str(2**62), "--batch-size", "8", "--seq-len", "8"], "2**63"),
         (
             ["pages", *PLACE, "--shuffle", "random"],
             "--shuffle random: wanted one of global, block, none",
         ),
         (["pages", *PLACE, "--split", "test"], "none is 'test'"),
-        (["bin", *PLACE, "--split", "train"], "bin is no store, so it has no splits"),
+        (["bin", *PLACE, "--split", "train"], "bin is not a store, so it has no splits"),
         (["bin", *PLACE, "--documents"], "nobody knows where the documents of"),
         (["c", *PLACE], "a store of conversations"),
         (["nowhere", *PLACE], "nowhere is not a folder"),
         (["pages", *PLACE, "--tokenizer", "byte"], "not the tokenizer of this store"),
         (["--config", "no.toml", *PLACE], "no.toml: cannot be read as a config"),
-        (["--config", "data.toml", *PLACE, "--name", "x"], "--name x: that is said by data.toml"),
-        (["--config", "data.toml", *PLACE, "--split", "val"], "--split val: that is said by"),
+        (["--config", "data.toml", *PLACE, "--name", "x"], "--name x: data.toml says that"),
+        (["--config", "data.toml", *PLACE, "--split", "val"], "--split val: data.toml says that"),
     ],
 )
 def test_a_mistake_in_the_call_is_one_clear_message(show, arguments, words):

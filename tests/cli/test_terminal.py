@@ -228,9 +228,9 @@ from shardmill.building import Progress
 from shardmill.cli.build_output import build_progress
 from shardmill.cli.terminal import messages
 from tests.cli.test_terminal import EVIL
-with messages("shardmill"), build_progress() as show:
+with messages("shardmill"), build_progress() as bars:
     for tokens in range(3):
-        show(Progress(source=EVIL, feed=0, documents=1, tokens=tokens, share=0.5))
+        bars.show(Progress(source=EVIL, feed=0, documents=1, tokens=tokens, share=0.5))
     print(EVIL, file=sys.stderr)
 """
 

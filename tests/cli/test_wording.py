@@ -76,7 +76,7 @@ def test_the_library_names_no_flag_of_a_command() -> None:
         (
             "build",
             "(run_on='local'), ray_address='a:1': no",
-            "(--engine local), --ray-address a:1: no",
+            "(--run-on local), --ray-address a:1: no",
         ),
         ("blame", "say which with --fill (fill=)", "say which with --fill"),
         ("blame", "say so with --input (inputs=), as", "say so with --input, as"),

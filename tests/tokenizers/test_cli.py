@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.cli.commands.tokenizer import parse_specials
+from shardmill.cli.options import parse_special
 from shardmill.errors import OptionError
 from tests.tokenizers.conftest import LANGUAGES
 
@@ -73,8 +73,8 @@ def test_train_reads_structured_files_through_a_source(tmp_path: Path) -> None:
 
 
 def test_specials_are_name_equals_string() -> None:
-    assert parse_specials(["eot=<a=b>"]) == {"eot": "<a=b>"}
-    assert list(parse_specials(None)) == ["sys", "usr", "asst", "eot"]
+    assert parse_special(["eot=<a=b>"]) == {"eot": "<a=b>"}
+    assert parse_special(None) is None
     for wrong in (["eot"], ["=x"], ["eot="], ["eot=a", "eot=b"]):
         with pytest.raises(OptionError, match="wanted NAME=STRING"):
-            parse_specials(wrong)
+            parse_special(wrong)

@@ -1,28 +1,7 @@
 """`shardmill bench`: how fast this machine tokenises, builds and reads, on the user's own data.
 
-How fast this machine reads windows of a store, against a plain copy of as many tokens.
-
-In: a store, its split, the shape of a batch.  Out: `Rate`s.
-Promise: the limit is one thread that casts as many tokens as a batch has, in the order they lie in,
-into reused int64 inputs and labels; all alternate in rounds in this process; a share is the median
-of the rounds' ratios. Pages that are not in memory are read from where they lie, as in training.
-Not here: text and builds (bench_text), printing.
-
-Time contenders against each other on a machine that is never quiet.
-
-In: contenders.  Out: seconds a call, round by round, and medians of ratios.
-Promise: in each round all contenders run right after one another in this process, in an order that
-rotates; a ratio compares two times of the same round; every call gets arguments no call had before,
-so nobody finds in the cache what another one fetched.
-Not here: what is measured (bench_read, the benchmarks), printing.
-
-How fast this machine tokenises and builds, on the user's own text.
-
-In: a source, a tokenizer, how much text and time.  Out: `Rate`s.
-Promise: engines encode the same texts from memory, as many batches as the time allows; the build
-reads the source itself, into a folder that is removed unless somebody reads it. The proof of a fast
-engine is told apart: it costs the same for a megabyte and for a terabyte.
-Not here: reading stores (bench_read), printing.
+Contenders of one measurement alternate in this process, in an order that rotates; a share is the
+median of the rounds' ratios, so other work on the machine disturbs it little.
 """
 
 from __future__ import annotations
@@ -46,6 +25,7 @@ import typer
 
 from shardmill.arguments import whole_number
 from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.cli.options import Field
 from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import meant_split
@@ -54,59 +34,93 @@ from shardmill.records import OffsetArray
 from shardmill.sources import byte_lengths, open_source
 from shardmill.store import Store, open_store
 from shardmill.store.readers import TokenSpace, open_tokens
-from shardmill.store.readers.token_space import READERS, ReaderName
+from shardmill.store.readers.token_space import ReaderName
 from shardmill.tokenizers import EngineChoice, choose_encoder, open_tokenizer
 from shardmill.tokenizers.fast import fast_candidates
 from shardmill.tokenizers.texts import as_list
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """One way to do the work."""
-
-    name: str
-    prepare: Callable[[int], Iterable[Any]]  # fresh arguments for that many calls, not timed
-    run: Callable[[Any], object]  # one call
-
-
-def alternate(
-    contenders: Sequence[Contender], *, rounds: int, calls: int
-) -> dict[str, list[float]]:
-    """Seconds a call of each contender, one number a round."""
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    gc.collect()
-    gc.freeze()  # what was there before is not looked through before every turn
-    try:
-        for number in range(rounds):
-            turn = number % len(contenders)
-            for contender in [*contenders[turn:], *contenders[:turn]]:
-                times[contender.name].append(_time(contender, calls))
-    finally:
-        gc.unfreeze()
-    return times
-
-
-def _time(contender: Contender, calls: int) -> float:
-    arguments = list(contender.prepare(calls))
-    run = contender.run
-    gc.collect()
-    start = time.perf_counter()
-    for argument in arguments:
-        run(argument)
-    return (time.perf_counter() - start) / len(arguments)
-
-
-def speed_of(times: Mapping[str, Sequence[float]], name: str, *, limit: str) -> float:
-    """How much of the limit's speed a contender reaches: the median of the rounds' ratios."""
-    pairs = zip(times[limit], times[name], strict=True)
-    return statistics.median(bound / taken for bound, taken in pairs)
-
-
-def microseconds(times: Mapping[str, Sequence[float]], name: str) -> float:
-    return statistics.median(times[name]) * 1e6
-
-
+LIMIT, RANDOM, EPOCH = "read: a plain copy", "read: random windows", "read: shuffled epoch"
+_ROUNDS = 7
 _LEAST_UNIT = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What `shardmill bench` takes."""
+
+    inputs: Annotated[
+        list[str] | None, typer.Argument(help="Text to measure with, as for build.")
+    ] = None
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Whose speed is measured on INPUTS, as for build.")
+    ] = None
+    store: Annotated[
+        Path | None, typer.Option(help="Read this store. Default: the one built from INPUTS.")
+    ] = None
+    field: Field = None
+    megabytes: Annotated[int, typer.Option(help="Text to tokenise and build with.")] = 16
+    seconds: Annotated[float, typer.Option(help="To spend on each number, about.")] = 2.0
+    workers: Annotated[int, typer.Option(help="Processes that build.")] = 1
+    seq_len: Annotated[int, typer.Option(help="Inputs of a window that is read.")] = 1024
+    batch_size: Annotated[int, typer.Option(help="Windows that are read at a time.")] = 32
+    reader: Annotated[ReaderName, typer.Option(help="How the store is read.")] = "auto"
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False
+
+
+def bench(options: BenchOptions) -> None:
+    """Measure this machine on your own data: tokenise, build, read.
+
+    Prints one table: megabytes of text a second for the reference engine, the fast ones and a
+    whole build; windows a second of random reads and of a shuffled epoch, with their share of what
+    a plain copy reaches. What is built for it is removed. A number may differ by a tenth from call
+    to call; a machine that does other work gives other numbers.
+
+    Example: shardmill bench 'data/*.jsonl' --tokenizer spm.model
+
+    Example: shardmill bench --store store --json
+
+    Exit 0: measured. Exit 2: a mistake in the call or its input.
+    """
+    for name in ("seq_len", "batch_size", "megabytes", "workers"):
+        whole_number(getattr(options, name), name)
+    inputs, tokenizer, seconds = options.inputs, options.tokenizer, options.seconds
+    if not 0 < seconds < 60:
+        raise OptionError(f"--seconds {seconds}: wanted more than 0 and less than 60")
+    if not inputs and options.store is None:
+        raise OptionError("nothing to measure: name text and --tokenizer, or --store, or both")
+    if bool(inputs) != bool(tokenizer):
+        missing = "--tokenizer is missing" if inputs else "text is missing: name files for it"
+        raise OptionError(f"{missing}; INPUTS and --tokenizer go together")
+    rates: list[Rate] = []
+    with ExitStack() as undo:
+        folder = options.store
+        if inputs and tokenizer:
+            made = tempfile.TemporaryDirectory(prefix="shardmill-bench-")
+            built = Path(undo.enter_context(made)) / "store"
+            folder = folder or built
+            given: dict[str, Any] = {"field": options.field} if options.field else {}
+            source = open_source(inputs, **given)
+            opened = open_tokenizer(tokenizer)
+            sample = take_sample(source, options.megabytes * 10**6)
+            rates += _announced(measure_engines(opened, sample, seconds))
+            rates += _announced(
+                measure_build(source, opened, sample, built, workers=options.workers, engines=rates)
+            )
+        assert folder is not None
+        shape = BatchSize(seq_len=options.seq_len, batch_size=options.batch_size)
+        found, split = meant_split(folder, None) or (open_store(folder), "train")
+        rates += _announced(measure_reading(found, split, shape, seconds, options.reader))
+    if options.as_json:
+        facts = {
+            "machine": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "rates": [asdict(rate) for rate in rates],
+        }
+        print(json.dumps(facts))
+        return
+    for line in _table(rates):
+        print(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,31 +135,112 @@ class Rate:
     note: str = ""
 
 
+def _announced(rates: Iterator[Rate]) -> Iterator[Rate]:
+    """The rates, each with a line on stderr when it is measured."""
+    for rate in rates:
+        print(f"shardmill bench: {rate.name}", file=sys.stderr)
+        yield rate
+
+
+def _table(rates: list[Rate]) -> Iterator[str]:
+    width = max(len(rate.name) for rate in rates)
+    yield f"{'':{width}}  {'MB/s':>8}  {'windows/s':>10}  {'share':>6}"
+    for rate in rates:
+        share = "" if rate.share is None else f"{rate.share:.2f}"
+        note = rate.note or (f"of {rate.limit}" if rate.limit not in (None, rate.name) else "")
+        numbers = f"{_number(rate.megabytes):>8}  {_number(rate.windows):>10}  {share:>6}"
+        yield f"{rate.name:{width}}  {numbers}  {note}".rstrip()
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+# timing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Contender:
+    """One way to do the work."""
+
+    name: str
+    prepare: Callable[[int], Iterable[Any]]  # fresh arguments for that many calls, not timed
+    run: Callable[[Any], object]  # one call
+
+
+def alternate(
+    contenders: Sequence[Contender], *, rounds: int, calls: int
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender, one number per round.
+
+    Every call gets arguments that no call had before, so that none finds in the cache what another
+    fetched.
+    """
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    gc.collect()
+    gc.freeze()  # older objects are not visited by the collections below
+    try:
+        for number in range(rounds):
+            shift = number % len(contenders)
+            for contender in [*contenders[shift:], *contenders[:shift]]:
+                arguments, run = list(contender.prepare(calls)), contender.run
+                gc.collect()
+                started = time.perf_counter()
+                for argument in arguments:
+                    run(argument)
+                times[contender.name].append((time.perf_counter() - started) / len(arguments))
+    finally:
+        gc.unfreeze()
+    return times
+
+
+def speed_of(times: Mapping[str, Sequence[float]], name: str, *, limit: str) -> float:
+    """How much of the limit's speed a contender reaches: the median of the rounds' ratios."""
+    pairs = zip(times[limit], times[name], strict=True)
+    return statistics.median(bound / taken for bound, taken in pairs)
+
+
+def microseconds(times: Mapping[str, Sequence[float]], name: str) -> float:
+    return statistics.median(times[name]) * 1e6
+
+
+def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    """The result, and the seconds it took."""
+    began = time.perf_counter()
+    result = action()
+    return result, time.perf_counter() - began
+
+
+# tokenising and building
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSample:
     """The beginning of a source, in memory."""
 
     batches: tuple[Any, ...]  # Arrow arrays of texts
     num_bytes: int
-    cuts_short: bool  # the source has more
+    is_part: bool  # the source has more
 
 
-def take_sample(source: Source, num_bytes: int) -> Sample:
+def take_sample(source: Source, num_bytes: int) -> TextSample:
     """The first batches that together have at least so many bytes of text."""
-    batches, total, cuts_short = [], 0, False
+    batches, total, is_part = [], 0, False
     for batch in source.batches():
         if total >= num_bytes:
-            cuts_short = True
+            is_part = True
             break
         if len(batch.texts):
             batches.append(batch.texts)
             total += int(byte_lengths(batch.texts).sum())
     if not total:
         raise OptionError(f"{source.name}: holds no text to measure with; name other inputs")
-    return Sample(batches=tuple(batches), num_bytes=total, cuts_short=cuts_short)
+    return TextSample(batches=tuple(batches), num_bytes=total, is_part=is_part)
 
 
-def measure_engines(tokenizer: Tokenizer, sample: Sample, seconds: float) -> Iterator[Rate]:
+def measure_engines(tokenizer: Tokenizer, sample: TextSample, seconds: float) -> Iterator[Rate]:
     """The reference, then each fast engine that takes this model, whether it is proved or not."""
     reference = encode_speed(tokenizer, sample, seconds)
     name = "tokenise: reference"
@@ -163,7 +258,7 @@ def measure_engines(tokenizer: Tokenizer, sample: Sample, seconds: float) -> Ite
         yield Rate(name="tokenise: no fast engine", note=refusal)
 
 
-def encode_speed(encoder: Encoder, sample: Sample, seconds: float) -> float:
+def encode_speed(encoder: Encoder, sample: TextSample, seconds: float) -> float:
     """Megabytes of text a second, over as many batches as fit into the time, at least one. None is
     encoded twice: an engine may remember words."""
     encoder.encode_batch(["warm up"])
@@ -180,31 +275,52 @@ def encode_speed(encoder: Encoder, sample: Sample, seconds: float) -> float:
 def measure_build(
     source: Source,
     tokenizer: Tokenizer,
-    sample: Sample,
+    sample: TextSample,
     folder: Path,
     *,
     workers: int,
     engines: Sequence[Rate],
 ) -> Iterator[Rate]:
-    """A store of about the sample's text, built from the source itself into `folder`; `engines` are
-    the speeds to compare it with."""
-    proved, proof = _proved(tokenizer, sample)
-    if proof is not None:
-        yield proof
-    engine: EngineChoice = "fast" if proved else "reference"
-    tokens = _count_tokens(tokenizer, sample) if sample.cuts_short else None
-    _, seconds = timed(
+    """A store of about the sample's text, built from the source into `folder`; `engines` are the
+    speeds to compare it with.
+
+    The proof of a fast engine has its own line: it costs the same for a megabyte and a terabyte.
+    """
+    texts, proved = as_list(sample.batches[0]), ""
+    engine: EngineChoice = "reference"
+
+    def prove() -> Any:
+        return choose_encoder(tokenizer, engine="fast", corpus=texts)
+
+    candidates = fast_candidates(tokenizer).engines
+    if candidates:
+        name = "build: proof of fast"
+        try:
+            chosen, seconds = _timed(prove)
+        except (EngineMismatchError, TokenizerError) as error:
+            yield Rate(name=name, note=f"failed: {error}")
+        else:
+            engine, proved = "fast", str(chosen.produced_by["engine"])
+            yield Rate(name=name, note=f"{seconds:.1f} s, once a build")
+    has_eot = "eot" in tokenizer.special_token_ids()
+    tokens = None
+    if sample.is_part:
+        encoder: Encoder = candidates[0] if candidates else tokenizer
+        tokens = sum(len(encoder.encode_batch(texts).values) for texts in sample.batches)
+        tokens += has_eot * sum(len(texts) for texts in sample.batches)
+    _, seconds = _timed(
         lambda: build_store(
             [Feed(source=source, fill=(("train", tokens),))],
             folder,
             tokenizer=tokenizer,
-            spec=BuildSpec(append_eot="eot" in tokenizer.special_token_ids()),
+            spec=BuildSpec(append_eot=has_eot),
             engine=engine,
             workers=workers,
             unit_bytes=max(_LEAST_UNIT, sample.num_bytes // (4 * workers)),
         )
     )
-    work = max(seconds - (_proof_seconds(tokenizer, sample) if engine == "fast" else 0), 1e-9)
+    # the build proved the engine, too, of which the first part was known by then, as it is now
+    work = max(seconds - (_timed(prove)[1] if engine == "fast" else 0), 1e-9)
     processes = "1 process" if workers == 1 else f"{workers} workers"
     alone = next(rate for rate in engines if f" {proved or engine}" in rate.name)
     speed = sample.num_bytes / work / 1e6
@@ -216,47 +332,12 @@ def measure_build(
     )
 
 
-def timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """The result, and the seconds it took."""
-    began = time.perf_counter()
-    result = action()
-    return result, time.perf_counter() - began
-
-
-def _proved(tokenizer: Tokenizer, sample: Sample) -> tuple[str | None, Rate | None]:
-    """The fast engine that a long build would use, and what its proof took; None: the reference."""
-    if not fast_candidates(tokenizer).engines:
-        return None, None
-    texts = as_list(sample.batches[0])
-    try:
-        chosen, seconds = timed(lambda: choose_encoder(tokenizer, engine="fast", corpus=texts))
-    except (EngineMismatchError, TokenizerError) as error:
-        return None, Rate(name="build: proof of fast", note=f"failed: {error}")
-    told = f"{seconds:.1f} s, once a build"
-    return str(chosen.produced_by["engine"]), Rate(name="build: proof of fast", note=told)
-
-
-def _proof_seconds(tokenizer: Tokenizer, sample: Sample) -> float:
-    """Of a proof whose first part is known by now, as the build found it."""
-    texts = as_list(sample.batches[0])
-    return timed(lambda: choose_encoder(tokenizer, engine="fast", corpus=texts))[1]
-
-
-def _count_tokens(tokenizer: Tokenizer, sample: Sample) -> int:
-    engines = fast_candidates(tokenizer).engines
-    encoder: Encoder = engines[0] if engines else tokenizer
-    found = sum(len(encoder.encode_batch(texts).values) for texts in sample.batches)
-    separators = "eot" in tokenizer.special_token_ids()
-    return found + separators * sum(len(texts) for texts in sample.batches)
-
-
-LIMIT, RANDOM, EPOCH = "read: a plain copy", "read: random windows", "read: shuffled epoch"
-_ROUNDS = 7
+# reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """Of a batch."""
+    """The shape of a batch."""
 
     seq_len: int
     batch_size: int
@@ -269,18 +350,24 @@ class BatchSize:
 def measure_reading(
     store: Store, split: str, shape: BatchSize, seconds: float, reader: ReaderName = "auto"
 ) -> Iterator[Rate]:
-    """The limit, windows from anywhere, and a shuffled epoch."""
+    """The limit, random windows, and a shuffled epoch.
+
+    The limit is one thread that casts as many tokens as a batch has, in stored order, into reused
+    int64 inputs and labels. Pages that are not in memory are read from disk, as in training.
+    """
     shape = _fitting(store, split, shape)
     source = TokenSource(store.folder, seq_len=shape.seq_len, split=split, reader=reader)
     loader = Loader(SampleStream([source], seed=0), batch_size=shape.batch_size)
     with open_tokens(store, split, reader=reader) as space, closing(loader):
         batches = iter(loader)
         contenders = [
-            _copies(store, split, shape),
-            _windows(space, shape),
+            _plain_copy(store, split, shape),
+            _random_windows(space, shape),
             Contender(name=EPOCH, prepare=range, run=lambda _: next(batches)),
         ]
-        calls = _calls(contenders, seconds)
+        warm = alternate(contenders, rounds=2, calls=3)  # the first round opens and maps files
+        slowest = max(taken[1] for taken in warm.values())
+        calls = max(1, min(10_000, int(seconds / _ROUNDS / max(slowest, 1e-7))))
         times = alternate(contenders, rounds=_ROUNDS, calls=calls)
     size = shape.num_tokens * np.dtype(store.dtype).itemsize
     for name, taken in times.items():
@@ -305,28 +392,28 @@ def _fitting(store: Store, split: str, shape: BatchSize) -> BatchSize:
     if most < 1:
         raise OptionError(
             f"{store.folder}, split {split!r}: its largest shard has {largest:,} tokens, a window "
-            f"{shape.seq_len + 1:,}; take a smaller seq_len=, or more text"
+            f"{shape.seq_len + 1:,}; take a smaller {{seq_len}}, or more text",
+            seq_len=...,
         )
     return BatchSize(seq_len=shape.seq_len, batch_size=min(shape.batch_size, most))
 
 
-def _copies(store: Store, split: str, shape: BatchSize) -> Contender:
-    """The limit."""
+def _plain_copy(store: Store, split: str, shape: BatchSize) -> Contender:
     file = max(store.token_files(split), key=lambda one: one.num_tokens)
     tokens = np.asarray(np.memmap(file.path, np.dtype(store.dtype).newbyteorder("<"), mode="r"))
     size = shape.num_tokens
     inputs, labels = np.empty((2, size), np.int64)
-    places = max(1, (len(tokens) - 1) // size)
+    num_batches = max(1, (len(tokens) - 1) // size)
 
     def copy(number: int) -> None:
-        start = number % places * size
+        start = number % num_batches * size
         inputs[:] = tokens[start : start + size]
         labels[:] = tokens[start + 1 : start + 1 + size]
 
     return Contender(name=LIMIT, prepare=range, run=copy)
 
 
-def _windows(space: TokenSpace, shape: BatchSize) -> Contender:
+def _random_windows(space: TokenSpace, shape: BatchSize) -> Contender:
     rng = np.random.default_rng(0)
     inputs, labels = np.empty((2, shape.batch_size, shape.seq_len), np.int64)
 
@@ -340,128 +427,3 @@ def _windows(space: TokenSpace, shape: BatchSize) -> Contender:
         labels[:] = ids[:, 1:]
 
     return Contender(name=RANDOM, prepare=starts, run=read)
-
-
-def _calls(contenders: list[Contender], seconds: float) -> int:
-    """How many calls of each contender in each round fill about `seconds` for each contender."""
-    slowest = 0.0
-    for contender in contenders:
-        arguments: list[Any] = list(contender.prepare(4))
-        contender.run(arguments[0])
-        began = time.perf_counter()
-        for argument in arguments[1:]:
-            contender.run(argument)
-        slowest = max(slowest, (time.perf_counter() - began) / 3)
-    return max(1, min(10_000, int(seconds / _ROUNDS / max(slowest, 1e-7))))
-
-
-def bench(
-    inputs: Annotated[
-        list[str] | None, typer.Argument(help="Text to measure with, as for build.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Whose speed is measured on INPUTS, as for build.")
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Read this store. Default: the one built from INPUTS.")
-    ] = None,
-    field: Annotated[str | None, typer.Option(help="Field that holds the text.")] = None,
-    megabytes: Annotated[int, typer.Option(help="Text to tokenise and build with.")] = 16,
-    seconds: Annotated[float, typer.Option(help="To spend on each number, about.")] = 2.0,
-    workers: Annotated[int, typer.Option(help="Processes that build.")] = 1,
-    seq_len: Annotated[int, typer.Option(help="Inputs of a window that is read.")] = 1024,
-    batch_size: Annotated[int, typer.Option(help="Windows that are read at a time.")] = 32,
-    reader: Annotated[
-        str, typer.Option(help="How the store is read: auto, mapped or pread.")
-    ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-) -> None:
-    """Measure this machine on your own data: tokenise, build, read.
-
-    Prints one table: megabytes of text a second for the reference engine, the fast ones and a
-    whole build; windows a second of random reads and of a shuffled epoch, with their share of what
-    a plain copy reaches. What is built for it is removed. A number may differ by a tenth from call
-    to call; a machine that does other work gives other numbers.
-
-    Example: shardmill bench 'data/*.jsonl' --tokenizer spm.model
-
-    Example: shardmill bench --store store --json
-
-    Exit 0: measured. Exit 2: a mistake in the call or its input.
-    """
-    shape = BatchSize(
-        seq_len=whole_number(seq_len, "seq_len"), batch_size=whole_number(batch_size, "batch_size")
-    )
-    chosen = _reader(reader)
-    whole_number(megabytes, "megabytes")
-    whole_number(workers, "workers")
-    if not 0 < seconds < 60:
-        raise OptionError(f"--seconds {seconds}: wanted more than 0 and less than 60")
-    if not inputs and store is None:
-        raise OptionError("nothing to measure: name text and --tokenizer, or --store, or both")
-    if bool(inputs) != bool(tokenizer):
-        missing = "--tokenizer is missing" if inputs else "text is missing: name files for it"
-        raise OptionError(f"{missing}; INPUTS and --tokenizer go together")
-    with ExitStack() as undo:
-        rates: list[Rate] = []
-        if inputs and tokenizer:
-            scratch = Path(
-                undo.enter_context(tempfile.TemporaryDirectory(prefix="shardmill-bench-"))
-            )
-            options: dict[str, Any] = {"field": field} if field else {}
-            source = open_source(inputs, **options)
-            opened = open_tokenizer(tokenizer)
-            sample = take_sample(source, megabytes * 10**6)
-            rates += _told(measure_engines(opened, sample, seconds))
-            rates += _told(
-                measure_build(
-                    *(source, opened, sample, scratch / "store"), workers=workers, engines=rates
-                )
-            )
-        found, split = _to_read(store if store is not None else scratch / "store")
-        rates += _told(measure_reading(found, split, shape, seconds, chosen))
-    facts = {
-        "machine": platform.platform(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "rates": [asdict(rate) for rate in rates],
-    }
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        for line in _lines(rates):
-            print(line)
-
-
-def _reader(name: str) -> ReaderName:
-    if name not in READERS:
-        raise OptionError(f"--reader {name}: wanted auto, mapped or pread")
-    return name
-
-
-def _to_read(folder: Path) -> tuple[Store, str]:
-    found = meant_split(folder, None)
-    return found if found is not None else (open_store(folder), "train")
-
-
-def _told(rates: Iterator[Rate]) -> Iterator[Rate]:
-    """What is measured, on stderr as it comes."""
-    for rate in rates:
-        print(f"shardmill bench: {rate.name}", file=sys.stderr)
-        yield rate
-
-
-def _lines(rates: list[Rate]) -> Iterator[str]:
-    width = max(len(rate.name) for rate in rates)
-    yield f"{'':{width}}  {'MB/s':>8}  {'windows/s':>10}  {'share':>6}"
-    for rate in rates:
-        share = "" if rate.share is None else f"{rate.share:.2f}"
-        told = rate.note or (f"of {rate.limit}" if rate.limit not in (None, rate.name) else "")
-        numbers = f"{_number(rate.megabytes):>8}  {_number(rate.windows):>10}  {share:>6}"
-        yield f"{rate.name:{width}}  {numbers}  {told}".rstrip()
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from shardmill.cli.commands.tokenizer import parse_specials
-from shardmill.cli.terminal import check_local, complete_split
+from shardmill.cli.options import AsJson, check_local, complete_split, parse_special
 from shardmill.errors import OptionError
 from shardmill.formats.convert import ConvertOptions
 from shardmill.formats.convert import convert as convert_format
@@ -20,50 +20,53 @@ _TOKENS = Literal["store", "megatron", "llmc", "datatrove", "dolma"]
 _PACKED = Literal["legacy", "memmap", "parquet"]
 
 
-def convert(
-    source: Annotated[Path, typer.Argument(help="A file, a folder, or the prefix of .bin/.idx.")],
-    target: Annotated[Path, typer.Argument(help="Where the result goes; nothing may be there.")],
+@dataclass(frozen=True, kw_only=True)
+class ConvertCall:
+    """What `shardmill convert` takes."""
+
+    source: Annotated[Path, typer.Argument(help="A file, a folder, or the prefix of .bin/.idx.")]
+    target: Annotated[Path, typer.Argument(help="Where the result goes; nothing may be there.")]
     from_format: Annotated[
-        Literal[_TOKENS, _PACKED, "plan"],
-        typer.Option("--from", help="What SOURCE is."),
-    ],
+        Literal[_TOKENS, _PACKED, "plan"], typer.Option("--from", help="What SOURCE is.")
+    ]
     to_format: Annotated[
-        Literal["store", "megatron", _PACKED],
-        typer.Option("--to", help="What TARGET shall be."),
-    ],
-    split: Annotated[
-        str, typer.Option(help="Of the store.", autocompletion=complete_split)
-    ] = "train",
+        Literal["store", "megatron", _PACKED], typer.Option("--to", help="What TARGET shall be.")
+    ]
+    split: Annotated[str, typer.Option(help="Of the store.", autocompletion=complete_split)] = (
+        "train"
+    )
     dtype: Annotated[
-        Literal["uint16", "uint32"] | None, typer.Option(help="Of bare tokens, if nothing says it.")
-    ] = None,
+        Literal["uint16", "uint32"] | None,
+        typer.Option(help="Of bare tokens whose files do not record it."),
+    ] = None
     eot: Annotated[
         int | None, typer.Option(help="The id between documents, for files without an index.")
-    ] = None,
+    ] = None
     eot_first: Annotated[
         bool,
         typer.Option("--eot-first", help="That id opens a document (llm.c), and closes none."),
-    ] = False,
+    ] = False
     ignore_loss: Annotated[
-        bool,
-        typer.Option("--ignore-loss", help="Train on tokens that a .loss file leaves out."),
-    ] = False,
+        bool, typer.Option("--ignore-loss", help="Train on tokens that a .loss file leaves out.")
+    ] = False
     tokenizer: Annotated[
         str | None,
         typer.Option(help="What made the tokens, recorded in the store: as for `build`."),
-    ] = None,
+    ] = None
     special: Annotated[
         list[str] | None, typer.Option(help="NAME=STRING, once per special token of --tokenizer.")
-    ] = None,
+    ] = None
     pack_size: Annotated[
-        int | None, typer.Option(help="The most tokens a bin holds, if nothing says it.")
-    ] = None,
+        int | None, typer.Option(help="The most tokens of a bin, if the files do not record it.")
+    ] = None
     loss_mask_alignment: Annotated[
         Literal["label", "roll_right"] | None,
-        typer.Option(help="What masks mean, if nothing says it."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
-) -> None:
+        typer.Option(help="What masks mean, if the files do not record it."),
+    ] = None
+    as_json: AsJson = False
+
+
+def convert(call: ConvertCall) -> None:
     """Convert between formats; afterwards both sides are read and compared.
 
     Prints one line: documents or bins, and tokens. Tokens: megatron, llmc, datatrove, dolma to
@@ -77,36 +80,40 @@ def convert(
     Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
     nothing is left there.
     """
-    for name, place in (("SOURCE", source), ("TARGET", target)):
-        check_local(place, name, instead=" (`shardmill pull` and `push` copy)")
-    if eot_first and eot is None:
+    for name, path in (("SOURCE", call.source), ("TARGET", call.target)):
+        check_local(path, name, instead=" (`shardmill pull` and `push` copy)")
+    if call.eot_first and call.eot is None:
         raise OptionError("--eot-first: of which id? Give --eot too")
-    if tokenizer is not None and to_format != "store":
-        raise OptionError(f"--tokenizer {tokenizer}: only a store records one (--to store)")
+    if call.tokenizer is not None and call.to_format != "store":
+        raise OptionError(f"--tokenizer {call.tokenizer}: only a store records one (--to store)")
     options = ConvertOptions(
-        tokenizer=None if tokenizer is None else _tokenizer_facts(tokenizer, special),
-        split=split,
-        dtype=dtype,
-        separator=None if eot is None else Separator(token=eot, first=eot_first),
-        ignore_loss=ignore_loss,
-        pack_size=pack_size,
-        loss_mask_alignment=loss_mask_alignment,
+        tokenizer=None if call.tokenizer is None else _facts(call.tokenizer, call.special),
+        split=call.split,
+        dtype=call.dtype,
+        separator=None if call.eot is None else Separator(token=call.eot, first=call.eot_first),
+        ignore_loss=call.ignore_loss,
+        pack_size=call.pack_size,
+        loss_mask_alignment=call.loss_mask_alignment,
     )
     receipt = convert_format(
-        source, target, from_format=from_format, to_format=to_format, options=options
+        call.source,
+        call.target,
+        from_format=call.from_format,
+        to_format=call.to_format,
+        options=options,
     )
-    if as_json:
+    if call.as_json:
         print(json.dumps(receipt))
         return
     unit = "bins" if "bins" in receipt else "documents"
     print(
-        f"{target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with {source} "
-        "token for token: equal"
+        f"{call.target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with "
+        f"{call.source} token for token: equal"
     )
 
 
-def _tokenizer_facts(name: str, special: list[str] | None) -> TokenizerFacts:
-    opened = open_tokenizer(name, specials=parse_specials(special) if special else None)
+def _facts(name: str, special: list[str] | None) -> TokenizerFacts:
+    opened = open_tokenizer(name, specials=parse_special(special))
     return TokenizerFacts(
         name=name,
         fingerprint=opened.fingerprint,

@@ -1,17 +1,7 @@
-"""`shardmill exclude`: documents or steps that are not to be trained on any more.
+"""`shardmill exclude`: documents, or what some steps saw, that are not to be trained on any more.
 
-Exclusions as something to look at.
-
-In: entries, a store.  Out: lines, and facts for JSON.
-Promise: no character of a reason reaches a terminal that is not visible.
-Not here: changing them (exclude).
-
-The tokens that all ranks saw at some steps, store by store.
-
-In: data, seed, batch size, world, and steps.  Out: an entry for every store that gave samples.
-Promise: the samples are those that loaders opened now give there, as `show --step` shows them:
-where something is excluded already, its stand-ins. No loop over samples.
-Not here: writing entries (exclude).
+The samples of a step are those that a loader opened now reads there, as `show --step` shows them:
+where something is excluded already, the samples that replace it.
 """
 
 from __future__ import annotations
@@ -27,12 +17,19 @@ import numpy as np
 import typer
 
 from shardmill.cli.describe import entry_facts, entry_line
-from shardmill.cli.steps import StepCall, find_moment, find_place, places_of
+from shardmill.cli.options import AsJson, DataConfigFile
+from shardmill.cli.steps import (
+    SourceName,
+    StepCall,
+    TrainingOrder,
+    find_moment,
+    paths_of,
+    source_path,
+)
 from shardmill.errors import OptionError
 from shardmill.inspect.steps import Moment
 from shardmill.loading import TokenSource
 from shardmill.loading.config import meant_split
-from shardmill.loading.order import Shuffle
 from shardmill.records import OffsetArray
 from shardmill.sampling.order import by_value
 from shardmill.store import (
@@ -57,40 +54,116 @@ _CHUNK = 2**16  # samples looked at together
 _MOST_SAMPLES = 2**27
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExcludeOptions(TrainingOrder):
+    """What `shardmill exclude` takes."""
+
+    folder: Annotated[
+        Path | None, typer.Argument(help="The store; not needed with --config and --step.")
+    ] = None
+    document: Annotated[
+        list[int] | None, typer.Option(help="A document or conversation, from 0. Repeatable.")
+    ] = None
+    document_file: Annotated[
+        Path | None, typer.Option("--documents", help="A file of such numbers, one a line.")
+    ] = None
+    steps: Annotated[
+        str | None,
+        typer.Option("--step", help="A step, or steps A:B up to but without B, of all ranks."),
+    ] = None
+    reason: Annotated[str | None, typer.Option(help="Why, in words.")] = None
+    seq_len: Annotated[
+        int | None, typer.Option(help="Inputs of a row. With documents: count such windows.")
+    ] = None
+    config: DataConfigFile = None
+    name: SourceName = None
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List the entries of the store, and change nothing.")
+    ] = False
+    remove: Annotated[int | None, typer.Option(help="Take the entry of this number back.")] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be excluded; write nothing.")
+    ] = False
+    as_json: AsJson = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class _Addition:
     """What one store is to exclude."""
 
     store: Store
     entry: ExcludeEntry  # not written yet
     windows: tuple[int, int] | None = None  # with an excluded token of it, of how many
-    stand_ins: int = 0  # samples of the steps that stand in for others already
+    replacements: int = 0  # samples of the steps that already replace excluded ones
 
 
-def find_parts(
-    folder: Path | None,
-    call: StepCall,
-    steps: str,
-    *,
-    row: tuple[str | None, int | None],
-    reason: str,
-) -> list[Part]:
-    """The entries of these steps; `row`: split and sequence length."""
+def exclude(options: ExcludeOptions) -> None:
+    """Record what is not to be trained on: by document, or by the steps that saw it.
+
+    Tokens stay as they are. Readers skip every sample that has an excluded token: another sample of
+    the same source is read instead, and all other samples stay where they are.
+
+    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
+
+    Example: shardmill exclude store --document 17 --reason "takedown 4711"
+
+    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
+
+    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
+    """
+    call, by_document = StepCall.of(options), bool(options.document or options.document_file)
+    asked = (by_document, options.steps is not None, options.list_all, options.remove is not None)
+    if sum(asked) != 1:
+        raise OptionError(
+            f"found {sum(asked)} things to do; wanted one of --document (and --documents), --step, "
+            "--list and --remove"
+        )
+    if options.steps is None and call.given():
+        raise OptionError(f"{call.given()[0]} is for --step")
+    if options.remove is not None:
+        _remove(options, options.remove)
+    elif options.list_all:
+        _print_list(_find_store(options)[0], as_json=options.as_json)
+    elif options.reason is None:
+        raise OptionError("--reason is missing: why, in words; people will ask later")
+    elif options.steps is not None:
+        _write(_by_steps(options, call, options.steps, options.reason), options)
+    else:
+        _write([_by_documents(options, options.reason)], options)
+
+
+def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
+    if options.folder is None:
+        raise OptionError("name the store")
+    found = meant_split(options.folder, options.split)
+    if found is None:
+        raise OptionError(
+            f"{options.folder}: not a store, so nothing can be recorded there; only stores have "
+            "exclusions"
+        )
+    return found
+
+
+# by steps
+
+
+def _by_steps(options: ExcludeOptions, call: StepCall, steps: str, reason: str) -> list[_Addition]:
+    """An entry for every store that gave samples to these steps."""
     first, stop = parse_steps(steps)
-    _, moment = find_moment(folder, replace(call, step=first), row)
+    _, moment = find_moment(options.folder, replace(call, step=first))
     with closing(moment.stream) as stream:
-        only = None if call.config is None else find_place(folder, stream)
-        spans, stand_ins = _collect(moment, stop - first)
-        parts = []
+        only = source_path(options.folder, call, stream)
+        spans, replacements = _collect(moment, stop - first)
+        additions = []
         for number, source in enumerate(stream.sources):
-            if not len(spans[number]) or (only is not None and only not in places_of(source)):
+            if not len(spans[number]) or (only is not None and only not in paths_of(source)):
                 continue
             if source.split is None or not isinstance(source, TokenSource):
                 raise OptionError(
-                    f"source {source.name!r}: {source.path} is no store, so nothing can be "
+                    f"source {source.name!r}: {source.path} is not a store, so nothing can be "
                     "recorded there; only stores have exclusions"
                 )
-            told = ExcludedSteps(
+            seen_by = ExcludedSteps(
                 source=source.name,
                 start=first,
                 stop=stop,
@@ -101,29 +174,33 @@ def find_parts(
                 shuffle=stream.shuffle,
             )
             store = open_store(source.path)
-            entry = spans_entry(store, spans[number], reason=reason, split=source.split, steps=told)
-            windows = source.windows_of(spans[number])
-            parts.append(
-                Part(store=store, entry=entry, windows=windows, stand_ins=stand_ins[number])
+            entry = spans_entry(
+                store, spans[number], reason=reason, split=source.split, steps=seen_by
             )
-    return parts
+            windows = source.windows_of(spans[number])
+            additions.append(
+                _Addition(
+                    store=store, entry=entry, windows=windows, replacements=replacements[number]
+                )
+            )
+    return additions
 
 
 def parse_steps(text: str) -> tuple[int, int]:
     """`A` or `A:B`, the latter without B."""
-    first, colon, stop = text.partition(":")
-    words = [first, stop] if colon else [first]
+    first, colon, last = text.partition(":")
+    words = [first, last] if colon else [first]
     if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in words):
         raise OptionError(f"--step {text}: wanted a step, as 31207, or steps, as 31200:31210")
     start = int(first)
-    behind = int(stop) if colon else start + 1
-    if behind <= start:
-        raise OptionError(f"--step {text}: no step lies in it; {start}:{start + 1} is one step")
-    return start, behind
+    stop = int(last) if colon else start + 1
+    if stop <= start:
+        raise OptionError(f"--step {text}: holds no step; {start}:{start + 1} is one step")
+    return start, stop
 
 
 def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[int]]:
-    """Of each source: the tokens of its samples, and how many of them are stand-ins."""
+    """Of each source: the tokens of its samples, and how many of them replace excluded ones."""
     stream, size = moment.stream, moment.stop - moment.samples
     stop = moment.samples + num_steps * size
     if stop - moment.samples > _MOST_SAMPLES:
@@ -132,7 +209,7 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
             "exclude fewer steps at a time"
         )
     spans = [NO_SPANS for _ in stream.sources]
-    stand_ins = [0 for _ in stream.sources]
+    replacements = [0 for _ in stream.sources]
     for start in range(moment.samples, stop, _CHUNK):
         samples = np.arange(start, min(start + _CHUNK, stop))
         found, meant = stream.take(samples), stream.take_all(samples)
@@ -145,108 +222,27 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
                     "with --document (`shardmill show --plan` prints which a row has)"
                 )
             spans[number] = merge_spans(np.concatenate((spans[number], source.spans(items))))
-            stand_ins[number] += int((items != meant.item[chosen]).sum())
-    return spans, stand_ins
+            replacements[number] += int((items != meant.item[chosen]).sum())
+    return spans, replacements
 
 
-def exclude(
-    folder: Annotated[
-        Path | None, typer.Argument(help="The store; not needed with --config and --step.")
-    ] = None,
-    document: Annotated[
-        list[int] | None, typer.Option(help="A document or conversation, from 0. Repeatable.")
-    ] = None,
-    documents: Annotated[
-        Path | None, typer.Option(help="A file of such numbers, one a line.")
-    ] = None,
-    step: Annotated[
-        str | None, typer.Option(help="A step, or steps A:B up to but without B, of all ranks.")
-    ] = None,
-    reason: Annotated[str | None, typer.Option(help="Why, in words.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of which split. Default: 'train'.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of one rank at a step.")] = None,
-    world: Annotated[int | None, typer.Option(help="Number of ranks. Default: 1.")] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Inputs of a row. With documents: count such windows.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order. Default: 0.")] = None,
-    shuffle: Annotated[
-        Shuffle | None, typer.Option(help="As the training had it. Default: global.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file whose \\[data] table names the sources.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The source's name, if it is not that of its folder.")
-    ] = None,
-    list_all: Annotated[
-        bool, typer.Option("--list", help="Tell the entries of the store, and change nothing.")
-    ] = False,
-    remove: Annotated[int | None, typer.Option(help="Take the entry of this number back.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be excluded; write nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
-) -> None:
-    """Record what is not to be trained on: by document, or by the steps that saw it.
-
-    Tokens stay as they are. Readers pass over every sample that has an excluded token: another
-    sample of the same source takes its place, and everything else keeps its place.
-
-    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
-
-    Example: shardmill exclude store --document 17 --reason "takedown 4711"
-
-    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
-
-    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
-    """
-    call = StepCall(
-        world=world,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        config=config,
-        name=name,
-    )
-    by_document = bool(document) or documents is not None
-    _check_one(list_all, remove is not None, by_document, step is not None)
-    if step is None and call.told():
-        raise OptionError(f"{call.told()[0]} is for --step")
-    if list_all or remove is not None:
-        store = _store(folder, split)[0]
-        if remove is not None:
-            _print_removed(store, remove, dry_run=dry_run, as_json=as_json)
-        else:
-            _print_list(store, as_json=as_json)
-        return
-    if reason is None:
-        raise OptionError("--reason is missing: why, in words; whoever comes later will ask")
-    if step is not None:
-        parts = find_parts(folder, call, step, row=(split, seq_len), reason=reason)
-    else:
-        numbers = _numbers(document or [], documents)
-        parts = [_documents_part(*_store(folder, split), numbers, seq_len, reason)]
-    _write(parts, dry_run=dry_run, as_json=as_json)
+# by documents
 
 
-def _check_one(*asked: bool) -> None:
-    if sum(asked) != 1:
+def _by_documents(options: ExcludeOptions, reason: str) -> _Addition:
+    store, split = _find_store(options)
+    numbers = _numbers(options.document or [], options.document_file)
+    entry = documents_entry(store, numbers, reason=reason, split=split)
+    seq_len = options.seq_len
+    if seq_len is None:
+        return _Addition(store=store, entry=entry)
+    if store.is_chat:
         raise OptionError(
-            f"found {sum(asked)} things to do; wanted one of --document (and --documents), --step, "
-            "--list and --remove"
+            f"--seq-len {seq_len}: {store.folder} holds conversations, which are not cut into "
+            "windows; leave it out"
         )
-
-
-def _store(folder: Path | None, split: str | None) -> tuple[Store, str]:
-    if folder is None:
-        raise OptionError("name the store")
-    found = meant_split(folder, split)
-    if found is None:
-        raise OptionError(
-            f"{folder}: no store, so nothing can be recorded there; only stores have exclusions"
-        )
-    return found
+    with closing(TokenSource(store.folder, seq_len=seq_len, split=split)) as source:
+        return _Addition(store=store, entry=entry, windows=source.windows_of(as_spans(entry.spans)))
 
 
 def _numbers(given: list[int], path: Path | None) -> OffsetArray:
@@ -271,70 +267,62 @@ def _numbers(given: list[int], path: Path | None) -> OffsetArray:
     return np.array(found, np.int64)
 
 
-def _documents_part(
-    store: Store, split: str, numbers: OffsetArray, seq_len: int | None, reason: str
-) -> Part:
-    entry = documents_entry(store, numbers, reason=reason, split=split)
-    if seq_len is None:
-        return Part(store=store, entry=entry)
-    if store.is_chat:
-        raise OptionError(
-            f"--seq-len {seq_len}: {store.folder} holds conversations, which are not cut into "
-            "windows; leave it away"
-        )
-    with closing(TokenSource(store.folder, seq_len=seq_len, split=split)) as source:
-        return Part(store=store, entry=entry, windows=source.windows_of(as_spans(entry.spans)))
+# writing and printing
 
 
-def _write(parts: list[Part], *, dry_run: bool, as_json: bool) -> None:
-    told = []
-    for part in parts:
-        before = read_exclusions(part.store)
-        both = merge_spans(
-            np.concatenate((before.spans(part.entry.split), as_spans(part.entry.spans)))
-        )
-        fresh = count_tokens(both) - before.num_tokens(part.entry.split)
-        entry = part.entry if dry_run else add_exclusion(part.store, part.entry)
-        told.append(_facts(part, entry, fresh, written=not dry_run))
-        if not as_json:
-            typer.echo(_line(part, entry, fresh, dry_run=dry_run))
-    if as_json:
-        typer.echo(json.dumps({"excluded": told}, indent=2))
+def _write(additions: list[_Addition], options: ExcludeOptions) -> None:
+    facts = []
+    for addition in additions:
+        store, entry = addition.store, addition.entry
+        before = read_exclusions(store)
+        both = merge_spans(np.concatenate((before.spans(entry.split), as_spans(entry.spans))))
+        new_tokens = count_tokens(both) - before.num_tokens(entry.split)
+        if not options.dry_run:
+            entry = add_exclusion(store, entry)
+        facts.append(_facts(addition, entry, new_tokens, written=not options.dry_run))
+        if not options.as_json:
+            print(_line(addition, entry, new_tokens, written=not options.dry_run))
+    if options.as_json:
+        print(json.dumps({"excluded": facts}, indent=2))
 
 
-def _line(part: Part, entry: ExcludeEntry, fresh: int, *, dry_run: bool) -> str:
-    shown = msgspec.structs.replace(entry, number=0) if dry_run else entry
-    text = entry_line(shown)
-    if dry_run:
-        text = f"would be excluded, {text.partition(', ')[2]}"
-    notes = [f"{fresh:,} of these tokens were not excluded before"]
-    if part.windows is not None:
-        notes.append(f"{part.windows[0]:,} of {part.windows[1]:,} windows have one of them")
-    if part.stand_ins:
-        notes.append(f"{part.stand_ins:,} samples of these steps are stand-ins already")
-    return f"{part.store.folder}: {text} ({'; '.join(notes)})"
+def _line(addition: _Addition, entry: ExcludeEntry, new_tokens: int, *, written: bool) -> str:
+    text = entry_line(entry)
+    if not written:
+        text = entry_line(msgspec.structs.replace(entry, number=0)).partition(", ")[2]
+        text = f"would be excluded, {text}"
+    notes = [f"{new_tokens:,} of these tokens were not excluded before"]
+    if addition.windows is not None:
+        notes.append(f"{addition.windows[0]:,} of {addition.windows[1]:,} windows have one of them")
+    if addition.replacements:
+        notes.append(f"{addition.replacements:,} samples of these steps replace excluded ones")
+    return f"{addition.store.folder}: {text} ({'; '.join(notes)})"
 
 
-def _facts(part: Part, entry: ExcludeEntry, fresh: int, *, written: bool) -> dict[str, Any]:
+def _facts(
+    addition: _Addition, entry: ExcludeEntry, new_tokens: int, *, written: bool
+) -> dict[str, Any]:
+    windows, of_windows = addition.windows or (None, None)
     return {
-        "store": str(part.store.folder),
+        "store": str(addition.store.folder),
         "written": written,
-        "new_tokens": fresh,
-        "windows": None if part.windows is None else part.windows[0],
-        "of_windows": None if part.windows is None else part.windows[1],
-        "stand_ins": part.stand_ins,
+        "new_tokens": new_tokens,
+        "windows": windows,
+        "of_windows": of_windows,
+        "stand_ins": addition.replacements,
         "entry": entry_facts(entry) | ({} if written else {"number": None}),
     }
 
 
-def _print_removed(store: Store, number: int, *, dry_run: bool, as_json: bool) -> None:
-    if dry_run:
+def _remove(options: ExcludeOptions, number: int) -> None:
+    if options.dry_run:
         raise OptionError("--dry-run: nothing to try out with --remove; see --list")
+    store, _ = _find_store(options)
     gone = remove_exclusion(store, number)
-    if as_json:
-        typer.echo(json.dumps({"store": str(store.folder), "removed": entry_facts(gone)}, indent=2))
-        return
-    typer.echo(f"{store.folder}: taken back: {entry_line(gone)}")
+    if options.as_json:
+        print(json.dumps({"store": str(store.folder), "removed": entry_facts(gone)}, indent=2))
+    else:
+        print(f"{store.folder}: taken back: {entry_line(gone)}")
 
 
 def _print_list(store: Store, *, as_json: bool) -> None:
@@ -342,12 +330,12 @@ def _print_list(store: Store, *, as_json: bool) -> None:
     if as_json:
         facts = {"store": str(store.folder), "sha256": found.sha256}
         entries = [entry_facts(entry) for entry in found.entries]
-        typer.echo(json.dumps(facts | {"entries": entries}, indent=2))
+        print(json.dumps(facts | {"entries": entries}, indent=2))
         return
     for entry in found.entries:
-        typer.echo(entry_line(entry))
+        print(entry_line(entry))
     for split in dict.fromkeys(entry.split for entry in found.entries):
         tokens, total = found.num_tokens(split), store.num_tokens(split)
-        typer.echo(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
+        print(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
     if not found.entries:
-        typer.echo(f"{store.folder}: nothing is excluded")
+        print(f"{store.folder}: nothing is excluded")

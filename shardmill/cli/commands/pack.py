@@ -4,57 +4,63 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from shardmill.building import build_plan
+from shardmill.building import pack as pack_store
 from shardmill.cli.describe import plan_facts, plan_line, some
-from shardmill.cli.terminal import complete_split
+from shardmill.cli.options import AsJson, complete_split
 from shardmill.errors import OptionError
 from shardmill.loading import PackSource
 from shardmill.packing import Algorithm, Long
-from shardmill.store import PlanOptions, StoredPlan, open_store, plans_of
+from shardmill.store import StoredPlan, open_store, plans_of
 
 
-def pack(
-    folder: Annotated[Path, typer.Argument(help="A store of conversations.")],
-    seq_len: Annotated[
-        int | None, typer.Option(help="Inputs of a row; it has one token more.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="Of the store.", autocompletion=complete_split)
-    ] = "train",
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """What `shardmill pack` takes."""
+
+    folder: Annotated[Path, typer.Argument(help="A store of conversations.")]
+    seq_len: Annotated[int | None, typer.Option(help="Inputs of a row; it has one token more.")] = (
+        None
+    )
+    split: Annotated[str, typer.Option(help="Of the store.", autocompletion=complete_split)] = (
+        "train"
+    )
     algorithm: Annotated[
         Algorithm, typer.Option(help="How rows are filled; docs/packing.md compares them.")
-    ] = "best-fit",
-    seed: Annotated[int | None, typer.Option(help="Of first-fit-shuffle.")] = None,
-    max_per_row: Annotated[int | None, typer.Option(help="The most pieces of a row.")] = None,
+    ] = "best-fit"
+    seed: Annotated[int | None, typer.Option(help="Of first-fit-shuffle.")] = None
+    max_per_row: Annotated[int | None, typer.Option(help="The most pieces of a row.")] = None
     align_to: Annotated[
         int, typer.Option(help="Every piece starts at a multiple of it, for context parallelism.")
-    ] = 1,
-    long: Annotated[
-        Long, typer.Option(help="What becomes of conversations that no row holds.")
-    ] = "error",
+    ] = 1
+    long: Annotated[Long, typer.Option(help="What becomes of conversations that no row holds.")] = (
+        "error"
+    )
     name: Annotated[
         str | None, typer.Option(help="Of the plan; without it the options give one.")
-    ] = None,
+    ] = None
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Another plan of this name may be replaced.")
-    ] = False,
+    ] = False
     list_all: Annotated[
-        bool, typer.Option("--list", help="Tell the plans of the store, and make none.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
-) -> None:
+        bool, typer.Option("--list", help="List the plans of the store, and make none.")
+    ] = False
+    as_json: AsJson = False
+
+
+def pack(options: PackOptions) -> None:
     """Decide which conversations of a store share a row, and write that down beside it.
 
     Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an index,
-    not a copy: the tokens stay where they are, several plans live side by side, and packing again
-    takes seconds.
+    not a copy: no token is moved, a store may have several plans, and packing again takes seconds.
 
     Example: shardmill pack chats --seq-len 8192 --long split
 
@@ -62,68 +68,56 @@ def pack(
 
     Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
     """
-    if list_all:
-        _print_list(folder, as_json=as_json)
+    folder = options.folder
+    if options.list_all:
+        _print_list(folder, as_json=options.as_json)
         return
-    if seq_len is None:
+    if options.seq_len is None:
         raise OptionError("--seq-len is missing: how many inputs a row has, for instance 8192")
-    options = PlanOptions(
-        seq_len=seq_len,
-        algorithm=algorithm,
-        seed=seed,
-        max_per_row=max_per_row,
-        align_to=align_to,
-        long=long,
-    )
-    begun = time.perf_counter()
-    plan = build_plan(folder, split, options=options, name=name, overwrite=overwrite)
-    seconds = time.perf_counter() - begun
-    if as_json:
+    ours = ("folder", "list_all", "as_json")
+    keywords = {name: value for name, value in vars(options).items() if name not in ours}
+    began = time.perf_counter()
+    plan = pack_store(folder, **keywords)
+    seconds = time.perf_counter() - began
+    if options.as_json:
         print(json.dumps(plan_facts(plan) | {"seconds": round(seconds, 3)}, indent=2))
         return
-    for line in (*_receipt(plan, seconds), *_excluded(folder, plan)):
+    for line in _receipt(folder, plan, seconds):
         print(line)
 
 
-def _receipt(plan: StoredPlan, seconds: float) -> list[str]:
+def _receipt(folder: Path, plan: StoredPlan, seconds: float) -> Iterator[str]:
     facts, metrics = plan.facts, plan.facts.metrics
     padding = metrics.num_rows * facts.row_len - metrics.num_tokens
     size = plan.path.stat().st_size
-    lines = [
-        f"{plan.path}: {plan_line(plan)}, {size:,} bytes, {seconds:.2f} s",
-        f"  rows: {metrics.num_rows:,}, no plan has less than {metrics.lower_bound:,}",
-        f"  tokens: {metrics.num_tokens:,} in rows, {padding:,} places of padding",
-        f"  trained labels: {metrics.trained_labels:,}",
-    ]
+    yield f"{plan.path}: {plan_line(plan)}, {size:,} bytes, {seconds:.2f} s"
+    yield f"  rows: {metrics.num_rows:,}, no plan has less than {metrics.lower_bound:,}"
+    yield f"  tokens: {metrics.num_tokens:,} in rows, {padding:,} of padding"
+    yield f"  trained labels: {metrics.trained_labels:,}"
     if metrics.num_split:
-        lines.append(
+        yield (
             f"  split: {metrics.num_split:,} examples, {metrics.repeated_tokens:,} tokens are in "
             "two rows"
         )
     if metrics.num_truncated:
-        lines.append(
+        yield (
             f"  truncated: {metrics.num_truncated:,} examples, {metrics.truncated_tokens:,} tokens "
             f"with {metrics.truncated_labels:,} trained labels"
         )
     for reason, out in metrics.left_out.items():
         if out.pieces:
             numbers = np.unique(getattr(plan.arrays, reason)).tolist()
-            lines.append(
+            yield (
                 f"  left out, {reason.replace('_', ' ')}: {out.pieces:,} pieces, {out.tokens:,} "
                 f"tokens with {out.labels:,} trained labels (examples {some(numbers)})"
             )
-    return lines
-
-
-def _excluded(folder: Path, plan: StoredPlan) -> list[str]:
-    """A plan is of all conversations: exclusions come and go while it stays."""
+    # A plan is made over all conversations, since exclusions may change while it stays.
     with closing(PackSource(folder, plan.path, pad_id=0)) as source:
-        if source.excluded is None:
-            return []
-        return [
-            f"  excluded: {source.excluded.num_excluded:,} of {len(source):,} rows have excluded "
-            "tokens; others stand in for them when they are read"
-        ]
+        if source.excluded is not None:
+            yield (
+                f"  excluded: {source.excluded.num_excluded:,} of {len(source):,} rows have "
+                "excluded tokens; other rows replace them when they are read"
+            )
 
 
 def _print_list(folder: Path, *, as_json: bool) -> None:

@@ -1,18 +1,15 @@
-"""`shardmill show`: one example of a store, or the batch of a training step.
+"""`shardmill show`: an example of a store, a row of a pack plan, or the batch of a training step.
 
-One example of a store, or one row of a pack plan, with what is trained and what is not.
-
-In: a store, a split or a plan, and a number.  Out: the example or row on stdout, or as JSON.
-Promise: every token is shown or counted as left out; text only with the store's own tokenizer.
-Not here: options (show), batches of a training (show_step).
+Every token is shown or counted as left out. Text is shown only with the store's own tokenizer.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,76 +18,235 @@ import typer
 
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
+from shardmill.cli.options import DataConfigFile, Special
 from shardmill.cli.printing import Decode, Heading, Span, chat_pieces, decoder, print_pieces, spans
-from shardmill.cli.steps import StepCall, packed_pieces, show_step
-from shardmill.cli.terminal import complete_split
-from shardmill.errors import OptionError
-from shardmill.inspect.steps import pack_columns
+from shardmill.cli.steps import (
+    Rank,
+    SourceName,
+    StepCall,
+    TrainingOrder,
+    find_moment,
+    paths_of,
+    source_path,
+)
+from shardmill.cli.terminal import visible
+from shardmill.errors import MissingExtraError, OptionError, TokenizerError
+from shardmill.inspect.steps import Row, pack_columns, read_row
 from shardmill.inspect.stores import marker_ids
 from shardmill.loading import PackSource
-from shardmill.loading.order import Shuffle
-from shardmill.records import ROLES, BoolArray, ChatExamples, Ragged
+from shardmill.loading.config import DataConfig
+from shardmill.loading.rows import Documents
+from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, IntArray, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
+_FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.items())
 
-def show_example(
-    folder: Path,
-    split: str,
-    number: int,
-    *,
-    tokenizer: tuple[str | None, list[str] | None],
-    row: tuple[int | None, Fit],
-    max_tokens: int,
-    as_json: bool,
-) -> None:
-    """Print it; `tokenizer`: its name and special tokens, `row`: sequence length and fit."""
-    store, (seq_len, fit) = open_store(folder), row
-    found, unit = _read(store, split, number), store.manifest.unit
-    decode = decoder(*tokenizer, store)
-    plan = None
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(TrainingOrder):
+    """What `shardmill show` takes."""
+
+    folder: Annotated[
+        Path | None, typer.Argument(help="The store to look into, or a folder of tokens.")
+    ] = None
+    example: Annotated[int | None, typer.Option(help="Which example or document, from 0.")] = None
+    plan: Annotated[
+        str | None,
+        typer.Option(help="Rows of this pack plan: its name, or its length if only one has it."),
+    ] = None
+    row: Annotated[int | None, typer.Option(help="Which row of --plan. Default: 0.")] = None
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
+    ] = None
+    special: Special = None
+    seq_len: Annotated[
+        int | None, typer.Option(help="Show the row that training gets at this length.")
+    ] = None
+    fit: Annotated[Fit, typer.Option(help=_FITS)] = Fit.DROP_OLDEST_TURNS
+    max_tokens: Annotated[int, typer.Option(help="Show so many tokens of it.")] = 20_000
+    step: Annotated[
+        int | None, typer.Option(help="Show the batch of this step, from 0, instead of --example.")
+    ] = None
+    samples: Annotated[
+        int | None, typer.Option(help="The batch after so many samples of all ranks.")
+    ] = None
+    state: Annotated[
+        Path | None, typer.Option(help="The batch after this state of a Loader, a JSON file.")
+    ] = None
+    rank: Rank = None
+    config: DataConfigFile = None
+    name: SourceName = None
+    documents: Annotated[
+        bool | None,
+        typer.Option("--documents/--no-documents", help="Ignore labels at document boundaries."),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print ids, mask and turns.")] = False
+
+
+def show(options: ShowOptions) -> None:
+    """Show an example, a packed row, or the batch of a step: trained green, others grey.
+
+    Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
+    trained is in [[ ]]. Invisible characters are escaped.
+
+    Example: shardmill show store --example 7 --tokenizer spm.model
+
+    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
+
+    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
+
+    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
+    """
+    whole_number(options.max_tokens, "max_tokens", least=0)
+    call = StepCall.of(options)
+    given = call.given()
+    if options.row is not None and given != ["--plan"]:
+        raise OptionError(
+            f"--row {options.row}: that is a row of --plan alone, without --step or --config"
+        )
+    if options.example is not None:
+        if given:
+            raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
+        _show_example(options, options.example)
+    elif options.plan is not None and given == ["--plan"]:
+        _show_plan_row(options, options.plan)
+    else:
+        _show_step(options, call)
+
+
+# an example
+
+
+def _show_example(options: ShowOptions, number: int) -> None:
+    folder, split, seq_len = options.folder, options.split or "train", options.seq_len
+    if folder is None:
+        raise OptionError(f"--example {number}: name the store to look into")
+    store = open_store(folder)
+    found = _read_example(store, split, number)
+    decode = decoder(options.tokenizer, options.special, store)
+    fit = None
     if seq_len is not None:
         if not store.is_chat:
             raise OptionError(
                 f"--seq-len {seq_len}: {folder} holds documents, which are not fitted"
             )
-        plan = plan_fit(found, seq_len, fit)
-    head = f"{folder}, split {split!r}, {unit} {number:,}: {_counts(store, found)}"
-    if as_json:
-        print(json.dumps(_facts(store, split, number, found, plan, decode)))
+        fit = plan_fit(found, seq_len, options.fit)
+    if options.as_json:
+        facts = {"store": str(store.folder), "split": split, "example": number}
+        print(json.dumps(facts | _example_facts(store, found, fit, decode)))
         return
-    pieces = [Heading(head), *_pieces(store, found, plan, decode, max_tokens)]
-    if plan is not None:
-        pieces.append(Heading(_told(plan, int(seq_len or 0))))
+    counts = f"{len(found.mask):,} tokens"
+    if store.is_chat:
+        trained = int(found.mask.sum())
+        counts = f"{len(found.turn_starts):,} turns, {counts}, {trained:,} trained"
+    head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
+    pieces = [Heading(head), *_example_pieces(store, found, fit, decode, options.max_tokens)]
+    if fit is not None and seq_len is not None:
+        pieces.append(Heading(_fit_words(fit, seq_len)))
     print_pieces(pieces)
 
 
-def show_row(
-    folder: Path | None,
-    plan: str,
-    number: int,
-    *,
-    said: tuple[str | None, int | None],
-    tokenizer: tuple[str | None, list[str] | None],
-    max_tokens: int,
-    as_json: bool,
-) -> None:
-    """Print a row of a pack plan; `said`: split and sequence length, if they were given."""
+def _read_example(store: Store, split: str, number: int) -> ChatExamples:
+    """The example; a document is one without turns and mask."""
+    total = store.num_documents(split)
+    if not 0 <= number < total:
+        wanted = f"0 to {total - 1:,}" if total else "none: the split is empty"
+        raise OptionError(f"--example {number:,}: split {split!r} has {total:,}; wanted {wanted}")
+    if store.is_chat:
+        return ChatSpace(store, split).examples([number])
+    starts = store.document_starts(split)
+    stop = int(starts[number + 1]) if number + 1 < total else store.num_tokens(split)
+    ids = open_tokens(store, split).read(int(starts[number]), stop)
+    return ChatExamples(
+        ids=Ragged.from_lengths(ids, [len(ids)]),
+        mask=np.zeros(len(ids), np.bool_),
+        turn_starts=np.empty(0, np.int64),
+        turn_roles=np.empty(0, np.uint8),
+    )
+
+
+def _kept(found: ChatExamples, fit: FitPlan | None) -> BoolArray:
+    """Which tokens the fitted row holds; all of them without a fit."""
+    at = np.arange(len(found.mask))
+    if fit is None:
+        return np.ones(len(at), np.bool_)
+    kept: BoolArray = (at < fit.head[0]) | ((at >= fit.start[0]) & (at < fit.stop[0]))
+    return kept
+
+
+def _example_pieces(
+    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode, max_tokens: int
+) -> Iterator[Heading | Span]:
+    kept = _kept(found, fit)
+    if fit is not None and kept.any():  # the first token of a row is not a label
+        mask = found.mask.copy()
+        mask[kept.argmax()] = False
+        found = replace(found, mask=mask)
+    kept[np.flatnonzero(kept)[max_tokens:]] = False
+    if store.is_chat:
+        yield from chat_pieces(found, kept, marker_ids(store), decode)
+    else:
+        yield from spans(found.ids.values, found.mask, kept, marker_ids(store), decode)
+
+
+def _fit_words(fit: FitPlan, seq_len: int) -> str:
+    for reason in fit.dropped:
+        return f"no row at seq_len {seq_len:,}: {reason}: {FIT_REASONS[reason]}"
+    length = int(fit.lengths[0])
+    return (
+        f"row of {seq_len + 1:,} tokens: {length:,} of the example, "
+        f"{fit.counts.tokens_cut:,} left out, {seq_len + 1 - length:,} padding"
+    )
+
+
+def _example_facts(
+    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode
+) -> dict[str, Any]:
+    ids, edges = found.ids.values, [*found.turn_starts.tolist(), len(found.mask)]
+    facts: dict[str, Any] = {"ids": ids.tolist(), "text": decode(ids)}
+    if store.is_chat:
+        facts["mask"] = found.mask.astype(int).tolist()
+        facts["turns"] = [
+            {
+                "role": ROLES[role],
+                "start": start,
+                "stop": stop,
+                "trained": int(found.mask[start:stop].sum()),
+                "text": decode(ids[start:stop]),
+            }
+            for role, start, stop in zip(
+                found.turn_roles.tolist(), edges[:-1], edges[1:], strict=True
+            )
+        ]
+    if fit is not None:
+        kept = np.flatnonzero(_kept(found, fit)).tolist()
+        facts["row"] = {"kept": kept, "dropped": list(fit.dropped)}
+    return facts
+
+
+# a row of a pack plan
+
+
+def _show_plan_row(options: ShowOptions, plan: str) -> None:
+    folder, number = options.folder, options.row or 0
     if folder is None:
         raise OptionError(f"--plan {plan}: name the store to look into")
     store = open_store(folder)
-    decode = decoder(*tokenizer, store)
+    decode = decoder(options.tokenizer, options.special, store)
     with closing(PackSource(folder, plan)) as source:
-        wanted = zip(("--split", "--seq-len"), said, (source.split, source.seq_len), strict=True)
-        for flag, value, found in wanted:
+        for flag, value, found in (
+            ("--split", options.split, source.split),
+            ("--seq-len", options.seq_len, source.seq_len),
+        ):
             if value not in (None, found):
                 raise OptionError(f"{flag} {value}: the plan {source.plan.stem!r} has {found}")
         if not 0 <= number < len(source):
             raise OptionError(f"--row {number}: the plan has {len(source):,} rows, from 0")
         rows, documents = source.rows([number]), source.span(number).documents or ()
     ids, trained, columns = rows.ids[0], rows.trained[0].copy(), pack_columns(rows, documents)
-    trained[0] = False  # the first token of a row is nobody's label
-    if as_json:
+    trained[0] = False  # the first token of a row is not a label
+    if options.as_json:
         examples = [
             {
                 "example": example,
@@ -116,226 +272,136 @@ def show_row(
         f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
         f"{int(trained.sum()):,} trained"
     )
-    kept = np.arange(len(ids)) < max_tokens
-    pieces = packed_pieces(
-        documents, columns, ids, trained, kept, decode=decode, markers=marker_ids(store)
+    shown = _Shown(ids, trained, marker_ids(store), decode, options.max_tokens)
+    print_pieces([Heading(head), *shown.packed(documents, columns)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shown:
+    """The tokens of a row, of which the first `max_tokens` are shown."""
+
+    ids: IntArray
+    trained: BoolArray
+    markers: IntArray
+    decode: Decode
+    max_tokens: int
+
+    def spans(self, start: int, stop: int) -> Iterator[Heading | Span]:
+        part, kept = slice(start, stop), np.arange(start, stop) < self.max_tokens
+        return spans(self.ids[part], self.trained[part], kept, self.markers, self.decode)
+
+    def packed(
+        self, documents: Documents, columns: tuple[tuple[int, int], ...]
+    ) -> Iterator[Heading | Span]:
+        """The examples of a packed row one by one; padding is only counted."""
+        following = [first for first, _ in columns[1:]] + [len(self.ids)]
+        for (number, start, stop), (first, last), end in zip(
+            documents, columns, following, strict=True
+        ):
+            yield Heading(
+                f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
+                f"{int(self.trained[first:last].sum()):,} trained"
+            )
+            yield from self.spans(first, last)
+            if last < end:
+                yield Heading(f"columns {last}..{end}: padding")
+
+
+# the batch of a step
+
+
+def _show_step(options: ShowOptions, call: StepCall) -> None:
+    chosen = [flag for flag in call.given() if flag in ("--step", "--samples", "--state")]
+    if len(chosen) != 1:
+        raise OptionError(
+            f"found {' and '.join(chosen) or 'nothing to show'}; wanted one of --example, --step, "
+            f"--samples and --state"
+        )
+    config, moment = find_moment(options.folder, call)
+    with closing(moment.stream):
+        planned = moment.plan()
+        only = source_path(options.folder, call, moment.stream)
+        chosen_rows = [plan for plan in planned if only is None or only in paths_of(plan)]
+        rows = [read_row(moment, plan) for plan in chosen_rows]
+    stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
+    decode = _step_decoder(options, config, stores)
+    if options.as_json:
+        facts = {
+            **moment.facts(),
+            "fingerprint": moment.stream.fingerprint,
+            "rows": [_row_facts(row, decode) for row in rows],
+        }
+        print(json.dumps(facts))
+        return
+    at = "" if call.step is None else f"step {call.step:,}, "
+    hidden = len(planned) - len(rows)
+    head = (
+        f"{at}samples {moment.samples:,}..{moment.stop:,}; rank {moment.rank} of {moment.world} "
+        f"has {planned[0].sample:,}..{planned[-1].sample + 1:,}"
     )
-    print_pieces([Heading(head), *pieces])
+    head += f", {hidden} of other sources are not shown" if hidden else ""
+    pieces: list[Heading | Span] = [Heading(head)]
+    left = options.max_tokens
+    for row in rows:
+        shown = _Shown(row.window, row.trained, marker_ids(*stores), decode, left)
+        pieces += _row_pieces(row, shown)
+        left = max(0, left - len(row.window))
+    print_pieces(pieces)
 
 
-def _read(store: Store, split: str, number: int) -> ChatExamples:
-    """The example; a document is one without turns and mask."""
-    total = store.num_documents(split)
-    if not 0 <= number < total:
-        wanted = f"0 to {total - 1:,}" if total else "none: the split is empty"
-        raise OptionError(f"--example {number:,}: split {split!r} has {total:,}; wanted {wanted}")
-    if store.is_chat:
-        return ChatSpace(store, split).examples([number])
-    starts = store.document_starts(split)
-    stop = int(starts[number + 1]) if number + 1 < total else store.num_tokens(split)
-    ids = open_tokens(store, split).read(int(starts[number]), stop)
-    return ChatExamples(
-        ids=Ragged.from_lengths(ids, [len(ids)]),
-        mask=np.zeros(len(ids), np.bool_),
-        turn_starts=np.empty(0, np.int64),
-        turn_roles=np.empty(0, np.uint8),
+def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store]) -> Decode:
+    """With the tokenizer that was named, else with the config's if it can be opened."""
+    name = options.tokenizer
+    if name is not None or config.tokenizer_path is None:
+        return decoder(name, options.special, *stores)
+    try:
+        return decoder(config.tokenizer_path, options.special, *stores)
+    except (TokenizerError, MissingExtraError) as error:
+        print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
+        return decoder(None, None)
+
+
+def _row_pieces(row: Row, shown: _Shown) -> Iterator[Heading | Span]:
+    """A row document by document; what is a label counts as trained."""
+    plan, unit = row.plan, "row" if row.packed else "window"
+    split = "" if plan.split is None else f", split {plan.split!r}"
+    tokens = "" if row.packed else f", tokens {plan.start:,}..{plan.stop:,}"
+    yield Heading(
+        f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
+        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}"
+        + ("" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here")
     )
-
-
-def _counts(store: Store, found: ChatExamples) -> str:
-    tokens = f"{len(found.mask):,} tokens"
-    if not store.is_chat:
-        return tokens
-    return f"{len(found.turn_starts):,} turns, {tokens}, {int(found.mask.sum()):,} trained"
-
-
-def _kept(found: ChatExamples, plan: FitPlan | None) -> BoolArray:
-    """Which tokens the row holds; all of them without a plan."""
-    if plan is None:
-        return np.ones(len(found.mask), np.bool_)
-    place = np.arange(len(found.mask))
-    kept: BoolArray = (place < plan.head[0]) | ((place >= plan.start[0]) & (place < plan.stop[0]))
-    return kept
-
-
-def _pieces(
-    store: Store, found: ChatExamples, plan: FitPlan | None, decode: Decode, max_tokens: int
-) -> Iterator[Heading | Span]:
-    kept = _kept(found, plan)
-    if plan is not None and kept.any():  # the first token of a row is nobody's label
-        mask = found.mask.copy()
-        mask[kept.argmax()] = False
-        found = replace(found, mask=mask)
-    kept[np.flatnonzero(kept)[max_tokens:]] = False
-    if store.is_chat:
-        yield from chat_pieces(found, kept, marker_ids(store), decode)
+    if plan.documents is None or row.columns is None:
+        yield Heading("it is not known where its documents begin")
+        yield from shown.spans(0, len(shown.ids))
+    elif row.packed:
+        yield from shown.packed(plan.documents, row.columns)
     else:
-        yield from spans(found.ids.values, found.mask, kept, marker_ids(store), decode)
+        for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
+            boundary = ""
+            if first and shown.trained[first]:
+                boundary = "; its first token is the label of the document before"
+            elif first:
+                boundary = "; boundary: its first token is not a label"
+            yield Heading(f"document {number:,}, tokens {start:,}..{stop:,}{boundary}")
+            yield from shown.spans(first, last)
 
 
-def _told(plan: FitPlan, seq_len: int) -> str:
-    for reason in plan.dropped:
-        return f"no row at seq_len {seq_len:,}: {reason}: {FIT_REASONS[reason]}"
-    length = int(plan.lengths[0])
-    return (
-        f"row of {seq_len + 1:,} tokens: {length:,} of the example, "
-        f"{plan.counts.tokens_cut:,} left out, {seq_len + 1 - length:,} padding"
-    )
-
-
-def _facts(
-    store: Store,
-    split: str,
-    number: int,
-    found: ChatExamples,
-    plan: FitPlan | None,
-    decode: Decode,
-) -> dict[str, Any]:
-    ids, edges = found.ids.values, [*found.turn_starts.tolist(), len(found.mask)]
-    facts: dict[str, Any] = {
-        "store": str(store.folder),
-        "split": split,
-        "example": number,
-        "ids": ids.tolist(),
-        "text": decode(ids),
-    }
-    if store.is_chat:
-        facts["mask"] = found.mask.astype(int).tolist()
-        facts["turns"] = [
-            {
-                "role": ROLES[role],
-                "start": start,
-                "stop": stop,
-                "trained": int(found.mask[start:stop].sum()),
-                "text": decode(ids[start:stop]),
-            }
-            for role, start, stop in zip(
-                found.turn_roles.tolist(), edges[:-1], edges[1:], strict=True
+def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
+    plan, ids = row.plan, row.window
+    facts: dict[str, JSON] = {one.name: getattr(plan, one.name) for one in fields(plan)}
+    documents: JSON = None
+    if plan.documents is not None and row.columns is not None:
+        documents = [
+            {"document": number, "start": start, "stop": stop, "text": decode(ids[first:last])}
+            for (number, start, stop), (first, last) in zip(
+                plan.documents, row.columns, strict=True
             )
         ]
-    if plan is not None:
-        kept = _kept(found, plan)
-        facts["row"] = {"kept": np.flatnonzero(kept).tolist(), "dropped": list(plan.dropped)}
-    return facts
-
-
-_FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.items())
-
-
-def show(
-    folder: Annotated[
-        Path | None, typer.Argument(help="The store to look into, or a folder of tokens.")
-    ] = None,
-    example: Annotated[int | None, typer.Option(help="Which example or document, from 0.")] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Of which split. Default: 'train'.", autocompletion=complete_split),
-    ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(help="Rows of this pack plan: its name, or its length if only one has it."),
-    ] = None,
-    row: Annotated[int | None, typer.Option(help="Which row of --plan. Default: 0.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
-    ] = None,
-    special: Annotated[
-        list[str] | None, typer.Option(help="NAME=STRING, as the store was built with.")
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Show the row that training gets at this length.")
-    ] = None,
-    fit: Annotated[Fit, typer.Option(help=_FITS)] = Fit.DROP_OLDEST_TURNS,
-    max_tokens: Annotated[int, typer.Option(help="Show so many tokens of it.")] = 20_000,
-    step: Annotated[
-        int | None, typer.Option(help="Show the batch of this step, from 0, in place of --example.")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="The batch after so many samples of all ranks.")
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="The batch after this state of a Loader, a JSON file.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option(help="Of this rank. Default: 0.")] = None,
-    world: Annotated[int | None, typer.Option(help="Number of ranks. Default: 1.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of one rank at a step.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order. Default: 0.")] = None,
-    shuffle: Annotated[
-        Shuffle | None, typer.Option(help="As the training had it. Default: global.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file whose \\[data] table names the sources.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The source's name, if it is not that of its folder.")
-    ] = None,
-    documents: Annotated[
-        bool | None,
-        typer.Option("--documents/--no-documents", help="Labels at borders are ignored."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print ids, mask and turns.")] = False,
-) -> None:
-    """Show an example, a packed row, or the batch of a step: trained green, others grey.
-
-    Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
-    trained stands in [[ ]]. Invisible characters are written out.
-
-    Example: shardmill show store --example 7 --tokenizer spm.model
-
-    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
-
-    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
-
-    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
-    """
-    whole_number(max_tokens, "--max-tokens", least=0)
-    call = StepCall(
-        step=step,
-        samples=samples,
-        state=state,
-        rank=rank,
-        world=world,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        config=config,
-        name=name,
-        documents=documents,
-        plan=plan,
-    )
-    if row is not None and (plan is None or call.told() != ["--plan"]):
-        raise OptionError(f"--row {row}: that is a row of --plan alone, without --step or --config")
-    if example is None and call.told() == ["--plan"]:
-        show_row(
-            folder,
-            plan or "",
-            row or 0,
-            said=(split, seq_len),
-            tokenizer=(tokenizer, special),
-            max_tokens=max_tokens,
-            as_json=as_json,
-        )
-        return
-    if example is None:
-        show_step(
-            folder,
-            call,
-            row=(split, seq_len),
-            tokenizer=(tokenizer, special),
-            max_tokens=max_tokens,
-            as_json=as_json,
-        )
-        return
-    if call.told():
-        raise OptionError(f"{call.told()[0]} is for --step, --samples or --state, not --example")
-    if folder is None:
-        raise OptionError(f"--example {example}: name the store to look into")
-    show_example(
-        folder,
-        split or "train",
-        example,
-        tokenizer=(tokenizer, special),
-        row=(seq_len, fit),
-        max_tokens=max_tokens,
-        as_json=as_json,
-    )
+    return facts | {
+        "path": str(plan.path),
+        "input_ids": row.input_ids.tolist(),
+        "labels": row.labels.tolist(),
+        "text": decode(ids),
+        "documents": documents,
+    }

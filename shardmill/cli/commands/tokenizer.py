@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from shardmill.cli.app import CommandGroup
-from shardmill.cli.terminal import check_local, parse_bytes
-from shardmill.errors import OptionError
+from shardmill.cli.app import CommandGroup, with_parameters
+from shardmill.cli.options import AsJson, check_local, parse_bytes, parse_special
 from shardmill.tokenizers import (
     DEFAULT_SPECIALS,
     TrainReport,
@@ -24,33 +24,37 @@ app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", n
 _STRUCTURED = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
-@app.command()
-def train(
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `shardmill tokenizer train` takes."""
+
     inputs: Annotated[
         list[str],
         typer.Argument(help="Text files, globs, folders; .jsonl, .parquet, or hub:owner/name."),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the model and its meta.json.")],
+    ]
+    out: Annotated[Path, typer.Option(help="Folder for the model and its meta.json.")]
     vocab_size: Annotated[
         int, typer.Option(help="Number of ids, with special tokens and bytes.")
-    ] = 16_000,
+    ] = 16_000
     model_type: Annotated[
         Literal["unigram", "bpe", "byte-bpe"],
         typer.Option(help="SentencePiece unigram or bpe, or byte-level BPE (tokenizer.json)."),
-    ] = "unigram",
+    ] = "unigram"
     special: Annotated[
         list[str] | None,
         typer.Option(help="NAME=STRING, once per special token. Default: sys, usr, asst, eot."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the text when it is over --max-bytes.")] = 42,
+    ] = None
+    seed: Annotated[int, typer.Option(help="Draws the text when it is over --max-bytes.")] = 42
     max_bytes: Annotated[
         str, typer.Option(help="Text to train on, e.g. 256MiB; 0 for all of it.")
-    ] = "256MiB",
+    ] = "256MiB"
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model in this folder.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print meta.json.")] = False,
-) -> None:
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print meta.json.")] = False
+
+
+def train(options: TrainOptions) -> None:
     """Train a tokenizer.
 
     Prints one line: the model's file, its ids, its special tokens, and how much text it saw.
@@ -60,20 +64,30 @@ def train(
     Exit 0: trained. Exit 2: a mistake in the call or its input, or a size that the text cannot
     fill.
     """
+    inputs, out = options.inputs, options.out
     check_local(out, "--out")
+    size = options.max_bytes
     spec = TrainSpec(
-        vocab_size=vocab_size,
-        model_type=model_type,
-        specials=parse_specials(special),
-        seed=seed,
-        max_bytes=None if max_bytes == "0" else parse_bytes(max_bytes),
+        vocab_size=options.vocab_size,
+        model_type=options.model_type,
+        specials=parse_special(options.special) or dict(DEFAULT_SPECIALS),
+        seed=options.seed,
+        max_bytes=None if size == "0" else parse_bytes(size, "max_bytes"),
     )
     if any(item.startswith("hub:") or item.endswith(_STRUCTURED) for item in inputs):
-        texts, name = _source_texts(inputs)
-        done = train_tokenizer(out, texts=texts, texts_name=name, spec=spec, overwrite=overwrite)
+        from shardmill.sources import open_source
+
+        source = open_source(inputs)
+        texts = (text for batch in source.batches() for text in batch.texts.to_pylist())
+        done = train_tokenizer(
+            out, texts=texts, texts_name=source.name, spec=spec, overwrite=options.overwrite
+        )
     else:
-        done = train_tokenizer(out, files=inputs, spec=spec, overwrite=overwrite)
-    print(json.dumps(done.meta, sort_keys=True) if as_json else receipt(done))
+        done = train_tokenizer(out, files=inputs, spec=spec, overwrite=options.overwrite)
+    print(json.dumps(done.meta, sort_keys=True) if options.as_json else _receipt(done))
+
+
+app.command()(with_parameters(train))
 
 
 @app.command()
@@ -81,15 +95,15 @@ def info(
     tokenizer: Annotated[
         str, typer.Argument(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say what a tokenizer is: size, special tokens, fingerprint, fast engines.
+    """Show what a tokenizer is: size, special tokens, fingerprint, fast engines.
 
-    Prints a fact a line.
+    Prints one fact per line.
 
     Example: shardmill tokenizer info spm.model
 
-    Exit 0: told. Exit 2: no tokenizer there, or one that cannot be trusted.
+    Exit 0: shown. Exit 2: no tokenizer there, or one that cannot be trusted.
     """
     from shardmill.tokenizers.fast import fast_candidates
 
@@ -108,45 +122,22 @@ def info(
         print(json.dumps(facts, sort_keys=True))
         return
     for name, value in facts.items():
-        print(f"{name:18} {_plain(value)}")
+        if isinstance(value, dict):
+            value = _ids(value) or "none"
+        elif isinstance(value, list):
+            value = "; ".join(value) or "none"
+        print(f"{name:18} {value}")
 
 
-def parse_specials(items: list[str] | None) -> dict[str, str]:
-    """["eot=<|end|>"] as a dict; without any, the four default ones."""
-    if not items:
-        return dict(DEFAULT_SPECIALS)
-    found: dict[str, str] = {}
-    for item in items:
-        name, equals, text = item.partition("=")
-        if not (name and equals and text) or name in found:
-            raise OptionError(f"--special {item!r}: wanted NAME=STRING, each name once")
-        found[name] = text
-    return found
-
-
-def receipt(done: TrainReport) -> str:
-    """One line that says what was trained."""
+def _receipt(done: TrainReport) -> str:
     meta = done.meta
     ids = meta["special_token_ids"]
     assert isinstance(ids, dict)
     return (
-        f"{done.model}: {meta['model_type']}, {meta['vocab_size']:,} ids, "
-        f"{' '.join(f'{name}={number}' for name, number in ids.items())}, "
+        f"{done.model}: {meta['model_type']}, {meta['vocab_size']:,} ids, {_ids(ids)}, "
         f"trained on {meta['bytes_used']:,} of {meta['bytes_read']:,} bytes"
     )
 
 
-def _source_texts(inputs: list[str]) -> tuple[Iterator[str], str]:
-    from shardmill.sources import open_source
-
-    source = open_source(inputs)
-    texts = (text for batch in source.batches() for text in batch.texts.to_pylist())
-    return texts, source.name
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}={number}" for name, number in value.items()) or "none"
-    if isinstance(value, list):
-        return "; ".join(value) or "none"
-    return str(value)
+def _ids(ids: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={number}" for name, number in ids.items())

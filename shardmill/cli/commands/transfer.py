@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shardmill.cli.terminal import byte_bar, check_local
+from shardmill.cli.options import AsJson, check_local
+from shardmill.cli.terminal import byte_bar
 from shardmill.remote import TransferReceipt
 from shardmill.remote import pull as pull_folder
 from shardmill.remote import push as push_folder
@@ -21,7 +22,7 @@ def push(
     replace: Annotated[
         bool, typer.Option("--replace", help="Another folder there may be replaced.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a finished folder to object storage, the manifest last.
 
@@ -35,26 +36,15 @@ def push(
     written. Exit 130: stopped with Ctrl-C.
     """
     with byte_bar("push") as progress:
-        receipt = push_folder(folder, url, workers=workers, progress=progress, replace=replace)
-    print(receipt_text(receipt, receipt.url, "sent", as_json=as_json))
-
-
-def receipt_text(receipt: TransferReceipt, place: str, verb: str, *, as_json: bool) -> str:
-    """One line, or JSON; `place` is where the folder is now."""
-    if as_json:
-        return json.dumps(receipt.to_json(), indent=2)
-    return (
-        f"{place}: {receipt.kind} of {receipt.files:,} files, {receipt.bytes:,} bytes; "
-        f"{receipt.moved_files:,} {verb} ({receipt.moved_bytes:,} bytes), "
-        f"{receipt.kept_files:,} there before; all checked"
-    )
+        done = push_folder(folder, url, workers=workers, progress=progress, replace=replace)
+    _print_receipt(done, done.url, "sent", as_json=as_json)
 
 
 def pull(
     url: Annotated[str, typer.Argument(help="A pushed folder, for instance s3://bucket/path.")],
     folder: Annotated[Path, typer.Argument(help="Where to: a new or empty folder.")],
     workers: Annotated[int, typer.Option(help="Files fetched at a time.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a finished folder from object storage; it appears when every byte is checked.
 
@@ -68,5 +58,16 @@ def pull(
     """
     check_local(folder, "FOLDER")
     with byte_bar("pull") as progress:
-        receipt = pull_folder(url, folder, workers=workers, progress=progress)
-    print(receipt_text(receipt, str(receipt.folder), "fetched", as_json=as_json))
+        done = pull_folder(url, folder, workers=workers, progress=progress)
+    _print_receipt(done, str(done.folder), "fetched", as_json=as_json)
+
+
+def _print_receipt(done: TransferReceipt, where: str, verb: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(done.to_json(), indent=2))
+        return
+    print(
+        f"{where}: {done.kind} of {done.files:,} files, {done.bytes:,} bytes; "
+        f"{done.moved_files:,} {verb} ({done.moved_bytes:,} bytes), "
+        f"{done.kept_files:,} there before; all checked"
+    )

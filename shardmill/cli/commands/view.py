@@ -5,46 +5,47 @@ from __future__ import annotations
 import sys
 import webbrowser
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shardmill.cli.commands.tokenizer import parse_specials
+from shardmill.cli.options import DataConfigFile, Special, parse_special
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.stores import Shelf, Tokenizers, find_stores
 from shardmill.loading.config import DataConfig, meant_split, read_config
 
 
-def view(
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """What `shardmill view` takes."""
+
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Stores, or folders with stores in them.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A TOML file whose \\[data] table names a mixture."),
-    ] = None,
+    ] = None
+    config: DataConfigFile = None
     tokenizer: Annotated[
         list[str] | None,
         typer.Option(help="A store's tokenizer, once for each; without one ids are shown."),
-    ] = None,
-    special: Annotated[
-        list[str] | None, typer.Option(help="name=string, as the stores were built with.")
-    ] = None,
-    source: Annotated[
+    ] = None
+    special: Special = None
+    inputs: Annotated[
         list[str] | None,
         typer.Option(
             "--input",
             help="What stores were built from, to show which file and row a token came from: a "
             "file, folder or glob, or STORE=FOLDER for one store.",
         ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 0,
-    open_page: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open it in a browser.")
-    ] = False,
-) -> None:
+    ] = None
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 0
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = (
+        False
+    )
+
+
+def view(options: ViewOptions) -> None:
     """Serve a page that shows stores: documents, tokens, masks, plans, the batch of any step.
 
     It reads, and writes nothing; on 127.0.0.1 only this machine reaches it.
@@ -58,43 +59,40 @@ def view(
     from shardmill.inspect.api import Desk
     from shardmill.inspect.server import is_loopback, open_server
 
-    read = None if config is None else read_config(config)
-    if not folders and read is None:
+    config = None if options.config is None else read_config(options.config)
+    if not options.folders and config is None:
         raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
-    stores = find_stores([*(folders or []), *_stores_of(read)])
-    shelf = Shelf(stores, _tokenizers(tokenizer, special, read))
-    desk = Desk(shelf, read, source or ())
-    with suppress(KeyboardInterrupt), open_server(desk, host, port) as server:
-        if not is_loopback(host):
+    stores = find_stores([*(options.folders or []), *_stores_of(config)])
+    desk = Desk(Shelf(stores, _tokenizers(options, config)), config, options.inputs or ())
+    with suppress(KeyboardInterrupt), open_server(desk, options.host, options.port) as server:
+        if not is_loopback(options.host):
             print(
-                f"shardmill: --host {host}: anybody who reaches this address reads the data; "
-                "there is no password",
+                f"shardmill: --host {options.host}: everyone who reaches this address can read "
+                "the data; there is no password",
                 file=sys.stderr,
             )
         print(server.url, flush=True)
-        if open_page:
+        if options.open_page:
             webbrowser.open(server.url)
         server.run()
     print("shardmill: stopped", file=sys.stderr)
 
 
 def _stores_of(config: DataConfig | None) -> list[Path]:
-    """The stores of a mixture; folders of tokens are not shown, but trained on."""
+    """The stores of a mixture; its folders of bare tokens are not shown."""
     if config is None:
         return []
     found = [meant_split(one.path, one.split or config.split) for one in config.sources]
     return [entry[0].folder for entry in found if entry is not None]
 
 
-def _tokenizers(
-    names: list[str] | None, special: list[str] | None, config: DataConfig | None
-) -> Tokenizers:
+def _tokenizers(options: ViewOptions, config: DataConfig | None) -> Tokenizers:
     """Those that were named, else the config's if it can be opened."""
-    specials = parse_specials(special) if special else None
+    names, special = options.tokenizer or [], parse_special(options.special)
     if names or config is None or config.tokenizer_path is None:
-        return Tokenizers(names or [], specials)
+        return Tokenizers(names, special)
     try:
-        return Tokenizers([config.tokenizer_path], specials)
+        return Tokenizers([config.tokenizer_path], special)
     except (TokenizerError, MissingExtraError) as error:
         print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
         return Tokenizers([], None)

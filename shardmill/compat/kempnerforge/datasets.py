@@ -39,9 +39,8 @@ from shardmill.store.readers.documents import (
     mask_labels,
     number_documents,
 )
-from shardmill.store.readers.dtypes import dtype_name
 from shardmill.store.readers.files import part_of, running_edges
-from shardmill.store.readers.foreign import folder_fingerprint
+from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
 from shardmill.store.readers.pread import held_by
 from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
 

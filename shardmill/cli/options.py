@@ -1,0 +1,110 @@
+"""Options that several commands share, and values as people type them.
+
+A command with many options takes a record of them: a dataclass whose fields are annotated as typer
+wants parameters (`app.py` makes a command of it). Each option has the name of the keyword of the
+function that it is passed to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardmill.arguments import is_url
+from shardmill.errors import OptionError, ShardmillError, StateMismatchError
+
+
+def complete_split(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The splits of the first store named before the option, for the shell's completion. Whatever
+    is wrong with a store, nothing is offered and nothing is said.
+
+    An option that waits for its value leaves the words before it unparsed.
+    """
+    from shardmill.store.manifest import read_manifest
+
+    folders = [ctx.params.get("folder"), ctx.params.get("source"), *ctx.args]
+    for folder in filter(None, folders):
+        try:
+            splits = read_manifest(Path(folder)).splits
+        except (ShardmillError, OSError, ValueError):
+            continue
+        return [name for name in splits if name.startswith(incomplete)]
+    return []
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")]
+TokenizerName = Annotated[
+    str, typer.Option(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
+]
+Special = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=STRING, once per special token that the tokenizer does not name."),
+]
+Split = Annotated[str | None, typer.Option(help="Default: 'train'.", autocompletion=complete_split)]
+Field = Annotated[str | None, typer.Option(help="Field that holds the text.")]
+DataConfigFile = Annotated[
+    Path | None, typer.Option(help="A TOML file whose \\[data] table names the sources.")
+]
+
+
+def parse_special(items: list[str] | None) -> dict[str, str] | None:
+    """["eot=<|end|>"] as a dict; None when none was given."""
+    found: dict[str, str] = {}
+    for item in items or ():
+        name, equals, text = item.partition("=")
+        if not (name and equals and text) or name in found:
+            raise OptionError(f"--special {item!r}: wanted NAME=STRING, each name once")
+        found[name] = text
+    return found or None
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """A size such as 134217728, 128MiB or 1GB; KiB is 1024 bytes, KB 1000."""
+    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise OptionError(
+            f"{{{option}}}: wanted a number of bytes, or a size like 128MiB or 1GB",
+            **{option: text},
+        )
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state of a loader or stream from a JSON file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"--state {path}: cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise StateMismatchError(
+            f"--state {path}: a {type(found).__name__}, wanted a state that was saved as JSON"
+        )
+    return found
+
+
+def check_local(path: str | Path, name: str, *, instead: str = "") -> None:
+    """Refuse a URL or a hub dataset where a local folder is wanted, before a folder called `s3:` is
+    made; `name` is the flag or argument."""
+    is_dataset = str(path).startswith("hub:")
+    if not (is_dataset or is_url(path)) or Path(path).exists():
+        return
+    found = "a hub dataset" if is_dataset else "a URL"
+    raise OptionError(
+        f"{name} {path}: {found}, wanted a local folder{instead}; write ./{path} for a folder of "
+        "that name"
+    )
+
+
+def check_file(path: Path, name: str) -> None:
+    """Refuse to write where there is something other than a file: a link, device, pipe, folder."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise OptionError(f"{name} {path}: found a link, device, pipe or folder; wanted a new file")
