@@ -25,11 +25,11 @@ from niels_gpt.installed import install_tokenizer
 from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
-from shardmill.building.resources import num_cores
 from shardmill.cli.build_output import build_progress
 from shardmill.cli.terminal import SafeConsole, messages
 from shardmill.cli.wording import as_flags
 from shardmill.errors import OptionError, ShardmillError
+from shardmill.machine import num_cores
 
 PROGRAM = "python -m niels_gpt.cache.cli"
 
