@@ -38,7 +38,7 @@ from shardmill.machine import available_memory, num_cores
 from shardmill.protocols import Source, Tokenizer
 from shardmill.records import Cursor
 from shardmill.tokenizers import thread_limits
-from shardmill.tokenizers.texts import EngineSource
+from shardmill.tokenizers.base import EngineSource
 
 if TYPE_CHECKING:
     from shardmill.building.engines.ray import RayCluster

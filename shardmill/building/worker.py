@@ -51,7 +51,7 @@ from shardmill.tokenizers import (
     reopen_encoder,
     vocab_size_of,
 )
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
 
 log = logging.getLogger(__name__)
 

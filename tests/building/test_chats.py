@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, build_chats
+from shardmill.building import BuildSpec, build_chats, worker
 from shardmill.building import chats as render
 from shardmill.building.chats import SplitRule
 from shardmill.chat import Rendered, TrainPolicy, bind_template, known_template

@@ -105,7 +105,7 @@ def info(
 
     Exit 0: shown. Exit 2: no tokenizer there, or one that cannot be trusted.
     """
-    from shardmill.tokenizers.fast import fast_candidates
+    from shardmill.tokenizers.engines import fast_candidates
 
     opened = open_tokenizer(tokenizer)
     candidates = fast_candidates(opened)
