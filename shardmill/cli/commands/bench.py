@@ -35,8 +35,8 @@ from shardmill.store import Store, open_store
 from shardmill.store.readers import TokenSpace, open_tokens
 from shardmill.store.readers.token_space import ReaderName
 from shardmill.tokenizers import EngineChoice, choose_encoder, open_tokenizer
-from shardmill.tokenizers.fast import fast_candidates
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
+from shardmill.tokenizers.engines import fast_candidates
 
 LIMIT, RANDOM, EPOCH = "read: a plain copy", "read: random windows", "read: shuffled epoch"
 _ROUNDS = 7

@@ -98,7 +98,7 @@ def info(options: InfoOptions) -> None:
 
     Exit 0: shown. Exit 2: no tokenizer there, or one that cannot be trusted.
     """
-    from shardmill.tokenizers.fast import fast_candidates
+    from shardmill.tokenizers.engines import fast_candidates
 
     opened = open_tokenizer(options.tokenizer)
     candidates = fast_candidates(opened)
