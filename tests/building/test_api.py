@@ -16,9 +16,7 @@ from shardmill.building import BuildSpec, build, has_unfinished_build, pack
 from shardmill.building.api import open_feed
 from shardmill.building.documents import build_store
 from shardmill.cli import main
-from shardmill.cli.build_output import BuildOptions
-from shardmill.cli.commands.build import DocumentOptions
-from shardmill.cli.commands.build_chats import ChatOptions
+from shardmill.cli.commands.build import BuildOptions, ChatOptions, DocumentOptions
 from shardmill.cli.commands.pack import PackOptions
 from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
