@@ -97,8 +97,8 @@ class Mixture:
     `weights` are any numbers of at least 0; a source of weight 0 never comes. With `temperature` t
     a weight w counts as `w ** (1 / t)`. `phases` are (first sample, weights), in order: from that
     sample on these are the weights. `order` makes the order of each epoch of each source, from its
-    size, the seed and the path ("source", name, "epoch", number). `owed` is the result of `owed(n)`
-    of another mixture that this one replaces.
+    size, the seed and the path ("source", name, "epoch", number). `owed` and `before` are the
+    results of `owed(n)` and `counts(n)` of another mixture that this one replaces.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Mixture:
         phases: Sequence[tuple[SupportsIndex, Sequence[Weight]]] = (),
         order: OrderFactory = Permutation,
         owed: Sequence[Weight] = (),
+        before: Sequence[int] = (),
     ) -> None:
         self.names = _checked_names(names, len(sizes))
         self.sizes = tuple(map(_checked_size, sizes, self.names))
@@ -122,6 +123,7 @@ class Mixture:
         if sorted(set(starts)) != starts:
             raise OptionError(f"phases start at {starts}: wanted ascending numbers, each once")
         self._owed = _checked_owed(owed, len(sizes))
+        self._before = list(before) or [0] * len(sizes)
         self._phases: list[_Phase] = []
         for start, chosen in zip([0, *starts], [weights, *(w for _, w in phases)], strict=True):
             shares = whole_shares(chosen, self.names, temperature=temperature)
@@ -211,7 +213,7 @@ class Mixture:
         return next(phase for phase in reversed(self._phases) if phase.start <= n)
 
     def _counts(self, n: int) -> list[int]:
-        return self._phase_of(n - 1).counts(n) if n else [0] * len(self.sizes)
+        return self._phase_of(n - 1).counts(n) if n else self._before
 
     def _order_of(self, source: int, epoch: int) -> Order:
         """The order of an epoch. A few are kept, since neighbouring samples need the same."""
