@@ -179,7 +179,7 @@ class TokenSource(CheckedFill):
         self._documents: OffsetArray | None = None  # mapped at first use, in every process
         if self._of is not None:
             store, found = self._of
-            _check_store(store, file_pattern, dtype, eos_token_id)
+            check_store(store, file_pattern, dtype, eos_token_id)
             space = _open_space(store, found, reader)
             self.path, self.split = store.folder, found
             self.fingerprint = f"{store.fingerprint}/{found}"
@@ -346,12 +346,13 @@ def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | N
     return eos
 
 
-def _check_store(
+def check_store(
     store: Store | TokenStore,
     file_pattern: str,
     dtype: npt.DTypeLike | None,
     eos_token_id: int | None,
 ) -> None:
+    """Refuse a store of conversations, and options that a store does not need."""
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "

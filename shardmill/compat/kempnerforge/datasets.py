@@ -26,7 +26,7 @@ from shardmill.arguments import whole_number
 from shardmill.compat.kempnerforge.samplers import describe_data
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.loading.rows import EVERY_FILE, check_eos
+from shardmill.loading.rows import EVERY_FILE, check_eos, check_store
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.sampling.order import by_value
@@ -40,7 +40,7 @@ from shardmill.store.readers.documents import (
     number_documents,
 )
 from shardmill.store.readers.files import part_of, running_edges
-from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
+from shardmill.store.readers.foreign import folder_fingerprint
 from shardmill.store.readers.pread import held_by
 from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
 
@@ -158,7 +158,9 @@ class MemoryMappedDataset(_BatchedDataset):
                 self.fingerprint = folder_fingerprint(found, self._space)
             else:
                 store, named = self._of
-                self._check_store(file_pattern, dtype)
+                names = (file.path.name for file in store.token_files(named))
+                read_whole = all(fnmatch(name, file_pattern) for name in names)
+                check_store(store, EVERY_FILE if read_whole else file_pattern, dtype, None)
                 self._space = open_tokens(store, named, reader=reader)
                 undo.callback(self._space.close)
                 runs = np.array([self._space.num_tokens], np.int64)
@@ -231,27 +233,6 @@ class MemoryMappedDataset(_BatchedDataset):
             f"MemoryMappedDataset({self.name!r}, seq_len={self.seq_len:,}, samples={len(self):,}, "
             f"reader={self._space.reader!r})"
         )
-
-    def _check_store(self, file_pattern: str, dtype: npt.DTypeLike | None) -> None:
-        assert self._of is not None, "only for stores"
-        store, split = self._of
-        if store.is_chat:
-            raise OptionError(
-                f"{store.folder}: a store of conversations. Here every token would be trained; "
-                f"read it with shardmill.load, which follows its loss mask"
-            )
-        names = [file.path.name for file in store.token_files(split)]
-        missed = [name for name in names if not fnmatch(name, file_pattern)]
-        if missed and file_pattern != EVERY_FILE:
-            raise OptionError(
-                f"{{file_pattern}} leaves out {missed[0]}, but a store is read whole, as its "
-                f"manifest lists it; leave out the pattern",
-                file_pattern=file_pattern,
-            )
-        if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
-            raise OptionError(
-                f"{store.folder}: its tokens are {store.dtype}, but {{dtype}}", dtype=dtype
-            )
 
     def _checked_eos(self, eos_token_id: int | None) -> int:
         """The id that ends a document; -1, which is not a token, when it is not used."""
