@@ -92,7 +92,7 @@ def target_of(folder: str | Path) -> Path:
     refuse_url(
         folder,
         "the folder of the store",
-        instead="to build to a URL use shardmill.build or `shardmill build --out URL`",
+        instead="to build to a URL use shardmill.build, or shardmill.remote.build_to around this",
     )
     try:
         return Path(folder).resolve()
