@@ -40,8 +40,6 @@ EXIT_CODES = {
 }
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for a wrong call, wherever this version keeps it."""
-_FLAGS = {"inputs": "--input", "from_format": "--from", "to_format": "--to"}
-"""Keywords whose flag has another name."""
 _CHOICE = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>.*?)\.?$", re.DOTALL)
 _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid float": "a number"}
 """What typer says of values, and what it means."""
@@ -368,8 +366,8 @@ def _default_flag(name: str) -> str:
 
 
 def as_flag(name: str, value: object) -> str:
-    """An option as it is typed."""
-    flag = _FLAGS.get(name) or _default_flag(name)
+    """An option as it is typed; `name` is its flag or its keyword."""
+    flag = name if name.startswith("--") or name.isupper() else _default_flag(name)
     if value is ... or value is True:
         return flag
     if value is False:
@@ -378,14 +376,19 @@ def as_flag(name: str, value: object) -> str:
 
 
 def error_text(error: ShardmillError, command: Any) -> str:
-    """The message of one of our errors, with the options that this command has as flags."""
-    flags = _flags(command)
+    """The message of one of our errors, with the options of this command as they are typed."""
+    typed = {}
+    for param in command.params:
+        flags = [flag for flag in param.opts if flag.startswith("--")]
+        typed[param.name] = flags[0] if flags else param.name.upper()
+    typed |= {flag[2:].replace("-", "_"): flag for flag in typed.values() if flag[:2] == "--"}
 
     def write(name: str, value: object) -> str:
-        known = as_flag(name, ...) in flags
-        return as_flag(name, value) if known else as_keyword(name, value)
+        return as_flag(typed[name], value) if name in typed else as_keyword(name, value)
 
-    return _named_once(error.worded(write))
+    # the system repeats the file's name: x.toml: ... No such file or directory: 'x.toml'
+    text = error.worded(write)
+    return _SYSTEM.sub(lambda it: it[1] if it[2] in text[: it.start()] else it[0], text)
 
 
 def usage_text(error: Any, call: Call, root: RootGroup) -> str:
@@ -400,13 +403,6 @@ def usage_text(error: Any, call: Call, root: RootGroup) -> str:
     if kind == "MissingParameter":
         return f"{shown} is missing" + (f": {param.help}" if param.help else "")
     return _bad_value(shown, error.message)
-
-
-def _named_once(message: str) -> str:
-    """The system repeats the file's name: x.toml: ... No such file or directory: 'x.toml'."""
-    return _SYSTEM.sub(
-        lambda found: found[1] if found[2] in message[: found.start()] else found[0], message
-    )
 
 
 def _no_such_option(word: str, call: Call, root: RootGroup) -> str:
