@@ -53,8 +53,8 @@ from shardmill.store import (
     read_exclusions,
     write_exclusions,
 )
-from shardmill.store.exclusions import EXCLUDE, MAX_EXCLUDE_BYTES
-from shardmill.store.layout import META, ORIGINS
+from shardmill.store.exclusions import MAX_EXCLUDE_BYTES
+from shardmill.store.layout import EXCLUDE, META, ORIGINS
 from shardmill.store.manifest import decode_manifest, fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import foreign

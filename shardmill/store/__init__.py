@@ -51,8 +51,14 @@ from shardmill.store.plans import (
     read_plan,
     write_plan,
 )
-from shardmill.store.publish import check_target, is_finished, publish_folder
-from shardmill.store.store import ChatArrays, Store, open_store
+from shardmill.store.store import (
+    ChatArrays,
+    Store,
+    check_target,
+    is_finished,
+    open_store,
+    publish_folder,
+)
 from shardmill.store.verify import VerifyReport, verify
 from shardmill.store.writer import OldStore, StoreWriter, open_old
 

@@ -59,7 +59,8 @@ from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
 from shardmill.store.readers import ChatSpace
-from shardmill.store.readers.copying import lay_pieces, take
+from shardmill.store.readers.files import take
+from shardmill.store.readers.packed_rows import fill_rows
 
 SPOOL = "sequence_spool_v1"
 _FILES = ("tokens.bin", "masks.bin", "offsets.bin")
@@ -446,7 +447,7 @@ def make_block(
     rows = np.zeros((len(starts), capacity), dtype)
     masks = np.zeros((len(starts), capacity), np.uint8)
     begins = ends - lengths
-    lay_pieces(
+    fill_rows(
         starts,
         lengths,
         (partial(take, ids.astype(dtype, copy=False)), begins, rows),
