@@ -27,9 +27,14 @@ import numpy.typing as npt
 from read_corpus import SPLIT, plain_facts
 
 from shardmill.loading import Batch, Loader, SampleStream, TokenSource
-from shardmill.store import FileEntry, ShardEntry, SplitEntry, write_manifest
 from shardmill.store.layout import index_header
-from shardmill.store.manifest import make_manifest
+from shardmill.store.manifest import (
+    FileEntry,
+    ShardEntry,
+    SplitEntry,
+    make_manifest,
+    write_manifest,
+)
 
 SHARD_BYTES = 10 * 2**20
 SHARD_TOKENS = SHARD_BYTES // 2

@@ -22,7 +22,8 @@ from shardmill.building.workplace import target_of
 from shardmill.protocols import Tokenizer
 from shardmill.records import Cursor
 from shardmill.sources import limited
-from shardmill.store import StoreWriter, is_finished, open_old
+from shardmill.store import StoreWriter, is_finished
+from shardmill.store.writer import open_old
 
 log = logging.getLogger(__name__)
 

@@ -53,13 +53,13 @@ from shardmill.sources import knows_rows, stamp_of
 from shardmill.store import (
     Manifest,
     StoreWriter,
-    check_shape,
     check_target,
     is_finished,
     publish_folder,
     read_manifest,
-    write_origins,
 )
+from shardmill.store.layout import check_shape
+from shardmill.store.origins import write_origins
 from shardmill.tokenizers import (
     ChosenEncoder,
     EngineCheck,

@@ -8,7 +8,8 @@ import msgspec
 
 from shardmill.cli.terminal import visible
 from shardmill.errors import StoreError
-from shardmill.store import ExcludeEntry, Exclusions, Manifest, StoredPlan
+from shardmill.store import Exclusions, Manifest, StoredPlan
+from shardmill.store.exclusions import ExcludeEntry
 
 
 def plan_line(plan: StoredPlan | StoreError) -> str:

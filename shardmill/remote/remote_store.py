@@ -25,9 +25,9 @@ from shardmill.remote.contents import Contents
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.remote.pull import list_remote, remote_contents
 from shardmill.remote.transfer import check_size, fetch, in_parallel
-from shardmill.store import Exclusions, SplitEntry
+from shardmill.store import Exclusions
 from shardmill.store.layout import DTYPES
-from shardmill.store.manifest import ShardEntry, decode_manifest, fingerprint
+from shardmill.store.manifest import ShardEntry, SplitEntry, decode_manifest, fingerprint
 from shardmill.store.readers import TokenSpace
 from shardmill.store.readers.files import ShardFiles
 from shardmill.store.store import map_index

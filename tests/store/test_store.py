@@ -14,8 +14,9 @@ import pytest
 
 from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, StoreNotFoundError
 from shardmill.records import Ragged, TokenFile
-from shardmill.store import FileEntry, Manifest, ShardEntry, SplitEntry, open_store, write_manifest
+from shardmill.store import Manifest, open_store
 from shardmill.store.layout import index_header
+from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry, write_manifest
 from shardmill.testing.stores import build_small_store, plain_facts
 
 

@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError
 from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
-from shardmill.store import PlanArrays, Store, StoredPlan, check_plan, open_store, read_plan
-from shardmill.store.plans import NAMES
+from shardmill.store import Store, StoredPlan, open_store, read_plan
+from shardmill.store.plans import NAMES, PlanArrays, check_plan
 from shardmill.store.readers.examples import spread
 from shardmill.store.readers.files import take, view_windows
 from shardmill.store.readers.token_space import (
