@@ -25,7 +25,7 @@ from shardmill.machine import available_memory
 from shardmill.protocols import Source, Tokenizer
 from shardmill.records import Cursor
 from shardmill.tokenizers import thread_limits
-from shardmill.tokenizers.texts import EngineSource
+from shardmill.tokenizers.base import EngineSource
 
 MIB = 2**20
 PROCESS_BYTES = 512 * MIB

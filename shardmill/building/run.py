@@ -67,7 +67,7 @@ from shardmill.tokenizers import (
     choose_encoder,
     reopen_encoder,
 )
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
 
 log = logging.getLogger(__name__)
 

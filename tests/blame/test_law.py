@@ -19,7 +19,7 @@ from shardmill.sources import BatchLimits, ConcatSource, JsonlSource, ParquetSou
 from shardmill.store import open_store, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import ByteTokenizer
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
 
 SMALL = BatchLimits(num_bytes=60, num_documents=4)
 KINDS = ("jsonl", "parquet", "lines", "texts")

@@ -15,7 +15,7 @@ from shardmill.building.api import open_feed
 from shardmill.building.documents import build_store
 from shardmill.cli import main
 from shardmill.cli.app import every_command, open_app
-from shardmill.cli.terminal import parse_bytes
+from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
 from shardmill.remote import pull
 from shardmill.store import open_store
@@ -169,7 +169,7 @@ def test_options_that_make_no_sense_are_refused_by_name() -> None:
 
 def test_defaults_are_those_of_the_commands() -> None:
     ours = {**(build.__kwdefaults__ or {}), "shard_bytes": "128MiB"}
-    assert parse_bytes("128MiB") == (build.__kwdefaults__ or {})["shard_bytes"]
+    assert parse_bytes("128MiB", "shard_bytes") == (build.__kwdefaults__ or {})["shard_bytes"]
     commands: Any = dict(every_command(open_app()))
     for name, defaults in (
         ("build", ours),

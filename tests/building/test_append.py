@@ -28,7 +28,7 @@ from shardmill.sources import (
 )
 from shardmill.store import open_store, verify, writer
 from shardmill.tokenizers import ByteTokenizer
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
 from tests.helpers import folder_digest
 
 SMALL = BatchLimits(num_bytes=60, num_documents=4)

@@ -353,7 +353,7 @@ def _dtype_of_contents(paths: Sequence[Path], sizes: Sequence[int], bound: int) 
 
 
 def _unclear(problem: str) -> StoreError:
-    return StoreError(f"{problem} pass dtype='uint16' or dtype='uint32'")
+    return StoreError(f"{problem} pass {{dtype}} or 'uint32'", dtype="uint16")
 
 
 def _judge(pairs: Pairs, bound: int) -> str | None:
