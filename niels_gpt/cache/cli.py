@@ -24,10 +24,10 @@ from niels_gpt.installed import install_tokenizer
 from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
-from shardmill.building.resources import num_cores
 from shardmill.cli.app import as_flag
 from shardmill.cli.terminal import SafeConsole, build_progress, messages
 from shardmill.errors import OptionError, ShardmillError, as_keyword
+from shardmill.machine import num_cores
 
 PROGRAM = "python -m niels_gpt.cache.cli"
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.arguments import choices, nearest
-from shardmill.building import segments
+from shardmill.building import journal
 from shardmill.cli.app import every_command, find_call, open_app
 from shardmill.loading.config import read_config
 from shardmill.store import open_store
@@ -267,7 +267,7 @@ def test_debug_shows_the_traceback_before_the_message(here, told):
 
 
 def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
-    seal = segments.SegmentWriter.seal
+    seal = journal.SegmentWriter.seal
 
     def stops(self, cursor, *, last):
         if last:
@@ -276,7 +276,7 @@ def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
 
     ways = ("--out", "new", "--tokenizer", "spm.model", "--template", "chatml")
     with monkeypatch.context() as patch:
-        patch.setattr(segments.SegmentWriter, "seal", stops)
+        patch.setattr(journal.SegmentWriter, "seal", stops)
         code, out, err = told("build", "chats", "c.jsonl", *ways)
     assert (code, out) == (130, "")
     assert re.search("new: stopped(;| before)", err)
