@@ -68,7 +68,9 @@ def test_a_reader_that_gives_every_token_refuses_exclusions(place, name):
     read(place / folder)
     entry = exclude_documents(place / folder, [3], reason="a test")
     try:
-        with pytest.raises(StoreError, match=r"'train' are excluded, but .* would give every"):
+        with pytest.raises(
+            StoreError, match=r"of split 'train' are excluded, but .* would give every"
+        ):
             read(place / folder)
     finally:
         remove_exclusion(place / folder, entry.number)
