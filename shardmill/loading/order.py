@@ -39,8 +39,8 @@ from shardmill.sampling import (
     items_per_block,
     rank_slice,
 )
-from shardmill.sampling.order import by_value
-from shardmill.sampling.seeds import fingerprint_of
+from shardmill.sampling.order import by_value, fingerprint_of
+from shardmill.sampling.shares import whole_shares
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +80,14 @@ class SampleStream:
                 if not len(one):
                     log.warning("%s, less than one window: it is never read", _too_short(one))
         _check_lists(weights, phases)
+        names = [source.name for source in self.sources]
+        shares = partial(whole_shares, names=names, temperature=temperature)
         self._mixture = Mixture(
             [len(source) for source in self.sources],
-            weights,
+            shares(weights),
             seed=seed,
-            names=[source.name for source in self.sources],
-            temperature=temperature,
-            phases=phases,
+            names=names,
+            phases=[(start, shares(chosen)) for start, chosen in phases],
             order=_orders(self.sources, shuffle),
         )
         self.seed = int(seed)

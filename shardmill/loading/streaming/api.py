@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.api import rank_and_world
+from shardmill.loading.api import chosen_form, rank_and_world
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.encode import DocumentRules
 from shardmill.loading.streaming.rows import BinRules
@@ -40,8 +39,6 @@ PACKS: tuple[Pack, ...] = ("sequential", "first-fit", "best-fit")
 
 BATCH_DOCUMENTS = 2000
 """Most documents between two cursors of a source: what a resume reads again."""
-_FORMS = {"torch": "shardmill.trainers.torch_streaming"}
-"""Where a form other than numpy is made: the module has `wrap(stream)`."""
 
 
 def stream(
@@ -78,8 +75,7 @@ def stream(
     any number of ranks that divides it; None is the number of ranks.
     """
     arguments = {**locals(), "rank": 0, "world": 1, "to": "numpy"}
-    if to != "numpy" and to not in _FORMS:
-        raise OptionError("{to}: " + choices(str(to), ["numpy", *_FORMS], verb="wanted"), to=to)
+    form = chosen_form(to)
     if pack not in PACKS:
         raise OptionError("{pack}: " + choices(str(pack), PACKS, verb="wanted"), pack=pack)
     own_rank, own_world = rank_and_world(rank, world)
@@ -112,8 +108,7 @@ def stream(
         num_streams=num_streams,
         remake=partial(_open_again, arguments),
     )
-    opened = TextStream(pipeline, rank=own_rank, world=own_world)
-    return opened if to == "numpy" else import_module(_FORMS[to]).wrap(opened)
+    return form(TextStream(pipeline, rank=own_rank, world=own_world))
 
 
 def _open_again(arguments: dict[str, Any]) -> Pipeline:
