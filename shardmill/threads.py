@@ -288,7 +288,8 @@ class _Work(Generic[Item]):
                 nap = min(2 * nap, _LONGEST_NAP)
             else:
                 nap = _NAP
-        self._ready.clear()
+        if self._ended:
+            self._ready.clear()  # after a stop alone, what is ready is still taken
         if self._finish is not None:
             try:
                 self._finish()

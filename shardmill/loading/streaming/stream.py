@@ -20,6 +20,7 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.state import State
 from shardmill.loading.streaming.documents import DocumentStream, StreamCursor, StreamOrder
 from shardmill.loading.streaming.encode import DocumentRules, encoded_ahead
 from shardmill.loading.streaming.rows import (
@@ -35,10 +36,7 @@ from shardmill.loading.streaming.state import (
     Counts,
     Position,
     Saved,
-    State,
     StreamStats,
-    check_data,
-    check_seal,
     read_state,
     write_state,
 )
@@ -263,9 +261,7 @@ class TextStream(Closing, Iterator[Batch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch that `state` followed. A refused state changes nothing."""
-        saved = read_state(state)
-        check_data(saved.data, self.pipeline.data)
-        check_seal(saved)
+        saved = read_state(state, self.pipeline.data)
         own = self._checked_streams(saved)
         self._end_threads()
         self._num_streams = saved.num_streams
