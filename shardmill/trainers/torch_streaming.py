@@ -83,6 +83,6 @@ class StreamingDataset(IterableDataset[TensorBatch]):
             current.close()
 
 
-def tensors_of(batch: Batch) -> TensorBatch:
+def tensors_of(batch: Batch[Any]) -> TensorBatch:
     """The same memory as tensors."""
     return {name: torch.from_numpy(array) for name, array in batch.arrays().items()}

@@ -23,7 +23,7 @@ from shardmill.loading.streaming.tokenizer import DocumentIds, make_stream_token
 from shardmill.protocols import Source, Tokenizer
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import ByteTokenizer, EngineChoice, open_tokenizer
-from shardmill.tokenizers.special_tokens import usual_id
+from shardmill.tokenizers.base import usual_id
 
 Inputs: TypeAlias = str | Path | Sequence[str | Path] | Source
 Pack: TypeAlias = Literal["sequential", "first-fit", "best-fit"]
