@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypedDict, Unpack
 
 import numpy as np
 
@@ -48,15 +48,22 @@ class SourceCounters:
     epochs: float  # samples / rows of the source
 
 
+class WorkAhead(TypedDict, total=False):
+    """What a loader does before a batch is asked for. The batches do not depend on it."""
+
+    ahead: SupportsIndex  # batches made early in a thread, 2 if not given; 0: no thread
+    ask_ahead: bool | None
+    # whether the kernel is asked to read the rows of the next steps; None: once a batch had to wait
+    # for the disk
+
+
 class Loader(Closing):
     """The steps of one rank. Its position, `samples`, counts the samples of all ranks.
 
     `batch_size`: rows of this rank; a step is `world * batch_size` samples. `num_samples`: where to
     stop; None: never. `documents=True` keeps documents apart (see `Batch`); None: as the stream
-    says. `ahead`: batches made early in a thread; 0: no thread. `ask_ahead`: whether the kernel is
-    asked to read the rows of the next steps; None: once a batch had to wait for the disk. A pickled
-    copy continues from the same position. For one thread: a second one that asks at the same time
-    gets an OptionError.
+    says. `ahead` and `ask_ahead`: see `WorkAhead`. A pickled copy continues from the same position.
+    For one thread: a second one that asks at the same time gets an OptionError.
     """
 
     def __init__(
@@ -68,8 +75,7 @@ class Loader(Closing):
         world: SupportsIndex = 1,
         num_samples: SupportsIndex | None = None,
         documents: bool | None = None,
-        ahead: SupportsIndex = 2,
-        ask_ahead: bool | None = None,
+        **work_ahead: Unpack[WorkAhead],
     ) -> None:
         if not isinstance(stream, SampleStream):
             raise OptionError(f"stream is a {type(stream).__name__}; wanted a SampleStream")
@@ -83,8 +89,7 @@ class Loader(Closing):
             None if num_samples is None else whole_number(num_samples, "num_samples", least=0)
         )
         self.documents = stream.documents if documents is None else bool(documents)
-        self.ask_ahead = None if ask_ahead is None else bool(ask_ahead)
-        self.ahead = whole_number(ahead, "ahead", least=0)
+        self.ahead, self.ask_ahead = _work_ahead(**work_ahead)
         if self.documents:
             for source in stream.sources:
                 source.borders(np.empty(0, np.int64))  # an error when it does not know them
@@ -188,6 +193,13 @@ class Loader(Closing):
                 *(f"{self._shape.world:,}", f"{self._shape.batch_size:,}"),
             )
         return steps
+
+
+def _work_ahead(
+    ahead: SupportsIndex = 2, ask_ahead: bool | None = None
+) -> tuple[int, bool | None]:
+    asks = None if ask_ahead is None else bool(ask_ahead)
+    return whole_number(ahead, "ahead", least=0), asks
 
 
 class _Batches(Iterator[Batch]):
