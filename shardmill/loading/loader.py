@@ -195,9 +195,7 @@ class Loader(Closing):
         return steps
 
 
-def _work_ahead(
-    ahead: SupportsIndex = 2, ask_ahead: bool | None = None
-) -> tuple[int, bool | None]:
+def _work_ahead(ahead: SupportsIndex = 2, ask_ahead: bool | None = None) -> tuple[int, bool | None]:
     asks = None if ask_ahead is None else bool(ask_ahead)
     return whole_number(ahead, "ahead", least=0), asks
 
