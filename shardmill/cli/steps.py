@@ -17,7 +17,7 @@ from shardmill.arguments import whole_number
 from shardmill.cli.options import Split, read_state
 from shardmill.cli.tokens import choose_pattern
 from shardmill.errors import OptionError
-from shardmill.inspect.steps import Moment
+from shardmill.inspect.rows import Moment
 from shardmill.loading import PlannedSample, RowSource, SampleStream
 from shardmill.loading.config import (
     DataConfig,

@@ -79,7 +79,7 @@ def test_the_library_names_no_flag_of_a_command() -> None:
             "(--run-on local), --ray-address a:1: no",
         ),
         ("blame", "say which with --fill (fill=)", "say which with --fill"),
-        ("blame", "say so with --input (inputs=), as", "say so with --input, as"),
+        ("blame", "name it with --input (inputs=), as", "name it with --input, as"),
         ("convert", "check from_format=", "check --from"),
     ],
 )

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shardmill.inspect.diff import diff_stores
-from shardmill.inspect.document_match import DocumentPlace, SplitDocuments, StoreDiff
+from shardmill.inspect.diff import DocumentPlace, SplitDocuments, StoreDiff, diff_stores
 from shardmill.protocols import Tokenizer
 from shardmill.store import open_store
 from shardmill.store.readers import open_tokens
