@@ -40,7 +40,7 @@ from shardmill.tokenizers import (
     open_tokenizer,
     train_tokenizer,
 )
-from shardmill.tokenizers.fast import fast_candidates
+from shardmill.tokenizers.engines import fast_candidates
 
 CASES = [  # (label, model file, engine, part of the corpus, wanted share of the bare speed)
     ("SentencePiece unigram, reference", "unigram/spm.model", "reference", 0.5, 0.90),

@@ -38,7 +38,7 @@ from shardmill.chat import TokenTemplate, TrainPolicy, bind_template, known_temp
 from shardmill.protocols import Encoder, Texts, Tokenizer
 from shardmill.records import Conversation, Ragged
 from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizers.fast import fast_candidates
+from shardmill.tokenizers.engines import fast_candidates
 
 BATCH = 1024
 MARKERS = {"im_start": "<|im_start|>", "im_end": "<|im_end|>"}

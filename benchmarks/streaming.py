@@ -35,7 +35,7 @@ from texts import some_documents, text_bytes
 
 from shardmill.testing.hub import LoopbackHub
 from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizers.fast import fast_candidates
+from shardmill.tokenizers.engines import fast_candidates
 
 DATASET = "own/texts"
 NUM_FILES, GROUP_ROWS = 8, 500

@@ -15,7 +15,7 @@ from shardmill.errors import TokenizerError, TokenRangeError
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, Ragged
 from shardmill.tokenizers import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
-from shardmill.tokenizers.texts import EngineSource
+from shardmill.tokenizers.base import EngineSource
 
 _UINT16_IDS = 2**16
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import TypeVar
+
+    # `Batch` alone means a batch of a store. Python 3.11 has no defaults at run time.
+    IdType = TypeVar("IdType", bound=np.integer[Any], default=np.int64)
+else:
+    from typing import TypeVar
+
+    IdType = TypeVar("IdType")
 
 IGNORE_INDEX = -100
 """The label that a loss skips."""
@@ -221,14 +229,16 @@ class ChatExamples:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Batch:
+class Batch(Generic[IdType]):
     """The rows of one step as numpy arrays: `(B, T)` from stores, `(A, B, T)` from streams.
 
     A batch that is held, whole or in part, never changes.
     """
 
-    input_ids: IntArray  # int64 from stores, int32 from streams; contiguous
-    labels: IntArray  # the token after each input, or IGNORE_INDEX where it is not trained
+    input_ids: npt.NDArray[IdType]  # int64 from stores, int32 from streams; contiguous
+    labels: npt.NDArray[
+        IdType
+    ]  # the token after each input, or IGNORE_INDEX where it is not trained
     # streams
     attention_mask: BoolArray | None = None  # False: padding
     segment_ids: IntArray | None = None  # int32; 1, 2, ... for the documents of a row, 0: padding
@@ -238,7 +248,7 @@ class Batch:
     cu_seqlens: npt.NDArray[np.int32] | None = None  # edges of all documents, rows end to end
     max_seqlen: int | None = None  # tokens of the longest document in a row
     # where the rows of a store come from
-    samples: range | None = None  # the global sample numbers of the rows
+    samples: range = range(0)  # the global sample numbers of the rows; empty from streams
     source: OffsetArray | None = None  # (B,) which source of the mixture
     epoch: OffsetArray | None = None  # (B,) which pass over that source, from 0
     item: OffsetArray | None = None  # (B,) which window or packed row of that source

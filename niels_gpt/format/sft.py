@@ -34,7 +34,7 @@ from shardmill.chat.fit import Fit, fit_rows
 from shardmill.chat.policy import assistant_mask
 from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged, next_token_pairs
 from shardmill.tokenizers import adapt_tokenizer, probe
-from shardmill.tokenizers.special_tokens import short_name
+from shardmill.tokenizers.base import short_name
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
 

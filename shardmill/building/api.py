@@ -16,10 +16,12 @@ from typing import Any, Literal
 from shardmill.arguments import choices, is_url
 from shardmill.building.chats import build_chats
 from shardmill.building.documents import build_store
+from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan
-from shardmill.building.pool import RunOn
-from shardmill.building.spec import BuildReport, BuildSpec, Feed, Progress
-from shardmill.building.workplace import has_unfinished_build
+from shardmill.building.plan import BuildSpec, Feed
+from shardmill.building.resources import RunOn
+from shardmill.building.run import BuildReport
+from shardmill.building.scheduler import OnProgress
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
@@ -55,7 +57,7 @@ def build(
     overwrite: bool = False,
     scratch: str | Path | None = None,
     report: str | Path | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_push: Callable[[int, int], None] | None = None,
     # documents only
     field: str | None = None,

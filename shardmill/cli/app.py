@@ -1,24 +1,52 @@
-"""The commands, and which of them a call names.
+"""The commands: which of them a call names, and how it ends.
 
 `shardmill --help` needs the names and summaries of all commands but none of their code, so the
-table below holds those, and a command's module is imported when the command is called.
+table below holds those, and a command's module is imported when the command is called. Every error
+becomes an exit code and a message on stderr, in the words of the command line: options as flags,
+and a typo with the nearest name.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import re
+import shlex
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import shardmill
 from shardmill.arguments import nearest
-from shardmill.errors import OptionError
+from shardmill.cli.terminal import StdoutError, indented, messages, watched_stdout
+from shardmill.errors import OptionError, ShardmillError, as_keyword
+from shardmill.urls import remember
 
+DONE, FOUND, MISTAKE, FAULT, STOPPED, UNHEARD = 0, 1, 2, 70, 130, 141
+EXIT_CODES = {
+    DONE: "done, and all is well",
+    FOUND: "done, and something was found: damage, a problem, a difference",
+    MISTAKE: "a mistake in the call or its input, or a place that cannot be read or written",
+    FAULT: "a fault of shardmill itself; its traceback is on stderr",
+    STOPPED: "stopped with Ctrl-C",
+    UNHEARD: "the reader of stdout went away, as `| head` does",
+}
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""What typer raises for a wrong call, wherever this version keeps it."""
+_FLAGS = {"inputs": "--input", "from_format": "--from", "to_format": "--to"}
+"""Keywords whose flag has another name."""
+_CHOICE = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>.*?)\.?$", re.DOTALL)
+_KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid float": "a number"}
+"""What typer says of values, and what it means."""
+_SYSTEM = re.compile(r"\[Errno [0-9]+\] ([A-Z][^:'\"]*): '([^']+)'")
+_EMPTY = re.compile(r"(--[a-z][a-z-]*)=")
 PROGRAM = "shardmill"
 MAKE, LOOK, MOVE, RUN = "Make", "Look and check", "Move", "Run and measure"
 # command -> (module and function, panel of the help, summary), in the order of the help
@@ -26,7 +54,7 @@ COMMANDS = {
     "tokenizer": ("tokenizer:app", MAKE, "Train a tokenizer, or look at one."),
     "build": ("build:build", MAKE, "Tokenise text into a store."),
     "build chats": (
-        *("build_chats:chats", MAKE),
+        *("build:chats", MAKE),
         "Render conversations into a store, each whole, with loss mask and turns.",
     ),
     "pack": (
@@ -178,6 +206,74 @@ def set_help(text: str) -> str:
     return "\n\n".join(part.replace("Example: ", "Example:\n", 1) for part in paragraphs)
 
 
+def run(words: Sequence[str]) -> int:
+    """Run the command that the words name. Only our own faults and --debug show a traceback."""
+    if sys.stderr is None:  # closed by the caller: messages go nowhere
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - as long as the process
+    for word in words:
+        remember(word)
+    root = open_app()
+    call = find_call(root, words)
+    with messages(PROGRAM):
+        try:
+            return _run(root, words)
+        except _USAGE_ERROR as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                return MISTAKE  # the help was printed
+            return _refused(error, f"{usage_text(error, call, root)} (`{call.name} --help`)", call)
+        except ShardmillError as error:
+            return _refused(error, error_text(error, call.command), call)
+        except StdoutError as error:
+            return UNHEARD if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
+        except OSError as error:  # a full disk, a folder that may not be written
+            where = f"{error.filename}: " if error.filename is not None else ""
+            return _refused(error, f"{where}{error.strerror or error}", call)
+        except Exception:  # noqa: BLE001 - shown whole, with an exit code that no check has
+            _say(f"{traceback.format_exc()}{PROGRAM}: a fault of shardmill, not of this call")
+            return FAULT
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse words that can only be a slip: an empty one would mean the current folder."""
+    for number, word in enumerate(words):
+        flag = _EMPTY.fullmatch(word)
+        before = words[number - 1] if number else ""
+        if word == "" or flag:
+            where = flag[1] if flag else before if before.startswith("--") else f"word {number + 1}"
+            raise OptionError(f"{where}: found nothing (''); is a variable of the shell empty?")
+        if "\0" in word:
+            raise OptionError(f"{word!r}: has a NUL character, which no argument may have")
+
+
+def _run(root: RootGroup, words: Sequence[str]) -> int:
+    if sys.stdout is None:
+        raise OSError("stdout is closed: leave it open, or send it to /dev/null")
+    _check_words(words)
+    with watched_stdout():
+        try:
+            code = root.main(list(words), prog_name=PROGRAM, standalone_mode=False)
+        except SystemExit as end:
+            # typer takes every broken pipe for that of stdout, which raises StdoutError here
+            if isinstance(end.__context__, BrokenPipeError):
+                raise OSError("a connection was closed by its other end") from end
+            code = end.code
+    return code if isinstance(code, int) else DONE
+
+
+def _refused(error: BaseException, text: str, call: Call) -> int:
+    trace = "".join(traceback.format_exception(error)) if call.debug else ""
+    _say(f"{trace}{PROGRAM}: {indented(text)}")
+    return MISTAKE
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # stderr is closed; the exit code remains
+        print(text, file=sys.stderr)
+
+
+# commands of typer
+
+
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         print(f"shardmill {shardmill.__version__}")
@@ -212,32 +308,42 @@ def _as_command(name: str, found: Any) -> Any:
     return command
 
 
-def with_parameters(command: Callable[..., None]) -> Callable[..., None]:
-    """A function of one record of options as a function of the record's fields."""
-    record = next(iter(get_type_hints(command).values()))
-    if not is_dataclass(record):
-        return command
+def with_parameters(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """A command that takes a record of options as a function of the record's fields."""
+    record: Any = next(iter(get_type_hints(command).values()))
     hints = get_type_hints(record, include_extras=True)
+    parameters = [
+        _parameter(field.name, hints[field.name], field.default)
+        for field in fields(record)
+        if get_origin(hints[field.name]) is Annotated
+    ]
 
-    make = cast(Callable[..., object], record)
-
-    def flat(**options: Any) -> None:
-        command(make(**options))
+    def flat(**options: Any) -> int | None:
+        return command(record(**options))
 
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
-    flat.__annotations__ = {field.name: hints[field.name] for field in fields(record)}
-    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields(record)
-        ]
-    )
+    flat.__annotations__ = {one.name: one.annotation for one in parameters}
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return flat
+
+
+def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:
+    """A field of a record, annotated as `options.py` says, as a parameter that typer reads."""
+    kind, *notes = get_args(hint)
+    *names, text = (note for note in notes if isinstance(note, str))
+    complete = next((note for note in notes if callable(note)), None)
+    if names and names[0].isupper():
+        info = typer.Argument(help=text)
+    else:
+        if default is False and not names:
+            names = [_default_flag(name)]  # else typer adds a --no-...
+        info = typer.Option(*names, help=text, autocompletion=complete)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[kind, info],
+    )
 
 
 def _hide_types_of_flags(command: Any) -> None:
@@ -250,3 +356,79 @@ def _joined(words: Sequence[str]) -> list[str]:
     """The words with a command of two words as one."""
     double = _TWO_WORDS.get(tuple(words[:2]))  # type: ignore[arg-type]  # fewer words are no key
     return [double, *words[2:]] if double else list(words)
+
+
+def _default_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+# errors in words
+
+
+def as_flag(name: str, value: object) -> str:
+    """An option as it is typed."""
+    flag = _FLAGS.get(name) or _default_flag(name)
+    if value is ... or value is True:
+        return flag
+    if value is False:
+        return f"--no-{flag.removeprefix('--')}"
+    return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"
+
+
+def error_text(error: ShardmillError, command: Any) -> str:
+    """The message of one of our errors, with the options that this command has as flags."""
+    flags = _flags(command)
+
+    def write(name: str, value: object) -> str:
+        known = as_flag(name, ...) in flags
+        return as_flag(name, value) if known else as_keyword(name, value)
+
+    return _named_once(error.worded(write))
+
+
+def usage_text(error: Any, call: Call, root: RootGroup) -> str:
+    """What typer refused. Its classes are known by name: they move between its versions."""
+    kind, param = type(error).__name__, getattr(error, "param", None)
+    if kind == "NoSuchOption":
+        return _no_such_option(error.option_name, call, root)
+    if param is None or kind not in ("MissingParameter", "BadParameter"):
+        return str(error.format_message()).rstrip(".")
+    flags = [flag for flag in param.opts if flag.startswith("--")]
+    shown = flags[0] if flags else param.name.upper()
+    if kind == "MissingParameter":
+        return f"{shown} is missing" + (f": {param.help}" if param.help else "")
+    return _bad_value(shown, error.message)
+
+
+def _named_once(message: str) -> str:
+    """The system repeats the file's name: x.toml: ... No such file or directory: 'x.toml'."""
+    return _SYSTEM.sub(
+        lambda found: found[1] if found[2] in message[: found.start()] else found[0], message
+    )
+
+
+def _no_such_option(word: str, call: Call, root: RootGroup) -> str:
+    if word == "--debug":
+        return "--debug goes before the command: shardmill --debug ..."
+    near = nearest(word, _flags(call.command))
+    if near is not None and near != word:
+        return f"no option {word}; did you mean {near}?"
+    others = [name for name, command in every_command(root) if word in _flags(command)]
+    return f"no option {word}" + (f"; {' and '.join(others[:3])} have it" if others else "")
+
+
+def _flags(command: Any) -> list[str]:
+    flags = [flag for param in command.params for flag in (*param.opts, *param.secondary_opts)]
+    return [flag for flag in [*flags, "--help"] if flag.startswith("--")]
+
+
+def _bad_value(shown: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    choice = _CHOICE.search(message)
+    if choice is None:
+        wanted = next((words for part, words in _KINDS.items() if part in message), None)
+        return f"{shown}: {f'wanted {wanted}' if wanted else message.rstrip('.')}"
+    known = re.findall("'([^']*)'", choice["known"])
+    near = nearest(choice["word"], known)
+    guess = f"; did you mean {near}?" if near else ""
+    return f"{shown} {choice['word']}: wanted one of {', '.join(known)}{guess}"

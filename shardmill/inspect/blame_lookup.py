@@ -20,7 +20,7 @@ import numpy as np
 
 from shardmill.building.assembly import mark_of
 from shardmill.building.chats import SplitRule
-from shardmill.building.units import chunks_of
+from shardmill.building.plan import chunks_of
 from shardmill.chat import (
     JINJA_REASONS,
     REASONS,
@@ -178,7 +178,8 @@ class SourceLookup:
             orders = " or ".join(",".join(order) for order in found)
             raise OptionError(
                 f"{store.folder}: has equal texts, so its splits may have been filled in the order "
-                f"{orders}: say which with --fill (fill=)"
+                f"{orders}: say which with {{fill}}",
+                fill=...,
             )
         return _Region(
             source=self._sources[0],
@@ -194,10 +195,12 @@ class SourceLookup:
         if self._fill is not None:
             order = tuple(one for one in self._fill if one in counts)
             if set(order) != set(counts) or len(order) != len(counts):
-                raise OptionError(f"fill={list(self._fill)}: wanted each of {sorted(counts)} once")
+                raise OptionError(
+                    f"{{fill}}: wanted each of {sorted(counts)} once", fill=",".join(self._fill)
+                )
             yield order
         elif len(counts) > _MOST_ORDERS:
-            raise OptionError(f"{len(counts)} splits: give their order with --fill (fill=)")
+            raise OptionError(f"{len(counts)} splits: give their order with {{fill}}", fill=...)
         else:
             yield from permutations(sorted(counts))
 
@@ -296,7 +299,8 @@ class ChatLookup:
         if template is None and "spec" not in recorded:
             raise OptionError(
                 f"the store was rendered with the Jinja template {recorded.get('name')!r}, which "
-                "it does not hold: give it with --template (template=)"
+                "it does not hold: give it with {template}",
+                template=...,
             )
         template = template or bind_template(spec_from_json(recorded["spec"]), tokenizer)
         if json.loads(json.dumps(template.describe())) != recorded:

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from shardmill.building.spec import describe_difference
 from shardmill.errors import OptionError, ShardmillError, SourceError
 from shardmill.inspect.stores import Shelf
 from shardmill.protocols import ConversationSource, Source
@@ -33,7 +32,7 @@ from shardmill.sources import (
     open_chats,
     open_source,
 )
-from shardmill.storage.files import InputFile, has_content, list_files
+from shardmill.storage.files import InputFile, describe_difference, has_content, list_files
 from shardmill.store import Manifest
 from shardmill.urls import Url
 

@@ -32,7 +32,7 @@ from shardmill.sampling.shares import whole_shares
 from shardmill.store import Store
 from shardmill.store.readers.token_space import ReaderName, find_split, is_store
 from shardmill.tokenizers import open_tokenizer
-from shardmill.tokenizers.special_tokens import usual_id
+from shardmill.tokenizers.base import usual_id
 
 Dtype = Literal["uint16", "uint32"]
 Weights = Mapping[str, Annotated[float, Between(0)]]

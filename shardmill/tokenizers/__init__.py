@@ -6,9 +6,9 @@ imports its library when it is opened.
 
 from __future__ import annotations
 
-from shardmill.tokenizers.adapt import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
+from shardmill.tokenizers.base import DEFAULT_SPECIALS
 from shardmill.tokenizers.byte import ByteTokenizer
-from shardmill.tokenizers.engine_choice import (
+from shardmill.tokenizers.engines import (
     ChosenEncoder,
     EngineCheck,
     EngineChoice,
@@ -16,8 +16,13 @@ from shardmill.tokenizers.engine_choice import (
     reopen_encoder,
     thread_limits,
 )
-from shardmill.tokenizers.open import open_tokenizer
-from shardmill.tokenizers.special_tokens import DEFAULT_SPECIALS
+from shardmill.tokenizers.open import (
+    adapt_tokenizer,
+    model_sha256_of,
+    open_tokenizer,
+    probe,
+    vocab_size_of,
+)
 from shardmill.tokenizers.train import TrainReport, TrainSpec, train_tokenizer
 
 __all__ = [

@@ -7,14 +7,20 @@ them. Encoding is one addition over the Arrow buffer, without a loop over docume
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from shardmill.errors import OptionError
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, OffsetArray, Ragged
-from shardmill.tokenizers.special_tokens import TokenizerWithSpecials
-from shardmill.tokenizers.texts import EngineSource, character_spans, fingerprint_of, utf8_buffer
+from shardmill.tokenizers.base import (
+    EngineSource,
+    TokenizerWithSpecials,
+    character_spans,
+    fingerprint_of,
+    utf8_buffer,
+)
 
 MAX_OFFSET = 2**31 - 257
 
@@ -49,7 +55,7 @@ class ByteTokenizer(TokenizerWithSpecials):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles as its options."""
-        return _reopened, (type(self), self.byte_offset, self._specials)
+        return partial(type(self), byte_offset=self.byte_offset, specials=self._specials), ()
 
     @property
     def vocab_size(self) -> int:
@@ -77,9 +83,3 @@ class ByteTokenizer(TokenizerWithSpecials):
 
     def __repr__(self) -> str:
         return f"ByteTokenizer(byte_offset={self.byte_offset}, vocab_size={self.vocab_size})"
-
-
-def _reopened(
-    kind: type[ByteTokenizer], byte_offset: int, specials: dict[str, str]
-) -> ByteTokenizer:
-    return kind(byte_offset=byte_offset, specials=specials)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +15,28 @@ import numpy as np
 from shardmill.errors import TokenizerError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, OffsetArray, Ragged
-from shardmill.tokenizers.battery import short_texts
-from shardmill.tokenizers.special_tokens import (
-    FileNames,
-    TokenizerWithSpecials,
-    find_names,
-    names_beside,
-)
-from shardmill.tokenizers.texts import (
+from shardmill.tokenizers.base import (
     EngineSource,
+    TokenizerWithSpecials,
     as_list,
     character_spans,
     fingerprint_of,
+    read_json,
+    read_meta,
     sha256_hex,
+    short_name,
+    slices,
     surrogate_error,
 )
+from shardmill.tokenizers.battery import short_texts
 
 try:
     import tokenizers as library
     from tokenizers.pre_tokenizers import ByteLevel
 except ImportError as missing:
     raise missing_extra("tokenizers", "hf") from missing
+
+_log = logging.getLogger(__name__)
 
 
 def text_only(config: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, Any]:
@@ -72,29 +75,10 @@ def text_only(config: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str,
     }
 
 
-def special_strings(config: Mapping[str, Any]) -> dict[str, int]:
-    """Literal string to id of the added tokens that the file marks as special."""
-    return {
-        token["content"]: token["id"]
-        for token in config.get("added_tokens") or []
-        if token.get("special")
-    }
-
-
-def added_strings(config: Mapping[str, Any]) -> list[str]:
-    """The added tokens that are matched in text."""
+def _added_tokens(config: Mapping[str, Any], *, special: bool) -> list[dict[str, Any]]:
+    """The added tokens that the file marks as special; or those that are matched in text."""
     tokens = config.get("added_tokens") or []
-    return sorted(token["content"] for token in tokens if not token.get("special"))
-
-
-def looks_around(config: Mapping[str, Any]) -> bool:
-    """Whether an added token takes the whitespace beside it, or asks for a word's border."""
-    return any(
-        token.get(flag)
-        for token in config.get("added_tokens") or []
-        if not token.get("special")
-        for flag in ("lstrip", "rstrip", "single_word")
-    )
+    return [token for token in tokens if bool(token.get("special")) == special]
 
 
 def unknown_token(config: Mapping[str, Any]) -> str | None:
@@ -111,11 +95,7 @@ def is_exact(config: Mapping[str, Any], alphabet: Collection[str], hidden: Colle
     """Whether every text round-trips exactly: byte-level BPE that changes and drops nothing."""
     model = config["model"]
     decoder = config.get("decoder") or {}
-    strips = any(
-        token.get("lstrip") or token.get("rstrip")
-        for token in config.get("added_tokens") or []
-        if not token.get("special")
-    )
+    in_text = _added_tokens(config, special=False)
     return (
         model.get("type") == "BPE"
         and not config.get("normalizer")
@@ -124,7 +104,7 @@ def is_exact(config: Mapping[str, Any], alphabet: Collection[str], hidden: Colle
         and not model.get("continuing_subword_prefix")
         and not model.get("end_of_word_suffix")
         and set(alphabet) <= set(model["vocab"]) - set(hidden)
-        and not strips
+        and not any(token.get("lstrip") or token.get("rstrip") for token in in_text)
     )
 
 
@@ -157,6 +137,70 @@ def _builds(merge: str | list[str], hidden: Mapping[str, str]) -> bool:
     return left in hidden or right in hidden or left + right in hidden
 
 
+class FileNames(dict[str, str]):
+    """Names read from files: one that is not in the vocabulary is left out, not refused."""
+
+
+def find_names(
+    names: Mapping[str, str] | None,
+    strings: Mapping[str, int],
+    vocabulary: Mapping[str, int],
+    unknown: str | None,
+) -> dict[str, int]:
+    """Name to id of the special tokens of a Hugging Face tokenizer.
+
+    Names given by the caller are the only ones. Otherwise a string of the file without a name is
+    its own name, and without an "eot", the file's "eos" is one.
+    """
+    found: dict[str, int] = {}
+    for name, text in (names or {}).items():
+        if text in vocabulary:
+            found[name] = vocabulary[text]
+        elif isinstance(names, FileNames):
+            _log.info("special token %s: %r is not in the vocabulary; left out", name, text)
+        else:
+            raise TokenizerError(
+                f"special {name!r}: {text!r} is not one id of this tokenizer; its special tokens "
+                f"are {sorted(strings)[:20]}"
+            )
+    found = dict(sorted(found.items(), key=lambda item: item[1]))
+    if unknown is not None and found.get("unk") == vocabulary.get(unknown):
+        found.pop("unk", None)
+    if names is not None and not isinstance(names, FileNames):
+        return found
+    taken = {*found.values(), None if unknown is None else vocabulary.get(unknown)}
+    for text, number in strings.items():
+        if number not in taken:
+            name = short_name(text)
+            found[text if name in found else name] = number
+    if "eot" not in found and "eos" in found:
+        _log.info("no special token is called eot; eos (%d) ends a document", found["eos"])
+        found["eot"] = found["eos"]
+    return found
+
+
+def names_beside(path: Path) -> FileNames:
+    """Names from our meta.json, else from tokenizer_config.json and special_tokens_map.json."""
+    ids, strings = read_meta(path, sha256_hex(path.read_bytes()))
+    if ids and strings:
+        return FileNames(strings)
+    names = FileNames()
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        beside = path.parent / file
+        value = read_json(beside) if beside.is_file() else {}
+        found = value if isinstance(value, dict) else {}
+        decoder = found.get("added_tokens_decoder")
+        for token in decoder.values() if isinstance(decoder, dict) else ():
+            text = token.get("content") if isinstance(token, dict) else None
+            if isinstance(text, str) and token.get("special"):
+                names[short_name(text)] = text
+        for key, value in found.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str) and text:
+                names[key.removesuffix("_token")] = text
+    return names
+
+
 _CHARACTERS_PER_CALL = 2**21
 """The library keeps an object per token until a call ends: short calls keep memory flat."""
 
@@ -179,8 +223,9 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         self._original = _load(json.dumps(config))
         vocabulary: dict[str, int] = self._original.get_vocab(with_added_tokens=True)
         unknown = unknown_token(config)
-        self.special_names = find_names(names, special_strings(config), vocabulary, unknown)
-        hidden_ids = {*special_strings(config).values(), *self.special_names.values()}
+        marked = {t["content"]: t["id"] for t in _added_tokens(config, special=True)}
+        self.special_names = find_names(names, marked, vocabulary, unknown)
+        hidden_ids = {*marked.values(), *self.special_names.values()}
         hidden = sorted(text for text, number in vocabulary.items() if number in hidden_ids)
         self._exact = is_exact(config, ByteLevel.alphabet(), hidden)
         if unknown is not None and vocabulary.get(unknown) in self.special_names.values():
@@ -201,7 +246,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles as its JSON and the names it was opened with; opening checks it again."""
-        return _reopened, (type(self), self.model_bytes, self._names)
+        return partial(type(self), self.model_bytes, names=self._names), ()
 
     @property
     def vocab_size(self) -> int:
@@ -211,7 +256,11 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
     def fingerprint(self) -> str:
         """Ignores the formatting of the JSON and the names of specials: they change no id."""
         return fingerprint_of(
-            {"kind": "huggingface", "config": self._config, "hidden": [*sorted(self.special_strings)]}
+            {
+                "kind": "huggingface",
+                "config": self._config,
+                "hidden": [*sorted(self.special_strings)],
+            }
         )
 
     @property
@@ -220,13 +269,19 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
 
     @property
     def engine_source(self) -> EngineSource:
+        """With the added tokens that are matched in text, and whether one takes the whitespace
+        beside it or asks for a word's border."""
+        in_text = _added_tokens(self._config, special=False)
         return EngineSource(
             kind="tokenizer.json",
             model=self._text_only.encode(),
             facts={
                 "model_type": self.model_type,
-                "added_tokens": list(added_strings(self._config)),
-                "looks_around": looks_around(self._config),
+                "added_tokens": sorted(token["content"] for token in in_text),
+                "looks_around": any(
+                    token.get("lstrip") or token.get("rstrip") or token.get("single_word")
+                    for token in in_text
+                ),
             },
             library="tokenizers",
             library_version=library.__version__,
@@ -235,7 +290,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
     def encode_batch(self, texts: Texts) -> Ragged:
         parts = [np.empty(0, np.uint32)]
         listed = as_list(texts)
-        for group in _groups(listed):
+        for group in slices(listed, _CHARACTERS_PER_CALL):
             try:
                 encoded = self._tokenizer.encode_batch_fast(group, add_special_tokens=False)
             except (TypeError, UnicodeError) as problem:
@@ -304,12 +359,6 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         return f"HuggingFaceTokenizer({self.model_type}, vocab_size={self.vocab_size})"
 
 
-def _reopened(
-    kind: type[HuggingFaceTokenizer], config_json: bytes, names: dict[str, str] | None
-) -> HuggingFaceTokenizer:
-    return kind(config_json, names=names)
-
-
 def _parse(config_json: str | bytes) -> dict[str, Any]:
     try:
         config = json.loads(config_json)
@@ -328,18 +377,6 @@ def _load(config_json: str) -> Any:
         raise TokenizerError(f"tokenizers refuses this tokenizer.json: {problem}") from problem
 
 
-def _groups(texts: list[str]) -> Iterator[list[str]]:
-    """Slices of a few million characters, at least one text each."""
-    start = size = 0
-    for stop, text in enumerate(texts):
-        if size and size + len(text) > _CHARACTERS_PER_CALL:
-            yield texts[start:stop]
-            start, size = stop, 0
-        size += len(text)
-    if start < len(texts):
-        yield texts[start:]
-
-
 def open_file(path: Path, *, specials: Mapping[str, str] | None) -> HuggingFaceTokenizer:
     """A tokenizer.json; names of specials come from the files beside it."""
     try:
@@ -356,14 +393,27 @@ def open_pretrained(
     spec: str, *, specials: Mapping[str, str] | None, revision: str | None
 ) -> HuggingFaceTokenizer:
     """A hub id, or a folder without a tokenizer.json, through transformers."""
-    loaded = load_transformers(spec, revision)
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if backend is None:
+    return from_library(load_transformers(spec, revision), repr(spec), specials=specials)
+
+
+def from_library(
+    loaded: Any, name: str, *, specials: Mapping[str, str] | None
+) -> HuggingFaceTokenizer:
+    """A tokenizer object of tokenizers or transformers, opened by its model."""
+    backend = getattr(loaded, "backend_tokenizer", loaded)
+    if not hasattr(backend, "to_str"):
         raise TokenizerError(
-            f"{spec!r} is a {type(loaded).__name__}, which has no tokenizer.json form; "
-            "use its .model file, or adapt_tokenizer(...) for your own object"
+            f"{name} is a {type(loaded).__name__}, which has no tokenizer.json form; open its "
+            ".model file, or use adapt_tokenizer(...) for your own object"
         )
-    names = names_in_library(loaded) if specials is None else specials
+    names = specials
+    if names is None:  # transformers calls them {"eos_token": "</s>", ...}
+        found = getattr(loaded, "special_tokens_map", {})
+        names = FileNames(
+            (key.removesuffix("_token"), text)
+            for key, text in found.items()
+            if isinstance(text, str)
+        )
     return HuggingFaceTokenizer(str(backend.to_str()), names=names)
 
 
@@ -382,14 +432,6 @@ def load_transformers(spec: str, revision: str | None = None) -> Any:
             f"{spec!r}: transformers cannot open this tokenizer: {problem}; give a folder with a "
             "tokenizer.json, a .model file, or the id of a public hub repository"
         ) from problem
-
-
-def names_in_library(loaded: Any) -> FileNames:
-    """What transformers calls the special tokens of a tokenizer: {"eos": "</s>", ...}."""
-    found = getattr(loaded, "special_tokens_map", {})
-    return FileNames(
-        {key.removesuffix("_token"): text for key, text in found.items() if isinstance(text, str)}
-    )
 
 
 def train_byte_bpe(

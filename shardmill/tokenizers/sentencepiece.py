@@ -10,24 +10,23 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from shardmill.errors import TokenizerError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, OffsetArray, Ragged
-from shardmill.tokenizers.special_tokens import (
-    TokenizerWithSpecials,
-    names_in_meta,
-    read_meta,
-    short_name,
-)
-from shardmill.tokenizers.texts import (
+from shardmill.tokenizers.base import (
     EngineSource,
+    TokenizerWithSpecials,
     as_list,
     fingerprint_of,
+    read_meta,
     sha256_hex,
+    short_name,
     surrogate_error,
 )
 
@@ -37,6 +36,7 @@ except ImportError as missing:
     raise missing_extra("sentencepiece", "sentencepiece") from missing
 
 SPACE_PIECE = "\u2581"
+_Kind = TypeVar("_Kind", int, bytes)
 _USUAL_NAMES = {"<s>": "bos", "</s>": "eos", "<pad>": "pad"}
 
 # The layout of a model file is the public sentencepiece_model.proto, read here without a protobuf
@@ -47,7 +47,7 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _PIECES, _TRAINER, _NORMALIZER, _SELF_TEST = 1, 2, 3, 4
 _TEXT, _TYPE = 1, 3
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
-_CHARSMAP, _DUMMY_PREFIX, _EXTRA_WHITESPACE, _ESCAPE = 2, 3, 4, 5
+_CHARSMAP, _EXTRA_WHITESPACE, _ESCAPE = 2, 4, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,6 @@ class ModelFacts:
     byte_fallback: bool  # characters outside the vocabulary become bytes, not unknown
     identity: bool  # the normaliser changes no character
     keeps_whitespace: bool  # runs, leading and trailing whitespace stay
-    dummy_prefix: bool  # a space is put before every text
     escapes_whitespace: bool  # a space is stored as U+2581
 
 
@@ -72,8 +71,9 @@ def read_facts(data: bytes) -> ModelFacts:
     for field, value, _ in _fields(data):
         if field == _PIECES:
             parts = _message(value)
-            pieces.append(_bytes(parts.get(_TEXT, b"")).decode("utf-8", "surrogateescape"))
-            types.append(_int(parts.get(_TYPE, NORMAL)))
+            text: bytes = _checked(parts.get(_TEXT, b""), bytes)
+            pieces.append(text.decode("utf-8", "surrogateescape"))
+            types.append(_checked(parts.get(_TYPE, NORMAL), int))
         elif field == _TRAINER:
             trainer = _message(value)
         elif field == _NORMALIZER:
@@ -83,11 +83,10 @@ def read_facts(data: bytes) -> ModelFacts:
     return ModelFacts(
         pieces=tuple(pieces),
         types=tuple(types),
-        model_type=_MODEL_TYPES.get(_int(trainer.get(_MODEL_TYPE, 1)), "unknown"),
+        model_type=_MODEL_TYPES.get(_checked(trainer.get(_MODEL_TYPE, 1), int), "unknown"),
         byte_fallback=bool(trainer.get(_BYTE_FALLBACK, 0)),
         identity=not normalizer.get(_CHARSMAP, b""),
         keeps_whitespace=not normalizer.get(_EXTRA_WHITESPACE, 1),
-        dummy_prefix=bool(normalizer.get(_DUMMY_PREFIX, 1)),
         escapes_whitespace=bool(normalizer.get(_ESCAPE, 1)),
     )
 
@@ -111,7 +110,9 @@ def hide_pieces(data: bytes, hidden: Mapping[int, str]) -> bytes:
 
 
 def _renamed(piece: int | bytes, name: str) -> bytes:
-    kept = b"".join(raw for field, _, raw in _fields(_bytes(piece)) if field not in (_TEXT, _TYPE))
+    kept = b"".join(
+        raw for field, _, raw in _fields(_checked(piece, bytes)) if field not in (_TEXT, _TYPE)
+    )
     return _field(_TEXT, name.encode()) + kept + _varint(_TYPE << 3 | _VARINT) + _varint(CONTROL)
 
 
@@ -141,7 +142,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
 
 
 def _message(value: int | bytes) -> dict[int, int | bytes]:
-    return {field: part for field, part, _ in _fields(_bytes(value))}
+    return {field: part for field, part, _ in _fields(_checked(value, bytes))}
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -169,15 +170,10 @@ def _field(number: int, value: bytes) -> bytes:
     return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
 
 
-def _bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise TokenizerError("not a SentencePiece model: a number where text was expected")
-    return value
-
-
-def _int(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise TokenizerError("not a SentencePiece model: text where a number was expected")
+def _checked(value: int | bytes, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise TokenizerError(f"not a SentencePiece model: {found} where {kind.__name__} belongs")
     return value
 
 
@@ -198,7 +194,10 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
         num_threads: int = 1,
     ) -> None:
         path = None if isinstance(model, bytes) else Path(model)
-        data = model if isinstance(model, bytes) else _read(Path(model))
+        try:
+            data = model if isinstance(model, bytes) else Path(model).read_bytes()
+        except OSError as problem:
+            raise TokenizerError(f"{path}: cannot be read: {problem.strerror}") from problem
         self.model_path = path
         self.model_bytes = data
         self.model_sha256 = sha256_hex(data)
@@ -226,8 +225,8 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles as the model's bytes; the path is only a name, and no file is read again."""
         specials = {name: self._facts.pieces[number] for name, number in self.special_names.items()}
-        how = (self.model_bytes, specials, self._num_threads, self.model_path)
-        return _reopened, (type(self), *how)
+        make = partial(type(self), specials=specials, num_threads=self._num_threads)
+        return make, (self.model_bytes,), {"model_path": self.model_path}
 
     @property
     def vocab_size(self) -> int:
@@ -307,27 +306,8 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
         return f"SentencePieceTokenizer({name!r}, {self.model_type}, vocab_size={self.vocab_size})"
 
 
-def _reopened(
-    kind: type[SentencePieceTokenizer],
-    model: bytes,
-    specials: dict[str, str],
-    num_threads: int,
-    path: Path | None,
-) -> SentencePieceTokenizer:
-    tokenizer = kind(model, specials=specials, num_threads=num_threads)
-    tokenizer.model_path = path
-    return tokenizer
-
-
 def open_file(path: Path, *, specials: Mapping[str, str] | None) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(path, specials=specials)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise TokenizerError(f"{path}: cannot be read: {problem.strerror}") from problem
 
 
 def _find_specials(
@@ -335,8 +315,7 @@ def _find_specials(
 ) -> dict[str, int]:
     if specials is not None:
         return {name: _piece_id(facts, name, text) for name, text in specials.items()}
-    meta = read_meta(path, sha256) if path else None
-    named = names_in_meta(meta, path.parent / "meta.json") if meta and path else {}
+    named, _ = read_meta(path, sha256) if path else ({}, {})
     for name, number in named.items():
         if not 0 <= number < len(facts.pieces) or facts.types[number] == UNKNOWN:
             raise TokenizerError(

@@ -22,8 +22,7 @@ import numpy as np
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import JSON
 from shardmill.storage.atomic import atomic_write
-from shardmill.tokenizers.special_tokens import DEFAULT_SPECIALS
-from shardmill.tokenizers.texts import sha256_hex
+from shardmill.tokenizers.base import DEFAULT_SPECIALS, sha256_hex
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +63,6 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
                 f"(looked from {Path.cwd().name!r}), or a folder with .txt or .md files"
             )
         found |= files
-    if not found:
-        raise TokenizerError("no input to train on; name at least one text file, glob or folder")
     for file in sorted(found):
         if file.suffix in _STRUCTURED:
             raise TokenizerError(
@@ -86,7 +83,8 @@ def read_files(files: Sequence[Path], *, seed: int, max_bytes: int | None) -> Tr
         name = file.resolve().relative_to(root).as_posix()
         inputs.append({"name": name, "sha256": digest, "bytes": file.stat().st_size})
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            sample.add_all(_chunks(_lines_of(lines)))
+            unix = (line[:-2] + "\n" if line.endswith("\r\n") else line for line in lines)
+            sample.add_all(_chunks(unix))
     return sample.finish(sorted(inputs, key=lambda item: str(item["name"])))
 
 
@@ -139,11 +137,6 @@ class _Sample:
             bytes_read=self._read,
             bytes_used=self._used,
         )
-
-
-def _lines_of(stream: Iterable[str]) -> Iterator[str]:
-    for line in stream:
-        yield line[:-2] + "\n" if line.endswith("\r\n") else line
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
@@ -215,8 +208,22 @@ def train_tokenizer(
     if text.bytes_used < text.bytes_read:
         _log.info("training on %d of %d bytes", text.bytes_used, text.bytes_read)
     model, library = _train(text, spec)
-    ids = _check_model(model, spec, text)
-    meta = _meta(spec, text, sha256_hex(model), ids, library)
+    meta: dict[str, JSON] = {
+        "format": META_FORMAT,
+        "version": 1,
+        "model_file": model_path.name,
+        "model_sha256": sha256_hex(model),
+        "model_type": spec.model_type,
+        "vocab_size": spec.vocab_size,
+        "special_tokens": dict(spec.ordered_specials()),
+        "special_token_ids": dict(_check_model(model, spec, text)),
+        "seed": spec.seed,
+        "max_bytes": spec.max_bytes,
+        "library": {"name": library[0], "version": library[1]},
+        "inputs": list(text.inputs),
+        "bytes_read": text.bytes_read,
+        "bytes_used": text.bytes_used,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted({*_FILE_NAMES.values(), "meta.json"}):
         (folder / name).unlink(missing_ok=True)
@@ -266,31 +273,6 @@ def _check_model(model: bytes, spec: TrainSpec, text: TrainingText) -> dict[str,
         if not exact or set(encoded) & set(numbers):
             raise TokenizerError(f"the trained model does not give back {probe[:60]!r}")
     return ids
-
-
-def _meta(
-    spec: TrainSpec,
-    text: TrainingText,
-    model_sha256: str,
-    ids: dict[str, int],
-    library: tuple[str, str],
-) -> dict[str, JSON]:
-    return {
-        "format": META_FORMAT,
-        "version": 1,
-        "model_file": _FILE_NAMES[spec.model_type],
-        "model_sha256": model_sha256,
-        "model_type": spec.model_type,
-        "vocab_size": spec.vocab_size,
-        "special_tokens": dict(spec.ordered_specials()),
-        "special_token_ids": dict(ids),
-        "seed": spec.seed,
-        "max_bytes": spec.max_bytes,
-        "library": {"name": library[0], "version": library[1]},
-        "inputs": list(text.inputs),
-        "bytes_read": text.bytes_read,
-        "bytes_used": text.bytes_used,
-    }
 
 
 def _check_spec(spec: TrainSpec) -> None:

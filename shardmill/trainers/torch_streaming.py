@@ -87,6 +87,6 @@ def wrap(stream: TextStream) -> StreamingDataset:
     return StreamingDataset(stream)
 
 
-def tensors_of(batch: Batch) -> TensorBatch:
+def tensors_of(batch: Batch[Any]) -> TensorBatch:
     """The same memory as tensors."""
     return {name: torch.from_numpy(array) for name, array in batch.arrays().items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardmill.errors import EngineMismatchError
 from shardmill.records import Ragged
 from shardmill.tokenizers import ByteTokenizer
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
 
 
 class Slow(ByteTokenizer):

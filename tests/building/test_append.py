@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, SourceError
 from shardmill.records import Ragged
 from shardmill.sources import (
@@ -28,7 +28,7 @@ from shardmill.sources import (
 )
 from shardmill.store import open_store, sinks, verify
 from shardmill.tokenizers import ByteTokenizer
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
 from tests.helpers import folder_digest
 
 SMALL = BatchLimits(num_bytes=60, num_documents=4)
@@ -135,7 +135,7 @@ def test_adding_files_gives_the_bytes_of_a_build_of_all(
     growing = Growing(folder, kind)
     how = {"fill": fill, "shard_bytes": 2 * shard_tokens, "eot": eot}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", grain_bytes)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", grain_bytes)
         for number, files in enumerate(batches):
             growing.add(files, draw)
             build(growing.in_order(), folder / f"whole{number}", **how)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.cli.app import COMMANDS as TABLE
-from shardmill.cli.app import every_command, open_app, set_help
-from shardmill.cli.run import EXIT_CODES
+from shardmill.cli.app import EXIT_CODES, every_command, open_app, set_help
 
 COMMANDS = dict(every_command(open_app()))
 WITHOUT_JSON = {"shardmill view"}  # a server tells nothing when it ends

@@ -21,7 +21,7 @@ from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.records import Ragged
 from shardmill.testing.tokenizers import nasty_texts
-from shardmill.tokenizers import choose_encoder, engine_choice
+from shardmill.tokenizers import choose_encoder, engines
 from shardmill.tokenizers.battery import (
     CODE_POINTS,
     WHITESPACE,
@@ -29,7 +29,7 @@ from shardmill.tokenizers.battery import (
     battery_texts,
     short_texts,
 )
-from shardmill.tokenizers.fast import Candidates, fast_candidates
+from shardmill.tokenizers.engines import Candidates, fast_candidates
 from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
 
 CORPUS = ["The first document.\n", "and a second one " * 50, "\u7d20\u65e9\u3044\u72d0 third"]
@@ -60,7 +60,7 @@ class Liar:
 def short_battery(monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery's short part only, where the point is not the battery."""
     monkeypatch.setattr(
-        engine_choice, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
+        engines, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
     )
 
 
@@ -71,7 +71,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, tokenizers: dict[str, Tokenizer], tmp
 
     def make(trigger: str) -> Liar:
         liar = Liar(tokenizers["byte-bpe"], trigger)
-        monkeypatch.setattr(engine_choice, "fast_candidates", lambda _: Candidates((liar,), ()))
+        monkeypatch.setattr(engines, "fast_candidates", lambda _: Candidates((liar,), ()))
         return liar
 
     return make
@@ -118,7 +118,7 @@ def test_real_engines_equal_the_reference_on_the_whole_battery(
     tokenizers: dict[str, Tokenizer], kind: str, engine: str
 ) -> None:
     found = {one.name: one for one in fast_candidates(tokenizers[kind]).engines}[engine]
-    assert engine_choice.compare(tokenizers[kind], found, list(battery_texts(SPECIALS))) is None
+    assert engines.compare(tokenizers[kind], found, list(battery_texts(SPECIALS))) is None
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_an_engine_that_differs_is_never_used(
 def test_only_the_first_megabytes_of_the_corpus_are_proved(
     tokenizers: dict[str, Tokenizer], lying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine_choice.CORPUS_BYTES == 2 * 2**20
-    monkeypatch.setattr(engine_choice, "CORPUS_BYTES", 2000)
+    assert engines.CORPUS_BYTES == 2 * 2**20
+    monkeypatch.setattr(engines, "CORPUS_BYTES", 2000)
     lying("liar, liar")
     first = ["word " * 100] * 5
     assert choose_encoder(tokenizers["byte-bpe"], corpus=[*first, "liar, liar"]).is_fast
@@ -269,7 +269,7 @@ def test_the_sample_is_never_behind(
     tokenizers: dict[str, Tokenizer], batches: list[list[int]]
 ) -> None:
     tokenizer = tokenizers["byte"]
-    chosen = engine_choice.ChosenEncoder(
+    chosen = engines.ChosenEncoder(
         tokenizer, Liar(tokenizer, "never"), check="sample", produced_by={"engine": "liar"}
     )
     for sizes in batches:
@@ -296,7 +296,7 @@ def test_a_sample_catches_an_engine_that_starts_to_lie(
 @pytest.mark.usefixtures("short_battery")
 def test_every_document_has_its_turn_in_the_sample(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte"]
-    chosen = engine_choice.ChosenEncoder(
+    chosen = engines.ChosenEncoder(
         tokenizer, Liar(tokenizer, "never"), check="sample", produced_by={"engine": "liar"}
     )
     places = {int(chosen._choose_sample(np.full(10, 4096))[0]) for _ in range(10)}
@@ -310,7 +310,7 @@ def test_an_engine_that_loses_a_document_is_caught(tokenizers: dict[str, Tokeniz
         def encode_batch(self, texts: Any) -> Ragged:
             return super().encode_batch(texts[:-1])
 
-    chosen = engine_choice.ChosenEncoder(
+    chosen = engines.ChosenEncoder(
         tokenizer, Forgetful(tokenizer, "never"), check="sample", produced_by={"engine": "liar"}
     )
     with pytest.raises(EngineMismatchError, match="gave 2 sequences for 3 texts"):
@@ -396,7 +396,7 @@ def test_fastokens_leaves_one_core_free_unless_a_number_is_set(
     code = (
         "import os, sys\n"
         "from shardmill.tokenizers import open_tokenizer\n"
-        "from shardmill.tokenizers.fast import open_fast\n"
+        "from shardmill.tokenizers.engines import open_fast\n"
         "open_fast(open_tokenizer(sys.argv[1]), 'fastokens').encode_batch(['some text'])\n"
         "print(os.environ['FASTOKENS_BPE_THREADS'], len(os.sched_getaffinity(0)))\n"
     )

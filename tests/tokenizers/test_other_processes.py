@@ -20,13 +20,13 @@ from shardmill.tokenizers import (
     ChosenEncoder,
     adapt_tokenizer,
     choose_encoder,
-    engine_choice,
+    engines,
     open_tokenizer,
     reopen_encoder,
     thread_limits,
 )
 from shardmill.tokenizers.battery import short_texts
-from shardmill.tokenizers.fast import Candidates
+from shardmill.tokenizers.engines import Candidates
 from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
 from tests.tokenizers.conftest import HF_KINDS, KINDS
 from tests.tokenizers.test_engines import CORPUS, Liar
@@ -119,7 +119,7 @@ def test_an_adapted_object_pickles_if_the_object_does() -> None:
 
 def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        engine_choice, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
+        engines, "battery_texts", lambda specials, added: [*short_texts(), *specials, *added]
     )
 
 
@@ -136,7 +136,7 @@ def test_a_worker_opens_the_engine_that_was_chosen(
     short_proof(monkeypatch)
     chosen = choose_encoder(tokenizers[kind], engine=engine, corpus=CORPUS)
     # No proof can be made any more, so none is.
-    monkeypatch.setattr(engine_choice, "battery_texts", None)
+    monkeypatch.setattr(engines, "battery_texts", None)
     again = reopen_encoder(pickle.loads(pickle.dumps(tokenizers[kind])), sent_through_json(chosen))
 
     assert again.is_fast == chosen.is_fast
@@ -149,9 +149,7 @@ def test_some_engine_is_fast(tokenizers: dict[str, Tokenizer]) -> None:
     """Else the test above would show nothing of fast engines."""
     pytest.importorskip("fastokens")
     pytest.importorskip("gigatoken")
-    assert [
-        engine.name for engine in engine_choice.fast_candidates(tokenizers["byte-bpe"]).engines
-    ] == [
+    assert [engine.name for engine in engines.fast_candidates(tokenizers["byte-bpe"]).engines] == [
         "fastokens",
         "gigatoken",
     ]
@@ -163,8 +161,8 @@ def test_a_reopened_engine_is_still_compared(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     short_proof(monkeypatch)
     liar = Liar(tokenizers["byte-bpe"], "trigger")
-    monkeypatch.setattr(engine_choice, "fast_candidates", lambda _: Candidates((liar,), ()))
-    monkeypatch.setattr(engine_choice, "open_fast", lambda _, name: {"liar": liar}[name])
+    monkeypatch.setattr(engines, "fast_candidates", lambda _: Candidates((liar,), ()))
+    monkeypatch.setattr(engines, "open_fast", lambda _, name: {"liar": liar}[name])
     record = sent_through_json(choose_encoder(tokenizers["byte-bpe"], engine="fast"))
 
     for check in ("sample", "full"):
@@ -209,7 +207,7 @@ def threads():
 import fastokens, shardmill.tokenizers.huggingface
 before = threads()
 from shardmill.tokenizers import choose_encoder, open_tokenizer
-from shardmill.tokenizers.fast import open_fast
+from shardmill.tokenizers.engines import open_fast
 tokenizer = open_tokenizer(sys.argv[1])
 tokenizer.encode_batch(["some text"] * 1000)
 middle = threads()

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizers.engine_choice import compare
-from shardmill.tokenizers.fast import fast_candidates
+from shardmill.tokenizers.engines import compare, fast_candidates
 
 pytestmark = [
     pytest.mark.slow,

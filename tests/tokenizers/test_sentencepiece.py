@@ -121,7 +121,7 @@ def test_meta_beside_the_model_names_the_specials(foreign: bytes, tmp_path: Path
         ("{", "not JSON"),
         ("[]", "wanted a JSON object"),
         ('{"special_token_ids": {"eot": 99999}}', "special 'eot' has id 99999"),
-        ('{"special_token_ids": {"eot": "x"}}', "no id"),
+        ('{"special_token_ids": {"eot": "x"}}', "wanted name to id"),
         ('{"special_token_ids": {"eot": 0}}', "special 'eot' has id 0"),
     ],
 )
@@ -178,7 +178,7 @@ def test_the_facts_are_those_of_the_library(foreign: bytes) -> None:
     assert [kind == 3 for kind in facts.types] == [
         plain.is_control(number) for number in range(len(facts.pieces))
     ]
-    assert (facts.byte_fallback, facts.dummy_prefix, facts.keeps_whitespace) == (True, True, False)
+    assert (facts.byte_fallback, facts.keeps_whitespace) == (True, False)
     assert not facts.identity
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardmill.testing.tokenizers import nasty_texts
 from shardmill.tokenizers import ByteTokenizer
-from shardmill.tokenizers.texts import character_spans
+from shardmill.tokenizers.base import character_spans
 from tests.tokenizers.conftest import HF_KINDS, KINDS
 
 REPLACEMENT = "\ufffd"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from shardmill.arguments import whole_number
 from shardmill.building import BuildSpec, Feed, build_store
@@ -36,8 +35,8 @@ from shardmill.store import Store, open_store
 from shardmill.store.readers import TokenSpace, open_tokens
 from shardmill.store.readers.token_space import ReaderName
 from shardmill.tokenizers import EngineChoice, choose_encoder, open_tokenizer
-from shardmill.tokenizers.fast import fast_candidates
-from shardmill.tokenizers.texts import as_list
+from shardmill.tokenizers.base import as_list
+from shardmill.tokenizers.engines import fast_candidates
 
 LIMIT, RANDOM, EPOCH = "read: a plain copy", "read: random windows", "read: shuffled epoch"
 _ROUNDS = 7
@@ -48,23 +47,17 @@ _LEAST_UNIT = 2**20
 class BenchOptions:
     """What `shardmill bench` takes."""
 
-    inputs: Annotated[
-        list[str] | None, typer.Argument(help="Text to measure with, as for build.")
-    ] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Whose speed is measured on INPUTS, as for build.")
-    ] = None
-    store: Annotated[
-        Path | None, typer.Option(help="Read this store. Default: the one built from INPUTS.")
-    ] = None
+    inputs: Annotated[list[str] | None, "INPUTS", "Text to measure with, as for build."] = None
+    tokenizer: Annotated[str | None, "Whose speed is measured on INPUTS, as for build."] = None
+    store: Annotated[Path | None, "Read this store. Default: the one built from INPUTS."] = None
     field: Field = None
-    megabytes: Annotated[int, typer.Option(help="Text to tokenise and build with.")] = 16
-    seconds: Annotated[float, typer.Option(help="To spend on each number, about.")] = 2.0
-    workers: Annotated[int, typer.Option(help="Processes that build.")] = 1
-    seq_len: Annotated[int, typer.Option(help="Inputs of a window that is read.")] = 1024
-    batch_size: Annotated[int, typer.Option(help="Windows that are read at a time.")] = 32
-    reader: Annotated[ReaderName, typer.Option(help="How the store is read.")] = "auto"
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False
+    megabytes: Annotated[int, "Text to tokenise and build with."] = 16
+    seconds: Annotated[float, "To spend on each number, about."] = 2.0
+    workers: Annotated[int, "Processes that build."] = 1
+    seq_len: Annotated[int, "Inputs of a window that is read."] = 1024
+    batch_size: Annotated[int, "Windows that are read at a time."] = 32
+    reader: Annotated[ReaderName, "How the store is read."] = "auto"
+    as_json: Annotated[bool, "--json", "Print the numbers as JSON."] = False
 
 
 def bench(options: BenchOptions) -> None:

@@ -14,13 +14,11 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import typer
 
-from shardmill.cli.describe import entry_facts, entry_line
+from shardmill.cli.commands.info import entry_facts, entry_line
 from shardmill.cli.options import AsJson, DataConfigFile
 from shardmill.cli.steps import (
     SourceName,
-    StepCall,
     TrainingOrder,
     find_moment,
     paths_of,
@@ -58,32 +56,25 @@ _MOST_SAMPLES = 2**27
 class ExcludeOptions(TrainingOrder):
     """What `shardmill exclude` takes."""
 
-    folder: Annotated[
-        Path | None, typer.Argument(help="The store; not needed with --config and --step.")
-    ] = None
-    document: Annotated[
-        list[int] | None, typer.Option(help="A document or conversation, from 0. Repeatable.")
-    ] = None
-    document_file: Annotated[
-        Path | None, typer.Option("--documents", help="A file of such numbers, one a line.")
-    ] = None
+    folder: Annotated[Path | None, "FOLDER", "The store; not needed with --config and --step."] = (
+        None
+    )
+    document: Annotated[list[int] | None, "A document or conversation, from 0. Repeatable."] = None
+    document_file: Annotated[Path | None, "--documents", "A file of such numbers, one a line."] = (
+        None
+    )
     steps: Annotated[
-        str | None,
-        typer.Option("--step", help="A step, or steps A:B up to but without B, of all ranks."),
+        str | None, "--step", "A step, or steps A:B up to but without B, of all ranks."
     ] = None
-    reason: Annotated[str | None, typer.Option(help="Why, in words.")] = None
-    seq_len: Annotated[
-        int | None, typer.Option(help="Inputs of a row. With documents: count such windows.")
-    ] = None
+    reason: Annotated[str | None, "Why, in words."] = None
+    seq_len: Annotated[int | None, "Inputs of a row. With documents: count such windows."] = None
     config: DataConfigFile = None
     name: SourceName = None
-    list_all: Annotated[
-        bool, typer.Option("--list", help="List the entries of the store, and change nothing.")
-    ] = False
-    remove: Annotated[int | None, typer.Option(help="Take the entry of this number back.")] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be excluded; write nothing.")
-    ] = False
+    list_all: Annotated[bool, "--list", "List the entries of the store, and change nothing."] = (
+        False
+    )
+    remove: Annotated[int | None, "Take the entry of this number back."] = None
+    dry_run: Annotated[bool, "Print what would be excluded; write nothing."] = False
     as_json: AsJson = False
 
 
@@ -111,15 +102,15 @@ def exclude(options: ExcludeOptions) -> None:
 
     Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
     """
-    call, by_document = StepCall.of(options), bool(options.document or options.document_file)
+    by_document = bool(options.document or options.document_file)
     asked = (by_document, options.steps is not None, options.list_all, options.remove is not None)
     if sum(asked) != 1:
         raise OptionError(
             f"found {sum(asked)} things to do; wanted one of --document (and --documents), --step, "
             "--list and --remove"
         )
-    if options.steps is None and call.given():
-        raise OptionError(f"{call.given()[0]} is for --step")
+    if options.steps is None and options.given():
+        raise OptionError(f"{options.given()[0]} is for --step")
     if options.remove is not None:
         _remove(options, options.remove)
     elif options.list_all:
@@ -127,7 +118,7 @@ def exclude(options: ExcludeOptions) -> None:
     elif options.reason is None:
         raise OptionError("--reason is missing: why, in words; people will ask later")
     elif options.steps is not None:
-        _write(_by_steps(options, call, options.steps, options.reason), options)
+        _write(_by_steps(options, options.steps, options.reason), options)
     else:
         _write([_by_documents(options, options.reason)], options)
 
@@ -147,12 +138,12 @@ def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
 # by steps
 
 
-def _by_steps(options: ExcludeOptions, call: StepCall, steps: str, reason: str) -> list[_Addition]:
+def _by_steps(options: ExcludeOptions, steps: str, reason: str) -> list[_Addition]:
     """An entry for every store that gave samples to these steps."""
     first, stop = parse_steps(steps)
-    _, moment = find_moment(options.folder, replace(call, step=first))
+    _, moment = find_moment(options.folder, replace(options, step=first))
     with closing(moment.stream) as stream:
-        only = source_path(options.folder, call, stream)
+        only = source_path(options.folder, options, stream)
         spans, replacements = _collect(moment, stop - first)
         additions = []
         for number, source in enumerate(stream.sources):

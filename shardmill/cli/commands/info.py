@@ -1,4 +1,4 @@
-"""`shardmill info`: what is in a store, as a table."""
+"""`shardmill info`: what is in a store; its plans and exclusions in words and as JSON."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from shardmill.arguments import is_url
-from shardmill.cli.describe import entry_facts, exclusion_rows, plan_facts, plan_line
-from shardmill.cli.terminal import SafeConsole, one_line
+from shardmill.cli.terminal import SafeConsole, one_line, visible
 from shardmill.errors import StoreError
 from shardmill.store import (
+    ExcludeEntry,
     Exclusions,
     Ledger,
     Manifest,
@@ -31,10 +30,15 @@ from shardmill.store.manifest import fingerprint
 from shardmill.urls import Url
 
 
-def info(
-    folder: Annotated[str, typer.Argument(help="The store to describe. A folder, or a URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What `shardmill info` takes."""
+
+    folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
+    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
+
+
+def info(options: StoreOptions) -> None:
     """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
 
     Prints a table of splits and a list of facts. Names and sizes of all files are checked;
@@ -45,10 +49,10 @@ def info(
 
     Example: shardmill info store --json
 
-    Exit 0: told. Exit 2: no finished store there, or one that does not match its manifest.
+    Exit 0: shown. Exit 2: no finished store there, or one that does not match its manifest.
     """
-    store = _read(folder)
-    if as_json:
+    store = _read(options.folder)
+    if options.as_json:
         print(json.dumps(_facts(store), indent=2, sort_keys=True))
         return
     console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -137,7 +141,7 @@ def _rest(store: _Described) -> Table:
         if manifest.tokenizer_fingerprint or manifest.tokenizer_sha256
         else "not recorded; name it with `show --tokenizer`",
         "special ids": specials or "-",
-        "end token": "behind each document" if manifest.append_eot else "not appended",
+        "end token": "after each document" if manifest.append_eot else "not appended",
         "seed": str(manifest.seed),
         **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
@@ -184,3 +188,74 @@ def _ledger(ledger: Ledger) -> dict[str, str]:
     if ledger.repaired:
         rows["repaired"] = ", ".join(f"{count:,} {why}" for why, count in ledger.repaired.items())
     return rows
+
+
+# plans and exclusions
+
+
+def plan_line(plan: StoredPlan | StoreError) -> str:
+    """One line on a plan of a list, which may be unusable."""
+    if isinstance(plan, StoreError):
+        return f"CANNOT BE USED: {plan}"
+    metrics = plan.facts.metrics
+    return (
+        f"{metrics.num_rows:,} rows of {plan.facts.row_len:,} tokens, "
+        f"{plan.facts.utilisation:.2%} full, {metrics.num_pieces:,} pieces"
+    )
+
+
+def plan_facts(plan: StoredPlan | StoreError) -> dict[str, Any]:
+    """The same as JSON, with everything the plan records."""
+    if isinstance(plan, StoreError):
+        return {"problem": str(plan)}
+    recorded: dict[str, Any] = msgspec.to_builtins(plan.facts)
+    return {
+        "plan": str(plan.path),
+        "bytes": plan.path.stat().st_size,
+        **recorded,
+        "utilisation": plan.facts.utilisation,
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def entry_line(entry: ExcludeEntry) -> str:
+    """One line on an entry of the exclusions: what, and why."""
+    reason = visible(entry.reason).replace("\n", " ")
+    return f"entry {entry.number}, {entry.split}: {excluded_words(entry)}: {reason}"
+
+
+def excluded_words(entry: ExcludeEntry) -> str:
+    """What an entry excludes."""
+    tokens = f"{entry.num_tokens:,} tokens"
+    if entry.steps is not None:
+        steps = entry.steps
+        return (
+            f"steps {steps.start:,}..{steps.stop:,} of source {visible(steps.source)!r} "
+            f"({steps.world} x {steps.batch_size} samples, seq_len {steps.seq_len:,}, seed "
+            f"{steps.seed}), {tokens}"
+        )
+    if entry.documents is not None:
+        return f"{len(entry.documents):,} documents ({first_few(entry.documents)}), {tokens}"
+    return f"{len(entry.spans):,} spans, {tokens}"
+
+
+def entry_facts(entry: ExcludeEntry) -> dict[str, Any]:
+    """An entry as JSON."""
+    return {**msgspec.to_builtins(entry), "tokens": entry.num_tokens}
+
+
+def exclusion_rows(manifest: Manifest, found: Exclusions) -> dict[str, str]:
+    """How much of each split is excluded, for a table."""
+    splits = [entry.split for entry in found.entries]
+    return {
+        f"excluded {split}": f"{found.num_tokens(split):,} of "
+        f"{manifest.splits[split].tokens:,} tokens, by {splits.count(split):,} entries "
+        "(shardmill exclude --list)"
+        for split in dict.fromkeys(splits)
+    }
+
+
+def first_few(numbers: Any) -> str:
+    """The first five of some numbers."""
+    few = ", ".join(f"{number:,}" for number in numbers[:5])
+    return f"{few}, ..." if len(numbers) > 5 else few

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
@@ -23,7 +22,6 @@ from shardmill.cli.printing import Decode, Heading, Span, chat_pieces, decoder, 
 from shardmill.cli.steps import (
     Rank,
     SourceName,
-    StepCall,
     TrainingOrder,
     find_moment,
     paths_of,
@@ -47,41 +45,29 @@ _FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.
 class ShowOptions(TrainingOrder):
     """What `shardmill show` takes."""
 
-    folder: Annotated[
-        Path | None, typer.Argument(help="The store to look into, or a folder of tokens.")
-    ] = None
-    example: Annotated[int | None, typer.Option(help="Which example or document, from 0.")] = None
+    folder: Annotated[Path | None, "FOLDER", "The store to look into, or a folder of tokens."] = (
+        None
+    )
+    example: Annotated[int | None, "Which example or document, from 0."] = None
     plan: Annotated[
-        str | None,
-        typer.Option(help="Rows of this pack plan: its name, or its length if only one has it."),
+        str | None, "Rows of this pack plan: its name, or its length if only one has it."
     ] = None
-    row: Annotated[int | None, typer.Option(help="Which row of --plan. Default: 0.")] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
-    ] = None
+    row: Annotated[int | None, "Which row of --plan. Default: 0."] = None
+    tokenizer: Annotated[str | None, "The store's tokenizer; without it ids are shown."] = None
     special: Special = None
-    seq_len: Annotated[
-        int | None, typer.Option(help="Show the row that training gets at this length.")
-    ] = None
-    fit: Annotated[Fit, typer.Option(help=_FITS)] = Fit.DROP_OLDEST_TURNS
-    max_tokens: Annotated[int, typer.Option(help="Show so many tokens of it.")] = 20_000
-    step: Annotated[
-        int | None, typer.Option(help="Show the batch of this step, from 0, instead of --example.")
-    ] = None
-    samples: Annotated[
-        int | None, typer.Option(help="The batch after so many samples of all ranks.")
-    ] = None
-    state: Annotated[
-        Path | None, typer.Option(help="The batch after this state of a Loader, a JSON file.")
-    ] = None
+    seq_len: Annotated[int | None, "Show the row that training gets at this length."] = None
+    fit: Annotated[Fit, _FITS] = Fit.DROP_OLDEST_TURNS
+    max_tokens: Annotated[int, "Show so many tokens of it."] = 20_000
+    step: Annotated[int | None, "Show the batch of this step, from 0, instead of --example."] = None
+    samples: Annotated[int | None, "The batch after so many samples of all ranks."] = None
+    state: Annotated[Path | None, "The batch after this state of a Loader, a JSON file."] = None
     rank: Rank = None
     config: DataConfigFile = None
     name: SourceName = None
     documents: Annotated[
-        bool | None,
-        typer.Option("--documents/--no-documents", help="Ignore labels at document boundaries."),
+        bool | None, "--documents/--no-documents", "Ignore labels at document boundaries."
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print ids, mask and turns.")] = False
+    as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
 
 
 def show(options: ShowOptions) -> None:
@@ -99,8 +85,7 @@ def show(options: ShowOptions) -> None:
     Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
     """
     whole_number(options.max_tokens, "max_tokens", least=0)
-    call = StepCall.of(options)
-    given = call.given()
+    given = options.given()
     if options.row is not None and given != ["--plan"]:
         raise OptionError(
             f"--row {options.row}: that is a row of --plan alone, without --step or --config"
@@ -112,7 +97,7 @@ def show(options: ShowOptions) -> None:
     elif options.plan is not None and given == ["--plan"]:
         _show_plan_row(options, options.plan)
     else:
-        _show_step(options, call)
+        _show_step(options)
 
 
 # an example
@@ -310,17 +295,17 @@ class _Shown:
 # the batch of a step
 
 
-def _show_step(options: ShowOptions, call: StepCall) -> None:
-    chosen = [flag for flag in call.given() if flag in ("--step", "--samples", "--state")]
+def _show_step(options: ShowOptions) -> None:
+    chosen = [flag for flag in options.given() if flag in ("--step", "--samples", "--state")]
     if len(chosen) != 1:
         raise OptionError(
             f"found {' and '.join(chosen) or 'nothing to show'}; wanted one of --example, --step, "
             f"--samples and --state"
         )
-    config, moment = find_moment(options.folder, call)
+    config, moment = find_moment(options.folder, options)
     with closing(moment.stream):
         planned = moment.plan()
-        only = source_path(options.folder, call, moment.stream)
+        only = source_path(options.folder, options, moment.stream)
         chosen_rows = [plan for plan in planned if only is None or only in paths_of(plan)]
         rows = [read_row(moment, plan) for plan in chosen_rows]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
@@ -333,7 +318,7 @@ def _show_step(options: ShowOptions, call: StepCall) -> None:
         }
         print(json.dumps(facts))
         return
-    at = "" if call.step is None else f"step {call.step:,}, "
+    at = "" if options.step is None else f"step {options.step:,}, "
     hidden = len(planned) - len(rows)
     head = (
         f"{at}samples {moment.samples:,}..{moment.stop:,}; rank {moment.rank} of {moment.world} "

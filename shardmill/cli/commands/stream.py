@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
 
 from shardmill.arguments import whole_number
 from shardmill.cli.options import AsJson, check_file, read_state
@@ -40,20 +39,17 @@ if TYPE_CHECKING:
 class StreamOptions:
     """What `shardmill stream` takes."""
 
-    config: Annotated[Path, typer.Argument(help="A .toml, .yaml or .json file.")]
+    config: Annotated[Path, "CONFIG", "A .toml, .yaml or .json file."]
     override: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE on top of the file, as often as you like."),
+        list[str] | None, "--set", "KEY=VALUE on top of the file, as often as you like."
     ] = None
-    steps: Annotated[int, typer.Option(help="Make so many batches.")] = 10
-    evaluate: Annotated[bool, typer.Option("--eval", help="Of the evaluation data.")] = False
-    process_index: Annotated[int | None, typer.Option(help="As this process, from 0.")] = None
-    process_count: Annotated[int | None, typer.Option(help="Of so many.")] = None
-    state: Annotated[Path | None, typer.Option(help="Continue after this state.")] = None
-    save_state: Annotated[
-        Path | None, typer.Option(help="Write the state after the last step.")
-    ] = None
-    show: Annotated[int, typer.Option(help="Print the first so many rows as text.")] = 0
+    steps: Annotated[int, "Make so many batches."] = 10
+    evaluate: Annotated[bool, "--eval", "Of the evaluation data."] = False
+    process_index: Annotated[int | None, "As this process, from 0."] = None
+    process_count: Annotated[int | None, "Of so many."] = None
+    state: Annotated[Path | None, "Continue after this state."] = None
+    save_state: Annotated[Path | None, "Write the state after the last step."] = None
+    show: Annotated[int, "Print the first so many rows as text."] = 0
     as_json: AsJson = False
 
 

@@ -25,7 +25,7 @@ from shardmill.loading.streaming.tokenizer import (
 )
 from shardmill.protocols import Tokenizer
 from shardmill.tokenizers import ByteTokenizer, open_tokenizer
-from shardmill.tokenizers.special_tokens import usual_id
+from shardmill.tokenizers.base import usual_id
 
 _log = logging.getLogger(__name__)
 

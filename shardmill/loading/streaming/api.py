@@ -32,7 +32,7 @@ from shardmill.protocols import Encoder, Source, Texts, Tokenizer
 from shardmill.records import JSON
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import ByteTokenizer, EngineChoice, open_tokenizer
-from shardmill.tokenizers.special_tokens import usual_id
+from shardmill.tokenizers.base import usual_id
 
 Inputs: TypeAlias = str | Path | Sequence[str | Path] | Source
 Pack: TypeAlias = Literal["sequential", "first-fit", "best-fit"]

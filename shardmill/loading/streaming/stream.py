@@ -85,7 +85,9 @@ class BatchShape:
         return (*accumulated, self.batch_size, self.seq_len)
 
 
-def make_batch(tokens: Tokens, segments: Tokens, shape: BatchShape, loss: LossRules) -> Batch:
+def make_batch(
+    tokens: Tokens, segments: Tokens, shape: BatchShape, loss: LossRules
+) -> Batch[np.int32]:
     """Rows of `seq_len + 1` tokens as a batch. With grad_accum, the first rows are microbatch 0."""
     trained = segments != 0  # not padding
     if loss.mask_boundary_loss:
@@ -170,7 +172,7 @@ class Pipeline:
         return super().__reduce__() if self.remake is None else (self.remake, ())
 
 
-class TextStream(Closing, Iterator[Batch]):
+class TextStream(Closing, Iterator[Batch[np.int32]]):
     """The batches of one rank of `world`, from any position on.
 
     Nothing is opened before the first `next`. Use it from one thread, except for `interrupt`. A
@@ -218,7 +220,7 @@ class TextStream(Closing, Iterator[Batch]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.int32]:
         if not self._busy.acquire(blocking=False):
             raise OptionError(
                 "another thread is making a batch of this stream; use it from one thread, or open "
@@ -231,7 +233,7 @@ class TextStream(Closing, Iterator[Batch]):
         finally:
             self._busy.release()
 
-    def _next(self) -> Batch:
+    def _next(self) -> Batch[np.int32]:
         if self._closed:
             raise OptionError("this stream was closed; open a new one and load its state")
         if self._ended:

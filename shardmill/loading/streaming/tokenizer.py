@@ -19,7 +19,7 @@ from shardmill.loading.config_reader import make_record
 from shardmill.protocols import Tokenizer
 from shardmill.storage.atomic import atomic_write
 from shardmill.tokenizers import ByteTokenizer, ChosenEncoder, EngineChoice, choose_encoder
-from shardmill.tokenizers.texts import fingerprint_of, sha256_hex
+from shardmill.tokenizers.base import fingerprint_of, sha256_hex
 
 SNAPSHOT = "tokenizer_snapshot.json"
 MODEL_FILES = {"hf": "tokenizer.json", "sentencepiece": "tokenizer.model"}

@@ -1,10 +1,10 @@
-"""Choose the engine that encodes a build, prove it equal to the reference, and keep checking it.
+"""Fast engines: which model each can load, the proof that one equals the reference, and its use.
 
 A fast engine is used only after it gave the reference's ids on the battery and on this corpus, and
 it is compared on a sample of every build. A difference raises an error; wrong ids are never passed
 on. The choice is a pure function of the arguments and the installed versions: the per-user cache of
 proofs only saves time. A worker opens the engine that its parent proved (`reopen_encoder`) without
-proving it again.
+proving it again. The libraries are imported when an engine is opened.
 
 A worker has n threads if `thread_limits(n)` is in its environment before it starts, since each
 library reads its variable once:
@@ -20,20 +20,37 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
+from shardmill.errors import (
+    EngineMismatchError,
+    MissingExtraError,
+    OptionError,
+    TokenizerError,
+    missing_extra,
+)
 from shardmill.protocols import Encoder, Texts, Tokenizer
 from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import atomic_write, cache_folder
+from shardmill.tokenizers.base import (
+    EngineSource,
+    as_list,
+    fingerprint_of,
+    is_arrow,
+    num_bytes,
+    slices,
+    surrogate_error,
+)
 from shardmill.tokenizers.battery import BATTERY_VERSION, battery_sha256, battery_texts
-from shardmill.tokenizers.fast import FastEngine, fast_candidates, open_fast
-from shardmill.tokenizers.texts import EngineSource, fingerprint_of, is_arrow, num_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +61,140 @@ _PER_COMPARISON = 2**17  # characters: the reference takes a kilobyte of memory 
 
 EngineChoice = Literal["reference", "fast", "auto"]
 EngineCheck = Literal["sample", "full"]
+
+
+class FastEngine(ABC):
+    """An encoder that could replace a tokenizer's reference engine; opening it proves nothing.
+
+    Ids come as one flat array, never as Python ints.
+    """
+
+    name: ClassVar[str]  # of its package
+
+    def __init__(self, source: EngineSource) -> None:
+        try:
+            self._engine = self._load(source)
+        except ImportError as missing:
+            raise missing_extra(self.name, "fast") from missing
+        except (ValueError, RuntimeError, TypeError) as problem:
+            raise TokenizerError(f"{self.name} cannot load this model: {problem}") from problem
+        self.version = version(self.name)
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        listed = as_list(texts)
+        try:
+            return self._encode(listed)
+        except (TypeError, UnicodeError) as problem:
+            raise surrogate_error(listed) from problem
+
+    @abstractmethod
+    def _load(self, source: EngineSource) -> Any: ...
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> Ragged: ...
+
+
+class FastokensEngine(FastEngine):
+    """Byte-level BPE from a tokenizer.json.
+
+    It would use all cores, and a build on two cores took a fifth longer for it. So unless
+    FASTOKENS_BPE_THREADS is set, one core is left for reading and writing.
+    """
+
+    name = "fastokens"
+
+    def _load(self, source: EngineSource) -> Any:
+        import fastokens
+
+        # The engine reads this variable once, when it first encodes.
+        num_cores = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):  # the system knows which ones this process may use
+            num_cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("FASTOKENS_BPE_THREADS", str(max(1, num_cores - 1)))
+        engine = fastokens.Tokenizer.from_json_str(source.model.decode())
+        engine.enable_segment_cache(0)  # an environment variable may have turned it on
+        return engine
+
+    def _encode(self, texts: list[str]) -> Ragged:
+        ids, offsets = self._engine.encode_batch_flat(
+            texts, add_special_tokens=False, split_special_tokens=True
+        )
+        return Ragged(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64))
+
+
+class GigatokenEngine(FastEngine):
+    """BPE from a tokenizer.json or a SentencePiece model; runs in the caller's thread."""
+
+    name = "gigatoken"
+
+    def _load(self, source: EngineSource) -> Any:
+        import gigatoken
+
+        if source.kind == "sentencepiece":
+            return gigatoken.Tokenizer.from_sentencepiece(source.model)
+        return gigatoken.Tokenizer.from_json(source.model)
+
+    def _encode(self, texts: list[str]) -> Ragged:
+        if not texts:
+            return Ragged(np.empty(0, np.uint32), np.zeros(1, np.int64))
+        layout = self._engine.encode_batch(texts, parallel=False).layout
+        offsets = np.asarray(layout.offsets.data).astype(np.int64)
+        values = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        return Ragged(values, offsets - offsets[0])
+
+
+_ENGINES: dict[str, type[FastEngine]] = {
+    engine.name: engine for engine in (FastokensEngine, GigatokenEngine)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    engines: tuple[FastEngine, ...]  # best first
+    refusals: tuple[str, ...]  # one sentence per engine that is no candidate
+
+
+def fast_candidates(tokenizer: object) -> Candidates:
+    """Every fast engine that loads this tokenizer's model."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    if source is None:
+        return Candidates((), (f"{type(tokenizer).__name__} has no fast engine",))
+    names = _names(source)
+    if not names and source.facts.get("looks_around"):
+        why = "no fast engine is trusted with added tokens that strip or ask for a word's border"
+        return Candidates((), (why,))
+    if not names:
+        facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
+        return Candidates((), (f"no fast engine takes {source.kind} models with {facts}",))
+    engines: list[FastEngine] = []
+    refusals: list[str] = []
+    for name in names:
+        try:
+            engines.append(_ENGINES[name](source))
+        except (MissingExtraError, TokenizerError) as problem:
+            refusals.append(str(problem))
+    return Candidates(tuple(engines), tuple(refusals))
+
+
+def open_fast(tokenizer: object, name: str) -> FastEngine:
+    """One engine by its name, with this tokenizer's model; an error if it is no candidate."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    if source is None or name not in _names(source):
+        raise TokenizerError(
+            f"{name!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this build?"
+        )
+    return _ENGINES[name](source)
+
+
+def _names(source: EngineSource) -> list[str]:
+    facts = source.facts
+    if source.kind == "tokenizer.json" and facts["model_type"] == "BPE":
+        # Engines differ on added tokens that strip whitespace or ask for a word's border, and no
+        # battery is long enough to show that one never will.
+        return [] if facts["looks_around"] else ["fastokens", "gigatoken"]
+    # gigatoken's SentencePiece normaliser gives other ids, so only models without one qualify.
+    is_bpe = source.kind == "sentencepiece" and facts["model_type"] == "bpe"
+    return ["gigatoken"] if is_bpe and facts["byte_fallback"] and facts["identity"] else []
 
 
 class ChosenEncoder:
@@ -156,15 +307,18 @@ def choose_encoder(
         raise OptionError("{engine}: wanted reference, fast or auto", engine=engine)
     _check_check(check)
     if engine == "reference":
-        return _use_reference(tokenizer, "asked for", [], check)
+        return _chosen(tokenizer, None, check, {"reason": "asked for"}, [])
     if engine == "auto" and size_hint is not None and size_hint < FAST_FROM_BYTES:
-        return _use_reference(tokenizer, f"input under {FAST_FROM_BYTES // 2**20} MiB", [], check)
+        reason = f"input under {FAST_FROM_BYTES // 2**20} MiB"
+        return _chosen(tokenizer, None, check, {"reason": reason}, [])
     candidates = fast_candidates(tokenizer)
     rejected: list[JSON] = []
     for fast in candidates.engines:
         proof, difference = _prove(tokenizer, fast, corpus)
         if difference is None:
-            return _use_fast(tokenizer, fast, proof, rejected, check)
+            compared = f"1/{SAMPLE_ONE_IN} of the bytes" if check == "sample" else "everything"
+            outcome: dict[str, JSON] = {"check": compared, "proof": proof}
+            return _chosen(tokenizer, fast, check, outcome, rejected)
         _log.warning("%s %s is not used: %s", fast.name, fast.version, difference)
         rejected.append({"engine": fast.name, "version": fast.version, "difference": difference})
     if engine == "fast":
@@ -174,43 +328,30 @@ def choose_encoder(
             f"no fast engine for {tokenizer!r}: {reasons}; build with {{engine}}", engine="auto"
         )
     reason = "every fast engine differed" if rejected else "no fast engine for this model"
-    return _use_reference(tokenizer, reason, rejected, check)
+    return _chosen(tokenizer, None, check, {"reason": reason}, rejected)
 
 
-def _use_fast(
+def _chosen(
     tokenizer: Tokenizer,
-    fast: FastEngine,
-    proof: dict[str, JSON],
-    rejected: list[JSON],
+    fast: FastEngine | None,
     check: EngineCheck,
+    outcome: dict[str, JSON],
+    rejected: list[JSON],
 ) -> ChosenEncoder:
-    source: EngineSource = tokenizer.engine_source  # type: ignore[attr-defined]
-    _log.info("engine: %s %s, proved equal to %s", fast.name, fast.version, source.library)
+    """The encoder with its record; `outcome` says why it was chosen."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    reference = source.library if source else type(tokenizer).__name__
+    engine = reference if fast is None else fast.name
+    why = outcome.get("reason", "proved equal")
+    _log.info("engine: %s (%s); the reference is %s", engine, why, reference)
     produced_by: dict[str, JSON] = {
-        "engine": fast.name,
-        "reference": source.library,
+        "engine": engine,
+        "reference": reference,
         "versions": _versions(tokenizer, fast),
-        "check": f"1/{SAMPLE_ONE_IN} of the bytes" if check == "sample" else "everything",
-        "proof": proof,
+        **outcome,
         **({"rejected": rejected} if rejected else {}),
     }
     return ChosenEncoder(tokenizer, fast, check=check, produced_by=produced_by)
-
-
-def _use_reference(
-    tokenizer: Tokenizer, reason: str, rejected: list[JSON], check: EngineCheck
-) -> ChosenEncoder:
-    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
-    name = source.library if source else type(tokenizer).__name__
-    _log.info("engine: the reference, %s (%s)", name, reason)
-    produced_by: dict[str, JSON] = {
-        "engine": name,
-        "reference": name,
-        "versions": _versions(tokenizer, None),
-        "reason": reason,
-        **({"rejected": rejected} if rejected else {}),
-    }
-    return ChosenEncoder(tokenizer, None, check=check, produced_by=produced_by)
 
 
 def reopen_encoder(
@@ -291,11 +432,12 @@ def _prove(
         "machine": platform.machine(),
     }
     cached = cache_folder("engine-proofs") / f"{fingerprint_of(facts)}.json"
-    known, difference = _read_cache(cached, facts)
-    if not known:
+    known = _read_cache(cached, facts)
+    if known is None:
         _log.info("comparing %s with %s on the battery", fast.name, source.library)
-        difference = compare(tokenizer, fast, battery)
-        _write_cache(cached, facts, difference)
+        known = {"facts": facts, "difference": compare(tokenizer, fast, battery)}
+        _write_cache(cached, known)
+    difference = known["difference"]
     if difference is not None:
         return {}, f"battery: {difference}"
     stop = int(np.searchsorted(np.cumsum(num_bytes(corpus)), CORPUS_BYTES)) + 1
@@ -313,7 +455,7 @@ def _extent(texts: Sequence[str]) -> dict[str, JSON]:
 
 def compare(tokenizer: Encoder, engine: Encoder, texts: Sequence[str]) -> str | None:
     """The first difference in words, or None."""
-    for group in _groups(texts):
+    for group in slices(texts, _PER_COMPARISON):
         wanted, found = tokenizer.encode_batch(group), engine.encode_batch(group)
         if len(found) != len(wanted):
             return f"{len(group)} texts gave {len(found)} sequences"
@@ -323,20 +465,6 @@ def compare(tokenizer: Encoder, engine: Encoder, texts: Sequence[str]) -> str | 
             if not np.array_equal(right, given):
                 return _describe_difference(tokenizer, text, right, given)
     return None
-
-
-def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Slices of the texts, so that a long corpus is compared in little memory."""
-    group: list[str] = []
-    size = 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
-        if size >= _PER_COMPARISON:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _describe_difference(tokenizer: Encoder, text: str, wanted: IntArray, found: IntArray) -> str:
@@ -355,25 +483,23 @@ def _describe_difference(tokenizer: Encoder, text: str, wanted: IntArray, found:
     )
 
 
-def _read_cache(path: Path, facts: dict[str, JSON]) -> tuple[bool, str | None]:
-    """(whether the outcome is known, the difference). Anything unexpected counts as unknown."""
+def _read_cache(path: Path, facts: dict[str, JSON]) -> dict[str, Any] | None:
+    """What `_write_cache` wrote for these facts; anything unexpected counts as unknown."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return False, None
+        return None
     if not isinstance(found, dict) or set(found) != {"facts", "difference"}:
-        return False, None
-    difference = found["difference"]
-    if found["facts"] != facts or not (difference is None or isinstance(difference, str)):
-        return False, None
-    return True, difference
+        return None
+    is_text = found["difference"] is None or isinstance(found["difference"], str)
+    return found if is_text and found["facts"] == facts else None
 
 
-def _write_cache(path: Path, facts: dict[str, JSON], difference: str | None) -> None:
+def _write_cache(path: Path, known: dict[str, Any]) -> None:
     """Best effort: without it the next run takes some seconds longer."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            file.write(json.dumps({"facts": facts, "difference": difference}).encode())
+            file.write(json.dumps(known).encode())
     except OSError as problem:
         _log.info("the proof is not cached: %s", problem)
