@@ -30,7 +30,8 @@ from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import ChunkEncoder, TokenRules
 from shardmill.protocols import Tokenizer
 from shardmill.sources import limited
-from shardmill.store import is_finished, open_old
+from shardmill.store import is_finished
+from shardmill.store.writer import open_old
 
 log = logging.getLogger(__name__)
 

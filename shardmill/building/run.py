@@ -61,13 +61,13 @@ from shardmill.store import (
     Manifest,
     StoreFacts,
     StoreWriter,
-    check_shape,
     check_target,
     is_finished,
     publish_folder,
     read_manifest,
-    write_origins,
 )
+from shardmill.store.layout import check_shape
+from shardmill.store.origins import write_origins
 from shardmill.tokenizers import EngineCheck, EngineChoice, model_sha256_of, vocab_size_of
 
 log = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
 from shardmill.sources.batches import too_large
 from shardmill.sources.cleaning import byte_lengths
-from shardmill.store import check_tokens, fit_tokens
+from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
     ChosenEncoder,

@@ -21,15 +21,8 @@ from shardmill.inspect.document_diff import (
     SplitDocuments,
     compare_documents,
 )
-from shardmill.store import (
-    FileEntry,
-    Manifest,
-    ShardEntry,
-    SplitEntry,
-    Store,
-    open_store,
-    read_exclusions,
-)
+from shardmill.store import Manifest, Store, open_store, read_exclusions
+from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry
 
 __all__ = ["DocumentPlace", "OrderBreak", "SplitDocuments", "StoreDiff", "diff_stores"]
 

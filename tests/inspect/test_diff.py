@@ -20,7 +20,8 @@ from shardmill.inspect import document_diff
 from shardmill.inspect.diff import DocumentPlace, OrderBreak, diff_stores
 from shardmill.records import Ragged
 from shardmill.sources import JsonlSource
-from shardmill.store import read_manifest, write_manifest
+from shardmill.store import read_manifest
+from shardmill.store.manifest import write_manifest
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.stores import build_small_store
 from shardmill.tokenizers import ByteTokenizer

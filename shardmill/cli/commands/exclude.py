@@ -30,21 +30,17 @@ from shardmill.loading import TokenSource
 from shardmill.loading.config import meant_split
 from shardmill.records import OffsetArray
 from shardmill.sampling.order import by_value
-from shardmill.store import (
-    ExcludedSteps,
-    ExcludeEntry,
-    Store,
-    add_exclusion,
-    open_store,
-    read_exclusions,
-    remove_exclusion,
-)
+from shardmill.store import Store, open_store, read_exclusions
 from shardmill.store.exclusions import (
     NO_SPANS,
+    ExcludedSteps,
+    ExcludeEntry,
+    add_exclusion,
     as_spans,
     count_tokens,
     documents_entry,
     merge_spans,
+    remove_exclusion,
     spans_entry,
 )
 

@@ -16,7 +16,6 @@ from shardmill.arguments import is_url
 from shardmill.cli.terminal import SafeConsole, one_line, visible
 from shardmill.errors import StoreError
 from shardmill.store import (
-    ExcludeEntry,
     Exclusions,
     Ledger,
     Manifest,
@@ -25,6 +24,7 @@ from shardmill.store import (
     plans_of,
     read_exclusions,
 )
+from shardmill.store.exclusions import ExcludeEntry
 from shardmill.store.layout import DTYPES, ITEMSIZE
 from shardmill.store.manifest import fingerprint
 from shardmill.urls import Url
