@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.loading import readahead as ask
+from shardmill.loading import loader as ask
 from shardmill.loading.order import HORIZON
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
