@@ -30,8 +30,7 @@ from shardmill.building.units import ChunkBatch, Unit, inputs_of, read_chunks
 from shardmill.errors import SourceError
 from shardmill.protocols import Source, Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
-from shardmill.sources.batches import too_large
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import byte_lengths, too_large
 from shardmill.store import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import ChosenEncoder, EngineCheck, reopen_encoder, vocab_size_of
