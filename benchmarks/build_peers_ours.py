@@ -17,7 +17,7 @@ from build_peers_corpus import Corpus
 
 from shardmill.building import BuildReport, BuildSpec, Feed, build_store
 from shardmill.building import run as engine_module
-from shardmill.building.units import UNIT_BYTES
+from shardmill.building.plan import UNIT_BYTES
 from shardmill.records import Ragged
 from shardmill.sources import open_source
 from shardmill.store import open_store

@@ -25,9 +25,9 @@ from typing import Any
 import build_peers_ours as ours
 from build_peers_corpus import Corpus
 
-from shardmill.building import pool as pool_module
+from shardmill.building import scheduler as scheduler_module
 from shardmill.building import worker as worker_module
-from shardmill.building.units import ChunkBatch
+from shardmill.building.plan import ChunkBatch
 from shardmill.building.worker import UnitTask, WorkerTools
 from shardmill.protocols import Texts
 from shardmill.records import Ragged
@@ -114,7 +114,7 @@ class TimedTools(WorkerTools):
 
 def measure_shares(corpus: Corpus, engine: str) -> dict[str, float]:
     """Shares of the cores' time, which sum to 1."""
-    pool_module.WorkerTools = TimedTools  # type: ignore[misc]
+    scheduler_module.WorkerTools = TimedTools  # type: ignore[misc]
     with tempfile.TemporaryDirectory(dir=corpus.folder) as place:
         os.environ[_FOLDER] = place
         began = time.process_time()

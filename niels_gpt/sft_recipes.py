@@ -19,11 +19,10 @@ from niels_gpt.examples import SplitRule, write_examples
 from niels_gpt.messages import Message, SplitUnit
 from niels_gpt.work import Run
 from shardmill.building import BuildReport, BuildSpec
-from shardmill.building.spec import describe_difference
 from shardmill.errors import StoreExistsError
 from shardmill.records import JSON
 from shardmill.sources import HubSource
-from shardmill.storage.files import fingerprint_files, list_files
+from shardmill.storage.files import describe_difference, fingerprint_files, list_files
 from shardmill.store import is_finished, read_manifest
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")

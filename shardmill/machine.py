@@ -1,12 +1,69 @@
-"""How much memory this process can use."""
+"""What this process may use of its machine, and what it has used: cores, CPU time, memory."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import OptionError
+
+_STATUS = Path("/proc/self/status")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What some processes have used so far."""
+
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0  # resident, of the largest process
+
+    @classmethod
+    def total(cls, parts: Iterable[Usage]) -> Usage:
+        parts = list(parts)
+        return cls(
+            cpu_seconds=sum(part.cpu_seconds for part in parts),
+            peak_bytes=max((part.peak_bytes for part in parts), default=0),
+        )
+
+
+def usage_of_this_process() -> Usage:
+    """CPU seconds of all its threads, and its peak resident memory.
+
+    The kernel's own peak is used where there is one: getrusage also counts the memory that the
+    parent had when it started this process.
+    """
+    peak = _kernel_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Usage(cpu_seconds=time.process_time(), peak_bytes=peak)
+
+
+def limit_memory(num_bytes: int, *, beyond_current: bool = False) -> None:
+    """From now on, larger allocations fail in this process instead of hurting others.
+
+    `beyond_current`: on top of what the process holds already.
+    """
+    if beyond_current:
+        num_bytes += _kernel_bytes("VmData") or 0
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _kernel_bytes(name: str) -> int | None:
+    """A number from /proc/self/status; None where there is no such file."""
+    found = re.search(rf"{name}:\s+(\d+) kB", _text(_STATUS))
+    return int(found[1]) * 1024 if found is not None else None
 
 
 def check_memory(num_bytes: int, what: str, advice: str) -> None:

@@ -99,7 +99,7 @@ def is_told(module: ModuleType, name: str) -> bool:
     value = getattr(module, name)
     words = (getattr(value, "__doc__", "") or "").strip()
     own = callable(value) and not value.__module__.startswith(("typing", "builtins"))
-    is_file = Path(module.__file__ or "").with_name(f"{name}.py").exists()
+    is_file = getattr(value, "__module__", "").rpartition(".")[2] == name
     return own and bool(words) and not words.startswith(f"{name}(") and not is_file
 
 

@@ -15,7 +15,6 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 from rich.table import Table
 from rich.text import Text
@@ -25,11 +24,10 @@ from niels_gpt.installed import install_tokenizer
 from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
-from shardmill.building.resources import num_cores
-from shardmill.cli.build_output import build_progress
-from shardmill.cli.terminal import SafeConsole, messages
-from shardmill.cli.wording import as_flags
-from shardmill.errors import OptionError, ShardmillError
+from shardmill.cli.app import as_flag
+from shardmill.cli.terminal import SafeConsole, build_progress, messages
+from shardmill.errors import OptionError, ShardmillError, as_keyword
+from shardmill.machine import num_cores
 
 PROGRAM = "python -m niels_gpt.cache.cli"
 
@@ -37,7 +35,7 @@ PROGRAM = "python -m niels_gpt.cache.cli"
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, build, print the table."""
     words = list(sys.argv[1:] if argv is None else argv)
-    with messages("shardmill", "niels_gpt", worded=_worded):
+    with messages("shardmill", "niels_gpt"):
         return _answered(words)
 
 
@@ -46,7 +44,7 @@ def _answered(words: Sequence[str]) -> int:
     try:
         return build_all(args, words)
     except ShardmillError as error:
-        print(f"{PROGRAM}: {_worded(str(error))}", file=sys.stderr)
+        print(f"{PROGRAM}: {_worded(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"stopped; go on with:\n  {_resume_command(words)}", file=sys.stderr)
@@ -80,7 +78,7 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
     SafeConsole().print(_table(outcomes))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
-        print(f"\n{outcome.recipe.name} failed: {_worded(str(outcome.error))}", file=sys.stderr)
+        print(f"\n{outcome.recipe.name} failed: {_worded(outcome.error)}", file=sys.stderr)
     if failed:
         print(f"\ngo on with:\n  {_resume_command(words)}", file=sys.stderr)
     return 1 if failed else 0
@@ -137,14 +135,12 @@ def _size(unit: str, split: object) -> str:
     return f"{split.documents:,} {unit}s\n{split.tokens:,} tokens"  # type: ignore[attr-defined]
 
 
-def _worded(message: str) -> str:
-    """The keywords of the library as flags of this command."""
-    names = ["resume", "overwrite", *(field.name for field in dataclasses.fields(Settings))]
-    flags = ("--" + name.replace("_", "-") for name in names)
-    command = SimpleNamespace(
-        params=[SimpleNamespace(opts=[flag], secondary_opts=()) for flag in flags]
-    )
-    return as_flags(message, command)
+def _worded(error: BaseException | None) -> str:
+    """The message of an error, with the options that this command has as flags."""
+    if not isinstance(error, ShardmillError):
+        return str(error)
+    names = {"resume", "overwrite", *(field.name for field in dataclasses.fields(Settings))}
+    return error.worded(lambda name, value: (as_flag if name in names else as_keyword)(name, value))
 
 
 def _resume_command(words: Sequence[str]) -> str:

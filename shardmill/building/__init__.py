@@ -1,16 +1,18 @@
 """The offline half: sources, tokenizers and chat templates to a store.
 
-plan -> workers -> finish. `units` cuts sources into units; a `worker` reads, encodes and writes one
-unit as segments with receipts; the `scheduler` brings units in order from the `pool` of workers to
-the `assembly` of the store; `run` publishes it. `api` has the functions for everyday use.
+plan -> workers -> finish. `plan` cuts sources into units; a `worker` reads, encodes and writes one
+unit as segments with receipts to the `journal`; the `scheduler` brings units in order from workers
+to the `assembly` of the store; `run` publishes it. `api` has the functions for everyday use.
 """
 
 from shardmill.building.api import build, pack
 from shardmill.building.chats import ExampleBatch, build_chats, build_examples
 from shardmill.building.documents import BuildPlan, build_store, plan_store
+from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan, plan_name
-from shardmill.building.spec import BuildCost, BuildReport, BuildSpec, Feed, Progress
-from shardmill.building.workplace import has_unfinished_build
+from shardmill.building.plan import BuildSpec, Feed
+from shardmill.building.run import BuildReport
+from shardmill.building.scheduler import BuildCost, Progress
 
 __all__ = [
     "BuildCost",

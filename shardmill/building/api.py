@@ -13,13 +13,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmill.arguments import choices, is_url
+from shardmill.arguments import check_local, choices
 from shardmill.building.chats import build_chats
 from shardmill.building.documents import build_store
+from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan
-from shardmill.building.pool import RunOn
-from shardmill.building.spec import BuildReport, BuildSpec, Feed, Progress
-from shardmill.building.workplace import has_unfinished_build
+from shardmill.building.plan import BuildSpec, Feed
+from shardmill.building.resources import RunOn
+from shardmill.building.run import BuildReport
+from shardmill.building.scheduler import OnProgress
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
@@ -55,7 +57,7 @@ def build(
     overwrite: bool = False,
     scratch: str | Path | None = None,
     report: str | Path | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_push: Callable[[int, int], None] | None = None,
     # documents only
     field: str | None = None,
@@ -282,10 +284,10 @@ def output_folder(out: str | Path, scratch: str | Path | None = None) -> tuple[P
                 scratch=str(scratch),
                 out=...,
             )
-        _check_local("out", out, instead=", or a URL such as s3://bucket/path")
+        check_local(out, "out", instead=", or a URL such as s3://bucket/path")
         return Path(out), None
     if scratch is not None:
-        _check_local("scratch", scratch)
+        check_local(scratch, "scratch")
     from shardmill.remote.build_to import scratch_store
 
     return scratch_store(str(out), scratch), str(out)
@@ -401,18 +403,6 @@ def _check_report(report: str | Path | None, source: object) -> None:
             raise OptionError(
                 "{report}: this file is an input; name another for the report", report=str(report)
             )
-
-
-def _check_local(name: str, path: str | Path, *, instead: str = "") -> None:
-    is_dataset = str(path).startswith("hub:")
-    if not (is_dataset or is_url(path)) or Path(path).exists():
-        return
-    found = "a hub dataset" if is_dataset else "a URL"
-    raise OptionError(
-        f"{{{name}}}: {found}, wanted a local folder{instead}; write ./{path} for a folder of that "
-        "name",
-        **{name: str(path)},
-    )
 
 
 def _check_field(source: Source, field: str) -> None:

@@ -24,34 +24,31 @@ from shardmill.building.assembly import (
     mark_of,
     void_drop,
 )
-from shardmill.building.spec import (
-    BuildReport,
+from shardmill.building.plan import (
+    RECORDED,
     BuildSpec,
     Feed,
-    choose_dtype,
-    describe_difference,
+    FeedChunks,
+    chunk_sizes,
+    chunks_of,
     plan_json,
     plan_sha256,
 )
-from shardmill.building.units import FeedChunks, chunk_sizes, chunks_of
-from shardmill.building.workplace import remove_workplace, workplace_of
+from shardmill.building.worker import TokenRules
 from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import CuttableSource, Source, Tokenizer, continues
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
-from shardmill.store import OldStore, list_plans, read_origins
+from shardmill.storage.files import describe_difference
+from shardmill.store import list_plans, read_origins
 from shardmill.store.layout import DTYPES
 from shardmill.store.origins import GRAIN, MARK
-from shardmill.tokenizers import EngineChoice, vocab_size_of
+from shardmill.store.writer import OldStore
+from shardmill.tokenizers import EngineChoice
 
 log = logging.getLogger(__name__)
 
 _PLAN = "plan_sha256"
-_SAME = (
-    *("dataset_config", "dataset_revision", "streaming", "split_rule", "seed", "shuffle_buffer"),
-    *("append_eot", "shard_bytes"),
-)
-"""Facts that a spec and a manifest call by the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +57,6 @@ class AppendPlan:
 
     old: OldStore
     feed: Feed  # old files, then new ones
-    plan: dict[str, JSON]  # of a whole build of `feed`
     chunks: FeedChunks | None  # of the new files; None: there are none
     point: AppendPoint
     origins: KnownOrigins | None  # None: the store does not know the origins of its documents
@@ -85,8 +81,7 @@ def plan_append(
     (feed,), manifest = feeds, old.manifest
     files = append_files(feed.source, manifest.sources[0])
     ordered = replace(feed, source=files.source)
-    dtype = choose_dtype(spec.dtype, vocab_size_of(tokenizer))
-    plan = plan_json([ordered], spec, tokenizer, dtype)
+    plan = plan_json([ordered], spec, tokenizer, TokenRules.of(spec, tokenizer).dtype)
     _check_plan(old, plan, spec, feed.source.name)
     if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:
         raise BuildError(
@@ -99,9 +94,9 @@ def plan_append(
     given = documents.kept + documents.over_budget + num_void
     if files.fresh is None:
         point = AppendPoint(ledger=manifest.ledger, num_given=given, held=())
-        return AppendPlan(old=old, feed=ordered, plan=plan, chunks=None, point=point, origins=None)
+        return AppendPlan(old=old, feed=ordered, chunks=None, point=point, origins=None)
     _check_engine(old, engine)
-    found = _new_chunks(files)
+    found = _new_chunks(files, feed.max_tokens)
     log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
     for name in list_plans(old.folder):
         log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
@@ -109,22 +104,10 @@ def plan_append(
     return AppendPlan(
         old=old,
         feed=ordered,
-        plan=plan,
         chunks=found.feed,
         point=AppendPoint(ledger=manifest.ledger, num_given=given, held=held),
         origins=_known_origins(old, ordered, found, has_void=num_void > 0),
     )
-
-
-def nothing_new(append: AppendPlan) -> BuildReport:
-    """The store stays as it is; what a build left that was killed after its last step, goes."""
-    old, plan = append.old, append.plan
-    log.info("%s: no new files, so nothing to do", old.folder)
-    note = workplace_of(old.folder) / "plan.json"
-    left = json.loads(note.read_bytes()) if note.exists() else {}
-    base = (left.get("plan") or {}).get("continues")
-    remove_workplace(old.folder, plan if base is None else {**plan, "continues": base})
-    return BuildReport(folder=old.folder, manifest=old.manifest, seconds=0.0, resumed=False)
 
 
 def _check_engine(old: OldStore, engine: EngineChoice) -> None:
@@ -187,7 +170,7 @@ def _check_plan(old: OldStore, plan: dict[str, Any], spec: BuildSpec, name: str)
 def _changes(old: OldStore, plan: dict[str, Any]) -> list[str]:
     """How a plan differs from what the manifest says."""
     manifest, spec = old.manifest, plan["spec"]
-    before = {name: getattr(manifest, name) for name in (*_SAME, "dataset_name")}
+    before = {name: getattr(manifest, name) for name in (*RECORDED, "shard_bytes")}
     before |= {
         "dtype": DTYPES[manifest.token_dtype],
         "options": {k: v for k, v in manifest.options.items() if k != _PLAN},
@@ -297,7 +280,7 @@ class _NewChunks:
     num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
 
 
-def _new_chunks(files: Appended) -> _NewChunks:
+def _new_chunks(files: Appended, max_tokens: int | None) -> _NewChunks:
     """The chunks after the old files, which there are."""
     assert files.fresh is not None, "there are new files"
     new: list[Source] = []
@@ -323,6 +306,7 @@ def _new_chunks(files: Appended) -> _NewChunks:
         chunks=tuple(new),
         sizes=tuple(sizes),
         is_portable=isinstance(files.fresh, CuttableSource),
+        max_tokens=max_tokens,
     )
     return _NewChunks(feed=feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
 

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardmill.building.segments import EncodedBatch
-from shardmill.building.spec import Feed
-from shardmill.building.units import FeedChunks
+from shardmill.building.journal import EncodedBatch
+from shardmill.building.plan import Feed, FeedChunks
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import Drop, OffsetArray, Ragged
 from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger

@@ -12,36 +12,31 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building.assembly import ExampleWriter, LedgerCounter
-from shardmill.building.resources import plan_memory
-from shardmill.building.run import BuildJob, RunKeywords, run_build
-from shardmill.building.segments import (
+from shardmill.building.assembly import LedgerCounter
+from shardmill.building.journal import (
     EncodedBatch,
     Receipt,
     SegmentWriter,
     UnitKey,
     load_segment,
+    open_workplace,
+    target_of,
 )
-from shardmill.building.spec import (
-    BuildReport,
-    BuildSpec,
-    Progress,
-    describe_difference,
-    store_facts,
-)
-from shardmill.building.units import FeedChunks, Unit
+from shardmill.building.plan import BuildSpec, Unit
+from shardmill.building.resources import plan_memory
+from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build, store_facts
+from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
-from shardmill.building.workplace import open_workplace, target_of
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError
@@ -57,6 +52,7 @@ from shardmill.records import (
     Ragged,
 )
 from shardmill.sources import limited
+from shardmill.storage.files import describe_difference
 from shardmill.store import StoreWriter, check_target, publish_folder
 from shardmill.threads import read_ahead
 
@@ -111,7 +107,7 @@ class ChatKeywords(RunKeywords, total=False):
 
     certificate: Certificate | None  # of the template and policy; None: the mask is proved first
     bind: Bind | None  # puts the template over a faster encoder; None: no fast engine is used
-    on_progress: Callable[[Progress], None] | None
+    on_progress: OnProgress | None
 
 
 def build_chats(
@@ -145,29 +141,29 @@ def build_chats(
         "val_fraction": float(val_fraction),
     }
     stored = replace(spec, append_eot=False, split_rule=spec.split_rule or rule.words())
-    job = ChatJob(
+    job = BuildJob(
         target=target_of(folder),
         sources=[source],
         splits=rule.splits,
-        rules=rules,
+        encoder=ChatEncoder(
+            source=source,
+            rules=rules,
+            bind=bind or (lambda _encoder: template),
+            policy=policy,
+            split_rule=rule,
+        ),
         tokenizer=tokenizer,
         spec=stored,
         plan={
             "kind": "chats",
             "source": source.describe(),
             "chat": facts,
-            "spec": {**asdict(stored), "dtype": rules.dtype, "options": dict(spec.options)},
+            "spec": stored.to_json(dtype=rules.dtype),
             "tokenizer": tokenizer.fingerprint,
         },
-        on_progress=run.pop("on_progress", None),
-        is_chat=True,
         options={"chat": facts},
         produced_by={"mask_proof": proof.to_json()},
-        limits=[None],
-        source=source,
-        bind=bind or (lambda _encoder: template),
-        policy=policy,
-        split_rule=rule,
+        on_progress=run.pop("on_progress", None),
     )
     done = run_build(job, **{**run, **({} if bind else {"engine": "reference"})})
     for split in rule.splits:
@@ -176,24 +172,24 @@ def build_chats(
     return done
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatJob(BuildJob):
-    """A build of conversations, in one process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatEncoder:
+    """The `UnitEncoder` of conversations, which are one unit."""
 
     source: ConversationSource
+    rules: TokenRules
     bind: Bind
     policy: TrainPolicy
     split_rule: SplitRule
 
-    def cut(self) -> Sequence[FeedChunks]:
-        chunks = (self.source,)
-        return [FeedChunks(source=self.source, chunks=chunks, sizes=(0,), is_portable=False)]
-
-    def encode(
-        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
+    def batches(
+        self,
+        unit: Unit,  # noqa: ARG002 - there is one
+        cursor: Cursor | None,
+        given: int,
+        provider: EncoderProvider,
     ) -> Generator[EncodedBatch, None, None]:
         """Reading, rendering and the caller run at the same time, each in its own thread."""
-        del unit  # there is one
         with closing(read_ahead(self.source.batches(cursor))) as batches:
             first = next(batches, None)
             template = self.bind(provider.encoder(_contents(first)))
@@ -202,12 +198,6 @@ class ChatJob(BuildJob):
                 for batch, result in rendered:
                     yield self._encoded(batch, result, given)
                     given += len(batch.conversations)
-
-    def make_task(self, unit: Unit, folder: Path) -> NoReturn:
-        raise AssertionError(f"{unit.name}, {folder}: conversations are built in one process")
-
-    def open_writer(self, out: StoreWriter) -> ExampleWriter:
-        return ExampleWriter(self.source.name, self.splits, out)
 
     def _rendered(
         self, batches: Iterator[ConversationBatch], template: ChatTemplate

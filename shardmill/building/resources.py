@@ -1,4 +1,4 @@
-"""What a build takes: cores, memory and disk.
+"""What a build may use: workers, cores, memory and disk. No byte of a store depends on it.
 
 Memory is bounded by the number of processes and the largest document, never by the input. A
 document that does not fit is refused by name and size. Disk is estimated from the beginning of each
@@ -7,25 +7,43 @@ source; what cannot be known stays None and never leads to a refusal.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    cast,
+    runtime_checkable,
+)
 
 import numpy as np
 
-from shardmill.building import units
-from shardmill.building.units import FeedChunks, read_chunks
+from shardmill.building import plan
+from shardmill.building.plan import (
+    SINGLE_PROCESS_UNIT_BYTES,
+    UNIT_BYTES,
+    FeedChunks,
+    read_chunks,
+)
 from shardmill.building.worker import TokenRules
 from shardmill.errors import BuildError, OptionError
-from shardmill.machine import available_memory
+from shardmill.machine import available_memory, num_cores
 from shardmill.protocols import Source, Tokenizer
 from shardmill.records import Cursor
 from shardmill.tokenizers import thread_limits
 from shardmill.tokenizers.base import EngineSource
+
+if TYPE_CHECKING:
+    from shardmill.building.engines.ray import RayCluster
+
+RunOn: TypeAlias = Literal["local", "ray"]
 
 MIB = 2**20
 PROCESS_BYTES = 512 * MIB
@@ -39,6 +57,8 @@ _PLAIN_DOCUMENT_BYTES = 16
 _SMALL_DOCUMENT = MIB
 """A document of this size always fits into `PROCESS_BYTES`."""
 _UNKNOWN_MEMORY = 8 * 2**30
+_UNKNOWN_SHARE = 2 * 2**30
+"""Bytes assumed for a worker on machines that are not there yet."""
 SAMPLE_BYTES = 2**16
 _MAX_EXPANSION = 40
 """Bytes on disk that a byte of uncompressed input never exceeds: a token of four bytes and its
@@ -53,15 +73,82 @@ _ALLOCATION = {
 }
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+class WorkerKeywords(TypedDict, total=False):
+    """How the work is divided."""
+
+    workers: int | None  # processes; None: one for each core, if there is enough work
+    unit_bytes: int | None  # of input for a worker at a time; None: 64 MiB
+    memory: int | None  # bytes for all processes together; None: what is free
+    run_on: RunOn  # "local" unless given
+    ray_address: str | None  # for run_on="ray"; None: a Ray is started on this machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """`WorkerKeywords`, checked and connected."""
+
+    workers: int | None = None
+    unit_bytes: int | None = None
+    memory: int | None = None
+    cluster: RayCluster | None = None  # where workers run; None: on this machine
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "unit_bytes", "memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{{{name}}}: wanted 1 or more", **{name: value})
+
+    @property
+    def num_cores(self) -> int:
+        """Of this machine, or of all that Ray has."""
+        return self.cluster.num_cpus if self.cluster and self.cluster.is_elsewhere else num_cores()
+
+    def memory_plan(self) -> MemoryPlan:
+        memory, workers = self.memory, self.workers or self.num_cores
+        if memory is None and self.cluster is not None:
+            # What is free here says nothing about the other machines.
+            memory = (self.cluster.memory_per_cpu or _UNKNOWN_SHARE) * (workers + 1)
+        return plan_memory(workers, memory, required=self.workers is not None)
+
+    def size_of_units(self) -> int:
+        """A single process needs no small units; what it began stays one unit when others join."""
+        single = (self.workers or self.num_cores) == 1 and self.cluster is None
+        return self.unit_bytes or (SINGLE_PROCESS_UNIT_BYTES if single else UNIT_BYTES)
+
+
+@contextmanager
+def open_workers(keywords: WorkerKeywords) -> Iterator[WorkerOptions]:
+    """Check the options, and connect to Ray if the workers run there."""
+    run_on, address = keywords.get("run_on", "local"), keywords.get("ray_address")
+    options = WorkerOptions(
+        workers=keywords.get("workers"),
+        unit_bytes=keywords.get("unit_bytes"),
+        memory=keywords.get("memory"),
+    )
+    if run_on not in ("local", "ray"):
+        raise OptionError("{run_on}: wanted 'local' or 'ray'", run_on=run_on)
+    if run_on == "local" and address is not None:
+        raise OptionError("{ray_address}: only with {run_on}", ray_address=address, run_on="ray")
+    with _open_cluster(options.workers, address) if run_on == "ray" else nullcontext() as cluster:
+        yield replace(options, cluster=cluster)
+
+
+def _open_cluster(workers: int | None, address: str | None) -> RayCluster:
+    from shardmill.building.engines.ray import RayCluster
+
+    cluster = RayCluster(address, workers=workers or num_cores())
+    if workers is None and not cluster.num_cpus:
+        with cluster:
+            raise OptionError(
+                f"Ray has {cluster.describe()} now: start a node, or say how many {{workers}} it "
+                "will have space for",
+                workers=...,
+            )
+    return cluster
 
 
 def worker_environ(num_threads: int) -> dict[str, str]:
-    """The environment of a worker with so many threads. Arrow too has its own pool."""
+    """The environment of a worker whose libraries, Arrow too, use `num_threads` each."""
     return {**thread_limits(num_threads), "OMP_NUM_THREADS": str(num_threads), **_ALLOCATION}
 
 
@@ -147,15 +234,9 @@ class FeedEstimate:
 
 
 def estimate_feed(
-    feed: FeedChunks,
-    tokenizer: Tokenizer,
-    rules: TokenRules,
-    *,
-    num_units: int = 0,
-    max_tokens: int | None,
+    feed: FeedChunks, tokenizer: Tokenizer, rules: TokenRules, *, num_units: int = 0
 ) -> FeedEstimate:
-    """`max_tokens` fill the feed's splits; None: there is no limit."""
-    size = feed.source.size_hint()
+    size, max_tokens = feed.source.size_hint(), feed.max_tokens
     tokens: int | None = max_tokens
     disk: int | None = None
     if size is not None and feed.is_portable:
@@ -189,15 +270,21 @@ def _density(feed: FeedChunks, tokenizer: Tokenizer) -> tuple[float, float]:
                 some = texts[: max(1, SAMPLE_BYTES * len(texts) // max(texts.nbytes, 1))]
                 encoded = some.nbytes
                 tokens = len(tokenizer.encode_batch(some).values)
-            if num_bytes >= units.CHUNK_BYTES and isinstance(chunk, _Measurable):
+            if num_bytes >= plan.CHUNK_BYTES and isinstance(chunk, _Measurable):
                 size = chunk.bytes_before(cast(Cursor, found.batch.cursor["cursor"]))
                 break
     size = max(size, 1)
     return num_bytes / size * tokens / max(encoded, 1), documents / size
 
 
-def check_space(folder: Path, estimates: Sequence[FeedEstimate], *, used: int) -> None:
-    """Refuse to start what the disk cannot hold; `used` bytes are in the journal already."""
+def check_space(
+    folder: Path, feeds: Sequence[FeedChunks], tokenizer: Tokenizer, rules: TokenRules
+) -> None:
+    """Refuse to start what the disk of a workplace cannot hold."""
+    if is_surely_enough(folder, feeds):
+        return
+    estimates = [estimate_feed(feed, tokenizer, rules) for feed in feeds]
+    used = sum(path.stat().st_size for path in (folder / "segments").rglob("*"))
     needed = sum(estimate.disk_bytes or 0 for estimate in estimates) - used
     free = shutil.disk_usage(folder).free
     if needed > free:

@@ -1,8 +1,7 @@
 """Run a build: workplace, journal, staged store, publication. The same for documents and chats.
 
 Same job and same input give the same bytes, with any number of workers, killed and resumed or not.
-The store appears whole or not at all. A fast engine that makes an error is replaced by the
-reference, and its work is done again.
+The store appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,202 +9,167 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import platform
 import time
-from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
-from shardmill.building import units
+import msgspec
+
 from shardmill.building.append import AppendPlan
-from shardmill.building.assembly import Assembly, BatchWriter, OriginLog
-from shardmill.building.pool import WorkerOptions, WorkerPool
-from shardmill.building.resources import check_space, estimate_feed, is_surely_enough
-from shardmill.building.scheduler import OnProgress, ProgressMeter, Scheduler
-from shardmill.building.segments import EncodedBatch
-from shardmill.building.spec import (
-    BuildReport,
-    BuildSpec,
-    Feed,
-    describe_difference,
-    plan_sha256,
-    store_facts,
+from shardmill.building.assembly import (
+    Assembly,
+    BatchWriter,
+    DocumentWriter,
+    ExampleWriter,
+    OriginLog,
 )
-from shardmill.building.units import FeedChunks, Unit, plan_work
-from shardmill.building.worker import EncoderProvider, TokenRules, UnitTask
-from shardmill.building.workplace import (
+from shardmill.building.journal import (
     Workplace,
     has_unfinished_build,
     open_workplace,
     remove_workplace,
 )
-from shardmill.errors import (
-    BuildError,
-    EngineMismatchError,
-    SourceError,
-    StoreExistsError,
-    TokenizerError,
+from shardmill.building.plan import (
+    RECORDED,
+    BuildSpec,
+    Feed,
+    FeedChunks,
+    cut_feed,
+    plan_sha256,
+    plan_work,
 )
-from shardmill.protocols import ConversationSource, Source, Texts, Tokenizer
-from shardmill.records import JSON, Cursor
+from shardmill.building.resources import WorkerOptions, check_space
+from shardmill.building.scheduler import (
+    BuildCost,
+    OnProgress,
+    ProgressMeter,
+    Scheduler,
+    WorkerPool,
+)
+from shardmill.building.worker import EncoderChoice, UnitEncoder
+from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
+from shardmill.protocols import ConversationSource, Source, Tokenizer
+from shardmill.records import JSON
 from shardmill.sources import knows_rows, stamp_of
+from shardmill.storage.files import describe_difference
 from shardmill.store import (
+    Ledger,
     Manifest,
+    StoreFacts,
     StoreWriter,
-    check_shape,
     check_target,
     is_finished,
     publish_folder,
     read_manifest,
-    write_origins,
 )
-from shardmill.tokenizers import (
-    ChosenEncoder,
-    EngineCheck,
-    EngineChoice,
-    choose_encoder,
-    reopen_encoder,
-)
-from shardmill.tokenizers.base import as_list
+from shardmill.store.layout import check_shape
+from shardmill.store.origins import write_origins
+from shardmill.tokenizers import EngineCheck, EngineChoice, model_sha256_of, vocab_size_of
 
 log = logging.getLogger(__name__)
-
-_JOURNAL = 2
-"""Version of the journal: raised when segments are written differently, so that older ones are
-not read."""
-
-
-class EncoderChoice:
-    """The coordinator's `EncoderProvider`: chooses at the first batch, and remembers the choice
-    and its proof in the workplace, so that a resumed build uses the same encoder."""
-
-    has_spare_cores = True  # the coordinator encodes only when no worker does
-
-    def __init__(
-        self,
-        work: Workplace,
-        tokenizer: Tokenizer,
-        *,
-        engine: EngineChoice,
-        check: EngineCheck,
-        size_hint: int | None,
-        required: Mapping[str, JSON] | None = None,
-    ) -> None:
-        """`required`: the record of the engine that made the store that is appended to; no other
-        is allowed."""
-        self._required = required
-        self._work, self._tokenizer = work, tokenizer
-        self._engine, self._check, self._size_hint = engine, check, size_hint
-        self._chosen: ChosenEncoder | None = None
-
-    def encoder(self, first: Texts) -> ChosenEncoder:
-        """The encoder of this build; `first` are the first texts of the first call."""
-        if self._chosen is None:
-            self._chosen = self._proved(first) if self._required is None else self._reopened()
-            self._remember(self._chosen.produced_by)
-        return self._chosen
-
-    def ensure_chosen(self) -> None:
-        """Choose now, if nothing had to be encoded."""
-        if self._work.read_note("produced_by") is None:
-            self.encoder([])
-
-    def drop(self, mismatch: EngineMismatchError) -> None:
-        """The fast engine made an error: from now on, also after a resume, use the reference."""
-        if self._required is not None:
-            raise BuildError(
-                f"{mismatch}\nThat engine made the existing tokens too: build the whole store "
-                "again with {overwrite} and {engine}.",
-                overwrite=True,
-                engine="reference",
-            ) from mismatch
-        log.warning("%s\nstarting again with the reference engine", mismatch)
-        self._work.remove_note("produced_by")
-        note: dict[str, JSON] = {"asked_for": self._engine, "mismatch": str(mismatch)}
-        self._work.write_note("dropped_engine", note)
-        self._chosen = None
-
-    def produced_by(self) -> dict[str, JSON]:
-        """For the manifest: engine, versions and proof, as the first run of this build had them."""
-        noted = self._work.read_note("produced_by")
-        assert noted is not None, "an encoder was chosen before the journal was full"
-        dropped = self._work.read_note("dropped_engine")
-        return {**noted, "dropped_engine": dropped} if dropped else noted
-
-    def _proved(self, first: Texts) -> ChosenEncoder:
-        dropped = self._work.read_note("dropped_engine")
-        try:
-            return choose_encoder(
-                self._tokenizer,
-                engine="reference" if dropped else self._engine,
-                check=self._check,
-                corpus=as_list(first),
-                size_hint=self._size_hint,
-            )
-        except EngineMismatchError as failed:  # no engine yet, so nothing to fall back from
-            raise TokenizerError(str(failed)) from failed
-
-    def _reopened(self) -> ChosenEncoder:
-        assert self._required is not None
-        try:
-            return reopen_encoder(self._tokenizer, self._required, check=self._check)
-        except TokenizerError as error:
-            raise BuildError(
-                f"the existing tokens were made by an engine that is missing now ({error}): "
-                "install it, or build the whole store again with {overwrite}",
-                overwrite=True,
-            ) from error
-
-    def _remember(self, produced_by: dict[str, JSON]) -> None:
-        earlier = self._work.read_note("produced_by")
-        if earlier is None:
-            self._work.write_note("produced_by", produced_by)
-            return
-        for key in ("engine", "versions"):
-            if earlier.get(key) != produced_by.get(key):
-                raise BuildError(
-                    f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
-                    f"{produced_by.get(key)!r}: restore that, or start again with {{overwrite}}",
-                    overwrite=True,
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """One build. Subclasses say how documents and conversations differ."""
+    """One build of documents or of conversations."""
 
     target: Path
     sources: Sequence[Source | ConversationSource]
+    feeds: Sequence[Feed] = ()  # of documents; none for conversations, which have one source
     splits: tuple[str, ...]
-    rules: TokenRules
+    encoder: UnitEncoder
     tokenizer: Tokenizer
     spec: BuildSpec
     plan: dict[str, JSON]  # everything that determines the bytes
-    on_progress: OnProgress | None = None
-    is_chat: bool = False
     options: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
     produced_by: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
-    limits: Sequence[int | None]  # most tokens of each feed; None: all
-    feeds: Sequence[Feed] = ()  # of documents, whose origins are kept; none of conversations
     append: AppendPlan | None = None  # the store at the target is kept and extended
+    on_progress: OnProgress | None = None
 
-    @abstractmethod
+    @property
+    def is_chat(self) -> bool:
+        return not self.feeds
+
     def cut(self) -> Sequence[FeedChunks]:
         """The chunks of each feed."""
+        if self.append is not None and self.append.chunks is not None:
+            return [self.append.chunks]
+        if self.is_chat:
+            (source,) = self.sources
+            return [FeedChunks(source=source, chunks=(source,), sizes=(0,), is_portable=False)]
+        return [cut_feed(feed) for feed in self.feeds]
 
-    @abstractmethod
-    def encode(
-        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
-    ) -> Generator[EncodedBatch, None, None]:
-        """The batches of a unit after a cursor; `given` texts of the feed come before them."""
+    def stamps(self) -> list[JSON]:
+        """What identifies the input as it is on this machine now."""
+        return [stamp_of(source) for source in self.sources]
 
-    @abstractmethod
-    def make_task(self, unit: Unit, folder: Path) -> UnitTask:
-        """A unit as a task for a worker. Not called for units that are not portable."""
+    def open_writer(self, out: StoreWriter) -> BatchWriter:
+        if self.is_chat:
+            return ExampleWriter(self.sources[0].name, self.splits, out)
+        return DocumentWriter(self.feeds, out, self.append.filled if self.append else {})
 
-    @abstractmethod
-    def open_writer(self, out: StoreWriter) -> BatchWriter: ...
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """A finished build. Times are here and never in the store."""
+
+    folder: Path
+    manifest: Manifest
+    seconds: float
+    resumed: bool  # True when work of an earlier run was used
+    cost: BuildCost | None = None  # None: not measured, or nothing was left to do
+    url: str | None = None  # where the store was sent, without secrets; `folder` is then scratch
+    sent_files: int = 0
+    sent_bytes: int = 0
+
+    @property
+    def utilisation(self) -> float | None:
+        """The share of all cores' time that the build used."""
+        if self.cost is None or not self.seconds:
+            return None
+        return self.cost.cpu_seconds / (self.seconds * self.cost.num_cores)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a store never holds (when, where, how long), and the counts."""
+        ledger, cost = self.manifest.ledger, self.cost
+        facts: dict[str, Any] = {
+            "store": self.url or str(self.folder),
+            "seconds": round(self.seconds, 3),
+            "resumed": self.resumed,
+            "workers": cost.num_workers if cost else None,
+            "cores": cost.num_cores if cost else None,
+            "cpu_seconds": round(cost.cpu_seconds, 3) if cost else None,
+            "utilisation": None if self.utilisation is None else round(self.utilisation, 3),
+            "peak_bytes": cost.peak_bytes if cost else None,
+            "ledger": msgspec.to_builtins(ledger),
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+        }
+        if ledger.chat is None:
+            facts |= {
+                "documents_kept": ledger.documents.kept,
+                "documents_read": ledger.documents.read,
+                "tokens_kept": ledger.tokens.kept,
+            }
+        else:
+            splits = self.manifest.splits.items()
+            facts |= {
+                "conversations_read": ledger.documents.read,
+                "conversations_kept": ledger.documents.kept,
+                "dropped": ledger.documents.dropped,
+                "turns": ledger.chat.turns,
+                "tokens_kept": ledger.tokens.kept,
+                "trained_tokens": ledger.chat.trained_tokens,
+                "splits": {name: split.documents for name, split in splits},
+            }
+        facts["produced_by"] = self.manifest.produced_by
+        if self.url is not None:
+            facts |= {"sent_files": self.sent_files, "sent_bytes": self.sent_bytes}
+        return facts
 
 
 class RunKeywords(TypedDict, total=False):
@@ -229,14 +193,14 @@ def run_build(
     """Build the store of a job; see `RunKeywords`."""
     started = time.monotonic()
     target, append = job.target, job.append
-    check_shape(job.splits, job.rules.dtype, job.spec.shard_bytes)
-    if resume and is_finished(target) and not overwrite and append is None:
-        manifest = _same_store(target, job)
+    check_shape(job.splits, job.encoder.rules.dtype, job.spec.shard_bytes)
+    done = _finished(job) if append or (resume and not overwrite) else None
+    if done is not None:
         remove_workplace(target, job.plan)
-        return BuildReport(folder=target, manifest=manifest, seconds=0.0, resumed=True)
+        return BuildReport(folder=target, manifest=done, seconds=0.0, resumed=append is None)
     overwrite = overwrite or append is not None
     check_target(target, overwrite=overwrite)
-    stamps = _stamps(job)
+    stamps = job.stamps()
     plan = job.plan if append is None else {**job.plan, "continues": append.old.sha256}
     with open_workplace(target, plan, stamps=stamps, resume=resume) as work:
         _check_base(job)
@@ -249,18 +213,16 @@ def run_build(
             size_hint=None if None in sizes else sum(size or 0 for size in sizes),
             required=None if append is None else append.old.manifest.produced_by,
         )
-        pool = WorkerPool(
-            job.tokenizer, choice, engine_check, workers or WorkerOptions(), keep_open=work.lock
-        )
-        with pool:
-            build = _Build(job, work, choice, pool, feeds=job.cut(), stamps=stamps)
-            build.check_space()
+        pool = WorkerPool(choice, workers or WorkerOptions(), keep_open=work.lock)
+        with closing(pool):
+            feeds = job.cut()
+            if not job.is_chat:
+                check_space(work.folder, feeds, job.tokenizer, job.encoder.rules)
             try:
-                staged = build.assemble()
+                staged = _assemble(job, work, pool, feeds, stamps)
             except EngineMismatchError as mismatch:
                 choice.drop(mismatch)
-                work.discard_segments()
-                staged = build.assemble()
+                staged = _assemble(job, work, pool, feeds, stamps)
         _check_unchanged(job, stamps)
         _check_base(job)
         publish_folder(staged, target, overwrite=overwrite)
@@ -274,95 +236,102 @@ def run_build(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """A build whose workplace is open."""
-
-    job: BuildJob
-    work: Workplace
-    choice: EncoderChoice
-    pool: WorkerPool
-    feeds: Sequence[FeedChunks]
-    stamps: list[JSON]
-
-    def check_space(self) -> None:
-        """Refuse what the disk cannot hold, before the first segment."""
-        job, folder = self.job, self.work.folder
-        if job.is_chat or is_surely_enough(folder, self.feeds):
-            return
-        estimates = [
-            estimate_feed(feed, job.tokenizer, job.rules, max_tokens=limit)
-            for feed, limit in zip(self.feeds, job.limits, strict=True)
-        ]
-        used = sum(path.stat().st_size for path in self.work.segments.rglob("*"))
-        check_space(folder, estimates, used=used)
-
-    def assemble(self) -> Path:
-        """A finished store in the workplace, from the segments in the journal and new ones."""
-        job, append, staged = self.job, self.job.append, self.work.staging()
-        plan = plan_work(
-            self.work.segments,
-            self.feeds,
-            plan=_journal_plan(self.work, self.stamps),
-            unit_bytes=self.pool.options.size_of_units(),
+def _assemble(
+    job: BuildJob,
+    work: Workplace,
+    pool: WorkerPool,
+    feeds: Sequence[FeedChunks],
+    stamps: list[JSON],
+) -> Path:
+    """A finished store in the workplace, from the segments in the journal and new ones."""
+    append, rules, staged = job.append, job.encoder.rules, work.staging()
+    plan = plan_work(work, feeds, stamps=stamps, unit_bytes=pool.options.size_of_units())
+    with StoreWriter(
+        staged,
+        splits=job.splits,
+        dtype=rules.dtype,
+        shard_bytes=job.spec.shard_bytes,
+        chat=job.is_chat,
+    ) as out:
+        if append is not None:
+            out.take_over(append.old, hold_drops=len(append.point.held))
+        origins = _origin_log(job, feeds)
+        assembly = Assembly(
+            [source.name for source in job.sources],
+            out,
+            job.open_writer(out),
+            None if append is None else append.point,
+            origins,
         )
-        with StoreWriter(
-            staged,
-            splits=job.splits,
-            dtype=job.rules.dtype,
-            shard_bytes=job.spec.shard_bytes,
-            chat=job.is_chat,
-        ) as out:
-            if append is not None:
-                out.take_over(append.old, hold_drops=len(append.point.held))
-            names, origins = [source.name for source in job.sources], self._origins()
-            point = None if append is None else append.point
-            assembly = Assembly(names, out, job.open_writer(out), point, origins)
-            Scheduler(
-                plan=plan,
-                pool=self.pool,
-                assembly=assembly,
-                meter=ProgressMeter(self.feeds, job.limits, job.on_progress),
-                journal=self.work.segments,
-                dtype=job.rules.dtype,
-                encode=lambda unit, cursor, given: job.encode(unit, cursor, given, self.choice),
-            ).run(self.feeds, job.limits, job.make_task)
-            self.choice.ensure_chosen()
-            separators = job.rules.end_id is not None
-            facts = store_facts(
-                job.spec,
-                job.tokenizer,
-                sources=[source.describe() for source in job.sources],
-                ledger=assembly.counter.ledger(separators=separators, chat=job.is_chat),
-                produced_by={**self.choice.produced_by(), **job.produced_by},
-                options={"plan_sha256": plan_sha256(job.plan), **job.options},
-                unit="example" if job.is_chat else "document",
-            )
-            manifest = out.finish(facts)
-            _check_dropped(staged, manifest)
-            if origins is not None:
-                write_origins(staged, origins.finish(job.feeds), manifest)
-        return staged
-
-    def _origins(self) -> OriginLog | None:
-        """None where no row has a number: for conversations, and sources that are not files."""
-        job = self.job
-        if not any(knows_rows(feed.source) for feed in job.feeds):
-            return None
-        if job.append is None:
-            return OriginLog(self.feeds, job.splits)
-        before = job.append.origins
-        return None if before is None else OriginLog(self.feeds, job.splits, before)
+        Scheduler(
+            plan=plan,
+            feeds=feeds,
+            pool=pool,
+            encoder=job.encoder,
+            assembly=assembly,
+            meter=ProgressMeter(feeds, job.on_progress),
+            journal=work.segments,
+        ).run()
+        pool.choice.ensure_chosen()
+        has_ends = rules.end_id is not None
+        facts = store_facts(
+            job.spec,
+            job.tokenizer,
+            sources=[source.describe() for source in job.sources],
+            ledger=assembly.counter.ledger(separators=has_ends, chat=job.is_chat),
+            produced_by={**pool.choice.produced_by(), **job.produced_by},
+            options={"plan_sha256": plan_sha256(job.plan), **job.options},
+            unit="example" if job.is_chat else "document",
+        )
+        manifest = out.finish(facts)
+        _check_dropped(staged, manifest)
+        if origins is not None:
+            write_origins(staged, origins.finish(job.feeds), manifest)
+    return staged
 
 
-def _stamps(job: BuildJob) -> list[JSON]:
-    return [stamp_of(source) for source in job.sources]
+def _origin_log(job: BuildJob, feeds: Sequence[FeedChunks]) -> OriginLog | None:
+    """None where no row has a number: for conversations, and sources that are not files."""
+    if not any(knows_rows(feed.source) for feed in job.feeds):
+        return None
+    before = None if job.append is None else job.append.origins
+    return None if job.append and not before else OriginLog(feeds, job.splits, before)
 
 
-def _journal_plan(work: Workplace, stamps: list[JSON]) -> str:
-    """What every receipt of this build must have been made for."""
-    kind = {"grain_bytes": units.CHUNK_BYTES, "journal": _JOURNAL}
-    return plan_sha256({"plan": work.plan, "stamps": stamps, **kind})
+def store_facts(
+    spec: BuildSpec,
+    tokenizer: Tokenizer,
+    *,
+    sources: list[dict[str, JSON]],
+    ledger: Ledger,
+    produced_by: dict[str, JSON],
+    options: dict[str, JSON],
+    unit: Literal["document", "example"],
+) -> StoreFacts:
+    """What the manifest says besides the files."""
+    recorded: dict[str, Any] = {name: getattr(spec, name) for name in RECORDED}
+    return StoreFacts(
+        **recorded,
+        unit=unit,
+        tokenizer_sha256=model_sha256_of(tokenizer) or tokenizer.fingerprint,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=vocab_size_of(tokenizer),
+        special_token_ids=tokenizer.special_token_ids(),
+        sources=sources,
+        options={**spec.options, **options},
+        ledger=ledger,
+        produced_by=produced_by,
+    )
+
+
+def _finished(job: BuildJob) -> Manifest | None:
+    """The manifest of the store at the target if nothing is left to do; None: build it."""
+    if job.append is None:
+        return _same_store(job) if is_finished(job.target) else None
+    if job.append.chunks is not None:
+        return None
+    log.info("%s: no new files, so nothing to do", job.target)
+    return job.append.old.manifest
 
 
 def _check_base(job: BuildJob) -> None:
@@ -375,7 +344,7 @@ def _check_base(job: BuildJob) -> None:
 
 def _check_unchanged(job: BuildJob, stamps: list[JSON]) -> None:
     """The last look at the input before the store appears."""
-    for source, before, now in zip(job.sources, stamps, _stamps(job), strict=True):
+    for source, before, now in zip(job.sources, stamps, job.stamps(), strict=True):
         if before != now:
             raise SourceError(
                 f"source {source.name!r} changed while the store was built from it: wait for its "
@@ -399,9 +368,9 @@ def _check_dropped(staged: Path, manifest: Manifest) -> None:
         )
 
 
-def _same_store(target: Path, job: BuildJob) -> Manifest:
+def _same_store(job: BuildJob) -> Manifest:
     """The manifest of the finished store, which must be of this job."""
-    manifest = read_manifest(target)
+    target, manifest = job.target, read_manifest(job.target)
     if manifest.options.get("plan_sha256") == plan_sha256(job.plan):
         return manifest
     now = json.loads(json.dumps([source.describe() for source in job.sources]))

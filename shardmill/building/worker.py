@@ -2,10 +2,13 @@
 
 A unit that was begun continues after its last sealed segment. A worker that does not see the
 journal sends its segments instead. The same code runs in the coordinator when there are no workers.
+The encoder is chosen once, in the coordinator; a fast engine that makes an error is replaced by the
+reference.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,24 +19,40 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building.segments import (
+from shardmill.building.journal import (
     CarriedSegment,
     EncodedBatch,
     Receipt,
     SegmentSize,
     SegmentWriter,
+    Workplace,
     keep_segment,
     read_receipts,
 )
-from shardmill.building.spec import BuildSpec, choose_dtype, end_id
-from shardmill.building.units import ChunkBatch, Unit, inputs_of, read_chunks
-from shardmill.errors import SourceError
-from shardmill.protocols import Source, Texts, Tokenizer
+from shardmill.building.plan import BuildSpec, ChunkBatch, Unit, inputs_of, read_chunks
+from shardmill.errors import (
+    BuildError,
+    EngineMismatchError,
+    OptionError,
+    SourceError,
+    TokenizerError,
+)
+from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
 from shardmill.sources.batches import byte_lengths, too_large
-from shardmill.store import check_tokens, fit_tokens
+from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
-from shardmill.tokenizers import ChosenEncoder, EngineCheck, reopen_encoder, vocab_size_of
+from shardmill.tokenizers import (
+    ChosenEncoder,
+    EngineCheck,
+    EngineChoice,
+    choose_encoder,
+    reopen_encoder,
+    vocab_size_of,
+)
+from shardmill.tokenizers.base import as_list
+
+log = logging.getLogger(__name__)
 
 _LONG_DOCUMENT = 300  # tokens
 _Item = TypeVar("_Item")
@@ -60,6 +79,41 @@ def append_to_each(documents: Ragged, token: int, dtype: npt.DTypeLike) -> Ragge
     return Ragged(values, offsets)
 
 
+def _choose_dtype(dtype: str | None, vocab_size: int | None) -> str:
+    """The dtype of the shards: as asked, else the narrowest that holds the vocabulary."""
+    if dtype not in (None, "uint16", "uint32"):
+        raise OptionError("{dtype}: wanted 'uint16' or 'uint32'", dtype=dtype)
+    if vocab_size is None:
+        if dtype is None:
+            raise OptionError(
+                "this tokenizer does not know its vocab_size, so the dtype of the shards cannot be "
+                "chosen: give {dtype}, 'uint16' or 'uint32'",
+                dtype=...,
+            )
+        return dtype
+    needed = "uint16" if vocab_size <= 2**16 else "uint32"
+    if dtype == "uint16" and needed == "uint32":
+        raise OptionError(
+            f"{vocab_size:,} ids do not fit uint16 shards (65,536): build with {{dtype}}",
+            dtype="uint32",
+        )
+    return dtype or needed
+
+
+def _end_id(tokenizer: Tokenizer) -> int:
+    """The id appended to each document."""
+    specials = tokenizer.special_token_ids()
+    if "eot" not in specials:
+        raise OptionError(
+            "this tokenizer names no 'eot' token to append to each document (it names "
+            f"{sorted(specials) or 'none'}): name one with {{eot}} ('byte:1' in place of 'byte' "
+            "has an id for it), or build with {append_eot}",
+            eot=...,
+            append_eot=False,
+        )
+    return specials["eot"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
     """What happens to encoded documents before they are written."""
@@ -71,8 +125,11 @@ class TokenRules:
     @classmethod
     def of(cls, spec: BuildSpec, tokenizer: Tokenizer) -> TokenRules:
         vocab_size = vocab_size_of(tokenizer)
-        dtype = choose_dtype(spec.dtype, vocab_size)
-        return cls(dtype=dtype, vocab_size=vocab_size, end_id=end_id(spec, tokenizer))
+        return cls(
+            dtype=_choose_dtype(spec.dtype, vocab_size),
+            vocab_size=vocab_size,
+            end_id=_end_id(tokenizer) if spec.append_eot else None,
+        )
 
     def fit(self, ids: Ragged, *, source: str, first: int) -> Ragged:
         """The same ids in the store's dtype; `first` is the number of documents before these."""
@@ -108,24 +165,149 @@ class EncoderProvider(Protocol):
     def encoder(self, first: Texts) -> ChosenEncoder: ...
 
 
+class WorkerTools:
+    """A worker's `EncoderProvider`: reopens the engine that the coordinator chose and proved."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        produced_by: Mapping[str, JSON],
+        check: EngineCheck,
+        has_spare_cores: bool = False,
+    ) -> None:
+        """`has_spare_cores`: there are more cores than workers."""
+        self.has_spare_cores = has_spare_cores
+        self._tokenizer, self._check = tokenizer, check
+        self._produced_by = dict(produced_by)
+        self._encoder: ChosenEncoder | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_encoder": None}
+
+    def encoder(self, first: Texts) -> ChosenEncoder:  # noqa: ARG002 - it was chosen before
+        if self._encoder is None:
+            self._encoder = reopen_encoder(self._tokenizer, self._produced_by, check=self._check)
+        return self._encoder
+
+
+class EncoderChoice:
+    """The coordinator's `EncoderProvider`: chooses at the first batch, and records the choice and
+    its proof in the workplace, so that a resumed build uses the same encoder."""
+
+    has_spare_cores = True  # the coordinator encodes only when no worker does
+
+    def __init__(
+        self,
+        work: Workplace,
+        tokenizer: Tokenizer,
+        *,
+        engine: EngineChoice,
+        check: EngineCheck,
+        size_hint: int | None,
+        required: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """`required`: the record of the engine that made the store that is appended to; no other
+        is allowed."""
+        self.tokenizer, self.check = tokenizer, check
+        self._work, self._engine, self._size_hint = work, engine, size_hint
+        self._required = required
+        self._chosen: ChosenEncoder | None = None
+
+    def encoder(self, first: Texts) -> ChosenEncoder:
+        """The encoder of this build; `first` are the first texts of the first call."""
+        if self._chosen is None:
+            self._chosen = self._proved(first) if self._required is None else self._reopened()
+            self._remember(self._chosen.produced_by)
+        return self._chosen
+
+    def ensure_chosen(self) -> None:
+        """Choose now, if nothing had to be encoded."""
+        if self._work.read_note("produced_by") is None:
+            self.encoder([])
+
+    def drop(self, mismatch: EngineMismatchError) -> None:
+        """The fast engine made an error: its work is discarded, and from now on, also after a
+        resume, the reference is used."""
+        if self._required is not None:
+            raise BuildError(
+                f"{mismatch}\nThat engine made the existing tokens too: build the whole store "
+                "again with {overwrite} and {engine}.",
+                overwrite=True,
+                engine="reference",
+            ) from mismatch
+        log.warning("%s\nstarting again with the reference engine", mismatch)
+        self._chosen = None
+        self._work.start_again({"asked_for": self._engine, "mismatch": str(mismatch)})
+
+    def produced_by(self) -> dict[str, JSON]:
+        """For the manifest: engine, versions and proof, as the first run of this build had them."""
+        noted = self._work.read_note("produced_by")
+        assert noted is not None, "an encoder was chosen before the journal was full"
+        dropped = self._work.read_note("dropped_engine")
+        return {**noted, "dropped_engine": dropped} if dropped else noted
+
+    def _proved(self, first: Texts) -> ChosenEncoder:
+        dropped = self._work.read_note("dropped_engine")
+        try:
+            return choose_encoder(
+                self.tokenizer,
+                engine="reference" if dropped else self._engine,
+                check=self.check,
+                corpus=as_list(first),
+                size_hint=self._size_hint,
+            )
+        except EngineMismatchError as failed:  # no engine yet, so nothing to fall back from
+            raise TokenizerError(str(failed)) from failed
+
+    def _reopened(self) -> ChosenEncoder:
+        assert self._required is not None
+        try:
+            return reopen_encoder(self.tokenizer, self._required, check=self.check)
+        except TokenizerError as error:
+            raise BuildError(
+                f"the existing tokens were made by an engine that is missing now ({error}): "
+                "install it, or build the whole store again with {overwrite}",
+                overwrite=True,
+            ) from error
+
+    def _remember(self, produced_by: dict[str, JSON]) -> None:
+        earlier = self._work.read_note("produced_by")
+        if earlier is None:
+            self._work.write_note("produced_by", produced_by)
+            return
+        for key in ("engine", "versions"):
+            if earlier.get(key) != produced_by.get(key):
+                raise BuildError(
+                    f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
+                    f"{produced_by.get(key)!r}: restore that, or start again with {{overwrite}}",
+                    overwrite=True,
+                )
+
+
+class UnitEncoder(Protocol):
+    """Reads and encodes units."""
+
+    @property
+    def rules(self) -> TokenRules: ...
+
+    def batches(
+        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
+    ) -> Generator[EncodedBatch, None, None]:
+        """The batches of a unit after `cursor`; `given` texts of its feed come before them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkEncoder:
-    """Reads and encodes chunks of documents, none larger than `max_document` bytes."""
+    """The `UnitEncoder` of documents, none larger than `max_document` bytes."""
 
     rules: TokenRules
     max_document: int
 
     def batches(
-        self,
-        chunks: Sequence[Source],
-        *,
-        source: str,
-        cursor: Cursor | None,
-        given: int,
-        provider: EncoderProvider,
+        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
     ) -> Generator[EncodedBatch, None, None]:
-        """One encoded batch for each batch of the chunks after `cursor`; `given` texts of the
-        source come before them.
+        """One encoded batch for each batch of the chunks.
 
         With spare cores, reading, encoding and the caller run at the same time, each in its own
         thread. Without, one after the other takes a sixth less CPU time with a fast engine, since a
@@ -133,7 +315,7 @@ class ChunkEncoder:
         and keeps its thread, which has its own memory for them.
         """
         reading = read_ahead if provider.has_spare_cores else _in_turn
-        with closing(reading(read_chunks(chunks, cursor))) as batches:
+        with closing(reading(read_chunks(unit.chunks, cursor))) as batches:
             first = next(batches, None)
             encoder = provider.encoder(first.batch.texts if first is not None else [])
             rest = chain([first], batches) if first is not None else iter(())
@@ -142,7 +324,7 @@ class ChunkEncoder:
                 for found, ids in encoded:
                     batch = found.batch
                     encoder.watch(batch.texts, ids)
-                    documents, void = self.rules.apply(ids, source=source, first=given)
+                    documents, void = self.rules.apply(ids, source=unit.source, first=given)
                     given += len(ids)
                     yield EncodedBatch(
                         documents=documents,
@@ -182,8 +364,7 @@ class UnitTask:
 
     unit: Unit
     folder: Path | None  # of the unit in the journal; None: this process does not see it
-    encoder: ChunkEncoder
-    max_tokens: int | None  # more are never needed; None: all are
+    encoder: UnitEncoder
     size: SegmentSize
     done: tuple[Receipt, ...] = ()  # without a folder: the segments in the journal
 
@@ -205,17 +386,12 @@ class UnitTask:
 
         def is_enough(batch: EncodedBatch) -> bool:
             nonlocal tokens
-            tokens += len(batch.documents.values)
-            return self.max_tokens is not None and tokens >= self.max_tokens
+            tokens += batch.num_tokens
+            return self.unit.max_tokens is not None and tokens >= self.unit.max_tokens
 
-        batches = self.encoder.batches(
-            self.unit.chunks,
-            source=self.unit.source,
-            cursor=done[-1].cursor if done else None,
-            given=sum(receipt.num_given for receipt in done),
-            provider=tools,
-        )
-        with closing(batches):
+        cursor = done[-1].cursor if done else None
+        given = sum(receipt.num_given for receipt in done)
+        with closing(self.encoder.batches(self.unit, cursor, given, tools)) as batches:
             write_unit(
                 self.unit, self.folder, batches, done, size=self.size, add=is_enough, sealed=sealed
             )
@@ -278,29 +454,3 @@ def write_unit(
         seal(segment, last=True)
     finally:
         segment.abandon()
-
-
-class WorkerTools:
-    """A worker's `EncoderProvider`: reopens the engine that the coordinator chose and proved."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        produced_by: Mapping[str, JSON],
-        check: EngineCheck,
-        has_spare_cores: bool = False,
-    ) -> None:
-        """`has_spare_cores`: there are more cores than workers."""
-        self.has_spare_cores = has_spare_cores
-        self._tokenizer, self._check = tokenizer, check
-        self._produced_by = dict(produced_by)
-        self._encoder: ChosenEncoder | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_encoder": None}
-
-    def encoder(self, first: Texts) -> ChosenEncoder:  # noqa: ARG002 - it was chosen before
-        if self._encoder is None:
-            self._encoder = reopen_encoder(self._tokenizer, self._produced_by, check=self._check)
-        return self._encoder

@@ -1,6 +1,6 @@
 """The command line: one module per command, in `commands/`.
 
-Data goes to stdout, progress and messages to stderr; the exit codes are `run.EXIT_CODES`.
+Data goes to stdout, progress and messages to stderr; the exit codes are `app.EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import sys
 
 def main() -> None:
     """The `shardmill` program."""
-    from shardmill.cli.run import run
-
     for name in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")  # these libraries print through their own handlers
-    sys.exit(run(sys.argv[1:]))
+    try:
+        from shardmill.cli.app import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are loaded; during a command `run` answers
+        code = 130
+    sys.exit(code)
 
 
 __all__ = ["main"]

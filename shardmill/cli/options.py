@@ -1,8 +1,14 @@
 """Options that several commands share, and values as people type them.
 
-A command with many options takes a record of them: a dataclass whose fields are annotated as typer
-wants parameters (`app.py` makes a command of it). Each option has the name of the keyword of the
-function that it is passed to.
+A command takes one frozen record. A field is an option with the words of its annotation:
+
+    out: Annotated[str, "Where the store goes."]                     --out, required
+    resume: Annotated[bool, "Continue an unfinished build."] = False --resume
+    steps: Annotated[str | None, "--step", "Steps A:B."] = None      another flag than its name
+    folder: Annotated[Path, "FOLDER", "The store."]                  an argument
+
+Each option has the name of the keyword of the function that it is passed to. `app.py` makes typer's
+parameters of them; a field without such words is no option.
 """
 
 from __future__ import annotations
@@ -13,17 +19,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from shardmill.arguments import is_url
 from shardmill.errors import OptionError, ShardmillError, StateMismatchError
 
 
-def complete_split(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The splits of the first store named before the option, for the shell's completion. Whatever
-    is wrong with a store, nothing is offered and nothing is said.
+def complete_split(ctx: Any, incomplete: str) -> list[str]:
+    """The splits of the first store named before the option, for the shell's completion.
 
-    An option that waits for its value leaves the words before it unparsed.
+    Whatever is wrong with a store, nothing is offered and nothing is printed. An option that waits
+    for its value leaves the words before it unparsed.
     """
     from shardmill.store.manifest import read_manifest
 
@@ -37,19 +40,15 @@ def complete_split(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")]
-TokenizerName = Annotated[
-    str, typer.Option(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
-]
+AsJson = Annotated[bool, "--json", "Print the receipt as JSON."]
+TokenizerName = Annotated[str, "'byte', a .model file, a tokenizer.json, a folder or a hub id."]
 Special = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME=STRING, once per special token that the tokenizer does not name."),
+    list[str] | None, "NAME=STRING, once per special token that the tokenizer does not name."
 ]
-Split = Annotated[str | None, typer.Option(help="Default: 'train'.", autocompletion=complete_split)]
-Field = Annotated[str | None, typer.Option(help="Field that holds the text.")]
-DataConfigFile = Annotated[
-    Path | None, typer.Option(help="A TOML file whose \\[data] table names the sources.")
-]
+Split = Annotated[str | None, "Default: 'train'.", complete_split]
+SplitOfStore = Annotated[str, "Of the store.", complete_split]
+Field = Annotated[str | None, "Field that holds the text."]
+DataConfigFile = Annotated[Path | None, "A TOML file whose \\[data] table names the sources."]
 
 
 def parse_special(items: list[str] | None) -> dict[str, str] | None:
@@ -89,19 +88,6 @@ def read_state(path: Path) -> dict[str, Any]:
             f"--state {path}: a {type(found).__name__}, wanted a state that was saved as JSON"
         )
     return found
-
-
-def check_local(path: str | Path, name: str, *, instead: str = "") -> None:
-    """Refuse a URL or a hub dataset where a local folder is wanted, before a folder called `s3:` is
-    made; `name` is the flag or argument."""
-    is_dataset = str(path).startswith("hub:")
-    if not (is_dataset or is_url(path)) or Path(path).exists():
-        return
-    found = "a hub dataset" if is_dataset else "a URL"
-    raise OptionError(
-        f"{name} {path}: {found}, wanted a local folder{instead}; write ./{path} for a folder of "
-        "that name"
-    )
 
 
 def check_file(path: Path, name: str) -> None:

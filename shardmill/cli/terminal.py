@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -23,7 +24,14 @@ from rich.segment import Segment
 from shardmill.urls import scrub
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn, TaskID
+
+    from shardmill.building import Progress
+
+LINE_SECONDS = 30.0
+"""Between two lines of one source, where there is no terminal."""
+_Key = tuple[str, int]  # name and number of a source
 
 # Controls but "\n" and "\t"; what turns the direction of text; what has no width, or breaks lines;
 # halves of characters. Joiners have their own rule.
@@ -96,13 +104,13 @@ class SafeConsole(Console):
                 yield Segment(printable(segment.text), segment.style)
 
 
-def safe_bars(*columns: str | ProgressColumn, console: Console | None = None) -> Progress:
+def safe_bars(*columns: str | ProgressColumn, console: Console | None = None) -> Bars:
     """Bars on stderr that vanish when the work is done; nothing where there is no terminal."""
-    from rich.progress import Progress
+    from rich.progress import Progress as Bars
 
     console = console or SafeConsole(stderr=True)
     # rich would take escapes in what is printed meanwhile for its own colours
-    return Progress(
+    return Bars(
         *columns,
         console=console,
         transient=True,
@@ -113,20 +121,107 @@ def safe_bars(*columns: str | ProgressColumn, console: Console | None = None) ->
 
 
 @contextmanager
-def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes on stderr; the callback takes the bytes done and their total."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+def one_bar(title: str, *, of_bytes: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; the callback takes how much is done, and how much there is in all."""
+    from rich import progress as rich
 
-    columns = (BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn())
-    with safe_bars(TextColumn(title), *columns, TimeRemainingColumn()) as bars:
+    speed = (rich.DownloadColumn(), rich.TransferSpeedColumn())
+    columns = (rich.BarColumn(bar_width=30), *(speed if of_bytes else (rich.TaskProgressColumn(),)))
+    with safe_bars(rich.TextColumn(title), *columns, rich.TimeRemainingColumn()) as bars:
         task = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+# progress of a build
+
+
+class ProgressLines:
+    """A line for each source that moved, every `LINE_SECONDS`."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._first: dict[_Key, tuple[Progress, float]] = {}  # and when it came
+        self._moved: dict[_Key, str] = {}
+        self._printed = clock()
+
+    def words(self, progress: Progress) -> str:
+        """12,345 documents, 6,789,012 tokens, 1.23M tokens/s, 45%, 0:01:02 left
+
+        What an earlier run did does not count as speed.
+        """
+        now = self._clock()
+        first, began = self._first.setdefault(_key(progress), (progress, now))
+        seconds, share = now - began, progress.share
+        parts = [f"{progress.documents:,} documents", f"{progress.tokens:,} tokens"]
+        if seconds > 0:
+            parts.append(f"{(progress.tokens - first.tokens) / seconds / 1e6:.2f}M tokens/s")
+        if share is not None:
+            parts.append(f"{share:.0%}")
+            done = share - (share if first.share is None else first.share)
+            if done > 0:
+                minutes, left = divmod(round((1 - share) * seconds / done), 60)
+                parts.append(f"{minutes // 60}:{minutes % 60:02}:{left:02} left")
+        return ", ".join(parts)
+
+    def show(self, progress: Progress) -> None:
+        self._moved[_key(progress)] = self.words(progress)
+        if self._clock() - self._printed < LINE_SECONDS:
+            return
+        for (source, _), words in self._moved.items():
+            self._console.print(f"{source}: {words}", markup=False, highlight=False)
+        self._moved.clear()
+        self._printed = self._clock()
+
+    def push(self, done: int, total: int) -> None:
+        pass
+
+
+class ProgressDisplay(ProgressLines):
+    """A bar for each source, and one for the bytes that are sent."""
+
+    def __init__(self, console: Console, bars: Bars) -> None:
+        super().__init__(console)
+        self._bars = bars
+        self._tasks: dict[_Key, TaskID] = {}
+
+    def show(self, progress: Progress) -> None:
+        self._update(_key(progress), progress.share, self.words(progress))
+
+    def push(self, done: int, total: int) -> None:
+        words = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
+        self._update(("push", -1), done / total if total else None, words)
+
+    def _update(self, key: _Key, share: float | None, words: str) -> None:
+        if key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(key[0], total=None, words="")
+        total = None if share is None else 1.0
+        self._bars.update(self._tasks[key], completed=share or 0.0, total=total, words=words)
+
+
+def _key(progress: Progress) -> _Key:
+    return progress.source, progress.feed
+
+
+@contextmanager
+def build_progress(console: Console | None = None) -> Iterator[ProgressLines]:
+    """Progress of a build on stderr, or on `console`: bars on a terminal, else lines."""
+    console = console or SafeConsole(stderr=True, soft_wrap=True)
+    if not console.is_terminal:
+        yield ProgressLines(console)
+        return
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with safe_bars(*columns, console=console) as bars:
+        yield ProgressDisplay(console, bars)
+
+
+# stdout and stderr
 
 
 class StdoutError(Exception):
@@ -194,7 +289,7 @@ def watched_stdout() -> Iterator[None]:
 
 
 @contextmanager
-def messages(*loggers: str, worded: Callable[[str], str] = str) -> Iterator[None]:
+def messages(*loggers: str) -> Iterator[None]:
     """stderr for the time of a command: escaped and scrubbed. Of log lines it shows those of these
     loggers, from INFO on; what other libraries log is for programs."""
     file = sys.stderr
@@ -203,7 +298,7 @@ def messages(*loggers: str, worded: Callable[[str], str] = str) -> Iterator[None
     stream = cast(TextIO, _Escaping(file, scrubs=True))
     handler = logging.StreamHandler(stream)
     handler.setLevel(logging.INFO)
-    handler.setFormatter(_Lines(worded))
+    handler.setFormatter(_Lines())
     silent = logging.NullHandler()  # else Python prints what has no handler
     named = [logging.getLogger(name) for name in loggers]
     levels = [logger.level for logger in named]
@@ -223,12 +318,8 @@ def messages(*loggers: str, worded: Callable[[str], str] = str) -> Iterator[None
 
 
 class _Lines(logging.Formatter):
-    def __init__(self, worded: Callable[[str], str]) -> None:
-        super().__init__("%(message)s")
-        self._worded = worded
-
     def format(self, record: logging.LogRecord) -> str:
-        return indented(self._worded(super().format(record)))
+        return indented(super().format(record))
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from shardmill.building.spec import describe_difference
 from shardmill.chat import ChatTemplate
 from shardmill.errors import OptionError, SourceError
 from shardmill.inspect.blame_lookup import SourceLookup, find_conversation, pieces_of, rendering_of
@@ -56,6 +55,7 @@ from shardmill.sources import (
     append_files,
     only_files,
 )
+from shardmill.storage.files import describe_difference
 from shardmill.store import Manifest, Store, open_store
 from shardmill.store.readers import ChatSpace
 

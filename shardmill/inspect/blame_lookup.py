@@ -29,7 +29,7 @@ import numpy as np
 
 from shardmill.building.assembly import mark_of
 from shardmill.building.chats import SplitRule
-from shardmill.building.units import chunks_of
+from shardmill.building.plan import chunks_of
 from shardmill.chat import (
     JINJA_REASONS,
     REASONS,

@@ -31,16 +31,8 @@ import numpy as np
 from shardmill.errors import ManifestError
 from shardmill.inspect.document_diff import compare_documents
 from shardmill.inspect.document_match import DocumentPlace, OrderBreak, SplitDocuments, StoreDiff
-from shardmill.store import (
-    Exclusions,
-    FileEntry,
-    Manifest,
-    ShardEntry,
-    SplitEntry,
-    Store,
-    open_store,
-    read_exclusions,
-)
+from shardmill.store import Exclusions, Manifest, Store, open_store, read_exclusions
+from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry
 
 _TOKENIZER = ("tokenizer_fingerprint", "tokenizer_sha256", "vocab_size", "special_token_ids")
 _ELSEWHERE = {"sources", "splits", "ledger", "dropped", "format", "version", "built", *_TOKENIZER}

@@ -26,8 +26,9 @@ from shardmill.inspect.documents import even_runs
 from shardmill.inspect.stores import NotThereError, OpenStore, Shelf
 from shardmill.inspect.tokens import shown, some_of
 from shardmill.records import JSON, OffsetArray
-from shardmill.store import Manifest, SplitEntry
+from shardmill.store import Manifest
 from shardmill.store.layout import DTYPES, ITEMSIZE
+from shardmill.store.manifest import SplitEntry
 from shardmill.store.readers import PackSpace, RowPieces
 
 

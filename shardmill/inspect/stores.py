@@ -53,7 +53,6 @@ from shardmill.loading.packed_rows import checked_pad_id
 from shardmill.protocols import Tokenizer
 from shardmill.records import IntArray, OffsetArray
 from shardmill.store import (
-    ChatArrays,
     Exclusions,
     Manifest,
     Store,
@@ -67,6 +66,7 @@ from shardmill.store.layout import META
 from shardmill.store.manifest import refuse_remote
 from shardmill.store.plans import PACKS, SUFFIX
 from shardmill.store.readers import PackSpace, TokenSpace, open_tokens
+from shardmill.store.store import ChatArrays
 from shardmill.tokenizers import open_tokenizer
 
 T = TypeVar("T")

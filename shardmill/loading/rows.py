@@ -23,8 +23,13 @@ from shardmill.store import Exclusions, Store, read_exclusions
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
 from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
-from shardmill.store.readers.pread import held_by
-from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
+from shardmill.store.readers.token_space import (
+    ReaderName,
+    as_positions,
+    find_split,
+    first_outside,
+    held_by,
+)
 
 log = logging.getLogger(__name__)
 

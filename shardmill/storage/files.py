@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -335,3 +336,74 @@ def _sha256_of_ends(stream: BinaryIO | io.RawIOBase, num_bytes: int) -> str:
     stream.seek(max(num_bytes - END_BYTES, 0))
     digest.update(stream.read(END_BYTES) or b"")
     return digest.hexdigest()
+
+
+def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:
+    """Each leaf in which two JSON values differ, as 'path: before -> now'.
+
+    Lists of files are compared by file name: 'a.jsonl: bytes 10 -> 12'.
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*before, *now])
+        return [
+            line
+            for key in keys
+            for line in describe_difference(before.get(key), now.get(key), f"{path}.{key}")
+        ]
+    old_files, new_files = _files_in(before), _files_in(now)
+    if old_files is not None and new_files is not None:
+        return _file_differences(old_files, new_files)
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [
+            line
+            for index, (old, new) in enumerate(zip(before, now, strict=True))
+            for line in describe_difference(old, new, f"{path}[{index}]")
+        ]
+    return [] if before == now else [f"{path.lstrip('.')}: {before!r} -> {now!r}"]
+
+
+def _files_in(value: JSON) -> dict[str, JSON] | None:
+    """Files by name, of a list as `fingerprint_files` or a source's `stamp` makes it; else None."""
+    if not isinstance(value, list) or not value:
+        return None
+    files: dict[str, JSON] = {}
+    for one in value:
+        if isinstance(one, dict) and isinstance(one.get("file"), str):
+            files[str(one["file"])] = {key: one[key] for key in one if key != "file"}
+        elif isinstance(one, list) and len(one) == 2 and isinstance(one[0], str):
+            files[one[0]] = {
+                "last written" if isinstance(one[1], int) else "content": _time(one[1])
+            }
+        else:
+            return None
+    return files if len(files) == len(value) else None
+
+
+def _time(stamp: JSON) -> JSON:
+    """Nanoseconds since 1970 as text; anything else as it is."""
+    if not isinstance(stamp, int):
+        return stamp
+    seconds, rest = divmod(stamp, 10**9)
+    shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{shown}.{rest:09d} UTC"
+
+
+def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str]:
+    if before.keys() == now.keys() and list(before) != list(now):
+        first = next(old for old, new in zip(before, now, strict=True) if old != new)
+        return [f"the files are in another order, from {first} on"]
+    lines = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if old is None or new is None:
+            was, is_now = (
+                ("was an input", "is none") if new is None else ("was none", "is an input")
+            )
+            lines.append(f"{name}: {was} -> {is_now}")
+        elif isinstance(old, dict) and isinstance(new, dict):
+            lines += [
+                f"{name}: {key} {old.get(key)} -> {new.get(key)}"
+                for key in dict.fromkeys([*old, *new])
+                if old.get(key) != new.get(key)
+            ]
+    return lines

@@ -32,7 +32,7 @@ class LockedFile:
 
     def exclusive(self) -> None:
         """Lock exclusively; wait for all other locks to end."""
-        fcntl.flock(self._fileno(), fcntl.LOCK_EX)
+        fcntl.flock(self.fileno(), fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
         """Lock shared, unless there is an exclusive lock."""
@@ -40,33 +40,33 @@ class LockedFile:
 
     def shared(self) -> None:
         """Lock shared; wait for an exclusive lock to end. Our own is dropped a moment before."""
-        fcntl.flock(self._fileno(), fcntl.LOCK_SH)
+        fcntl.flock(self.fileno(), fcntl.LOCK_SH)
 
     def inherit(self) -> None:
         """Let forked processes share this lock from now on; for shared locks only."""
         with _guard:
-            _private.discard(self._fileno())
+            _private.discard(self.fileno())
 
     def duplicate(self) -> int:
         """Another descriptor of this opening, for the caller to close.
 
         A shared lock lasts until both are closed.
         """
-        return os.dup(self._fileno())
+        return os.dup(self.fileno())
 
     def is_at(self, path: Path) -> bool:
         """Whether the open file still has this name."""
         try:
-            return os.path.samestat(os.fstat(self._fileno()), path.lstat())
+            return os.path.samestat(os.fstat(self.fileno()), path.lstat())
         except FileNotFoundError:
             return False
 
     @property
     def size(self) -> int:
-        return os.fstat(self._fileno()).st_size
+        return os.fstat(self.fileno()).st_size
 
     def set_time(self, ns: int) -> None:
-        os.utime(self._fileno(), ns=(ns, ns))
+        os.utime(self.fileno(), ns=(ns, ns))
 
     def close(self) -> None:
         """End the lock; may be called again, and by two threads."""
@@ -76,14 +76,14 @@ class LockedFile:
                 _private.discard(descriptor)
                 os.close(descriptor)
 
-    def _fileno(self) -> int:
+    def fileno(self) -> int:
         if self._descriptor is None:
             raise ValueError("this file was closed")
         return self._descriptor
 
     def _try(self, kind: int) -> bool:
         try:
-            fcntl.flock(self._fileno(), kind | fcntl.LOCK_NB)
+            fcntl.flock(self.fileno(), kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_chats, build_store, units
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, SourceError
 from shardmill.inspect.blame import blame_document, blame_token, blame_tokens
@@ -140,7 +140,7 @@ def test_other_tokens_are_an_error_and_never_an_answer(pages, tmp_path):
 
 
 def test_every_feed_leads_to_its_own_source(pages, tmp_path, monkeypatch):
-    monkeypatch.setattr(units, "CHUNK_BYTES", 30)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 30)
     (tmp_path / "notes.txt").write_text("first\nsecond note\nthird\n")
     sources = [JsonlSource(pages), TextSource(tmp_path / "notes.txt", split="line")]
     fill = (("val", 9), ("train", None))
@@ -172,7 +172,7 @@ def test_every_feed_leads_to_its_own_source(pages, tmp_path, monkeypatch):
 
 def test_input_that_is_cut_otherwise_is_counted(pages, tmp_path, monkeypatch):
     store = build(JsonlSource(pages), tmp_path / "store", (("val", 6), ("train", None)))
-    monkeypatch.setattr(units, "CHUNK_BYTES", 10)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 10)
     found = blame_token(store, "train", 3, inputs=JsonlSource(pages), tokenizer=BYTES)
     assert (found.row_id, found.characters, found.found_by) == ("a.jsonl:3", "\u00e9", "counting")
 

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 CODE = """
 import json
 from shardmill.inspect.blame import blame_tokens
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store, plan
 from shardmill.sources import HubSource, open_hub
 from shardmill.tokenizers import ByteTokenizer
 
-units.CHUNK_BYTES = 1
+plan.CHUNK_BYTES = 1
 said = []
 sources = [open_hub("own/docs"), HubSource("own/docs")]
 for number, source in enumerate(sources):

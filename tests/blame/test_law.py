@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import BuildError, OptionError
 from shardmill.inspect.blame import blame_tokens
 from shardmill.records import Ragged
@@ -163,7 +163,7 @@ def test_every_token_leads_to_its_row(tmp_path_factory, batches, grain_bytes, fi
     corpus, store = Corpus(folder / "files"), folder / "store"
     spec = BuildSpec(dataset_name="d", append_eot=eot)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", grain_bytes)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", grain_bytes)
         for number, files in enumerate(batches):
             before = corpus.rows[:]
             corpus.add(files)

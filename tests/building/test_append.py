@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, SourceError
 from shardmill.records import Ragged
 from shardmill.sources import (
@@ -26,7 +26,7 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
 )
-from shardmill.store import open_store, sinks, verify
+from shardmill.store import open_store, verify, writer
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.base import as_list
 from tests.helpers import folder_digest
@@ -135,7 +135,7 @@ def test_adding_files_gives_the_bytes_of_a_build_of_all(
     growing = Growing(folder, kind)
     how = {"fill": fill, "shard_bytes": 2 * shard_tokens, "eot": eot}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", grain_bytes)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", grain_bytes)
         for number, files in enumerate(batches):
             growing.add(files, draw)
             build(growing.in_order(), folder / f"whole{number}", **how)
@@ -215,7 +215,7 @@ def test_a_disk_that_cannot_link_gets_copies(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    monkeypatch.setattr(sinks.os, "link", refuse)
+    monkeypatch.setattr(writer.os, "link", refuse)
     build(growing.as_found(), tmp_path / "s", append=True)
     assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
     assert "cannot link" in caplog.text

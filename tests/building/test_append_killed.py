@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, run, units
+from shardmill.building import BuildSpec, Feed, build_store, run
 from shardmill.errors import BuildError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.store import open_store, read_manifest, verify, write_manifest
+from shardmill.store import open_store, read_manifest, verify
+from shardmill.store.manifest import write_manifest
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.parts import Differing
 from tests.helpers import folder_digest
@@ -26,11 +27,11 @@ FILL = (("val", 3_000), ("train", None))
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import segments, units
+from shardmill.building import journal, plan
 from tests.building.parts import Slow
 from tests.building.test_append_killed import add
-units.CHUNK_BYTES = 2_000
-segments.SEGMENT_TOKENS = 2_000
+plan.CHUNK_BYTES = 2_000
+journal.SEGMENT_TOKENS = 2_000
 add(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]), tokenizer=Slow())
 """
 
@@ -56,7 +57,7 @@ def add(files: Path, store: Path, **how) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "CHUNK_BYTES", 2_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec
+from shardmill.building import BuildSpec, Feed
 from shardmill.building.engines.tasks import PortableTask
-from shardmill.building.segments import CarriedSegment, Receipt, SegmentSize, read_receipts
-from shardmill.building.units import cut_feed, make_unit
+from shardmill.building.journal import CarriedSegment, Receipt, SegmentSize, read_receipts
+from shardmill.building.plan import cut_feed, make_unit
 from shardmill.building.worker import ChunkEncoder, TokenRules, UnitTask, WorkerTools
 from shardmill.errors import BuildError
 from shardmill.sources import JsonlSource
@@ -33,13 +33,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None) -> UnitTask:
-    feed = cut_feed(JsonlSource(corpus / "pages", on_bad="skip", limits=SMALL))
+    source = JsonlSource(corpus / "pages", on_bad="skip", limits=SMALL)
+    feed = cut_feed(Feed(source=source, fill=(("train", most),)))
     rules = TokenRules.of(BuildSpec(), ByteTokenizer())
     return UnitTask(
         unit=make_unit(feed, 0, 0, len(feed.chunks), plan="p"),
         folder=folder,
         encoder=ChunkEncoder(rules=rules, max_document=2**30),
-        max_tokens=most,
         size=SegmentSize(num_tokens=segment_tokens, seconds=1e9),
     )
 

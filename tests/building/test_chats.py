@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, build_chats, segments
+from shardmill.building import BuildSpec, build_chats, worker
 from shardmill.building import chats as render
-from shardmill.building import run as engine
 from shardmill.building.chats import SplitRule
 from shardmill.chat import Rendered, TrainPolicy, bind_template, known_template
 from shardmill.chat.proof import prove_mask
@@ -113,7 +112,7 @@ def said(folder: Path, split: str) -> list[str]:
 
 @pytest.fixture
 def small_segments(monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 150)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 150)
 
 
 def test_a_store_holds_whole_conversations_with_mask_turns_and_a_balanced_ledger(tmp_path):
@@ -357,7 +356,7 @@ def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
             return TOKENIZER.encode_batch(["wrong"] * len(texts))
 
     monkeypatch.setattr(
-        engine,
+        worker,
         "choose_encoder",
         lambda tokenizer, *, engine, **others: Chosen("reference" if engine[0] == "r" else "fake"),
     )

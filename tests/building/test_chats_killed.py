@@ -20,11 +20,11 @@ from tests.helpers import folder_digest
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.building import BuildSpec, build_chats, segments
+from shardmill.building import BuildSpec, build_chats, journal
 from shardmill.chat import bind_template, known_template
 from shardmill.sources import BatchLimits, open_chats
 from shardmill.tokenizers import open_tokenizer
-segments.SEGMENT_TOKENS = 20_000
+journal.SEGMENT_TOKENS = 20_000
 corpus, folder = map(Path, sys.argv[1:3])
 names = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 tokenizer = open_tokenizer("byte:4", specials=names)

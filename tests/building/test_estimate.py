@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from shardmill.building import BuildSpec, Feed, build_store, plan_store, units
+from shardmill.building import BuildSpec, Feed, build_store, plan_store
+from shardmill.building.plan import cut_feed
 from shardmill.building.resources import is_surely_enough
-from shardmill.building.units import cut_feed
 from shardmill.errors import SourceError
 from shardmill.sources import BatchLimits, ConcatSource, TextSource, open_source
 from shardmill.tokenizers import ByteTokenizer
@@ -55,7 +55,7 @@ def write(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("grain", [150_000, 10**9])
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"])
 def test_an_estimate_is_near_what_the_build_takes(tmp_path, monkeypatch, kind, grain):
-    monkeypatch.setattr(units, "CHUNK_BYTES", grain)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", grain)
     source = open_source(write(tmp_path / "in", kind), limits=LIMITS)
     feeds = [Feed(source=source, fill=(("train", None),))]
     how = {"tokenizer": ByteTokenizer(), "spec": BuildSpec(dtype="uint16")}
@@ -70,7 +70,7 @@ def test_an_estimate_is_near_what_the_build_takes(tmp_path, monkeypatch, kind, g
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst"])
 def test_only_the_beginning_of_a_packed_file_is_read_for_an_estimate(tmp_path, monkeypatch, kind):
     """The end of this one is broken, which its reader would notice."""
-    monkeypatch.setattr(units, "CHUNK_BYTES", 30_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 30_000)
     folder = write(tmp_path / "in", kind)
     path = folder / f"0.{kind}"
     data = path.read_bytes()
@@ -92,7 +92,10 @@ def test_packed_input_is_never_surely_small_enough(tmp_path):
     plain.write_text("words")
     packed.write_bytes(gzip.compress(b"words\n"))
     sources = [TextSource(plain), TextSource(packed, split="line")]
-    feeds = [cut_feed(source) for source in (*sources, ConcatSource(sources))]
+    feeds = [
+        cut_feed(Feed(source=source, fill=(("train", None),)))
+        for source in (*sources, ConcatSource(sources))
+    ]
     assert [is_surely_enough(tmp_path, [feed]) for feed in feeds] == [True, False, False]
 
 

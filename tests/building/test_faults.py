@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, segments, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import BuildError, ShardmillError, SourceError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.storage import atomic
@@ -28,8 +28,8 @@ WORKERS = [1, 2]
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of many grains, with rows that are dropped; many segments."""
-    monkeypatch.setattr(units, "CHUNK_BYTES", 4_000)
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1_500)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 4_000)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1_500)
     rows = [json.dumps({"text": f"{number} " * 30}) for number in range(150)]
     rows[20] = rows[90] = "{"
     (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
@@ -131,7 +131,8 @@ def test_a_file_larger_than_the_system_allows_is_one_clear_error(corpus, workers
         "import resource\n"
         "from pathlib import Path\n"
         "import tests.building.test_faults as faults\n"
-        "faults.units.CHUNK_BYTES, faults.segments.SEGMENT_TOKENS = 4_000, 1_500\n"
+        "from shardmill.building import journal, plan\n"
+        "plan.CHUNK_BYTES, journal.SEGMENT_TOKENS = 4_000, 1_500\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3_500, resource.RLIM_INFINITY))\n"
         f"faults.build(Path({str(corpus)!r}), Path({str(corpus.parent / 's')!r}), "
         f"workers={workers}, resume=True)\n"

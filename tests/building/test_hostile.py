@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, segments
+from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build
 from shardmill.errors import BuildError, OptionError, ShardmillError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.storage import files as source_files
@@ -24,7 +24,7 @@ class Stopped(Exception):
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Ten documents a batch and a segment a batch; only the ends of the file are hashed."""
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     monkeypatch.setattr(source_files, "FULL_HASH_BYTES", 10)
     monkeypatch.setattr(source_files, "END_BYTES", 30)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one two"}\n' * 200)

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, segments, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
@@ -23,8 +23,8 @@ def test_the_share_grows_to_the_whole_whatever_a_row_holds_beside_its_text(
     tmp_path, monkeypatch, workers, packed
 ):
     """Text is a tenth of this input, or far more than all of it."""
-    monkeypatch.setattr(units, "CHUNK_BYTES", 500 if packed else 30_000)
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 3_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 500 if packed else 30_000)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 3_000)
     for number in range(6):
         data = "".join(json.dumps(row) + "\n" for row in ROWS[number::6]).encode()
         name = f"{number}.jsonl{'.gz' if packed else ''}"

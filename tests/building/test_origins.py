@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_chats, build_store, units
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import DamagedStoreError, ManifestError
 from shardmill.sources import ConcatSource, JsonlSource, MemoryChats, MemorySource, TextSource
@@ -49,7 +49,7 @@ def table_of(store: Path) -> list[list[int]]:
 
 
 def test_a_row_tells_what_lies_before_its_grain(tmp_path, monkeypatch):
-    monkeypatch.setattr(units, "CHUNK_BYTES", 40)  # about two lines
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 40)  # about two lines
     folder = pages(tmp_path / "pages", a=["one", "two", "three", "four", "five"], b=["six"])
     feed = Feed(source=JsonlSource(folder, limits=SMALL), fill=(("val", 8), ("train", None)))
     build([feed], tmp_path / "store")
@@ -91,7 +91,7 @@ def test_a_store_that_was_added_to_has_the_table_of_a_build_of_all(
         return Feed(source=ConcatSource(parts, name="all"), fill=(("val", 9), ("train", None)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", grain_bytes)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", grain_bytes)
         build([feed()], folder / "store")
         pages(folder / "pages", **{f"9{number}": texts for number, texts in enumerate(new)})
         build([feed()], folder / "store", append=True)
@@ -100,7 +100,7 @@ def test_a_store_that_was_added_to_has_the_table_of_a_build_of_all(
 
 
 def test_old_grains_that_new_files_move_are_counted_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(units, "CHUNK_BYTES", 100)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 100)
     caplog.set_level("INFO")
     first, second = tmp_path / "first", tmp_path / "second"
 

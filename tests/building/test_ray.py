@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, segments, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import BuildError, OptionError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.store import verify
@@ -49,15 +49,15 @@ def _fresh(marks, monkeypatch) -> None:
     """No mark of an earlier test; many grains, and many segments in a unit."""
     for path in marks.iterdir():
         path.unlink()
-    monkeypatch.setattr(units, "CHUNK_BYTES", 3_000)
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 3_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 3_000)
 
 
 @pytest.fixture(scope="module")
 def wanted(corpus, tmp_path_factory) -> str:
     """What one process makes of the corpus."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", 3_000)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
         return build(corpus, tmp_path_factory.mktemp("wanted") / "one", workers=1)
 
 

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.slow
 BUILD = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, segments, units
+from shardmill.building import BuildSpec, build_store, journal, plan
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
-units.CHUNK_BYTES = 3_000
-segments.SEGMENT_TOKENS = 3_000
+plan.CHUNK_BYTES = 3_000
+journal.SEGMENT_TOKENS = 3_000
 corpus, folder, run_on = sys.argv[1:4]
 build_store(
     feeds_of(Path(corpus)),

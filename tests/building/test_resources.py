@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, plan_store, units
+from shardmill.building import BuildSpec, Feed, build_store, plan_store
 from shardmill.building.resources import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
 from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import Tokenizer
@@ -54,7 +54,7 @@ def test_a_build_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path,
 
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_a_plan_tells_units_tokens_and_disk_and_builds_nothing(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(units, "CHUNK_BYTES", 2_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
     path = write_texts(tmp_path / "a.jsonl", ["word " * 10] * 200)
     plan = plan_store(
         [feed_of(path, limit)],
@@ -104,7 +104,7 @@ def test_no_more_workers_than_memory_allows(tmp_path):
 def test_a_document_that_memory_does_not_hold_is_refused_by_file_and_size(
     tmp_path, monkeypatch, workers
 ):
-    monkeypatch.setattr(units, "CHUNK_BYTES", 2_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
     path = write_texts(tmp_path / "a.jsonl", ["small " * 50, "large " * 300_000, *["x" * 999] * 9])
     share = PROCESS_BYTES + 16 * MIB  # a document of one MiB fits
     with pytest.raises(SourceError, match=r"a\.jsonl.*a document of 1,800,000 bytes.*1,048,576"):

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, segments, units
-from shardmill.building import run as engine
+from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, journal
 from shardmill.building import worker as task
 from shardmill.errors import (
     BuildError,
@@ -95,7 +94,7 @@ class StopsAfter:
 
 @pytest.fixture
 def small_segments(monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 100)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 100)
 
 
 def test_a_store_holds_the_documents_each_with_its_end_and_a_balanced_ledger(tmp_path):
@@ -141,7 +140,7 @@ def test_the_bytes_do_not_depend_on_where_segments_end(tmp_path, monkeypatch):
     feeds = [Feed(source=StopsAfter(TEXTS, None), fill=(("val", 300), ("train", 1500)))]
     digests = set()
     for size in (1, 100, 10**9):
-        monkeypatch.setattr(segments, "SEGMENT_TOKENS", size)
+        monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", size)
         build_store(feeds, tmp_path / f"s{size}", tokenizer=TOKENIZER, spec=spec())
         digests.add(folder_digest(tmp_path / f"s{size}"))
     assert len(digests) == 1
@@ -198,7 +197,7 @@ def test_a_budget_counts_what_was_done_before_the_stop(tmp_path, small_segments)
 
 def test_segments_behind_a_damaged_one_never_come_back(tmp_path, monkeypatch):
     def run(name: str, stop: int | None, size: int, **options: bool) -> str:
-        monkeypatch.setattr(segments, "SEGMENT_TOKENS", size)
+        monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", size)
         feeds = [Feed(source=StopsAfter(TEXTS, stop), fill=(("train", None),))]
         build_store(feeds, tmp_path / name, tokenizer=TOKENIZER, spec=spec(), **options)
         return folder_digest(tmp_path / name)
@@ -209,7 +208,7 @@ def test_segments_behind_a_damaged_one_never_come_back(tmp_path, monkeypatch):
     damaged = tmp_path / ".cut.building/segments/000-00000000/000001.lengths"
     damaged.write_bytes(bytes(damaged.stat().st_size))
 
-    class DiesBeforeTheThird(segments.SegmentWriter):
+    class DiesBeforeTheThird(journal.SegmentWriter):
         def __init__(self, folder: Path, key, *, after, size) -> None:
             if after is not None and after.number == 1:
                 raise Interrupted
@@ -293,7 +292,7 @@ def _rename(path: Path) -> None:
 def test_a_resume_with_changed_input_names_the_file_and_what_changed(
     tmp_path, small_segments, monkeypatch, change, says, nested
 ):
-    monkeypatch.setattr(units, "CHUNK_BYTES", 200)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 200)
     for number in range(6):
         lines = [json.dumps({"text": "some text"}) + "\n"] * 10
         path = tmp_path / f"in/{number}.jsonl"
@@ -407,7 +406,7 @@ def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
 
     feeds = [Feed(source=StopsAfter(TEXTS, None), fill=(("train", None),))]
     build_store(feeds, tmp_path / "wanted", tokenizer=TOKENIZER, spec=spec(), engine="reference")
-    monkeypatch.setattr(engine, "choose_encoder", choose)
+    monkeypatch.setattr(task, "choose_encoder", choose)
     done = build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec())
     assert stored(tmp_path / "s", "train") == stored(tmp_path / "wanted", "train")
     assert done.manifest.produced_by["engine"] == "reference"
@@ -449,10 +448,10 @@ def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, sma
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.building import BuildSpec, Feed, build_store, segments
+from shardmill.building import BuildSpec, Feed, build_store, journal
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import open_tokenizer
-segments.SEGMENT_TOKENS = 20_000
+journal.SEGMENT_TOKENS = 20_000
 corpus, folder = map(Path, sys.argv[1:3])
 source = open_source(str(corpus / "*.jsonl"), limits=BatchLimits(num_bytes=40_000))
 build_store(

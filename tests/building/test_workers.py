@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, build_store, segments, units
+from shardmill.building import BuildSpec, build_store
 from shardmill.store import open_store, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import open_tokenizer
@@ -24,8 +24,8 @@ LIMITS = [None, (2_000, 9_000), (0, 40_000), (500, 10**9)]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many grains, and many segments in a unit."""
-    monkeypatch.setattr(units, "CHUNK_BYTES", 3_000)
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 4_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 4_000)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def test_the_bytes_do_not_depend_on_the_size_of_units_or_segments(
 ):
     folder = tmp_path_factory.mktemp("units")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", 3_000)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
         wanted = build(corpus, folder / "wanted", limits, workers=1)
-        patch.setattr(segments, "SEGMENT_TOKENS", segment_tokens)
+        patch.setattr("shardmill.building.journal.SEGMENT_TOKENS", segment_tokens)
         assert build(corpus, folder / "s", limits, workers=1, unit_bytes=unit_bytes) == wanted
 
 
@@ -60,7 +60,7 @@ def test_rows_are_named_as_in_the_whole_file(tmp_path, corpus, small):
     """The grains of this build are parts of files; those of the other are whole sources."""
     build(corpus, tmp_path / "parts", workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", 10**9)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 10**9)
         build(corpus, tmp_path / "whole", workers=1)
     dropped = [(tmp_path / name / "dropped.jsonl").read_text() for name in ("parts", "whole")]
     assert dropped[0] == dropped[1]

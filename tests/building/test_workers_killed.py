@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import BuildError, BuildLockedError, OptionError, TokenRangeError
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
 from shardmill.store import open_store, verify
@@ -26,11 +26,11 @@ from tests.helpers import folder_digest, wait_for
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, segments, units
+from shardmill.building import BuildSpec, build_store, journal, plan
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
-units.CHUNK_BYTES = 3_000
-segments.SEGMENT_TOKENS = 3_000
+plan.CHUNK_BYTES = 3_000
+journal.SEGMENT_TOKENS = 3_000
 corpus, folder = map(Path, sys.argv[1:3])
 build_store(
     feeds_of(corpus, limits=(2_000, 30_000)),
@@ -127,7 +127,7 @@ def test_ctrl_c_stops_the_workers_at_once_and_keeps_what_is_sealed(tmp_path):
 LEFT_BEHIND = """
 import os, subprocess, sys
 from pathlib import Path
-from shardmill.building.workplace import open_workplace
+from shardmill.building.journal import open_workplace
 with open_workplace(Path(sys.argv[1]), {}, stamps=[], resume=False) as work:
     worker = subprocess.Popen(["sleep", "600"], pass_fds=(work.lock,), stdout=subprocess.DEVNULL)
     print(worker.pid, flush=True)
@@ -164,7 +164,7 @@ def small_build(folder: Path, name: str, texts: list[str], **options: object) ->
     source = JsonlSource(path, limits=BatchLimits(num_documents=10))
     tokenizer = options.pop("tokenizer", ByteTokenizer())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", 2_000)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
         build_store(
             [Feed(source=source, fill=(("train", None),))],
             folder / name,
@@ -256,7 +256,7 @@ def test_a_source_that_cannot_be_cut_is_read_in_this_process(tmp_path):
             Feed(source=JsonlSource(tmp_path / "texts.jsonl"), fill=(("train", None),)),
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(units, "CHUNK_BYTES", 2_000)
+            patch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
             build_store(
                 feeds,
                 tmp_path / name,

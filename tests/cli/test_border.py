@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.arguments import choices, nearest
-from shardmill.building import segments
+from shardmill.building import journal
 from shardmill.cli.app import every_command, find_call, open_app
-from shardmill.cli.wording import as_flags
 from shardmill.loading.config import read_config
 from shardmill.store import open_store
 
@@ -102,29 +101,6 @@ def test_a_config_tells_the_nearest_key_value_and_dataset():
     assert "an unknown dataset; data.datasets has 'web', 'code'; did you mean 'web'?" in refusal(
         weights
     )
-
-
-# flags
-
-
-@pytest.mark.parametrize(
-    ("command", "message", "wanted"),
-    [
-        ("build", "leave them out with on_bad='skip'", "leave them out with --on-bad skip"),
-        ("build", "workers=0: wanted 1 or more", "--workers 0: wanted 1 or more"),
-        ("build", "name another field=, or", "name another --field, or"),
-        ("build", "build with append_eot=False", "build with --no-append-eot"),
-        ("build", "memory=1,000,000: more", "--memory 1000000: more"),
-        ("build", "run_on='ray': no", "--run-on ray: no"),
-        ("pack", "take seq_len=8,190", "take --seq-len 8190"),
-        ("stream", "process_count=None: both", "no --process-count: both"),
-        ("build", "found 'field=x' and data.seed=7", "found 'field=x' and data.seed=7"),
-        ("info", "on_bad='skip'", "on_bad='skip'"),
-        ("build", "name='two words'", "--name 'two words'"),
-    ],
-)
-def test_keywords_of_the_library_are_told_as_flags_of_the_command(command, message, wanted):
-    assert as_flags(message, find_call(ROOT, [command]).command) == wanted
 
 
 @pytest.mark.parametrize(
@@ -249,7 +225,7 @@ def test_what_makes_no_sense_is_refused_by_flag(words, message, here, told):
 def test_a_tokenizer_without_an_end_token_is_refused_with_both_ways_out(here, told):
     code, _, err = told("build", "data", "--out", "new", "--tokenizer", "byte")
     assert code == 2
-    assert "(--eot), with 'byte:1' in place of 'byte'" in err
+    assert "name one with --eot ('byte:1' in place of 'byte'" in err
     assert "or build with --no-append-eot" in err
 
 
@@ -291,7 +267,7 @@ def test_debug_shows_the_traceback_before_the_message(here, told):
 
 
 def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
-    seal = segments.SegmentWriter.seal
+    seal = journal.SegmentWriter.seal
 
     def stops(self, cursor, *, last):
         if last:
@@ -300,7 +276,7 @@ def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
 
     ways = ("--out", "new", "--tokenizer", "spm.model", "--template", "chatml")
     with monkeypatch.context() as patch:
-        patch.setattr(segments.SegmentWriter, "seal", stops)
+        patch.setattr(journal.SegmentWriter, "seal", stops)
         code, out, err = told("build", "chats", "c.jsonl", *ways)
     assert (code, out) == (130, "")
     assert re.search("new: stopped(;| before)", err)
@@ -338,6 +314,6 @@ def test_a_closed_stdout_is_one_sentence(here):
 def test_a_terminal_without_utf_8_is_written_to_in_ascii(here):
     Path("store").rename("st\u00f6re")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = run(sys.executable, "-m", "shardmill.cli", "info", "st\u00f6re", env=environment)
+    done = run(sys.executable, "-m", "shardmill", "info", "st\u00f6re", env=environment)
     assert done.returncode == 0, done.stderr
     assert "st\\xf6re" in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import segments
+from shardmill.building import journal
 from shardmill.cli import main
 from shardmill.store import open_store, verify
 from shardmill.testing.chat_stores import read_examples
@@ -157,8 +157,8 @@ def test_a_template_from_a_file_that_trains_wrong_words_is_refused(call, corpus)
 
 def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
     write_chats(corpus / "c.jsonl", 3000)
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 50)
-    seal, sealed = segments.SegmentWriter.seal, []
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)
+    seal, sealed = journal.SegmentWriter.seal, []
 
     def dies(self, cursor, *, last):
         if last:
@@ -167,7 +167,7 @@ def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
         return seal(self, cursor, last=last)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments.SegmentWriter, "seal", dies)
+        patch.setattr(journal.SegmentWriter, "seal", dies)
         code, _, _ = build(call)
     assert code == 130
     assert sealed

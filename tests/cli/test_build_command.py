@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import segments
+from shardmill.building import journal
 from shardmill.cli import main
 from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError
@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(call):
 
 
 def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")
     assert call("build", "pages.jsonl", "--out", "s", *BYTE)[0] == 2
     code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
@@ -157,8 +157,8 @@ def test_sizes_and_workers_that_make_no_sense_are_refused(call):
 
 
 def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
-    seal = segments.SegmentWriter.seal
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
+    seal = journal.SegmentWriter.seal
 
     def stops(self, cursor, *, last):
         if last:
@@ -167,7 +167,7 @@ def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
 
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 20_000)
     with monkeypatch.context() as patch:
-        patch.setattr(segments.SegmentWriter, "seal", stops)
+        patch.setattr(journal.SegmentWriter, "seal", stops)
         code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
     assert code == 130
     assert "s: stopped; what is done is kept: continue with --resume" in err

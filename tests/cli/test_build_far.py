@@ -126,9 +126,8 @@ def test_what_makes_no_sense_is_one_line(call, words, message):  # noqa: F811
 
 
 def test_an_unfinished_build_is_continued_or_discarded_by_name(call, monkeypatch):  # noqa: F811
-    from shardmill.building import segments
 
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")
     words = ("pages.jsonl", "--out", "memory://b/s", *BYTE)
     assert call("build", *words)[0] == 2

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.cli import tokens as check_scan
-from shardmill.cli.tokens import _chunks, choose_pattern, find_tokens, scan_ids
+from shardmill.cli.commands import check as check_scan
+from shardmill.cli.commands.check import _chunks, find_tokens, scan_ids
+from shardmill.cli.steps import choose_pattern
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation, TokenFile
 from shardmill.sources import MemoryChats, MemorySource
@@ -155,7 +156,7 @@ def test_bin_files_that_say_nothing_are_refused_with_the_flag_to_pass(check, tmp
     np.zeros(4000, "<u4").tofile(tmp_path / "bin" / "a.bin")
     code, _, err = check("bin")
     assert code == 1
-    assert "pass --dtype 'uint16' or --dtype 'uint32'" in err
+    assert "pass --dtype uint16 or 'uint32'" in err
     (tmp_path / "bin" / "b.bin").write_bytes(b"abc")
     code, _, err = check("bin", "--dtype", "uint16")
     assert code == 1

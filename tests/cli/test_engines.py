@@ -57,7 +57,7 @@ def test_an_address_where_nobody_listens_is_one_line(tmp_path, pages):
     )
     assert (code, stdout) == (2, "")
     assert stderr.strip().startswith(f"shardmill: --ray-address {address}: [Errno 111]")
-    assert "wanted the address of a Ray that runs" in stderr
+    assert "wanted the address of a running Ray" in stderr
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from shardmill.cli.app import every_command, open_app
-from shardmill.cli.run import FAULT, run
+from shardmill.cli.app import FAULT, every_command, open_app, run
 from shardmill.storage import retry
 from tests.secret_forms import FORMS, seen
 

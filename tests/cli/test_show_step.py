@@ -258,7 +258,7 @@ def test_a_state_of_something_else_is_refused_by_name(show, folder, tmp_path, ar
         ("{}", "wanted 'shardmill.loader'"),
         ('{"kind": "shardmill.loader", "version": 2}', "a later shardmill wrote"),
         ('{"seed": "x"}', "--seed x (str): wanted a whole number"),
-        ('{"shuffle": [1]}', "shuffle=[1]"),
+        ('{"shuffle": [1]}', "--shuffle '[1]': wanted one of"),
         ('{"sources": [[]]}', "wanted 'shardmill.loader'"),
     ],
 )
@@ -297,7 +297,7 @@ PLACE = ["--step", "1", "--batch-size", "2", "--seq-len", "8"]
         (["pages", *PLACE, "--world", "0"], "--world 0"),
         (["pages", "--step", "1", "--batch-size", "0", "--seq-len", "8"], "--batch-size 0"),
         (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "0"], "--seq-len 0"),
-        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller seq_len"),
+        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller --seq-len"),
         (["pages", "--step", str(2**62), "--batch-size", "8", "--seq-len", "8"], "2**63"),
         (
             ["pages", *PLACE, "--shuffle", "random"],

@@ -225,8 +225,7 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
 BARS = """
 import sys
 from shardmill.building import Progress
-from shardmill.cli.build_output import build_progress
-from shardmill.cli.terminal import messages
+from shardmill.cli.terminal import build_progress, messages
 from tests.cli.test_terminal import EVIL
 with messages("shardmill"), build_progress() as bars:
     for tokens in range(3):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill.cli.app import every_command, find_call, open_app
-from shardmill.cli.wording import as_flags
+from shardmill.cli.app import error_text, every_command, find_call, open_app
 from shardmill.errors import OptionError
 from tests.cli.test_secrets import COMMANDS, FILLERS, name_of
 
@@ -65,26 +64,24 @@ def test_the_library_names_no_flag_of_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "message", "wanted"),
+    ("command", "message", "options", "wanted"),
     [
-        (
-            "build",
-            "go on with resume=True, or overwrite=True",
-            "go on with --resume, or --overwrite",
-        ),
-        ("build", "allow more (memory=)", "allow more (--memory)"),
-        (
-            "build",
-            "(run_on='local'), ray_address='a:1': no",
-            "(--run-on local), --ray-address a:1: no",
-        ),
-        ("blame", "say which with --fill (fill=)", "say which with --fill"),
-        ("blame", "say so with --input (inputs=), as", "say so with --input, as"),
-        ("convert", "check from_format=", "check --from"),
+        ("build", "with {on_bad}", {"on_bad": "skip"}, "with --on-bad skip"),
+        ("build", "{workers}: wanted 1", {"workers": 0}, "--workers 0: wanted 1"),
+        ("build", "name another {field}, or", {"field": ...}, "name another --field, or"),
+        ("build", "build with {append_eot}", {"append_eot": False}, "build with --no-append-eot"),
+        ("build", "{memory}: more", {"memory": 1_000_000}, "--memory 1000000: more"),
+        ("build", "{name}", {"name": "two words"}, "--name 'two words'"),
+        ("stream", "{process_count}", {"process_count": None}, "no --process-count"),
+        ("convert", "check {from_format}", {"from_format": ...}, "check --from"),
+        ("blame", "name {inputs}", {"inputs": ...}, "name --input"),
+        ("build", "found 'field=x' and data.seed=7", {}, "found 'field=x' and data.seed=7"),
+        ("info", "with {on_bad}", {"on_bad": "skip"}, "with on_bad='skip'"),
     ],
 )
-def test_a_keyword_becomes_a_flag_once(command, message, wanted) -> None:
-    assert as_flags(message, find_call(ROOT, [command]).command) == wanted
+def test_options_of_an_error_are_flags_of_the_command(command, message, options, wanted) -> None:
+    error = OptionError(message, **options)
+    assert error_text(error, find_call(ROOT, [command]).command) == wanted
 
 
 @pytest.mark.slow

@@ -10,14 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.cli import main
-from shardmill.cli.commands.diff import diff
 from shardmill.errors import StoreNotFoundError
 from shardmill.inspect import document_match as hashes
 from shardmill.inspect import document_match as spill
@@ -25,13 +22,12 @@ from shardmill.inspect.diff import diff_stores
 from shardmill.inspect.document_match import DocumentPlace, OrderBreak
 from shardmill.records import Ragged
 from shardmill.sources import JsonlSource
-from shardmill.store import read_manifest, write_manifest
+from shardmill.store import read_manifest
+from shardmill.store.manifest import write_manifest
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.stores import build_small_store
 from shardmill.tokenizers import ByteTokenizer
-
-app = typer.Typer()
-app.command()(diff)
+from tests.helpers import run_command
 
 documents = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), max_size=12)
 Splits = dict[str, list[tuple[int, ...]]]
@@ -249,7 +245,7 @@ def test_equal_shards_are_not_read(tmp_path, monkeypatch):
 
 
 def run(*args: str):
-    return CliRunner().invoke(app, list(args))
+    return run_command("diff", *args)
 
 
 def test_the_command_exits_0_for_identical_stores_and_1_for_others(tmp_path):

@@ -164,7 +164,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_from_nothing_nor_on_other_data
     (other / "code").symlink_to(data / "prose")
     (other / "prose").symlink_to(data / "code")
     told = refusal(whole, other, "--resume")
-    assert "this state is not of this stream" in told
+    assert "this state belongs to another run" in told
     assert "'code'" in told
     assert (whole / "checkpoint.pt").read_bytes() == before
 
@@ -277,7 +277,7 @@ def test_a_config_with_flags_trains_a_packed_mixture_and_resumes(tmp_path):
     assert again.returncode == 0, again.stderr
     other = run_in("--steps", "4", path, "--resume", "--data.seed=5")
     assert other.returncode == 1
-    assert "this state is not of this stream" in other.stderr
+    assert "this state belongs to another run" in other.stderr
 
 
 def test_flags_that_nothing_takes_are_refused(tmp_path):

@@ -17,7 +17,7 @@ from niels_gpt.cache.cli import main
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.wikitext import ArticleFiles, ArticleSource, articles
 from niels_gpt.tokenizer import load_tokenizer
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.sources import BatchLimits, TextSource
 from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
@@ -71,7 +71,7 @@ def test_articles_are_built_alike_by_any_number_of_workers(tmp_path, monkeypatch
     )
     rows = TextSource(path, split="line", name="wiki")
     wanted = None
-    monkeypatch.setattr(units, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 10_000)
     for name, source, workers in (
         ("whole", ArticleSource(rows), 1),
         ("one", ArticleFiles(rows), 1),

@@ -258,7 +258,7 @@ class Breaking:
 def test_a_shuffled_build_that_broke_off_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr("shardmill.building.segments.SEGMENT_TOKENS", 50)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)
     texts = [f"document {n} " * (n % 5 + 1) for n in range(100)]
 
     def build(folder: Path, after: int, *, resume: bool = False) -> BuildReport:

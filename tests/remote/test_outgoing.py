@@ -37,11 +37,11 @@ SPEC = BuildSpec(shard_bytes=20_000)
 KILLED = """
 import json, sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, segments
+from shardmill.building import BuildSpec, build_store, journal
 from shardmill.remote import build_to
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
-segments.SEGMENT_TOKENS = 3_000
+journal.SEGMENT_TOKENS = 3_000
 corpus, scratch, url = sys.argv[1:4]
 with build_to(url, scratch=scratch, resume=True) as out:
     build_store(feeds_of(Path(corpus)), out.folder, tokenizer=Slow(), workers=1, resume=True,

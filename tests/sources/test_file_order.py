@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, units
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import OptionError
 from shardmill.sources import open_source
 from shardmill.sources.formats import jsonl
@@ -122,7 +122,7 @@ def test_one_and_two_workers_write_the_same_bytes_in_the_order_of_a_seed(tmp_pat
     write(root / "in/tables", names, ".parquet")
     digests = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "CHUNK_BYTES", 60)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 60)
         for workers in (1, 2):
             source = open_source([root / "in/pages", root / "in/tables"], seed=seed)
             out = root / str(workers)

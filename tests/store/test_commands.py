@@ -6,19 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from shardmill.cli.commands.info import info
-from shardmill.cli.commands.verify import verify
-from shardmill.errors import DamagedStoreError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
 from shardmill.store import open_store
 from shardmill.testing.stores import build_small_store
-
-app = typer.Typer()
-app.command()(verify)
-app.command()(info)
+from tests.helpers import run_command as run
 
 
 @pytest.fixture
@@ -34,10 +26,6 @@ def store(tmp_path: Path) -> Path:
         special_token_ids={"eot": 6},
     )
     return folder
-
-
-def run(*args: str):
-    return CliRunner().invoke(app, list(args))
 
 
 def test_verify_prints_one_receipt(store: Path) -> None:
@@ -69,9 +57,11 @@ def test_verify_as_json(store: Path) -> None:
 
 def test_no_store_is_an_error_of_ours(tmp_path: Path, store: Path) -> None:
     for command in ("verify", "info"):
-        assert isinstance(run(command, str(tmp_path / "none")).exception, StoreNotFoundError)
+        done = run(command, str(tmp_path / "none"))
+        assert (done.exit_code, "no such folder" in done.stderr) == (2, True)
     (store / "train" / "shard_00000.bin").unlink()
-    assert isinstance(run("info", str(store)).exception, DamagedStoreError)
+    done = run("info", str(store))
+    assert (done.exit_code, "shard_00000.bin" in done.stderr) == (2, True)
 
 
 def test_info_shows_splits_tokenizer_and_ledger(store: Path) -> None:

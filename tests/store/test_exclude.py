@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from shardmill.errors import ManifestError, OptionError, StoreError, StoreExistsError
 from shardmill.records import Ragged
 from shardmill.store import (
-    ExcludedSteps,
-    add_exclusion,
     check_target,
     exclude_documents,
     exclude_spans,
     open_store,
     read_exclusions,
-    remove_exclusion,
     verify,
-    write_exclusions,
 )
 from shardmill.store.exclusions import (
+    ExcludedSteps,
+    add_exclusion,
     as_spans,
     count_tokens,
     cover_spans,
     encode_exclusions,
     merge_spans,
+    remove_exclusion,
     touched,
+    write_exclusions,
 )
 from shardmill.testing.stores import build_small_store
 from tests.store.test_format import reader

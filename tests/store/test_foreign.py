@@ -294,7 +294,7 @@ def test_counting_tokens_of_small_tests_are_understood(tmp_path):
 )
 def test_what_stays_open_is_refused_with_the_way_out(tmp_path, name, array):
     bin_folder(tmp_path, array)
-    with pytest.raises(StoreError, match=r"shard_0\.bin.*pass dtype='uint16' or dtype='uint32'"):
+    with pytest.raises(StoreError, match=r"shard_0\.bin.*pass dtype='uint16' or 'uint32'"):
         open_token_folder(tmp_path, "*.bin")
     assert open_token_folder(tmp_path, "*.bin", dtype="uint16").num_tokens == array.nbytes // 2
 

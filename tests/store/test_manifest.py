@@ -17,14 +17,8 @@ from hypothesis import strategies as st
 
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.store import (
-    Manifest,
-    empty_ledger,
-    open_store,
-    read_manifest,
-    write_manifest,
-    write_placeholder,
-)
+from shardmill.store import Manifest, empty_ledger, open_store, read_manifest, write_placeholder
+from shardmill.store.manifest import write_manifest
 from shardmill.testing.stores import build_small_store, plain_facts
 
 Change = Callable[[dict[str, Any]], object]

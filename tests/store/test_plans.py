@@ -24,22 +24,25 @@ from shardmill.errors import (
     StoreNotFoundError,
 )
 from shardmill.store import (
+    PlanOptions,
+    find_plan,
+    list_plans,
+    open_store,
+    plans_of,
+    read_plan,
+    verify,
+)
+from shardmill.store.plans import (
+    NAMES,
     LeftOut,
     PlanArrays,
     PlanFacts,
     PlanMetrics,
-    PlanOptions,
     check_plan,
-    find_plan,
-    list_plans,
-    open_store,
     plan_path,
-    plans_of,
-    read_plan,
-    verify,
+    plan_problems,
     write_plan,
 )
-from shardmill.store.plans import NAMES, plan_problems
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 
 EXAMPLES = make_examples(

@@ -27,12 +27,11 @@ from shardmill.building.engines.tasks import (
     Task,
     TaskReport,
     TaskRunner,
-    Usage,
-    limit_memory,
     log_again,
     next_task,
     pack,
 )
+from shardmill.machine import Usage, limit_memory
 from shardmill.protocols import Closing
 
 _STDERR = 2

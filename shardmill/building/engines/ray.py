@@ -34,13 +34,12 @@ from shardmill.building.engines.tasks import (
     Task,
     TaskReport,
     TaskRunner,
-    Usage,
-    limit_memory,
     log_again,
     next_task,
     pack,
 )
 from shardmill.errors import BuildError, OptionError, missing_extra
+from shardmill.machine import Usage, limit_memory
 from shardmill.protocols import Closing
 
 try:

@@ -10,16 +10,13 @@ import contextlib
 import io
 import logging
 import pickle
-import re
-import resource
-import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from shardmill.errors import BuildError
+from shardmill.machine import Usage, usage_of_this_process
 from shardmill.urls import scrub
 
 MAX_DEATHS = 3
@@ -61,22 +58,6 @@ class TaskReport:
     ended: bool = False
     error: BaseException | None = None
     lost: bool = False  # with an error: its workers kept dying, so do not try it elsewhere
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What some processes have used so far."""
-
-    cpu_seconds: float = 0.0
-    peak_bytes: int = 0  # resident, of the largest process
-
-    @classmethod
-    def total(cls, parts: Iterable[Usage]) -> Usage:
-        parts = list(parts)
-        return cls(
-            cpu_seconds=sum(part.cpu_seconds for part in parts),
-            peak_bytes=max((part.peak_bytes for part in parts), default=0),
-        )
 
 
 class Engine(Protocol):
@@ -247,36 +228,3 @@ def _portable(error: Exception) -> Exception:
     except Exception:  # noqa: BLE001 - any user's class may fail here in any way
         pass
     return BuildError(f"{type(error).__name__}: {error}")
-
-
-_STATUS = Path("/proc/self/status")
-
-
-def usage_of_this_process() -> Usage:
-    """CPU seconds of all its threads, and its peak resident memory.
-
-    The kernel's own peak is used where there is one: getrusage also counts the memory that the
-    parent had when it started this process.
-    """
-    peak = _kernel_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Usage(cpu_seconds=time.process_time(), peak_bytes=peak)
-
-
-def limit_memory(num_bytes: int, *, beyond_current: bool = False) -> None:
-    """From now on, larger allocations fail in this process instead of hurting others.
-
-    `beyond_current`: on top of what the process holds already.
-    """
-    if beyond_current:
-        num_bytes += _kernel_bytes("VmData") or 0
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-
-
-def _kernel_bytes(name: str) -> int | None:
-    """A number from /proc/self/status; None where there is no such file."""
-    if not _STATUS.exists():
-        return None
-    found = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
-    return int(found[1]) * 1024 if found is not None else None

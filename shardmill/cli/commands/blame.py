@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from shardmill.building.api import open_template
 from shardmill.cli.options import Special, parse_special
 from shardmill.cli.printing import escape_brackets, named_tokenizer
-from shardmill.cli.steps import Rank, StepCall, TrainingOrder, token_of_step
+from shardmill.cli.steps import Rank, TrainingOrder, find_moment
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.blame import AnySource, blame_document, blame_tokens
@@ -34,41 +33,29 @@ _NO_TEXT = {
 class BlameOptions(TrainingOrder):
     """What `shardmill blame` takes."""
 
-    folder: Annotated[Path, typer.Argument(help="The store.")]
-    tokenizer: Annotated[str, typer.Option(help="The tokenizer that the store was built with.")]
-    token: Annotated[int | None, typer.Option(help="Position of the token in the split.")] = None
-    stop: Annotated[int | None, typer.Option(help="Up to this one: several tokens.")] = None
-    document: Annotated[
-        int | None, typer.Option(help="Instead of --token: which document, from 0.")
-    ] = None
-    offset: Annotated[int | None, typer.Option(help="Which token of it. Default: 0.")] = None
+    folder: Annotated[Path, "FOLDER", "The store."]
+    tokenizer: Annotated[str, "The tokenizer that the store was built with."]
+    token: Annotated[int | None, "Position of the token in the split."] = None
+    stop: Annotated[int | None, "Up to this one: several tokens."] = None
+    document: Annotated[int | None, "Instead of --token: which document, from 0."] = None
+    offset: Annotated[int | None, "Which token of it. Default: 0."] = None
     inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="What the store was built from, as it was given to `build`."),
+        list[str] | None, "--input", "What the store was built from, as it was given to `build`."
     ] = None
-    field: Annotated[str | None, typer.Option(help="As the build had it.")] = None
-    on_bad: Annotated[
-        Literal["error", "skip"] | None, typer.Option(help="As the build had it.")
-    ] = None
-    file_seed: Annotated[
-        int | None, typer.Option(help="The --seed of the build, if it had one.")
-    ] = None
-    shape: Annotated[str | None, typer.Option(help="Of chats, as the build had it.")] = None
-    template: Annotated[
-        str | None, typer.Option(help="Of chats: needed only for a Jinja template.")
-    ] = None
+    field: Annotated[str | None, "As the build had it."] = None
+    on_bad: Annotated[Literal["error", "skip"] | None, "As the build had it."] = None
+    file_seed: Annotated[int | None, "The --seed of the build, if it had one."] = None
+    shape: Annotated[str | None, "Of chats, as the build had it."] = None
+    template: Annotated[str | None, "Of chats: needed only for a Jinja template."] = None
     special: Special = None
     fill: Annotated[
-        str | None,
-        typer.Option(help="Order of the splits, e.g. val,train, if the store does not tell it."),
+        str | None, "Order of the splits, e.g. val,train, if the store does not record it."
     ] = None
-    step: Annotated[
-        int | None, typer.Option(help="Instead of --token: a step of a training, from 0.")
-    ] = None
+    step: Annotated[int | None, "Instead of --token: a step of a training, from 0."] = None
     rank: Rank = None
-    row: Annotated[int, typer.Option(help="Which row of the batch.")] = 0
-    column: Annotated[int, typer.Option(help="Which token of the row.")] = 0
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False
+    row: Annotated[int, "Which row of the batch."] = 0
+    column: Annotated[int, "Which token of the row."] = 0
+    as_json: Annotated[bool, "--json", "Print one object."] = False
 
 
 def blame(options: BlameOptions) -> None:
@@ -109,27 +96,38 @@ def blame(options: BlameOptions) -> None:
 
 def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
     """The split and the position of the token that is meant."""
-    token, document, offset = options.token, options.document, options.offset or 0
-    call = StepCall.of(options)
-    chosen = [
-        flag for flag, one in (("--token", token), ("--document", document)) if one is not None
-    ]
-    if len(chosen) + (call.step is not None) != 1 or (call.step is None and call.given()):
+    chosen = [name for name in ("token", "document", "step") if getattr(options, name) is not None]
+    given = options.given()
+    if len(chosen) != 1 or (given and chosen != ["step"]):
+        flags = [f"--{name}" for name in chosen if name != "step"] + given
         raise OptionError(
-            f"found {' and '.join([*chosen, *call.given()]) or 'no token'}; wanted one of --token, "
-            "--document and --step, with its own options"
+            f"found {' and '.join(flags) or 'no token'}; wanted one of --token, --document and "
+            "--step, with its own options"
         )
-    if call.step is not None:
-        split, token = token_of_step(options.folder, call, options.row, options.column)
-        return split or "train", token
-    named = options.split or "train"
-    if document is not None:
-        tokens = blame_document(store, named, document)
-        if not 0 <= offset < len(tokens):
-            raise OptionError(f"--offset {offset}: the document has {len(tokens):,} tokens")
-        return named, tokens[offset]
-    assert token is not None, "one of the three is given"
-    return named, token
+    if options.step is not None:
+        return _token_of_step(options)
+    split = options.split or "train"
+    if options.document is None:
+        assert options.token is not None, "one of the three is given"
+        return split, options.token
+    tokens, offset = blame_document(store, split, options.document), options.offset or 0
+    if not 0 <= offset < len(tokens):
+        raise OptionError(f"--offset {offset}: the document has {len(tokens):,} tokens")
+    return split, tokens[offset]
+
+
+def _token_of_step(options: BlameOptions) -> tuple[str, int]:
+    """The token at a column of a row of a batch."""
+    _, moment = find_moment(options.folder, options)
+    with closing(moment.stream):
+        planned = moment.plan()
+    row, column = options.row, options.column
+    if not 0 <= row < len(planned):
+        raise OptionError(f"--row {row}: the batch has {len(planned)} rows")
+    plan = planned[row]
+    if not 0 <= column < plan.stop - plan.start:
+        raise OptionError(f"--column {column}: a row has {plan.stop - plan.start:,} tokens")
+    return plan.split or "train", plan.start + column
 
 
 def _open_inputs(store: Store, options: BlameOptions) -> AnySource | None:

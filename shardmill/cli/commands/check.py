@@ -1,4 +1,8 @@
-"""`shardmill check`: can these tokens be trained on, and how are they named in a config?"""
+"""`shardmill check`: can these tokens be trained on, and how are they named in a config?
+
+Files are read as a loader reads them, in the memory of one chunk: every token, or a sample that is
+spread evenly from the first to the last.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +10,105 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+import numpy as np
 
 from shardmill.arguments import whole_number
+from shardmill.cli.app import FOUND, as_flag
 from shardmill.cli.options import Split
 from shardmill.cli.printing import named_tokenizer
-from shardmill.cli.terminal import safe_bars, visible
-from shardmill.cli.tokens import FoundTokens, IdScan, find_tokens, scan_ids
-from shardmill.cli.wording import as_flag
-from shardmill.errors import StoreError, StoreNotFoundError
-from shardmill.loading.config import DataConfig, config_flags, config_toml
+from shardmill.cli.steps import choose_pattern
+from shardmill.cli.terminal import one_bar, visible
+from shardmill.errors import OptionError, StoreError, StoreNotFoundError
+from shardmill.loading.config import DataConfig, config_flags, config_toml, meant_split
 from shardmill.loading.rows import EVERY_FILE
+from shardmill.records import TokenFile
+from shardmill.store import Store
+from shardmill.store.readers import TokenSpace, open_token_folder, open_tokens
+from shardmill.store.readers.foreign import META_JSON, METADATA_YAML, DtypeRule, declared_facts
+
+CHUNK = 2**21
+"""Tokens read at a time."""
+_LEAST_CHUNK = 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """What `shardmill check` takes."""
 
-    folder: Annotated[Path, typer.Argument(help="A folder of .npy or .bin files, or a store.")]
+    folder: Annotated[Path, "FOLDER", "A folder of .npy or .bin files, or a store."]
     file_pattern: Annotated[
-        str | None, typer.Option(help="Which files. Default: '*.npy' or '*.bin', what is there.")
+        str | None, "Which files. Default: '*.npy' or '*.bin', what is there."
     ] = None
-    dtype: Annotated[
-        Literal["uint16", "uint32"] | None, typer.Option(help="Of .bin files without metadata.")
-    ] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Compare the ids with the vocabulary of this tokenizer.")
-    ] = None
-    special: Annotated[
-        list[str] | None, typer.Option(help="NAME=STRING: special tokens it does not name itself.")
-    ] = None
+    dtype: Annotated[Literal["uint16", "uint32"] | None, "Of .bin files without metadata."] = None
+    tokenizer: Annotated[str | None, "Compare the ids with the vocabulary of this tokenizer."] = (
+        None
+    )
+    special: Annotated[list[str] | None, "NAME=STRING: special tokens it does not name itself."] = (
+        None
+    )
     split: Split = None
-    seq_len: Annotated[int | None, typer.Option(help="Count the windows of this length.")] = None
-    sample: Annotated[
-        int | None, typer.Option(help="Look at about so many tokens, not at all of them.")
-    ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False
+    seq_len: Annotated[int | None, "Count the windows of this length."] = None
+    sample: Annotated[int | None, "Look at about so many tokens, not at all of them."] = None
+    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTokens:
+    """A folder that could be opened, and what it records about its tokens."""
+
+    folder: Path
+    files: tuple[TokenFile, ...]
+    decided: DtypeRule
+    file_pattern: str | None  # None: a store lists its files
+    store: Store | None = None
+    split: str | None = None
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    recorded_by: str = ""  # the file that records the vocabulary and the tokenizer
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(file.num_tokens for file in self.files)
+
+    def open(self) -> TokenSpace:
+        if self.store is not None and self.split is not None:
+            return open_tokens(self.store, self.split)
+        return TokenSpace(self.files)
+
+    def location(self, token: int) -> str:
+        """The file of a token, and which token of the file it is."""
+        for file in self.files:
+            if token < file.num_tokens:
+                return f"{file.path}, token {token:,}"
+            token -= file.num_tokens
+        raise IndexError(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdScan:
+    """The ids that were seen. Positions are counted over all files."""
+
+    num_seen: int
+    largest_id: int  # -1 when no token was seen
+    largest_at: int
+    num_outside: int  # ids that the vocabulary does not have
+    first_outside: tuple[int, int] | None  # (position, id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vocabulary:
+    """Of the tokenizer that was named, else what the folder records."""
+
     size: int | None
     source: str  # what gave the size
     tokenizer: str | None
 
 
-def check(options: CheckOptions) -> None:
+def check(options: CheckOptions) -> int:
     """Check a folder of tokens; print the flags and the TOML that name it in a training config.
 
     Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
@@ -69,9 +120,10 @@ def check(options: CheckOptions) -> None:
     Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. Exit 2:
     a mistake in the call, or no such folder.
     """
-    for name, number in (("seq_len", options.seq_len), ("sample", options.sample)):
+    for key, number in (("seq_len", options.seq_len), ("sample", options.sample)):
         if number is not None:
-            whole_number(number, name)
+            whole_number(number, key)
+    facts: dict[str, Any] = {}
     try:
         found = find_tokens(
             options.folder,
@@ -79,31 +131,26 @@ def check(options: CheckOptions) -> None:
             dtype=options.dtype,
             split=options.split,
         )
-        vocabulary = _vocabulary(found, options)
-        with found.open() as space, _progress() as on_progress:
+        vocabulary = _Vocabulary(
+            size=found.vocab_size, source=found.recorded_by, tokenizer=found.tokenizer
+        )
+        if (name := options.tokenizer) is not None:
+            stores = [found.store] if found.store else []
+            opened = named_tokenizer(name, options.special, *stores)
+            vocabulary = _Vocabulary(size=opened.vocab_size, source=name, tokenizer=name)
+        with found.open() as space, one_bar("check", of_bytes=False) as on_progress:
             scan = scan_ids(
                 space, vocab_size=vocabulary.size, sample=options.sample, on_progress=on_progress
             )
     except StoreNotFoundError:
         raise  # a mistake in the call
     except StoreError as error:
-        _print(options, {}, [error.worded(as_flag).replace("dtype='uint", "--dtype 'uint")])
-        raise typer.Exit(1) from error
-    problems = list(_problems(found, scan, vocabulary, options))
-    _print(options, _facts(found, scan, vocabulary, options), problems)
-    if problems:
-        raise typer.Exit(1)
-
-
-def _vocabulary(found: FoundTokens, options: CheckOptions) -> _Vocabulary:
-    """That of the tokenizer that was named, else what the folder records."""
-    name = options.tokenizer
-    if name is None:
-        return _Vocabulary(
-            size=found.vocab_size, source=found.recorded_by, tokenizer=found.tokenizer
-        )
-    opened = named_tokenizer(name, options.special, *([found.store] if found.store else []))
-    return _Vocabulary(size=opened.vocab_size, source=name, tokenizer=name)
+        problems = [error.worded(as_flag)]
+    else:
+        facts = _facts(found, scan, vocabulary, options)
+        problems = list(_problems(found, scan, vocabulary, options))
+    _print(options, facts, problems)
+    return FOUND if problems else 0
 
 
 def _problems(
@@ -214,10 +261,101 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "samples", f"{facts['samples_of_files']:,} when each file is cut separately"
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar of tokens on stderr."""
-    columns = (TextColumn("check"), BarColumn(bar_width=30), TaskProgressColumn())
-    with safe_bars(*columns, TimeRemainingColumn()) as bars:
-        task = bars.add_task("check", total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+# finding and reading
+
+
+def find_tokens(
+    folder: Path, *, file_pattern: str | None, dtype: str | None, split: str | None
+) -> FoundTokens:
+    """The tokens that `folder` means: a store, its split, or a folder of token files."""
+    found = meant_split(folder, split)
+    if found is not None:
+        return _tokens_of_store(*found, file_pattern, dtype)
+    if split is not None:
+        raise OptionError(f"--split {split}: {folder} is not a store, so it has no splits")
+    pattern = file_pattern or choose_pattern(folder)
+    opened = open_token_folder(folder, pattern, dtype=dtype)
+    facts = declared_facts(opened.folder)
+    there = [name for name in (META_JSON, METADATA_YAML) if (opened.folder / name).is_file()]
+    return FoundTokens(
+        folder=opened.folder,
+        files=opened.files,
+        decided=opened.decided,
+        file_pattern=pattern,
+        vocab_size=facts.vocab_size,
+        tokenizer=facts.tokenizer,
+        recorded_by=" or ".join(there),
+    )
+
+
+def _tokens_of_store(
+    store: Store, split: str, file_pattern: str | None, dtype: str | None
+) -> FoundTokens:
+    if store.is_chat:
+        raise OptionError(
+            f"{store.folder}: a store of conversations, which `shardmill verify` checks; train on "
+            f"it with shardmill.load and a plan of `shardmill pack`, which use its loss mask"
+        )
+    if file_pattern is not None:
+        raise OptionError(
+            f"--file-pattern {file_pattern}: {store.folder} is a store, which lists its files"
+        )
+    if dtype is not None and dtype != store.dtype:
+        raise OptionError(f"--dtype {dtype}: {store.folder} is a store of {store.dtype}")
+    reason = "the store's manifest says so"
+    return FoundTokens(
+        folder=store.folder,
+        files=tuple(store.token_files(split)),
+        decided=DtypeRule(dtype=store.dtype, rule="store", reason=reason),
+        file_pattern=None,
+        store=store,
+        split=split,
+        vocab_size=store.manifest.vocab_size,
+        recorded_by="the manifest",
+    )
+
+
+def scan_ids(
+    space: TokenSpace,
+    *,
+    vocab_size: int | None,
+    sample: int | None,
+    on_progress: Callable[[int, int], None],
+) -> IdScan:
+    """The largest id, and those that are `vocab_size` or more."""
+    chunks = list(_chunks(space.num_tokens, sample))
+    total = sum(stop - start for start, stop in chunks)
+    largest = (-1, 0)
+    seen, num_outside, first = 0, 0, None
+    for start, stop in chunks:
+        ids = space.read(start, stop)
+        at = int(ids.argmax())
+        if ids[at] > largest[0]:
+            largest = (int(ids[at]), start + at)
+        if vocab_size is not None and ids[at] >= vocab_size:
+            outside = np.flatnonzero(ids >= vocab_size)
+            num_outside += len(outside)
+            first = first or (start + int(outside[0]), int(ids[outside[0]]))
+        seen += stop - start
+        on_progress(seen, total)
+    return IdScan(
+        num_seen=seen,
+        largest_id=largest[0],
+        largest_at=largest[1],
+        num_outside=num_outside,
+        first_outside=first,
+    )
+
+
+def _chunks(num_tokens: int, sample: int | None) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of tokens: all of them, or about `sample` tokens in evenly spread ones."""
+    size = CHUNK if sample is None else min(sample, max(_LEAST_CHUNK, min(CHUNK, sample // 64)))
+    count = num_tokens if sample is None else -(-sample // size)
+    if count * size >= num_tokens:
+        for start in range(0, num_tokens, CHUNK):
+            yield start, min(start + CHUNK, num_tokens)
+        return
+    # the first at 0, the last up to the end; count * size < num_tokens, so none overlap
+    for number in range(count):
+        start = (num_tokens - size) * number // max(1, count - 1)
+        yield start, start + size

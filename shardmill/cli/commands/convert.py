@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from shardmill.cli.options import AsJson, check_local, complete_split, parse_special
+from shardmill.arguments import check_local
+from shardmill.cli.options import AsJson, SplitOfStore, parse_special
 from shardmill.errors import OptionError
 from shardmill.formats.convert import ConvertOptions
 from shardmill.formats.convert import convert as convert_format
@@ -24,44 +23,28 @@ _PACKED = Literal["legacy", "memmap", "parquet"]
 class ConvertCall:
     """What `shardmill convert` takes."""
 
-    source: Annotated[Path, typer.Argument(help="A file, a folder, or the prefix of .bin/.idx.")]
-    target: Annotated[Path, typer.Argument(help="Where the result goes; nothing may be there.")]
-    from_format: Annotated[
-        Literal[_TOKENS, _PACKED, "plan"], typer.Option("--from", help="What SOURCE is.")
-    ]
-    to_format: Annotated[
-        Literal["store", "megatron", _PACKED], typer.Option("--to", help="What TARGET shall be.")
-    ]
-    split: Annotated[str, typer.Option(help="Of the store.", autocompletion=complete_split)] = (
-        "train"
-    )
+    source: Annotated[Path, "SOURCE", "A file, a folder, or the prefix of .bin/.idx."]
+    target: Annotated[Path, "TARGET", "Where the result goes; nothing may be there."]
+    from_format: Annotated[Literal[_TOKENS, _PACKED, "plan"], "--from", "What SOURCE is."]
+    to_format: Annotated[Literal["store", "megatron", _PACKED], "--to", "What TARGET becomes."]
+    split: SplitOfStore = "train"
     dtype: Annotated[
-        Literal["uint16", "uint32"] | None,
-        typer.Option(help="Of bare tokens whose files do not record it."),
+        Literal["uint16", "uint32"] | None, "Of bare tokens whose files do not record it."
     ] = None
-    eot: Annotated[
-        int | None, typer.Option(help="The id between documents, for files without an index.")
-    ] = None
-    eot_first: Annotated[
-        bool,
-        typer.Option("--eot-first", help="That id opens a document (llm.c), and closes none."),
-    ] = False
-    ignore_loss: Annotated[
-        bool, typer.Option("--ignore-loss", help="Train on tokens that a .loss file leaves out.")
-    ] = False
+    eot: Annotated[int | None, "The id between documents, for files without an index."] = None
+    eot_first: Annotated[bool, "That id opens a document (llm.c), and closes none."] = False
+    ignore_loss: Annotated[bool, "Train on tokens that a .loss file leaves out."] = False
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="What made the tokens, recorded in the store: as for `build`."),
+        str | None, "What made the tokens, recorded in the store: as for `build`."
     ] = None
-    special: Annotated[
-        list[str] | None, typer.Option(help="NAME=STRING, once per special token of --tokenizer.")
-    ] = None
-    pack_size: Annotated[
-        int | None, typer.Option(help="The most tokens of a bin, if the files do not record it.")
-    ] = None
+    special: Annotated[list[str] | None, "NAME=STRING, once per special token of --tokenizer."] = (
+        None
+    )
+    pack_size: Annotated[int | None, "The most tokens of a bin, if the files do not record it."] = (
+        None
+    )
     loss_mask_alignment: Annotated[
-        Literal["label", "roll_right"] | None,
-        typer.Option(help="What masks mean, if the files do not record it."),
+        Literal["label", "roll_right"] | None, "What masks mean, if the files do not record it."
     ] = None
     as_json: AsJson = False
 
@@ -80,7 +63,7 @@ def convert(call: ConvertCall) -> None:
     Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
     nothing is left there.
     """
-    for name, path in (("SOURCE", call.source), ("TARGET", call.target)):
+    for name, path in (("source", call.source), ("target", call.target)):
         check_local(path, name, instead=" (`shardmill pull` and `push` copy)")
     if call.eot_first and call.eot is None:
         raise OptionError("--eot-first: of which id? Give --eot too")

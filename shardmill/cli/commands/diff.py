@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from shardmill.cli.app import DONE, FOUND
 from shardmill.inspect.diff import diff_stores
 from shardmill.inspect.document_match import DocumentPlace, SplitDocuments, StoreDiff
 from shardmill.protocols import Tokenizer
@@ -20,33 +19,34 @@ from shardmill.tokenizers import open_tokenizer
 _SNIPPET_TOKENS = 24
 
 
-def diff(
-    a: Annotated[Path, typer.Argument(help="A store.")],
-    b: Annotated[Path, typer.Argument(help="The other one.")],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Show the text where the order differs: as for build.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions:
+    """What `shardmill diff` takes."""
+
+    a: Annotated[Path, "A", "A store."]
+    b: Annotated[Path, "B", "The other one."]
+    tokenizer: Annotated[str | None, "Show the text where the order differs: as for build."] = None
+    as_json: Annotated[bool, "--json", "Print the report as JSON."] = False
+
+
+def diff(options: DiffOptions) -> int:
     """Explain what differs between two stores: facts, files, documents, order, masks, exclusions.
 
     Prints one line when they are identical, else a section for each kind of difference. Shards of
-    equal hashes are not read: whether they still are what the manifest says, tells
-    `shardmill verify`.
+    equal hashes are not read: `shardmill verify` checks them against the manifest.
 
     Example: shardmill diff store-before store-now
 
     Exit 0: identical. Exit 1: something differs. Exit 2: they cannot be compared.
     """
-    opened = open_tokenizer(tokenizer) if tokenizer else None
-    found = diff_stores(a, b)
-    if as_json:
+    opened = open_tokenizer(options.tokenizer) if options.tokenizer else None
+    found = diff_stores(options.a, options.b)
+    if options.as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
         for line in _lines(found, opened):
             print(line)
-    if not found.identical:
-        raise typer.Exit(1)
+    return DONE if found.identical else FOUND
 
 
 def _lines(found: StoreDiff, tokenizer: Tokenizer | None) -> Iterator[str]:

@@ -7,46 +7,41 @@ where something is excluded already, the samples that replace it.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import numpy as np
-import typer
 
-from shardmill.cli.describe import entry_facts, entry_line
+from shardmill.cli.commands.info import entry_facts, first_few
 from shardmill.cli.options import AsJson, DataConfigFile
 from shardmill.cli.steps import (
     SourceName,
-    StepCall,
     TrainingOrder,
     find_moment,
     paths_of,
     source_path,
 )
+from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.steps import Moment
 from shardmill.loading import TokenSource
 from shardmill.loading.config import meant_split
 from shardmill.records import OffsetArray
 from shardmill.sampling.order import by_value
-from shardmill.store import (
-    ExcludedSteps,
-    ExcludeEntry,
-    Store,
-    add_exclusion,
-    open_store,
-    read_exclusions,
-    remove_exclusion,
-)
+from shardmill.store import Store, open_store, read_exclusions
 from shardmill.store.exclusions import (
     NO_SPANS,
+    ExcludedSteps,
+    ExcludeEntry,
+    add_exclusion,
     as_spans,
     count_tokens,
     documents_entry,
     merge_spans,
+    remove_exclusion,
     spans_entry,
 )
 
@@ -58,32 +53,25 @@ _MOST_SAMPLES = 2**27
 class ExcludeOptions(TrainingOrder):
     """What `shardmill exclude` takes."""
 
-    folder: Annotated[
-        Path | None, typer.Argument(help="The store; not needed with --config and --step.")
-    ] = None
-    document: Annotated[
-        list[int] | None, typer.Option(help="A document or conversation, from 0. Repeatable.")
-    ] = None
-    document_file: Annotated[
-        Path | None, typer.Option("--documents", help="A file of such numbers, one a line.")
-    ] = None
+    folder: Annotated[Path | None, "FOLDER", "The store; not needed with --config and --step."] = (
+        None
+    )
+    document: Annotated[list[int] | None, "A document or conversation, from 0. Repeatable."] = None
+    document_file: Annotated[Path | None, "--documents", "A file of such numbers, one a line."] = (
+        None
+    )
     steps: Annotated[
-        str | None,
-        typer.Option("--step", help="A step, or steps A:B up to but without B, of all ranks."),
+        str | None, "--step", "A step, or steps A:B up to but without B, of all ranks."
     ] = None
-    reason: Annotated[str | None, typer.Option(help="Why, in words.")] = None
-    seq_len: Annotated[
-        int | None, typer.Option(help="Inputs of a row. With documents: count such windows.")
-    ] = None
+    reason: Annotated[str | None, "Why, in words."] = None
+    seq_len: Annotated[int | None, "Inputs of a row. With documents: count such windows."] = None
     config: DataConfigFile = None
     name: SourceName = None
-    list_all: Annotated[
-        bool, typer.Option("--list", help="List the entries of the store, and change nothing.")
-    ] = False
-    remove: Annotated[int | None, typer.Option(help="Take the entry of this number back.")] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be excluded; write nothing.")
-    ] = False
+    list_all: Annotated[bool, "--list", "List the entries of the store, and change nothing."] = (
+        False
+    )
+    remove: Annotated[int | None, "Take the entry of this number back."] = None
+    dry_run: Annotated[bool, "Print what would be excluded; write nothing."] = False
     as_json: AsJson = False
 
 
@@ -111,15 +99,15 @@ def exclude(options: ExcludeOptions) -> None:
 
     Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
     """
-    call, by_document = StepCall.of(options), bool(options.document or options.document_file)
+    by_document = bool(options.document or options.document_file)
     asked = (by_document, options.steps is not None, options.list_all, options.remove is not None)
     if sum(asked) != 1:
         raise OptionError(
             f"found {sum(asked)} things to do; wanted one of --document (and --documents), --step, "
             "--list and --remove"
         )
-    if options.steps is None and call.given():
-        raise OptionError(f"{call.given()[0]} is for --step")
+    if options.steps is None and options.given():
+        raise OptionError(f"{options.given()[0]} is for --step")
     if options.remove is not None:
         _remove(options, options.remove)
     elif options.list_all:
@@ -127,7 +115,7 @@ def exclude(options: ExcludeOptions) -> None:
     elif options.reason is None:
         raise OptionError("--reason is missing: why, in words; people will ask later")
     elif options.steps is not None:
-        _write(_by_steps(options, call, options.steps, options.reason), options)
+        _write(_by_steps(options, options.steps, options.reason), options)
     else:
         _write([_by_documents(options, options.reason)], options)
 
@@ -147,12 +135,12 @@ def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
 # by steps
 
 
-def _by_steps(options: ExcludeOptions, call: StepCall, steps: str, reason: str) -> list[_Addition]:
+def _by_steps(options: ExcludeOptions, steps: str, reason: str) -> list[_Addition]:
     """An entry for every store that gave samples to these steps."""
     first, stop = parse_steps(steps)
-    _, moment = find_moment(options.folder, replace(call, step=first))
+    _, moment = find_moment(options.folder, replace(options, step=first))
     with closing(moment.stream) as stream:
-        only = source_path(options.folder, call, stream)
+        only = source_path(options.folder, options, stream)
         spans, replacements = _collect(moment, stop - first)
         additions = []
         for number, source in enumerate(stream.sources):
@@ -188,12 +176,11 @@ def _by_steps(options: ExcludeOptions, call: StepCall, steps: str, reason: str) 
 
 def parse_steps(text: str) -> tuple[int, int]:
     """`A` or `A:B`, the latter without B."""
-    first, colon, last = text.partition(":")
-    words = [first, last] if colon else [first]
-    if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in words):
+    found = re.fullmatch(r"([0-9]{1,15})(?::([0-9]{1,15}))?", text, re.ASCII)
+    if found is None:
         raise OptionError(f"--step {text}: wanted a step, as 31207, or steps, as 31200:31210")
-    start = int(first)
-    stop = int(last) if colon else start + 1
+    start = int(found[1])
+    stop = start + 1 if found[2] is None else int(found[2])
     if stop <= start:
         raise OptionError(f"--step {text}: holds no step; {start}:{start + 1} is one step")
     return start, stop
@@ -246,72 +233,56 @@ def _by_documents(options: ExcludeOptions, reason: str) -> _Addition:
 
 
 def _numbers(given: list[int], path: Path | None) -> OffsetArray:
-    wrong = next((number for number in given if not 0 <= number < 2**62), None)
-    if wrong is not None:
-        raise OptionError(f"--document {wrong!s:.40}: wanted a number from 0")
-    if path is None:
-        return np.array(given, np.int64)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--documents {path}: cannot be read: {error}") from error
-    found = list(given)
-    for at, line in enumerate(lines, start=1):
-        word = line.strip()
-        digits = word.isascii() and word.isdigit() and len(word) < 20
-        if word and not (digits and int(word) < 2**62):
-            raise OptionError(f"--documents {path}, line {at:,}: {line!r:.80}; wanted one number")
-        found += [int(word)] if word else []
-    if not found:
-        raise OptionError(f"--documents {path}: no number in it")
-    return np.array(found, np.int64)
+    """Those of --document, then those of the file."""
+    words = [("--document", str(number)) for number in given]
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise OptionError(f"--documents {path}: cannot be read: {error}") from error
+        found = [(f"--documents {path}, line {at:,}:", line) for at, line in enumerate(lines, 1)]
+        words += [(where, line.strip()) for where, line in found if line.strip()]
+        if not words:
+            raise OptionError(f"--documents {path}: no number in it")
+    for where, word in words:
+        if not (word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**62):
+            raise OptionError(f"{where} {word:.80}: wanted a number from 0")
+    return np.array([int(word) for _, word in words], np.int64)
 
 
 # writing and printing
 
 
 def _write(additions: list[_Addition], options: ExcludeOptions) -> None:
-    facts = []
-    for addition in additions:
-        store, entry = addition.store, addition.entry
+    facts, written = [], not options.dry_run
+    for one in additions:
+        store, entry, windows = one.store, one.entry, one.windows
         before = read_exclusions(store)
         both = merge_spans(np.concatenate((before.spans(entry.split), as_spans(entry.spans))))
         new_tokens = count_tokens(both) - before.num_tokens(entry.split)
-        if not options.dry_run:
+        if written:
             entry = add_exclusion(store, entry)
-        facts.append(_facts(addition, entry, new_tokens, written=not options.dry_run))
+        facts.append(
+            {
+                "store": str(store.folder),
+                "written": written,
+                "new_tokens": new_tokens,
+                "windows": None if windows is None else windows[0],
+                "of_windows": None if windows is None else windows[1],
+                "stand_ins": one.replacements,
+                "entry": entry_facts(entry) | ({} if written else {"number": None}),
+            }
+        )
+        notes = [f"{new_tokens:,} of these tokens were not excluded before"]
+        if windows is not None:
+            notes.append(f"{windows[0]:,} of {windows[1]:,} windows have one of them")
+        if one.replacements:
+            notes.append(f"{one.replacements:,} samples of these steps replace excluded ones")
+        name = f"entry {entry.number}" if written else "would be excluded"
         if not options.as_json:
-            print(_line(addition, entry, new_tokens, written=not options.dry_run))
+            print(f"{store.folder}: {name}, {_entry_words(entry)} ({'; '.join(notes)})")
     if options.as_json:
         print(json.dumps({"excluded": facts}, indent=2))
-
-
-def _line(addition: _Addition, entry: ExcludeEntry, new_tokens: int, *, written: bool) -> str:
-    text = entry_line(entry)
-    if not written:
-        text = entry_line(msgspec.structs.replace(entry, number=0)).partition(", ")[2]
-        text = f"would be excluded, {text}"
-    notes = [f"{new_tokens:,} of these tokens were not excluded before"]
-    if addition.windows is not None:
-        notes.append(f"{addition.windows[0]:,} of {addition.windows[1]:,} windows have one of them")
-    if addition.replacements:
-        notes.append(f"{addition.replacements:,} samples of these steps replace excluded ones")
-    return f"{addition.store.folder}: {text} ({'; '.join(notes)})"
-
-
-def _facts(
-    addition: _Addition, entry: ExcludeEntry, new_tokens: int, *, written: bool
-) -> dict[str, Any]:
-    windows, of_windows = addition.windows or (None, None)
-    return {
-        "store": str(addition.store.folder),
-        "written": written,
-        "new_tokens": new_tokens,
-        "windows": windows,
-        "of_windows": of_windows,
-        "stand_ins": addition.replacements,
-        "entry": entry_facts(entry) | ({} if written else {"number": None}),
-    }
 
 
 def _remove(options: ExcludeOptions, number: int) -> None:
@@ -322,7 +293,7 @@ def _remove(options: ExcludeOptions, number: int) -> None:
     if options.as_json:
         print(json.dumps({"store": str(store.folder), "removed": entry_facts(gone)}, indent=2))
     else:
-        print(f"{store.folder}: taken back: {entry_line(gone)}")
+        print(f"{store.folder}: taken back: entry {gone.number}, {_entry_words(gone)}")
 
 
 def _print_list(store: Store, *, as_json: bool) -> None:
@@ -333,9 +304,26 @@ def _print_list(store: Store, *, as_json: bool) -> None:
         print(json.dumps(facts | {"entries": entries}, indent=2))
         return
     for entry in found.entries:
-        print(entry_line(entry))
+        print(f"entry {entry.number}, {_entry_words(entry)}")
     for split in dict.fromkeys(entry.split for entry in found.entries):
         tokens, total = found.num_tokens(split), store.num_tokens(split)
         print(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
     if not found.entries:
         print(f"{store.folder}: nothing is excluded")
+
+
+def _entry_words(entry: ExcludeEntry) -> str:
+    """What an entry excludes, and why."""
+    steps = entry.steps
+    if steps is not None:
+        what = (
+            f"steps {steps.start:,}..{steps.stop:,} of source {visible(steps.source)!r} "
+            f"({steps.world} x {steps.batch_size} samples, seq_len {steps.seq_len:,}, seed "
+            f"{steps.seed})"
+        )
+    elif entry.documents is not None:
+        what = f"{len(entry.documents):,} documents ({first_few(entry.documents)})"
+    else:
+        what = f"{len(entry.spans):,} spans"
+    reason = visible(entry.reason).replace("\n", " ")
+    return f"{entry.split}: {what}, {entry.num_tokens:,} tokens: {reason}"

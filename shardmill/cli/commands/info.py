@@ -1,20 +1,18 @@
-"""`shardmill info`: what is in a store, as a table."""
+"""`shardmill info`: what is in a store; its plans and exclusions in words and as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from shardmill.arguments import is_url
-from shardmill.cli.describe import entry_facts, exclusion_rows, plan_facts, plan_line
 from shardmill.cli.terminal import SafeConsole, one_line
 from shardmill.errors import StoreError
 from shardmill.store import (
@@ -26,15 +24,21 @@ from shardmill.store import (
     plans_of,
     read_exclusions,
 )
+from shardmill.store.exclusions import ExcludeEntry
 from shardmill.store.layout import DTYPES, ITEMSIZE
 from shardmill.store.manifest import fingerprint
 from shardmill.urls import Url
 
 
-def info(
-    folder: Annotated[str, typer.Argument(help="The store to describe. A folder, or a URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What `shardmill info` takes."""
+
+    folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
+    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
+
+
+def info(options: StoreOptions) -> None:
     """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
 
     Prints a table of splits and a list of facts. Names and sizes of all files are checked;
@@ -45,10 +49,10 @@ def info(
 
     Example: shardmill info store --json
 
-    Exit 0: told. Exit 2: no finished store there, or one that does not match its manifest.
+    Exit 0: shown. Exit 2: no finished store there, or one that does not match its manifest.
     """
-    store = _read(folder)
-    if as_json:
+    store = _read(options.folder)
+    if options.as_json:
         print(json.dumps(_facts(store), indent=2, sort_keys=True))
         return
     console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -56,7 +60,7 @@ def info(
     console.print(_rest(store))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Described:
     """A store, here or at a URL."""
 
@@ -65,28 +69,15 @@ class _Described:
     exclusions: Exclusions
     plans: list[tuple[str, StoredPlan | StoreError]]  # they stay where they were made
 
-    @property
-    def dtype(self) -> str:
-        return DTYPES[self.manifest.token_dtype]
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.manifest)
-
-
-def _read(folder: str | Path) -> _Described:
+def _read(folder: str) -> _Described:
     if is_url(folder):
         from shardmill.remote import remote_manifest
 
-        manifest, exclusions = remote_manifest(str(folder))
-        name = str(Url(str(folder))).rstrip("/")
-        return _Described(folder=name, manifest=manifest, exclusions=exclusions, plans=[])
+        return _Described(str(Url(folder)).rstrip("/"), *remote_manifest(folder), [])
     store = open_store(folder)
     return _Described(
-        folder=str(store.folder),
-        manifest=store.manifest,
-        exclusions=read_exclusions(store),
-        plans=list(plans_of(store)),
+        str(store.folder), store.manifest, read_exclusions(store), list(plans_of(store))
     )
 
 
@@ -99,26 +90,19 @@ def _facts(store: _Described) -> dict[str, Any]:
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
     facts["plans"] = [{"name": name, **plan_facts(plan)} for name, plan in store.plans]
     facts["exclusions"] = [entry_facts(entry) for entry in store.exclusions.entries]
-    return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
+    return facts | {"store": store.folder, "fingerprint": fingerprint(store.manifest)}
 
 
 def _splits(store: _Described) -> Table:
-    unit = store.manifest.unit + "s"
-    table = Table(title=Text(one_line(str(store.folder))), title_justify="left")
+    table = Table(title=Text(one_line(store.folder)), title_justify="left")
     table.add_column("split")
-    for name in (unit, "tokens", "mean", "shards", "bytes"):
+    for name in (f"{store.manifest.unit}s", "tokens", "mean", "shards", "bytes"):
         table.add_column(name, justify="right")
     for name, split in store.manifest.splits.items():
         mean = f"{split.tokens / split.documents:,.1f}" if split.documents else "-"
-        size = split.tokens * ITEMSIZE[store.dtype]
-        numbers = (split.documents, split.tokens)
-        table.add_row(
-            Text(one_line(name)),
-            *(f"{number:,}" for number in numbers),
-            mean,
-            f"{len(split.shards):,}",
-            f"{size:,}",
-        )
+        size = split.tokens * ITEMSIZE[DTYPES[store.manifest.token_dtype]]
+        counts = [f"{one:,}" for one in (split.documents, split.tokens, len(split.shards), size)]
+        table.add_row(Text(one_line(name)), *counts[:2], mean, *counts[2:])
     return table
 
 
@@ -131,20 +115,25 @@ def _rest(store: _Described) -> Table:
         "data": name or "-",
         "revision": manifest.dataset_revision or "-",
         "split rule": manifest.split_rule or "-",
-        "dtype": store.dtype,
+        "dtype": DTYPES[manifest.token_dtype],
         "shard bytes": "one file" if manifest.shard_bytes is None else f"{manifest.shard_bytes:,}",
         "tokenizer": f"{vocabulary}, sha256 {(manifest.tokenizer_sha256 or 'unknown')[:16]}"
         if manifest.tokenizer_fingerprint or manifest.tokenizer_sha256
         else "not recorded; name it with `show --tokenizer`",
         "special ids": specials or "-",
-        "end token": "behind each document" if manifest.append_eot else "not appended",
+        "end token": "after each document" if manifest.append_eot else "not appended",
         "seed": str(manifest.seed),
         **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
-        "fingerprint": store.fingerprint[:16],
+        "fingerprint": fingerprint(manifest)[:16],
         **{f"plan {name}": plan_line(plan) for name, plan in store.plans},
-        **exclusion_rows(manifest, store.exclusions),
     }
+    entries = Counter(entry.split for entry in store.exclusions.entries)
+    for split, count in entries.items():
+        tokens, total = store.exclusions.num_tokens(split), manifest.splits[split].tokens
+        rows[f"excluded {split}"] = (
+            f"{tokens:,} of {total:,} tokens, by {count:,} entries (shardmill exclude --list)"
+        )
     table = Table(show_header=False, box=None)
     for label, value in rows.items():
         # not markup: names may hold square brackets
@@ -184,3 +173,42 @@ def _ledger(ledger: Ledger) -> dict[str, str]:
     if ledger.repaired:
         rows["repaired"] = ", ".join(f"{count:,} {why}" for why, count in ledger.repaired.items())
     return rows
+
+
+# plans and exclusions
+
+
+def plan_line(plan: StoredPlan | StoreError) -> str:
+    """One line on a plan of a list, which may be unusable."""
+    if isinstance(plan, StoreError):
+        return f"CANNOT BE USED: {plan}"
+    metrics = plan.facts.metrics
+    return (
+        f"{metrics.num_rows:,} rows of {plan.facts.row_len:,} tokens, "
+        f"{plan.facts.utilisation:.2%} full, {metrics.num_pieces:,} pieces"
+    )
+
+
+def plan_facts(plan: StoredPlan | StoreError) -> dict[str, Any]:
+    """The same as JSON, with everything the plan records."""
+    if isinstance(plan, StoreError):
+        return {"problem": str(plan)}
+    recorded: dict[str, Any] = msgspec.to_builtins(plan.facts)
+    return {
+        "plan": str(plan.path),
+        "bytes": plan.path.stat().st_size,
+        **recorded,
+        "utilisation": plan.facts.utilisation,
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def entry_facts(entry: ExcludeEntry) -> dict[str, Any]:
+    """An entry as JSON."""
+    return {**msgspec.to_builtins(entry), "tokens": entry.num_tokens}
+
+
+def first_few(numbers: Any) -> str:
+    """The first five of some numbers."""
+    few = ", ".join(f"{number:,}" for number in numbers[:5])
+    return f"{few}, ..." if len(numbers) > 5 else few

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import typer
 
 from shardmill.building import pack as pack_store
-from shardmill.cli.describe import plan_facts, plan_line, some
-from shardmill.cli.options import AsJson, complete_split
+from shardmill.cli.commands.info import first_few, plan_facts, plan_line
+from shardmill.cli.options import AsJson, SplitOfStore
 from shardmill.errors import OptionError
 from shardmill.loading import PackSource
 from shardmill.packing import Algorithm, Long
@@ -26,33 +25,19 @@ from shardmill.store import StoredPlan, open_store, plans_of
 class PackOptions:
     """What `shardmill pack` takes."""
 
-    folder: Annotated[Path, typer.Argument(help="A store of conversations.")]
-    seq_len: Annotated[int | None, typer.Option(help="Inputs of a row; it has one token more.")] = (
-        None
+    folder: Annotated[Path, "FOLDER", "A store of conversations."]
+    seq_len: Annotated[int | None, "Inputs of a row; it has one token more."] = None
+    split: SplitOfStore = "train"
+    algorithm: Annotated[Algorithm, "How rows are filled; docs/packing.md compares them."] = (
+        "best-fit"
     )
-    split: Annotated[str, typer.Option(help="Of the store.", autocompletion=complete_split)] = (
-        "train"
-    )
-    algorithm: Annotated[
-        Algorithm, typer.Option(help="How rows are filled; docs/packing.md compares them.")
-    ] = "best-fit"
-    seed: Annotated[int | None, typer.Option(help="Of first-fit-shuffle.")] = None
-    max_per_row: Annotated[int | None, typer.Option(help="The most pieces of a row.")] = None
-    align_to: Annotated[
-        int, typer.Option(help="Every piece starts at a multiple of it, for context parallelism.")
-    ] = 1
-    long: Annotated[Long, typer.Option(help="What becomes of conversations that no row holds.")] = (
-        "error"
-    )
-    name: Annotated[
-        str | None, typer.Option(help="Of the plan; without it the options give one.")
-    ] = None
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Another plan of this name may be replaced.")
-    ] = False
-    list_all: Annotated[
-        bool, typer.Option("--list", help="List the plans of the store, and make none.")
-    ] = False
+    seed: Annotated[int | None, "Of first-fit-shuffle."] = None
+    max_per_row: Annotated[int | None, "The most pieces of a row."] = None
+    align_to: Annotated[int, "Every piece starts at a multiple of it, for context parallelism."] = 1
+    long: Annotated[Long, "What becomes of conversations that no row holds."] = "error"
+    name: Annotated[str | None, "Of the plan; without it the options give one."] = None
+    overwrite: Annotated[bool, "Another plan of this name may be replaced."] = False
+    list_all: Annotated[bool, "--list", "List the plans of the store, and make none."] = False
     as_json: AsJson = False
 
 
@@ -109,7 +94,7 @@ def _receipt(folder: Path, plan: StoredPlan, seconds: float) -> Iterator[str]:
             numbers = np.unique(getattr(plan.arrays, reason)).tolist()
             yield (
                 f"  left out, {reason.replace('_', ' ')}: {out.pieces:,} pieces, {out.tokens:,} "
-                f"tokens with {out.labels:,} trained labels (examples {some(numbers)})"
+                f"tokens with {out.labels:,} trained labels (examples {first_few(numbers)})"
             )
     # A plan is made over all conversations, since exclusions may change while it stays.
     with closing(PackSource(folder, plan.path, pad_id=0)) as source:

@@ -9,21 +9,20 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
 from shardmill.cli.options import DataConfigFile, Special
-from shardmill.cli.printing import Decode, Heading, Span, chat_pieces, decoder, print_pieces, spans
+from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, decoder, print_pieces
 from shardmill.cli.steps import (
     Rank,
     SourceName,
-    StepCall,
     TrainingOrder,
     find_moment,
     paths_of,
@@ -31,12 +30,13 @@ from shardmill.cli.steps import (
 )
 from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
+from shardmill.inspect.blame import blame_document
 from shardmill.inspect.steps import Row, pack_columns, read_row
 from shardmill.inspect.stores import marker_ids
 from shardmill.loading import PackSource
 from shardmill.loading.config import DataConfig
 from shardmill.loading.rows import Documents
-from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, IntArray, Ragged
+from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
@@ -47,41 +47,29 @@ _FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.
 class ShowOptions(TrainingOrder):
     """What `shardmill show` takes."""
 
-    folder: Annotated[
-        Path | None, typer.Argument(help="The store to look into, or a folder of tokens.")
-    ] = None
-    example: Annotated[int | None, typer.Option(help="Which example or document, from 0.")] = None
+    folder: Annotated[Path | None, "FOLDER", "The store to look into, or a folder of tokens."] = (
+        None
+    )
+    example: Annotated[int | None, "Which example or document, from 0."] = None
     plan: Annotated[
-        str | None,
-        typer.Option(help="Rows of this pack plan: its name, or its length if only one has it."),
+        str | None, "Rows of this pack plan: its name, or its length if only one has it."
     ] = None
-    row: Annotated[int | None, typer.Option(help="Which row of --plan. Default: 0.")] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The store's tokenizer; without it ids are shown.")
-    ] = None
+    row: Annotated[int | None, "Which row of --plan. Default: 0."] = None
+    tokenizer: Annotated[str | None, "The store's tokenizer; without it ids are shown."] = None
     special: Special = None
-    seq_len: Annotated[
-        int | None, typer.Option(help="Show the row that training gets at this length.")
-    ] = None
-    fit: Annotated[Fit, typer.Option(help=_FITS)] = Fit.DROP_OLDEST_TURNS
-    max_tokens: Annotated[int, typer.Option(help="Show so many tokens of it.")] = 20_000
-    step: Annotated[
-        int | None, typer.Option(help="Show the batch of this step, from 0, instead of --example.")
-    ] = None
-    samples: Annotated[
-        int | None, typer.Option(help="The batch after so many samples of all ranks.")
-    ] = None
-    state: Annotated[
-        Path | None, typer.Option(help="The batch after this state of a Loader, a JSON file.")
-    ] = None
+    seq_len: Annotated[int | None, "Show the row that training gets at this length."] = None
+    fit: Annotated[Fit, _FITS] = Fit.DROP_OLDEST_TURNS
+    max_tokens: Annotated[int, "Show so many tokens of it."] = 20_000
+    step: Annotated[int | None, "Show the batch of this step, from 0, instead of --example."] = None
+    samples: Annotated[int | None, "The batch after so many samples of all ranks."] = None
+    state: Annotated[Path | None, "The batch after this state of a Loader, a JSON file."] = None
     rank: Rank = None
     config: DataConfigFile = None
     name: SourceName = None
     documents: Annotated[
-        bool | None,
-        typer.Option("--documents/--no-documents", help="Ignore labels at document boundaries."),
+        bool | None, "--documents/--no-documents", "Ignore labels at document boundaries."
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print ids, mask and turns.")] = False
+    as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
 
 
 def show(options: ShowOptions) -> None:
@@ -99,8 +87,7 @@ def show(options: ShowOptions) -> None:
     Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
     """
     whole_number(options.max_tokens, "max_tokens", least=0)
-    call = StepCall.of(options)
-    given = call.given()
+    given = options.given()
     if options.row is not None and given != ["--plan"]:
         raise OptionError(
             f"--row {options.row}: that is a row of --plan alone, without --step or --config"
@@ -112,7 +99,7 @@ def show(options: ShowOptions) -> None:
     elif options.plan is not None and given == ["--plan"]:
         _show_plan_row(options, options.plan)
     else:
-        _show_step(options, call)
+        _show_step(options)
 
 
 # an example
@@ -138,13 +125,17 @@ def _show_example(options: ShowOptions, number: int) -> None:
         return
     counts = f"{len(found.mask):,} tokens"
     if store.is_chat:
-        trained = int(found.mask.sum())
-        counts = f"{len(found.turn_starts):,} turns, {counts}, {trained:,} trained"
+        turns = f"{len(found.turn_starts):,} turns"
+        counts = f"{turns}, {counts}, {int(found.mask.sum()):,} trained"
     head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
-    pieces = [Heading(head), *_example_pieces(store, found, fit, decode, options.max_tokens)]
-    if fit is not None and seq_len is not None:
-        pieces.append(Heading(_fit_words(fit, seq_len)))
-    print_pieces(pieces)
+    kept, trained = _kept(found, fit), found.mask.copy()
+    if fit is not None and kept.any():  # the first token of a row is not a label
+        trained[kept.argmax()] = False
+    kept[np.flatnonzero(kept)[options.max_tokens :]] = False
+    shown = ShownTokens(found.ids.values, trained, kept, marker_ids(store), decode)
+    pieces = _turn_pieces(found, shown) if store.is_chat else shown.spans(0, len(kept))
+    tail = [] if fit is None or seq_len is None else [Heading(_fit_words(fit, seq_len))]
+    print_pieces([Heading(head), *pieces, *tail])
 
 
 def _read_example(store: Store, split: str, number: int) -> ChatExamples:
@@ -155,9 +146,9 @@ def _read_example(store: Store, split: str, number: int) -> ChatExamples:
         raise OptionError(f"--example {number:,}: split {split!r} has {total:,}; wanted {wanted}")
     if store.is_chat:
         return ChatSpace(store, split).examples([number])
-    starts = store.document_starts(split)
-    stop = int(starts[number + 1]) if number + 1 < total else store.num_tokens(split)
-    ids = open_tokens(store, split).read(int(starts[number]), stop)
+    tokens = blame_document(store, split, number)
+    with open_tokens(store, split) as space:
+        ids = space.read(tokens.start, tokens.stop)
     return ChatExamples(
         ids=Ragged.from_lengths(ids, [len(ids)]),
         mask=np.zeros(len(ids), np.bool_),
@@ -175,19 +166,14 @@ def _kept(found: ChatExamples, fit: FitPlan | None) -> BoolArray:
     return kept
 
 
-def _example_pieces(
-    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode, max_tokens: int
-) -> Iterator[Heading | Span]:
-    kept = _kept(found, fit)
-    if fit is not None and kept.any():  # the first token of a row is not a label
-        mask = found.mask.copy()
-        mask[kept.argmax()] = False
-        found = replace(found, mask=mask)
-    kept[np.flatnonzero(kept)[max_tokens:]] = False
-    if store.is_chat:
-        yield from chat_pieces(found, kept, marker_ids(store), decode)
-    else:
-        yield from spans(found.ids.values, found.mask, kept, marker_ids(store), decode)
+def _turn_pieces(found: ChatExamples, shown: ShownTokens) -> Iterator[Heading | Span]:
+    turns = zip(found.turn_starts.tolist(), found.turn_roles.tolist(), strict=True)
+    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
+    for start, stop in pairwise(sorted({0, *names, len(found.mask)})):
+        trained = int((shown.trained & shown.kept)[start:stop].sum())
+        name = names.get(start, "before the first turn")
+        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
+        yield from shown.spans(start, stop)
 
 
 def _fit_words(fit: FitPlan, seq_len: int) -> str:
@@ -272,55 +258,42 @@ def _show_plan_row(options: ShowOptions, plan: str) -> None:
         f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
         f"{int(trained.sum()):,} trained"
     )
-    shown = _Shown(ids, trained, marker_ids(store), decode, options.max_tokens)
-    print_pieces([Heading(head), *shown.packed(documents, columns)])
+    kept = np.arange(len(ids)) < options.max_tokens
+    shown = ShownTokens(ids, trained, kept, marker_ids(store), decode)
+    print_pieces([Heading(head), *_packed_pieces(shown, documents, columns)])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shown:
-    """The tokens of a row, of which the first `max_tokens` are shown."""
-
-    ids: IntArray
-    trained: BoolArray
-    markers: IntArray
-    decode: Decode
-    max_tokens: int
-
-    def spans(self, start: int, stop: int) -> Iterator[Heading | Span]:
-        part, kept = slice(start, stop), np.arange(start, stop) < self.max_tokens
-        return spans(self.ids[part], self.trained[part], kept, self.markers, self.decode)
-
-    def packed(
-        self, documents: Documents, columns: tuple[tuple[int, int], ...]
-    ) -> Iterator[Heading | Span]:
-        """The examples of a packed row one by one; padding is only counted."""
-        following = [first for first, _ in columns[1:]] + [len(self.ids)]
-        for (number, start, stop), (first, last), end in zip(
-            documents, columns, following, strict=True
-        ):
-            yield Heading(
-                f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
-                f"{int(self.trained[first:last].sum()):,} trained"
-            )
-            yield from self.spans(first, last)
-            if last < end:
-                yield Heading(f"columns {last}..{end}: padding")
+def _packed_pieces(
+    shown: ShownTokens, documents: Documents, columns: tuple[tuple[int, int], ...]
+) -> Iterator[Heading | Span]:
+    """The examples of a packed row one by one; padding is only counted."""
+    following = [first for first, _ in columns[1:]] + [len(shown.ids)]
+    for (number, start, stop), (first, last), end in zip(
+        documents, columns, following, strict=True
+    ):
+        yield Heading(
+            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
+            f"{shown.num_trained(first, last):,} trained"
+        )
+        yield from shown.spans(first, last)
+        if last < end:
+            yield Heading(f"columns {last}..{end}: padding")
 
 
 # the batch of a step
 
 
-def _show_step(options: ShowOptions, call: StepCall) -> None:
-    chosen = [flag for flag in call.given() if flag in ("--step", "--samples", "--state")]
+def _show_step(options: ShowOptions) -> None:
+    chosen = [flag for flag in options.given() if flag in ("--step", "--samples", "--state")]
     if len(chosen) != 1:
         raise OptionError(
             f"found {' and '.join(chosen) or 'nothing to show'}; wanted one of --example, --step, "
             f"--samples and --state"
         )
-    config, moment = find_moment(options.folder, call)
+    config, moment = find_moment(options.folder, options)
     with closing(moment.stream):
         planned = moment.plan()
-        only = source_path(options.folder, call, moment.stream)
+        only = source_path(options.folder, options, moment.stream)
         chosen_rows = [plan for plan in planned if only is None or only in paths_of(plan)]
         rows = [read_row(moment, plan) for plan in chosen_rows]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
@@ -333,7 +306,7 @@ def _show_step(options: ShowOptions, call: StepCall) -> None:
         }
         print(json.dumps(facts))
         return
-    at = "" if call.step is None else f"step {call.step:,}, "
+    at = "" if options.step is None else f"step {options.step:,}, "
     hidden = len(planned) - len(rows)
     head = (
         f"{at}samples {moment.samples:,}..{moment.stop:,}; rank {moment.rank} of {moment.world} "
@@ -343,7 +316,8 @@ def _show_step(options: ShowOptions, call: StepCall) -> None:
     pieces: list[Heading | Span] = [Heading(head)]
     left = options.max_tokens
     for row in rows:
-        shown = _Shown(row.window, row.trained, marker_ids(*stores), decode, left)
+        kept = np.arange(len(row.window)) < left
+        shown = ShownTokens(row.window, row.trained, kept, marker_ids(*stores), decode)
         pieces += _row_pieces(row, shown)
         left = max(0, left - len(row.window))
     print_pieces(pieces)
@@ -361,7 +335,7 @@ def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store])
         return decoder(None, None)
 
 
-def _row_pieces(row: Row, shown: _Shown) -> Iterator[Heading | Span]:
+def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
     """A row document by document; what is a label counts as trained."""
     plan, unit = row.plan, "row" if row.packed else "window"
     split = "" if plan.split is None else f", split {plan.split!r}"
@@ -375,7 +349,7 @@ def _row_pieces(row: Row, shown: _Shown) -> Iterator[Heading | Span]:
         yield Heading("it is not known where its documents begin")
         yield from shown.spans(0, len(shown.ids))
     elif row.packed:
-        yield from shown.packed(plan.documents, row.columns)
+        yield from _packed_pieces(shown, plan.documents, row.columns)
     else:
         for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
             boundary = ""

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
 
 from shardmill.arguments import whole_number
 from shardmill.cli.options import AsJson, check_file, read_state
-from shardmill.cli.printing import Decode, Heading, Span, print_pieces, spans
+from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, print_pieces
 from shardmill.cli.terminal import safe_bars
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import IGNORE_INDEX, JSON, IntArray
@@ -40,20 +39,17 @@ if TYPE_CHECKING:
 class StreamOptions:
     """What `shardmill stream` takes."""
 
-    config: Annotated[Path, typer.Argument(help="A .toml, .yaml or .json file.")]
+    config: Annotated[Path, "CONFIG", "A .toml, .yaml or .json file."]
     override: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE on top of the file, as often as you like."),
+        list[str] | None, "--set", "KEY=VALUE on top of the file, as often as you like."
     ] = None
-    steps: Annotated[int, typer.Option(help="Make so many batches.")] = 10
-    evaluate: Annotated[bool, typer.Option("--eval", help="Of the evaluation data.")] = False
-    process_index: Annotated[int | None, typer.Option(help="As this process, from 0.")] = None
-    process_count: Annotated[int | None, typer.Option(help="Of so many.")] = None
-    state: Annotated[Path | None, typer.Option(help="Continue after this state.")] = None
-    save_state: Annotated[
-        Path | None, typer.Option(help="Write the state after the last step.")
-    ] = None
-    show: Annotated[int, typer.Option(help="Print the first so many rows as text.")] = 0
+    steps: Annotated[int, "Make so many batches."] = 10
+    evaluate: Annotated[bool, "--eval", "Of the evaluation data."] = False
+    process_index: Annotated[int | None, "As this process, from 0."] = None
+    process_count: Annotated[int | None, "Of so many."] = None
+    state: Annotated[Path | None, "Continue after this state."] = None
+    save_state: Annotated[Path | None, "Write the state after the last step."] = None
+    show: Annotated[int, "Print the first so many rows as text."] = 0
     as_json: AsJson = False
 
 
@@ -221,17 +217,16 @@ def _row_pieces(row: _Row, decode: Decode, markers: IntArray) -> Iterator[Headin
     yield Heading(f"step {row.step:,}, row {row.row:,}")
     trained = np.append(False, row.labels != IGNORE_INDEX)  # the first token is not a label
     ids, segments = row.window()
-    edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
-    for start, stop in pairwise(edges):
+    shown = ShownTokens(ids, trained, np.ones(len(ids), bool), markers, decode)
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1), len(segments)]):
         if not segments[start]:
             yield Heading(f"padding, tokens {start:,}..{stop:,}")
             continue
-        part = slice(start, stop)
         yield Heading(
             f"document {segments[start]:,}, tokens {start:,}..{stop:,}, "
-            f"{int(trained[part].sum()):,} trained"
+            f"{shown.num_trained(start, stop):,} trained"
         )
-        yield from spans(ids[part], trained[part], np.ones(stop - start, bool), markers, decode)
+        yield from shown.spans(start, stop)
 
 
 def _row_facts(row: _Row, decode: Decode) -> dict[str, JSON]:

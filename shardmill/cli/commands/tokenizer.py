@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from shardmill.arguments import check_local
 from shardmill.cli.app import CommandGroup, with_parameters
-from shardmill.cli.options import AsJson, check_local, parse_bytes, parse_special
+from shardmill.cli.options import AsJson, parse_bytes, parse_special
 from shardmill.tokenizers import (
     DEFAULT_SPECIALS,
     TrainReport,
@@ -29,29 +30,31 @@ class TrainOptions:
     """What `shardmill tokenizer train` takes."""
 
     inputs: Annotated[
-        list[str],
-        typer.Argument(help="Text files, globs, folders; .jsonl, .parquet, or hub:owner/name."),
+        list[str], "INPUTS", "Text files, globs, folders; .jsonl, .parquet, or hub:owner/name."
     ]
-    out: Annotated[Path, typer.Option(help="Folder for the model and its meta.json.")]
-    vocab_size: Annotated[
-        int, typer.Option(help="Number of ids, with special tokens and bytes.")
-    ] = 16_000
+    out: Annotated[Path, "Folder for the model and its meta.json."]
+    vocab_size: Annotated[int, "Number of ids, with special tokens and bytes."] = 16_000
     model_type: Annotated[
         Literal["unigram", "bpe", "byte-bpe"],
-        typer.Option(help="SentencePiece unigram or bpe, or byte-level BPE (tokenizer.json)."),
+        "SentencePiece unigram or bpe, or byte-level BPE (tokenizer.json).",
     ] = "unigram"
     special: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=STRING, once per special token. Default: sys, usr, asst, eot."),
+        list[str] | None, "NAME=STRING, once per special token. Default: sys, usr, asst, eot."
     ] = None
-    seed: Annotated[int, typer.Option(help="Draws the text when it is over --max-bytes.")] = 42
-    max_bytes: Annotated[
-        str, typer.Option(help="Text to train on, e.g. 256MiB; 0 for all of it.")
-    ] = "256MiB"
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model in this folder.")
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print meta.json.")] = False
+    seed: Annotated[int, "Draws the text when it is over --max-bytes."] = 42
+    max_bytes: Annotated[str, "Text to train on, e.g. 256MiB; 0 for all of it."] = "256MiB"
+    overwrite: Annotated[bool, "Replace a model in this folder."] = False
+    as_json: Annotated[bool, "--json", "Print meta.json."] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions:
+    """What `shardmill tokenizer info` takes."""
+
+    tokenizer: Annotated[
+        str, "TOKENIZER", "'byte', a .model file, a tokenizer.json, a folder or a hub id."
+    ]
+    as_json: AsJson = False
 
 
 def train(options: TrainOptions) -> None:
@@ -65,7 +68,7 @@ def train(options: TrainOptions) -> None:
     fill.
     """
     inputs, out = options.inputs, options.out
-    check_local(out, "--out")
+    check_local(out, "out")
     size = options.max_bytes
     spec = TrainSpec(
         vocab_size=options.vocab_size,
@@ -87,16 +90,7 @@ def train(options: TrainOptions) -> None:
     print(json.dumps(done.meta, sort_keys=True) if options.as_json else _receipt(done))
 
 
-app.command()(with_parameters(train))
-
-
-@app.command()
-def info(
-    tokenizer: Annotated[
-        str, typer.Argument(help="'byte', a .model file, a tokenizer.json, a folder or a hub id.")
-    ],
-    as_json: AsJson = False,
-) -> None:
+def info(options: InfoOptions) -> None:
     """Show what a tokenizer is: size, special tokens, fingerprint, fast engines.
 
     Prints one fact per line.
@@ -107,7 +101,7 @@ def info(
     """
     from shardmill.tokenizers.engines import fast_candidates
 
-    opened = open_tokenizer(tokenizer)
+    opened = open_tokenizer(options.tokenizer)
     candidates = fast_candidates(opened)
     facts = {
         "tokenizer": repr(opened),
@@ -118,7 +112,7 @@ def info(
         "fast_engines": [f"{engine.name} {engine.version}" for engine in candidates.engines],
         "not_fast": list(candidates.refusals),
     }
-    if as_json:
+    if options.as_json:
         print(json.dumps(facts, sort_keys=True))
         return
     for name, value in facts.items():
@@ -127,6 +121,10 @@ def info(
         elif isinstance(value, list):
             value = "; ".join(value) or "none"
         print(f"{name:18} {value}")
+
+
+app.command()(with_parameters(train))
+app.command()(with_parameters(info))
 
 
 def _receipt(done: TrainReport) -> str:

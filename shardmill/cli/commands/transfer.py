@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from shardmill.cli.options import AsJson, check_local
-from shardmill.cli.terminal import byte_bar
+from shardmill.arguments import check_local
+from shardmill.cli.options import AsJson
+from shardmill.cli.terminal import one_bar
 from shardmill.remote import TransferReceipt
 from shardmill.remote import pull as pull_folder
 from shardmill.remote import push as push_folder
 
 
-def push(
-    folder: Annotated[Path, typer.Argument(help="A finished store or packed folder.")],
-    url: Annotated[str, typer.Argument(help="Where to, for instance s3://bucket/path.")],
-    workers: Annotated[int, typer.Option(help="Files sent at a time.")] = 8,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Another folder there may be replaced.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """What `shardmill push` takes."""
+
+    folder: Annotated[Path, "FOLDER", "A finished store or packed folder."]
+    url: Annotated[str, "URL", "Where to, for instance s3://bucket/path."]
+    workers: Annotated[int, "Files sent at a time."] = 8
+    replace: Annotated[bool, "Another folder there may be replaced."] = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    """What `shardmill pull` takes."""
+
+    url: Annotated[str, "URL", "A pushed folder, for instance s3://bucket/path."]
+    folder: Annotated[Path, "FOLDER", "Where to: a new or empty folder."]
+    workers: Annotated[int, "Files fetched at a time."] = 8
+    as_json: AsJson = False
+
+
+def push(options: PushOptions) -> None:
     """Copy a finished folder to object storage, the manifest last.
 
     Prints one line: files and bytes that were sent, and those that were there before. Interrupted,
@@ -35,17 +48,18 @@ def push(
     Exit 0: all of it is there, checked. Exit 2: a mistake in the call, or a place that cannot be
     written. Exit 130: stopped with Ctrl-C.
     """
-    with byte_bar("push") as progress:
-        done = push_folder(folder, url, workers=workers, progress=progress, replace=replace)
-    _print_receipt(done, done.url, "sent", as_json=as_json)
+    with one_bar("push") as progress:
+        done = push_folder(
+            options.folder,
+            options.url,
+            workers=options.workers,
+            progress=progress,
+            replace=options.replace,
+        )
+    _print_receipt(done, done.url, "sent", as_json=options.as_json)
 
 
-def pull(
-    url: Annotated[str, typer.Argument(help="A pushed folder, for instance s3://bucket/path.")],
-    folder: Annotated[Path, typer.Argument(help="Where to: a new or empty folder.")],
-    workers: Annotated[int, typer.Option(help="Files fetched at a time.")] = 8,
-    as_json: AsJson = False,
-) -> None:
+def pull(options: PullOptions) -> None:
     """Copy a finished folder from object storage; it appears when every byte is checked.
 
     Prints one line: files and bytes that were fetched, and those that were there before.
@@ -56,10 +70,10 @@ def pull(
     Exit 0: all of it is here, checked. Exit 2: a mistake in the call, or nothing whole is there.
     Exit 130: stopped with Ctrl-C.
     """
-    check_local(folder, "FOLDER")
-    with byte_bar("pull") as progress:
-        done = pull_folder(url, folder, workers=workers, progress=progress)
-    _print_receipt(done, str(done.folder), "fetched", as_json=as_json)
+    check_local(options.folder, "folder")
+    with one_bar("pull") as progress:
+        done = pull_folder(options.url, options.folder, workers=options.workers, progress=progress)
+    _print_receipt(done, str(done.folder), "fetched", as_json=options.as_json)
 
 
 def _print_receipt(done: TransferReceipt, where: str, verb: str, *, as_json: bool) -> None:

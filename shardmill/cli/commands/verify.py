@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardmill.arguments import is_url
-from shardmill.cli.terminal import byte_bar
+from shardmill.cli.app import DONE, FOUND
+from shardmill.cli.terminal import one_bar
 from shardmill.store import verify as verify_store
 from shardmill.urls import Url
 
 
-def verify(
-    folder: Annotated[str, typer.Argument(help="The store to check: a folder, or a URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """What `shardmill verify` takes."""
+
+    folder: Annotated[str, "FOLDER", "The store to check: a folder, or a URL."]
+    as_json: Annotated[bool, "--json", "Print the report as JSON."] = False
+
+
+def verify(options: VerifyOptions) -> int:
     """Read a whole store and compare it with its manifest.
 
     Prints one line: ok, or DAMAGED; each problem on stderr.
@@ -30,14 +35,15 @@ def verify(
     Exit 0: every byte is as it was written. Exit 1: damage, one line for each problem. Exit 2: no
     finished store there.
     """
-    with byte_bar("verify") as on_progress:
+    folder = options.folder
+    with one_bar("verify") as on_progress:
         if is_url(folder):
             from shardmill.remote import verify_remote
 
             name, report = str(Url(folder)), verify_remote(folder, on_progress=on_progress)
         else:
             name, report = str(Path(folder)), verify_store(folder, on_progress=on_progress)
-    if as_json:
+    if options.as_json:
         facts = {
             "store": name,
             "ok": report.ok,
@@ -57,5 +63,4 @@ def verify(
         print(f"{name}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}")
         for problem in report.problems:
             print(f"  {problem}", file=sys.stderr)
-    if not report.ok:
-        raise typer.Exit(1)
+    return DONE if report.ok else FOUND

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardmill.cli.options import DataConfigFile, Special, parse_special
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.stores import Shelf, Tokenizers, find_stores
@@ -21,28 +19,23 @@ from shardmill.loading.config import DataConfig, meant_split, read_config
 class ViewOptions:
     """What `shardmill view` takes."""
 
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Stores, or folders with stores in them.")
-    ] = None
+    folders: Annotated[list[Path] | None, "FOLDERS", "Stores, or folders with stores in them."] = (
+        None
+    )
     config: DataConfigFile = None
     tokenizer: Annotated[
-        list[str] | None,
-        typer.Option(help="A store's tokenizer, once for each; without one ids are shown."),
+        list[str] | None, "A store's tokenizer, once for each; without one ids are shown."
     ] = None
     special: Special = None
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input",
-            help="What stores were built from, to show which file and row a token came from: a "
-            "file, folder or glob, or STORE=FOLDER for one store.",
-        ),
+        "--input",
+        "What stores were built from, to show which file and row a token came from: a file, folder "
+        "or glob, or STORE=FOLDER for one store.",
     ] = None
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 0
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = (
-        False
-    )
+    host: Annotated[str, "The address to listen on."] = "127.0.0.1"
+    port: Annotated[int, "0: any that is free."] = 0
+    open_page: Annotated[bool, "--open/--no-open", "Open it in a browser."] = False
 
 
 def view(options: ViewOptions) -> None:
@@ -59,6 +52,8 @@ def view(options: ViewOptions) -> None:
     from shardmill.inspect.api import Desk
     from shardmill.inspect.server import is_loopback, open_server
 
+    if not 0 <= options.port < 2**16:
+        raise OptionError(f"--port {options.port}: wanted 0 to 65535")
     config = None if options.config is None else read_config(options.config)
     if not options.folders and config is None:
         raise OptionError("nothing to look at: name a store, a folder with stores, or --config")

@@ -41,8 +41,13 @@ from shardmill.store.readers.documents import (
 )
 from shardmill.store.readers.files import part_of, running_edges
 from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
-from shardmill.store.readers.pread import held_by
-from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
+from shardmill.store.readers.token_space import (
+    ReaderName,
+    as_positions,
+    find_split,
+    first_outside,
+    held_by,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""Cut sources into chunks, and chunks into units of work.
+"""What a build is asked for, and how its input is cut into units of work.
+
+`Feed` and `BuildSpec` hold everything that changes the bytes: equal ones over equal input give
+equal stores. How the work is done (engine, workers, resume) is passed as plain arguments.
 
 A chunk is a part of a source whose borders depend on the input alone. Batches never cross a chunk,
 so they are the same however the work is divided. A unit is a run of chunks that one worker reads;
@@ -13,20 +16,106 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.building.segments import Receipt, UnitKey, read_receipts
-from shardmill.errors import BuildError, OptionError, SourceError
-from shardmill.protocols import ConversationSource, CuttableSource, Source, continues
-from shardmill.records import Cursor, TextBatch
+from shardmill.building.journal import Receipt, UnitKey, Workplace, read_receipts
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer, continues
+from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources import stamp_of
 
 CHUNK_BYTES = 8 * 2**20
 """Two batches. A ledger counts whole batches when a budget closes a feed, so this is a constant."""
 UNIT_BYTES = 64 * 2**20
 SINGLE_PROCESS_UNIT_BYTES = 2**30
+_JOURNAL = 2
+"""Version of the journal: raised when segments are written differently, so that older ones are
+not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """One source and the splits it fills, in this order."""
+
+    source: Source
+    fill: tuple[tuple[str, int | None], ...]
+    # (split, most tokens); None: no limit, so only the last one can have it. A document that
+    # reaches a limit is cut there; its rest is counted as over budget and goes nowhere.
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens that fill all splits; None when it never gets full."""
+        limits = [limit for _, limit in self.fill]
+        return None if None in limits else sum(limit for limit in limits if limit is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSpec:
+    """Everything about a store that is not the input. Recorded in its manifest."""
+
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_revision: str | None = None
+    streaming: bool | None = None
+    split_rule: str = ""
+    seed: int = 0
+    shuffle_buffer: int | None = None  # as the source was shuffled; recorded, not applied here
+    shard_bytes: int = 128 * 2**20
+    dtype: str | None = None  # "uint16" or "uint32"; None: by vocabulary
+    append_eot: bool = False  # the tokenizer's "eot" after each document
+    options: Mapping[str, JSON] = field(default_factory=dict)
+
+    def to_json(self, *, dtype: str) -> dict[str, JSON]:
+        """As a part of a plan, with the dtype that was chosen."""
+        return {**asdict(self), "dtype": dtype, "options": dict(self.options)}
+
+
+RECORDED = (
+    *("dataset_name", "dataset_config", "dataset_revision", "streaming", "split_rule", "seed"),
+    *("shuffle_buffer", "append_eot"),
+)
+"""Fields of a spec that a manifest has under the same name."""
+
+
+def check_feeds(feeds: Sequence[Feed]) -> tuple[str, ...]:
+    """The splits of a build, in order of first mention; refuses fills that make no sense."""
+    if not feeds:
+        raise OptionError("nothing to build: no source was given")
+    for feed in feeds:
+        if not feed.fill:
+            raise OptionError(f"source {feed.source.name!r} fills no split")
+        for position, (split, limit) in enumerate(feed.fill):
+            if not split.isidentifier():
+                raise OptionError(f"split {split!r}: wanted a name such as 'train'")
+            if limit is None and position < len(feed.fill) - 1:
+                raise OptionError(
+                    f"split {split!r} has no token limit, so those after it stay empty"
+                )
+            if limit is not None and (not isinstance(limit, int) or limit < 0):
+                raise OptionError(f"split {split!r}: token limit {limit!r}, wanted 0 or more")
+        if len({split for split, _ in feed.fill}) < len(feed.fill):
+            raise OptionError(f"source {feed.source.name!r} names a split twice: {feed.fill}")
+    return tuple(dict.fromkeys(split for feed in feeds for split, _ in feed.fill))
+
+
+def plan_json(
+    feeds: Sequence[Feed], spec: BuildSpec, tokenizer: Tokenizer, dtype: str
+) -> dict[str, JSON]:
+    """Everything that determines the bytes: what a resume must find unchanged."""
+    return {
+        "feeds": [
+            {"source": feed.source.describe(), "fill": [list(part) for part in feed.fill]}
+            for feed in feeds
+        ],
+        "spec": spec.to_json(dtype=dtype),
+        "tokenizer": tokenizer.fingerprint,
+    }
+
+
+def plan_sha256(plan: dict[str, JSON]) -> str:
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +136,7 @@ class FeedChunks:
     chunks: Sequence[Source | ConversationSource]
     sizes: Sequence[int]  # approximate bytes of each chunk; 0 when unknown
     is_portable: bool  # whether other processes can read the chunks
+    max_tokens: int | None = None  # more are never needed; None: all are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +147,7 @@ class Unit:
     chunks: tuple[Any, ...]  # of Source, or the one ConversationSource
     source: str  # name of the whole source
     is_portable: bool
+    max_tokens: int | None  # of its feed
 
     @property
     def name(self) -> str:
@@ -85,13 +176,14 @@ def chunk_sizes(chunks: Sequence[Source]) -> list[int]:
     ]
 
 
-def cut_feed(source: Source) -> FeedChunks:
-    chunks = chunks_of(source)
+def cut_feed(feed: Feed) -> FeedChunks:
+    chunks = chunks_of(feed.source)
     return FeedChunks(
-        source=source,
+        source=feed.source,
         chunks=chunks,
         sizes=chunk_sizes(chunks),
-        is_portable=isinstance(source, CuttableSource),
+        is_portable=isinstance(feed.source, CuttableSource),
+        max_tokens=feed.max_tokens,
     )
 
 
@@ -99,8 +191,9 @@ def read_chunks(
     chunks: Sequence[Source], cursor: Cursor | None
 ) -> Generator[ChunkBatch, None, None]:
     """The batches of the chunks, from the start or after a cursor of an earlier batch."""
-    first, inner, rows = _position(chunks, cursor)
-    for number in range(first, len(chunks)):
+    position: Any = cursor or {"grain": 0, "cursor": None, "rows": 0}
+    inner, rows = position["cursor"], position["rows"]
+    for number in range(position["grain"], len(chunks)):
         starts_file = not rows and not continues(chunks[number])
         for batch in chunks[number].batches(inner):
             drops = tuple(
@@ -119,25 +212,6 @@ def read_chunks(
         inner, rows = None, 0
 
 
-def _position(chunks: Sequence[Source], cursor: Cursor | None) -> tuple[int, Cursor | None, int]:
-    """(chunk, cursor in it, rows of it that were read)."""
-    if cursor is None:
-        return 0, None, 0
-    number, inner, rows = (cursor.get(key) for key in ("grain", "cursor", "rows"))
-    if (
-        isinstance(number, int)
-        and 0 <= number < len(chunks)
-        and isinstance(inner, dict)
-        and isinstance(rows, int)
-    ):
-        return number, inner, rows
-    raise BuildError(
-        f"a receipt holds the cursor {cursor!r:.200}, which does not point into {len(chunks):,} "
-        "chunks: start again with {overwrite}",
-        overwrite=True,
-    )
-
-
 def make_unit(feed: FeedChunks, number: int, start: int, stop: int, *, plan: str) -> Unit:
     """Chunks `start..stop` of feed `number`."""
     chunks = tuple(feed.chunks[start:stop])
@@ -146,6 +220,7 @@ def make_unit(feed: FeedChunks, number: int, start: int, stop: int, *, plan: str
         chunks=chunks,
         source=feed.source.name,
         is_portable=feed.is_portable,
+        max_tokens=feed.max_tokens,
     )
 
 
@@ -169,10 +244,6 @@ def unit_ranges(
     `begun` maps start to stop of runs from an earlier call: these are kept, and the rest is cut
     around them.
     """
-    if unit_bytes < 1:
-        raise OptionError(
-            "{unit_bytes}: wanted the size of a unit, 1 or more", unit_bytes=unit_bytes
-        )
     start = 0
     while start < len(sizes):
         stop, total = start + 1, sizes[start]
@@ -199,12 +270,18 @@ class WorkPlan:
 
 
 def plan_work(
-    journal: Path, feeds: Sequence[FeedChunks], *, plan: str, unit_bytes: int
+    work: Workplace, feeds: Sequence[FeedChunks], *, stamps: list[JSON], unit_bytes: int
 ) -> WorkPlan:
-    """The units of a build. What is in the journal and does not belong there is removed."""
+    """The units of a build. What is in the journal and does not belong there is removed.
+
+    `stamps` identify the input as it is on this machine.
+    """
+    # What every receipt of this build must have been made for.
+    versions = {"grain_bytes": CHUNK_BYTES, "journal": _JOURNAL}
+    plan = plan_sha256({"plan": work.plan, "stamps": stamps, **versions})
     done: dict[str, list[Receipt]] = {}
     begun: list[dict[int, int]] = [{} for _ in feeds]  # start -> stop of units from the journal
-    for path in sorted(journal.iterdir()):  # in the order of starts
+    for path in sorted(work.segments.iterdir()):  # in the order of starts
         receipts = _usable_receipts(path, feeds, plan)
         if receipts:
             first = receipts[0]
@@ -223,12 +300,8 @@ def plan_work(
     )
     for mine, feed in zip(units, feeds, strict=True):
         edges = [0, *(unit.key.stop for unit in mine)]
-        if [unit.key.start for unit in mine] != edges[:-1] or edges[-1] != len(feed.chunks):
-            raise BuildError(
-                f"source {feed.source.name!r}: its units do not cover its {len(feed.chunks):,} "
-                "chunks once each: start again with {overwrite}",
-                overwrite=True,
-            )
+        assert [unit.key.start for unit in mine] == edges[:-1], "units follow one another"
+        assert edges[-1] == len(feed.chunks), "units cover every chunk once"
     return WorkPlan(units=units, done=done)
 
 

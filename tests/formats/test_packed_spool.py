@@ -122,7 +122,7 @@ def test_an_error_leaves_nothing_and_a_finished_spool_stays(tmp_path) -> None:
         fail()
     assert list(tmp_path.iterdir()) == []
     write_spool(tmp_path / "a", [([1], [1])])
-    with pytest.raises(StoreExistsError, match="a finished spool stands here"):
+    with pytest.raises(StoreExistsError, match="a finished spool is here"):
         SequenceSpoolWriter(tmp_path / "a")
     with pytest.raises(StoreNotFoundError, match="no finished spool"):
         SequenceSpoolReader(tmp_path / "b")
@@ -159,5 +159,5 @@ def test_offsets_that_fall_are_refused(tmp_path) -> None:
     reader = SequenceSpoolReader(tmp_path / "a")
     with pytest.raises(DamagedStoreError, match=r"offsets\.bin falls"):
         reader.lengths()
-    with pytest.raises(DamagedStoreError, match=r"sequence 1 lies at 3\.\.2"):
+    with pytest.raises(DamagedStoreError, match=r"sequence 1 is at 3\.\.2"):
         reader.read_sequence(1)

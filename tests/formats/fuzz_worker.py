@@ -1,4 +1,4 @@
-"""One process of the fuzz test: `python -W error -m tests.interop.fuzz_worker DATA FIRST STEP END`.
+"""One process of the fuzz test: `python -W error -m tests.formats.fuzz_worker DATA FIRST STEP END`.
 
 For each case it prints a line before and a line after; so a crash or a hang is that of the last
 case that began. To see one case again: FIRST the case, STEP 1, END one more.
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import ShardmillError
-from tests.interop.fuzz_damage import damage
-from tests.interop.fuzz_formats import FORMATS, Format
+from tests.formats.fuzz_damage import damage
+from tests.formats.fuzz_formats import FORMATS, Format
 
 SEED = 20_260_726
 SECONDS = 20  # that a case may take; it takes some ms

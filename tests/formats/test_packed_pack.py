@@ -23,8 +23,6 @@ from shardmill.errors import (
 from shardmill.formats.packed import (
     ChatStoreSpool,
     PackedBin,
-    PackedShard,
-    PlannedShard,
     SequenceSpoolReader,
     materialize_bin_arrays,
     open_packed,
@@ -311,33 +309,6 @@ def test_an_empty_spool_gives_an_empty_shard(tmp_path) -> None:
     receipt = pack_from_spool(write_spool(tmp_path / "s", []), tmp_path, shard_id="a", pack_size=4)
     assert (receipt["num_bins"], receipt["utilisation"]) == (0, 1.0)
     assert len(open_packed(tmp_path / "a")) == 0
-
-
-@settings(deadline=None, max_examples=12)
-@given(
-    sequences=token_sequences(max_sequences=20),
-    align_to=st.sampled_from([1, 3]),
-    alignment=st.sampled_from(["label", "roll_right"]),
-)
-def test_a_plan_reads_as_the_shard_it_would_write(sequences, align_to, alignment) -> None:
-    with tempfile.TemporaryDirectory() as top:
-        spool = SequenceSpoolReader(write_spool(Path(top) / "spool", sequences))
-        options = {"align_to": align_to, "long": "split"}
-        pack_from_spool(
-            spool, top, shard_id="a", pack_size=6, loss_mask_alignment=alignment, **options
-        )
-        written = open_packed(Path(top) / "a")
-        plan = best_fit_decreasing(spool.lengths(), 6, **options)
-        planned = PlannedShard(spool, plan, loss_mask_alignment=alignment)
-        assert isinstance(planned, PackedShard)
-        assert (planned.pack_size, planned.loss_mask_alignment) == (6, alignment)
-        assert_holds_bins(planned, [plain(written.read_bin(n)) for n in range(len(written))])
-
-
-def test_a_plan_of_other_data_is_refused(tmp_path) -> None:
-    spool = SequenceSpoolReader(write_spool(tmp_path / "spool", SIX))
-    with pytest.raises(OptionError, match=r"a plan of 2 examples, but .* has 5"):
-        PlannedShard(spool, best_fit_decreasing([1, 2], 6))
 
 
 def test_a_shard_in_memory_widens_for_large_ids() -> None:

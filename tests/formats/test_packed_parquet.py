@@ -24,7 +24,7 @@ from shardmill.errors import (
 from shardmill.formats.packed.open import open_packed
 from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
 from shardmill.formats.packed.records import PackedShard
-from tests.interop.test_unpickle import BIN, packed_bins
+from tests.formats.test_unpickle import BIN, packed_bins
 
 
 def write(path: Path, bins, pack_size: int = 1000, **options) -> dict:
@@ -137,7 +137,7 @@ def test_other_files_are_refused_by_name(tmp_path):
 def test_a_writer_refuses_disorder_and_leaves_nothing(tmp_path):
     with (
         ParquetShardWriter(tmp_path / "a.parquet", 9) as writer,
-        pytest.raises(OptionError, match="bin 1, but the next is 0"),
+        pytest.raises(OptionError, match="bin 1, but the next bin is 0"),
     ):
         writer.write_bin(1, [1], [0], [0])
     with pytest.raises(OptionError, match="wanted 1 to pack_size=2"):

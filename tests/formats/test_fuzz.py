@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.fuzz_formats import FORMATS
+from tests.formats.fuzz_formats import FORMATS
 
 CASES = 2000
 WORKERS = 2
@@ -36,7 +36,7 @@ def run(data: Path, first: int) -> list[dict]:
     """All cases of one worker; when it dies, another one goes on behind the case that killed it."""
     results: list[dict] = []
     while first < CASES:
-        command = [sys.executable, "-W", "error", "-m", "tests.interop.fuzz_worker"]
+        command = [sys.executable, "-W", "error", "-m", "tests.formats.fuzz_worker"]
         command += [str(data), str(first), str(WORKERS), str(CASES)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -20,11 +20,11 @@ from shardmill.errors import (
     StoreExistsError,
     TokenRangeError,
 )
+from shardmill.formats.packed.convert import convert_legacy_to_memmap
 from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins, read_record
-from shardmill.formats.packed.legacy_convert import convert_legacy_to_memmap
 from shardmill.formats.packed.memmap import open_memmap_shard, verify_memmap_shard
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
-from tests.interop.test_unpickle import BIN, packed_bins, read, save
+from tests.formats.test_unpickle import BIN, packed_bins, read, save
 
 LABEL = {"loss_mask_alignment": "label"}
 
@@ -103,7 +103,7 @@ def test_what_is_recorded_beside_the_file_is_taken_from_there(tmp_path):
     manifest = convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m")
     assert (manifest["pack_size"], manifest["loss_mask_alignment"]) == (9, "roll_right")
     for wish in ({"pack_size": 8}, {"loss_mask_alignment": "label"}):
-        with pytest.raises(OptionError, match="record says"):
+        with pytest.raises(OptionError, match="record"):
             convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "n", **wish)
 
 
@@ -185,8 +185,7 @@ def peak_kilobytes(code: str) -> int:
     head = (
         "import numpy as np\n"
         "from pathlib import Path\n"
-        "from shardmill.formats.packed.legacy_convert import *\n"
-        "from shardmill.formats.packed.memmap_writer import *\n"
+        "from shardmill.formats.packed import *\n"
         "from shardmill.formats.parity import shard_bins\n"
     )
     last = "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"

@@ -10,7 +10,7 @@ A `Format` makes one of two data sets (0 and 1), reads all of it, and checks it.
                         verify_memmap_shard: sha256 of every file
     spool               opening: manifest with its seal, sizes; reading: borders; verify(): sha256
     parquet             opening: seal of its metadata; read_bin: sha256 of the row group
-    legacy              reading: structure; measure_legacy (every conversion): sha256 in its record
+    legacy              reading: structure; check_record (every conversion): sha256 in its record
 
 Without checksums, so other tokens can come out; opening and reading check the structure:
 
@@ -35,12 +35,9 @@ import pyarrow.parquet as pq
 
 from shardmill.building.packs import build_plan
 from shardmill.errors import ShardmillError
-from shardmill.formats.datatrove import open_datatrove
-from shardmill.formats.dolma import open_dolma
-from shardmill.formats.llmc import open_llmc
+from shardmill.formats.flat_tokens import open_datatrove, open_dolma, open_llmc
 from shardmill.formats.megatron import open_megatron, write_megatron
-from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
-from shardmill.formats.packed.legacy_convert import measure_legacy
+from shardmill.formats.packed.legacy import LegacyPickleWriter, check_record, iter_legacy_bins
 from shardmill.formats.packed.memmap import open_memmap_shard, verify_memmap_shard
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
@@ -49,13 +46,13 @@ from shardmill.formats.packed.spool import ChatStoreSpool, SequenceSpoolReader
 from shardmill.formats.stores import StoreSplit
 from shardmill.formats.token_files import ForeignFile, Separator
 from shardmill.records import Ragged
-from shardmill.store import PlanOptions, check_plan, open_store, read_plan, verify
-from shardmill.store.plans import NAMES
+from shardmill.store import PlanOptions, open_store, read_plan, verify
+from shardmill.store.plans import NAMES, check_plan
 from shardmill.store.readers import open_tokens
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.packed import Bin, plain, write_spool
 from shardmill.testing.stores import build_small_store
-from tests.interop.test_foreign_in import datatrove, dolma, llmc
+from tests.formats.test_foreign_in import datatrove, dolma, llmc
 
 Value = Any  # lists and numbers, compared as a whole
 FIELDS = ("input_ids", "loss_mask", "seq_start_id")
@@ -193,7 +190,7 @@ def read_legacy(folder: Path) -> Value:
 
 
 def verify_legacy(folder: Path) -> list[str]:
-    measure_legacy(folder / "a.npy")
+    check_record(folder / "a.npy")
     return []
 
 

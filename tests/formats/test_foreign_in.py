@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.formats.convert import ConvertOptions, convert
-from shardmill.formats.datatrove import open_datatrove
-from shardmill.formats.dolma import open_dolma
-from shardmill.formats.llmc import open_llmc
+from shardmill.formats.flat_tokens import open_datatrove, open_dolma, open_llmc
 from shardmill.formats.token_files import ForeignFile, Separator
 from shardmill.store import open_store
 from shardmill.testing.stores import assert_store_laws, documents, read_documents
@@ -83,7 +81,7 @@ def test_the_width_of_datatrove_tokens_is_never_guessed(tmp_path):
     with pytest.raises(OptionError, match="how wide its tokens are"):
         open_datatrove(path)
     assert found(open_datatrove(path, dtype="uint16")) == [[1, 2], [3, 4]]
-    with pytest.raises(DamagedStoreError, match="end before they start or behind"):
+    with pytest.raises(DamagedStoreError, match="end before they start or after"):
         found(open_datatrove(path, dtype="uint32"))
     path = datatrove(tmp_path / "b.ds", [[1, 2]])
     with pytest.raises(OptionError, match=r"its \.metadata says"):

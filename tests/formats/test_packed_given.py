@@ -26,8 +26,7 @@ from shardmill.formats.packed import (
     pack_from_spool,
     verify_memmap_shard,
 )
-from shardmill.formats.packed import legacy_convert as convert_module
-from shardmill.formats.packed.legacy import record_path
+from shardmill.formats.packed import convert as convert_module
 from shardmill.formats.packed.spool import plan_blocks
 from shardmill.packing import best_fit_decreasing
 from shardmill.testing.packed import write_spool
@@ -129,7 +128,7 @@ def test_blocks_of_a_vast_pack_size_are_as_wide_as_the_fullest_row(tmp_path: Pat
     for size, width in ((2**32 - 1, 6), (2**20, 2**20), (4, 4)):
         plan = best_fit_decreasing(reader.lengths(), size)
         blocks = list(plan_blocks(reader, plan, np.int32, "label"))
-        assert [block.width for block in blocks] == [width]
+        assert [block.input_ids.shape[1] for block in blocks] == [width]
 
 
 def foreign(path: Path, length: int = 3) -> Path:
@@ -164,7 +163,7 @@ def test_a_legacy_file_without_a_record_takes_the_pack_size_of_the_caller(tmp_pa
     with WRITERS["legacy"](tmp_path / "a") as writer:
         writer.write_bin(0, *BIN)
         writer.finalize()
-    record_path(tmp_path / "a.npy").unlink()
+    (tmp_path / "a.npy.json").unlink()
     assert open_packed(tmp_path / "a.npy").pack_size == 3
     assert open_packed(tmp_path / "a.npy", pack_size=64).pack_size == 64
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, StoreError
 from shardmill.formats.packed.legacy import iter_legacy_bins
-from shardmill.formats.packed.pickle_values import decode_run, encode_run
+from shardmill.formats.packed.pickle_runs import decode_run, encode_run
 
 BIN = {"input_ids": [1, 300, 70000], "loss_mask": [0, 1, 0], "seq_start_id": [0, 2]}
 MARKER = "it_ran"
@@ -183,7 +183,7 @@ def test_reading_imports_nothing_that_a_file_names(tmp_path):
     path = write(tmp_path / "bad.npy", b"\x80\x04cantigravity\nfly\n.", 1)
     code = (
         "import sys\n"
-        "from shardmill.formats.packed.legacy_convert import iter_legacy_bins\n"
+        "from shardmill.formats.packed.legacy import iter_legacy_bins\n"
         "import pickle, _pickle\n"
         "def never(*a, **k): raise SystemExit('unpickled')\n"
         "pickle.load = pickle.loads = pickle.Unpickler = _pickle.Unpickler = never\n"
@@ -396,5 +396,5 @@ def test_truncation_at_every_byte_is_noticed(tmp_path):
         with pytest.raises(StoreError):
             read(path)
     path.write_bytes(raw + b"x")
-    with pytest.raises(DamagedStoreError, match="1 bytes behind its end"):
+    with pytest.raises(DamagedStoreError, match="1 bytes after its end"):
         read(path)

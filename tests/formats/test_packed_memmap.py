@@ -39,7 +39,6 @@ from shardmill.formats.packed import (
     open_packed,
     verify_memmap_shard,
 )
-from shardmill.formats.packed import memmap as layout_module
 from shardmill.formats.packed import memmap_writer as writer_module
 from shardmill.testing.packed import Bin, assert_holds_bins, packed_bins
 
@@ -226,7 +225,7 @@ def test_a_forked_copy_does_not_take_the_folder_away(tmp_path) -> None:
 def test_a_finished_shard_is_never_overwritten(tmp_path) -> None:
     write(tmp_path / "a", BINS)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    with pytest.raises(StoreExistsError, match="a finished packed shard stands here"):
+    with pytest.raises(StoreExistsError, match="a finished packed shard is here"):
         MemmapShardWriter(tmp_path / "a", 3, 4, 3)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -271,8 +270,8 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments, options, 
 
 
 def test_offsets_are_64_bit_when_32_do_not_suffice(tmp_path, monkeypatch) -> None:
-    assert layout_module.offsets_dtype(2**32 - 1) == "<u4"
-    assert layout_module.offsets_dtype(2**32) == "<u8"
+    assert writer_module.offsets_dtype(2**32 - 1) == "<u4"
+    assert writer_module.offsets_dtype(2**32) == "<u8"
     monkeypatch.setattr(writer_module, "offsets_dtype", lambda count: "<u8")
     manifest = write(tmp_path / "a", BINS)
     assert manifest["seq_offsets_dtype"] == "<u8"
@@ -527,7 +526,7 @@ def test_a_large_shard_opens_in_no_time(tmp_path) -> None:
         ("loss_mask", "|u1", (100_000, 4096)),
     ]:
         with (folder / f"{name}.npy").open("wb") as file:
-            header = layout_module.npy_header(dtype, shape)
+            header = writer_module.npy_header(dtype, shape)
             file.write(header)
             file.truncate(len(header) + shape[0] * shape[1] * np.dtype(dtype).itemsize)
     np.save(folder / "packed_len.npy", np.full(100_000, 4096, np.uint32))

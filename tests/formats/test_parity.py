@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
-from shardmill.formats import convert as convert_module
 from shardmill.formats.convert import PACKED, ConvertOptions, convert
+from shardmill.formats.packed import convert as convert_module
 from shardmill.formats.packed.open import open_packed
 from shardmill.formats.packed.records import PackedBin
 from shardmill.formats.parity import check_bins, check_documents
 from shardmill.records import Ragged
 from shardmill.testing.stores import documents
-from tests.interop.test_unpickle import BIN, packed_bins, read, save
+from tests.formats.test_unpickle import BIN, packed_bins, read, save
 
 
 def cut(ragged: Ragged, places: list[int]) -> list[Ragged]:
