@@ -1,9 +1,8 @@
-"""Megatron's indexed datasets: `prefix.bin` and `prefix.idx` (MMIDIDX, version 1).
+"""Megatron's indexed datasets: `prefix.bin` and `prefix.idx` (MMIDIDX, version 1), in and out.
 
-In: a prefix.  Out: its documents.  In: a store's split.  Out: a prefix that Megatron opens.
-Promise: header, counts, sizes and pointers are checked before a token is read; what is written has
-64-bit pointers, one sequence per document, and appears whole, index last, never over other files.
-Not here: multimodal indexes (a mode per sequence).
+Header, counts, sizes and pointers are checked before a token is read. What is written has 64-bit
+pointers and one sequence per document, and appears complete, index last, never over other files.
+Multimodal indexes (a mode per sequence) are refused.
 
 The index: 9 bytes `MMIDIDX\\0\\0`, uint64 version 1, uint8 dtype code, uint64 sequences, uint64
 entries of the document list; then int32 lengths of sequences (in tokens), int64 pointers (in
@@ -16,10 +15,9 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from shardmill.errors import (
     DamagedStoreError,
@@ -28,10 +26,11 @@ from shardmill.errors import (
     StoreExistsError,
     TokenRangeError,
 )
+from shardmill.formats.packed.files import writing
 from shardmill.formats.stores import StoreSplit
-from shardmill.formats.token_files import ForeignFile, file_size, whole_tokens
+from shardmill.formats.token_files import ForeignFile, file_size, map_tokens, whole_tokens
 from shardmill.records import OffsetArray
-from shardmill.storage.atomic import atomic_write, cannot_write
+from shardmill.storage.atomic import atomic_write
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -58,7 +57,7 @@ def open_megatron(prefix: str | Path) -> ForeignFile:
     if size not in (wanted, wanted + sequences) or not entries:
         raise DamagedStoreError(
             f"{index_path}: {size:,} bytes, wanted {wanted:,} for {sequences:,} sequences and "
-            f"{entries:,} document borders: truncated, or damaged: copy it again"
+            f"{entries:,} ends of documents: truncated, or damaged: copy it again"
         )
     if size != wanted and sequences:
         raise StoreError(f"{index_path}: has modes of sequences (multimodal); only text is read")
@@ -82,19 +81,21 @@ def write_megatron(split: StoreSplit, prefix: str | Path) -> None:
         if path.exists():
             raise StoreExistsError(f"{path}: is here already; remove it or choose another prefix")
     code = _CODE_OF[split.dtype]
-    try:
+    with writing(tokens_path):
         tokens_path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(tokens_path) as file:
             for batch in split.batches():
-                _write_tokens(file, batch.values, code)
+                if code == 4 and int(batch.values.max(initial=0)) >= 2**31:
+                    raise TokenRangeError(
+                        f"token id {batch.values.max():,}: Megatron's int32 ends at 2,147,483,647"
+                    )
+                file.write(np.ascontiguousarray(batch.values, _CODES[code]).data)
         with atomic_write(index_path) as file:
             _write_index(file, split, code)
-    except OSError as error:
-        raise cannot_write(tokens_path, error) from error
 
 
 def megatron_paths(prefix: str | Path) -> tuple[Path, Path]:
-    """The two files of a prefix; a prefix that ends in .bin or .idx is meant without it."""
+    """The two files of a prefix, which may be given with .bin or .idx at its end."""
     name = os.fspath(prefix).removesuffix(".bin").removesuffix(".idx")
     if not Path(name).name:
         raise OptionError(f"{prefix}: wanted a prefix such as folder/train")
@@ -106,13 +107,13 @@ class _Index:
 
     def __init__(self, path: Path, sequences: int, entries: int, width: int) -> None:
         self._path, self._width = path, width
-        place = _HEAD.size
-        self._lengths = _mapped(path, "<i4", place, sequences)
-        self._pointers = _mapped(path, "<i8", place + 4 * sequences, sequences)
-        self._borders = _mapped(path, "<i8", place + 12 * sequences, entries)
+        start = _HEAD.size
+        self._lengths = map_tokens(path, "<i4", start, sequences)
+        self._pointers = map_tokens(path, "<i8", start + 4 * sequences, sequences)
+        self._borders = map_tokens(path, "<i8", start + 12 * sequences, entries)
 
     def check(self, num_tokens: int) -> None:
-        """Sequences lie one behind the other and fill the file; documents are made of them."""
+        """Sequences must follow one another and fill the file; documents are made of them."""
         position = 0
         for start in range(0, len(self._lengths), _CHUNK):
             lengths = self._lengths[start : start + _CHUNK].astype(np.int64)
@@ -132,23 +133,13 @@ class _Index:
 
     def ends(self, start: int, stop: int) -> OffsetArray:
         last = self._borders[start + 1 : stop + 1].astype(np.int64) - 1
-        ends = np.zeros(len(last), np.int64)  # documents in front of the first sequence are empty
+        ends = np.zeros(len(last), np.int64)  # documents before the first sequence are empty
         some = last >= 0
         ends[some] = self._pointers[last[some]] // self._width + self._lengths[last[some]]
         return ends
 
     def _damaged(self, what: str) -> DamagedStoreError:
         return DamagedStoreError(f"{self._path}: of its sequences, {what}; copy both files again")
-
-
-def _mapped(path: Path, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
-    return np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
-
-
-def _write_tokens(file: BinaryIO, ids: npt.NDArray[Any], code: int) -> None:
-    if code == 4 and len(ids) and int(ids.max()) >= 2**31:
-        raise TokenRangeError(f"token id {ids.max():,}: Megatron's int32 ends at 2,147,483,647")
-    file.write(np.ascontiguousarray(ids, _CODES[code]).data)
 
 
 def _write_index(file: BinaryIO, split: StoreSplit, code: int) -> None:

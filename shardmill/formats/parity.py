@@ -1,9 +1,7 @@
-"""Compare two forms of the same data, token for token.
+"""Compare two forms of the same data, token for token, however each is divided.
 
-In: two streams of bins, or of documents, however they are divided.  Out: a `Parity`.
-Promise: equal to the last token, border and mask, or an error that names the first difference;
-memory is that of what the streams give at a time.
-Not here: reading and writing; this only looks.
+They are equal to the last token, document end and mask, or an error names the first difference.
+Memory is that of what the streams yield at a time.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ class Parity:
 
 
 def shard_bins(shard: PackedShard) -> Iterator[PackedBin]:
-    """The bins of a shard, in order. A mapped one is mapped anew now and then: pages that were read
-    would stay resident, all of them in the end."""
+    """The bins of a shard, in order. A mapped one is mapped again now and then: otherwise all pages
+    that were read would stay resident."""
     every = max(_MAPPED // shard.pack_size, 1)
     for number in range(len(shard)):
         if number % every == 0 and isinstance(shard, MemmapShard):
@@ -45,7 +43,7 @@ def shard_bins(shard: PackedShard) -> Iterator[PackedBin]:
 
 
 def check_bins(first: Iterable[PackedBin], second: Iterable[PackedBin], where: str) -> Parity:
-    """Ids, masks and starts of every bin. `where` names both sides."""
+    """Compare ids, masks and starts of every bin. `where` names both sides."""
     num_bins = num_tokens = 0
     for number, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None:
@@ -53,65 +51,45 @@ def check_bins(first: Iterable[PackedBin], second: Iterable[PackedBin], where: s
         for name in ("input_ids", "loss_mask", "seq_starts"):
             left, right = getattr(one, name), getattr(other, name)
             if not np.array_equal(left, right):
-                place = _first_difference(left, right)
-                raise _different(where, f"bin {number:,}: {name} differ at {place:,}")
+                raise _different(where, f"bin {number:,}: {name} {_first_difference(left, right)}")
         num_bins += 1
         num_tokens += len(one)
     return Parity(unit="bins", num_units=num_bins, num_tokens=num_tokens)
 
 
 def check_documents(first: Iterable[Ragged], second: Iterable[Ragged], where: str) -> Parity:
-    """Ids and lengths of every document. The batches of the two sides need not be alike."""
-    left, right = _Side(first), _Side(second)
-    done = dict.fromkeys(_NAMES, 0)
-    moved = True
-    while moved:
-        moved = left.pull() | right.pull()
-        for name in _NAMES:
-            one, other = left.waiting[name], right.waiting[name]
-            count = min(len(one), len(other))
-            if not np.array_equal(one[:count], other[:count]):
-                place = done[name] + _first_difference(one[:count], other[:count])
-                raise _different(where, f"the {name} differ at {place:,}")
-            left.waiting[name], right.waiting[name] = one[count:], other[count:]
-            done[name] += count
-            moved = moved or count > 0
-    if left.has_some or right.has_some:
+    """Compare the ids and the length of every document. `where` names both sides."""
+    streams = (iter(first), iter(second))
+    rests = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))] * 2  # not yet compared
+    num_documents = num_tokens = 0
+    while True:
+        for side in (0, 1):
+            while not len(rests[side]) and (batch := next(streams[side], None)) is not None:
+                rests[side] = batch
+        left, right = rests
+        count = min(len(left), len(right))
+        if not count:
+            break
+        one, other = left.slice(0, count), right.slice(0, count)
+        if not np.array_equal(one.lengths, other.lengths):
+            found = _first_difference(one.lengths, other.lengths, num_documents)
+            raise _different(where, f"the lengths of documents {found}")
+        if not np.array_equal(one.values, other.values):
+            found = _first_difference(one.values, other.values, num_tokens)
+            raise _different(where, f"the token ids {found}")
+        num_documents += count
+        num_tokens += len(one.values)
+        rests = [left.slice(count, len(left)), right.slice(count, len(right))]
+    if len(rests[0]) or len(rests[1]):
         raise _different(where, "one has more documents or tokens than the other")
-    return Parity(unit="documents", num_units=done[_LENGTHS], num_tokens=done[_IDS])
+    return Parity(unit="documents", num_units=num_documents, num_tokens=num_tokens)
 
 
-_IDS, _LENGTHS = _NAMES = ("token ids", "lengths of documents")
-
-
-class _Side:
-    """A stream, and what of it was not compared yet."""
-
-    def __init__(self, batches: Iterable[Ragged]) -> None:
-        self._batches = iter(batches)
-        self.waiting: dict[str, IntArray] = {name: np.empty(0, np.int64) for name in _NAMES}
-
-    @property
-    def has_some(self) -> bool:
-        return any(len(array) for array in self.waiting.values())
-
-    def pull(self) -> bool:
-        """Take one batch when a kind has run out; whether there was one."""
-        if all(len(array) for array in self.waiting.values()):
-            return False
-        batch = next(self._batches, None)
-        if batch is None:
-            return False
-        for name, more in ((_IDS, batch.values), (_LENGTHS, batch.lengths)):
-            rest = self.waiting[name]
-            self.waiting[name] = np.concatenate((rest, more)) if len(rest) else more
-        return True
-
-
-def _first_difference(left: IntArray, right: IntArray) -> int:
+def _first_difference(left: IntArray, right: IntArray, before: int = 0) -> str:
     count = min(len(left), len(right))
     different = np.flatnonzero(left[:count] != right[:count])
-    return int(different[0]) if len(different) else count
+    place = int(different[0]) if len(different) else count
+    return f"differ at {before + place:,}"
 
 
 def _different(where: str, what: str) -> DamagedStoreError:

@@ -1,9 +1,7 @@
-"""A store's split for exporting, and a store made from files of others.
+"""A split of a store, read to be exported; and a store made from token files of other programs.
 
-In: a store; or foreign files.  Out: batches of documents; or a finished store.
-Promise: a split is read in batches of about four million tokens. A new store is staged, compared
-token for token with what it was made from, and only then published; never over another one.
-Not here: formats.
+A split is read in batches of about four million tokens. A new store is staged, compared token for
+token with the files it was made from, and only then published; never over another one.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class StoreSplit:
         self._starts = self.store.document_starts(split)
 
     def offsets(self, start: int, stop: int) -> OffsetArray:
-        """Where the documents start..stop begin, and where the last one ends."""
+        """Where the documents `start..stop` begin, and where the last one ends."""
         found = np.empty(stop - start + 1, np.int64)
         known = self._starts[start : stop + 1]
         found[: len(known)] = known
@@ -82,7 +80,7 @@ class StoreSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """What a new store is to be."""
+    """What a new store contains and records."""
 
     split: str = "train"
     dtype: str | None = None  # None: uint16 for tokens of one or two bytes, else uint32
@@ -94,7 +92,7 @@ class StoreOptions:
 def store_from_files(
     files: Sequence[ForeignFile], folder: str | Path, options: StoreOptions
 ) -> Parity:
-    """A store at `folder` with the documents of all files; what was compared at the end."""
+    """Make a store at `folder` with the documents of all files; what was compared at the end."""
     target = Path(folder).absolute()
     check_target(target, overwrite=False)
     target.parent.mkdir(parents=True, exist_ok=True)

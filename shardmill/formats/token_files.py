@@ -1,10 +1,8 @@
-"""Token files of others, seen as documents.
+"""Token files of other programs, read as documents.
 
-In: where tokens lie and where documents end.  Out: batches of documents, as views of the files.
-Promise: sizes were checked before the first token is given; memory is the page cache's: arrays are
-mapped, and batches are cut at about four million tokens; ids below 0 are refused by whoever stores
-them.
-Not here: the formats (megatron, llmc, datatrove, dolma), writing.
+Sizes are checked before the first token is read. Arrays are mapped, and batches are cut at about
+four million tokens, so memory is that of the page cache. Ids below 0 are refused where they are
+stored.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class TokenizerFacts:
 
     name: str  # for messages
     fingerprint: str
-    sha256: str | None  # of the model's file, if it is one
+    sha256: str | None  # of the model's file, if it has one
     vocab_size: int
     special_token_ids: dict[str, int]
 
@@ -45,16 +43,23 @@ class ForeignFile:
     num_documents: int
     ends: Callable[[int, int], OffsetArray]  # where the documents start..stop end, in tokens
     offset: int = 0  # bytes before the first token
-    facts: dict[str, JSON] = field(default_factory=dict)  # what else the format says
+    facts: dict[str, JSON] = field(default_factory=dict)  # what else the format states
 
     def batches(self) -> Iterator[Ragged]:
         """All documents, in order."""
-        tokens = self._map()
+        size = self.offset + self.num_tokens * np.dtype(self.dtype).itemsize
+        if file_size(self.path) != size:
+            raise DamagedStoreError(f"{self.path}: changed its size; convert again")
+        tokens = map_tokens(self.path, self.dtype, self.offset, self.num_tokens)
         begin = 0
         for first in range(0, self.num_documents, BATCH_DOCUMENTS):
             ends = self.ends(first, min(first + BATCH_DOCUMENTS, self.num_documents))
             offsets = np.concatenate(([begin], ends)).astype(np.int64)
-            self._check(offsets, first)
+            if (np.diff(offsets) < 0).any() or offsets[-1] > self.num_tokens:
+                raise DamagedStoreError(
+                    f"{self.path}: from document {first:,} on, documents end before they start or "
+                    f"after the {self.num_tokens:,} tokens; its index is damaged: copy it again"
+                )
             for start, stop in document_cuts(offsets):
                 part = offsets[start : stop + 1]
                 yield Ragged(tokens[part[0] : part[-1]], part - part[0])
@@ -65,22 +70,9 @@ class ForeignFile:
                 "another file's index, or a damaged one: copy both again"
             )
 
-    def _map(self) -> npt.NDArray[Any]:
-        size = self.offset + self.num_tokens * np.dtype(self.dtype).itemsize
-        if file_size(self.path) != size:
-            raise DamagedStoreError(f"{self.path}: changed its size; convert again")
-        return map_tokens(self.path, self.dtype, self.offset, self.num_tokens)
-
-    def _check(self, offsets: OffsetArray, first: int) -> None:
-        if (np.diff(offsets) < 0).any() or offsets[-1] > self.num_tokens:
-            raise DamagedStoreError(
-                f"{self.path}: from document {first:,} on, documents end before they start or "
-                f"behind the {self.num_tokens:,} tokens; its index is damaged: copy it again"
-            )
-
 
 def all_batches(files: Sequence[ForeignFile]) -> Iterator[Ragged]:
-    """The documents of all files, one file behind the other."""
+    """The documents of all files, one file after another."""
     return (batch for file in files for batch in file.batches())
 
 
@@ -90,7 +82,7 @@ def one_document(num_tokens: int) -> Callable[[int, int], OffsetArray]:
 
 
 def ends_in(ends: OffsetArray) -> Callable[[int, int], OffsetArray]:
-    """The ends that stand in an array, mapped or not."""
+    """The ends in an array, mapped or not."""
     return lambda start, stop: ends[start:stop].astype(np.int64)
 
 
@@ -105,7 +97,7 @@ class Separator:
 def documents_of(
     tokens: npt.NDArray[Any], separator: Separator | None
 ) -> tuple[int, Callable[[int, int], OffsetArray]]:
-    """How many documents, and where they end; all of it is one without a separator.
+    """How many documents, and where they end; without a separator all of it is one.
 
     Separator 9: tokens 4 9 5 6 9 7 end at 2, 5, 6; when it comes first, at 1, 4, 6.
     """
@@ -132,11 +124,11 @@ def file_size(path: Path) -> int:
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"{path}: no such file; check the path") from error
     except OSError as error:
-        raise StoreError(f"{path}: cannot be looked at: {error.strerror}") from error
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def whole_tokens(path: Path, num_bytes: int, dtype: str) -> int:
-    """How many tokens `num_bytes` are; refused when that is no whole number."""
+    """How many tokens `num_bytes` are; a rest is refused."""
     width = np.dtype(dtype).itemsize
     if num_bytes % width:
         raise DamagedStoreError(
@@ -147,7 +139,7 @@ def whole_tokens(path: Path, num_bytes: int, dtype: str) -> int:
 
 
 def document_cuts(offsets: OffsetArray) -> Iterator[tuple[int, int]]:
-    """Documents start..stop of about a batch each; a longer one alone."""
+    """Documents start..stop of about a batch each; a longer document alone."""
     start, last = 0, len(offsets) - 1
     while start < last:
         stop = int(np.searchsorted(offsets, offsets[start] + BATCH_TOKENS, side="right")) - 1

@@ -25,9 +25,9 @@ from shardmill.remote.contents import Contents
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.remote.pull import list_remote, remote_contents
 from shardmill.remote.transfer import check_size, fetch, in_parallel
-from shardmill.store import Exclusions, SplitEntry
+from shardmill.store import Exclusions
 from shardmill.store.layout import DTYPES
-from shardmill.store.manifest import ShardEntry, decode_manifest, fingerprint
+from shardmill.store.manifest import ShardEntry, SplitEntry, decode_manifest, fingerprint
 from shardmill.store.readers import TokenSpace
 from shardmill.store.readers.files import ShardFiles
 from shardmill.store.store import map_index
@@ -41,16 +41,13 @@ class RemoteFiles(ShardFiles):
     """The shards of a split that hold tokens. Pickles as its store."""
 
     def __init__(self, store: RemoteStore, split: str) -> None:
-        super().__init__(())
         shards = store.shards(split)
-        counts = np.array([shard.tokens for shard in shards], np.int64)
-        filled = np.flatnonzero(counts)
-        self.width = np.dtype(store.dtype).itemsize
-        self.paths = [f"{store.url}/{shards[number].file}" for number in filled.tolist()]
-        self.counts = counts[filled]
-        self.widths = np.full(len(filled), self.width, np.int64)
-        self.offsets = np.zeros(len(filled), np.int64)
-        self._numbers: list[int] = filled.tolist()
+        self._numbers = [number for number, shard in enumerate(shards) if shard.tokens]
+        numbers = np.zeros((3, len(self._numbers)), np.int64)
+        numbers[0] = [shards[number].tokens for number in self._numbers]
+        numbers[1] = width = np.dtype(store.dtype).itemsize
+        paths = [f"{store.url}/{shards[number].file}" for number in self._numbers]
+        super().__init__(paths, numbers, width, np.empty(0, np.int64))  # the cache checks its files
         self._store, self._split = store, split
 
     def open(self, shard: int) -> int:

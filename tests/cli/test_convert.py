@@ -12,7 +12,7 @@ from shardmill.cli import main
 from shardmill.formats.packed import open_packed
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store, read_documents
-from tests.interop.test_unpickle import BIN, Calls, save
+from tests.formats.test_unpickle import BIN, Calls, save
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from shardmill.sources import MemoryChats
 from shardmill.store import PlanOptions, open_store, verify
 from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
-from tests.interop.test_foreign_in import llmc
+from tests.formats.test_foreign_in import llmc
 
 ROOT = Path(__file__).parent.parent.parent
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)

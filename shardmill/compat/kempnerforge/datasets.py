@@ -25,8 +25,9 @@ from torch.utils.data import Dataset, default_collate
 from shardmill.arguments import whole_number
 from shardmill.compat.kempnerforge.samplers import describe_data
 from shardmill.errors import OptionError
+from shardmill.loading.config import EVERY_FILE
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.loading.rows import EVERY_FILE, check_eos, check_store
+from shardmill.loading.rows import check_eos, check_store
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.sampling.order import by_value
@@ -40,9 +41,14 @@ from shardmill.store.readers.documents import (
     number_documents,
 )
 from shardmill.store.readers.files import part_of, running_edges
-from shardmill.store.readers.foreign import folder_fingerprint
-from shardmill.store.readers.pread import held_by
-from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
+from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
+from shardmill.store.readers.token_space import (
+    ReaderName,
+    as_positions,
+    find_split,
+    first_outside,
+    held_by,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +164,18 @@ class MemoryMappedDataset(_BatchedDataset):
                 self.fingerprint = folder_fingerprint(found, self._space)
             else:
                 store, named = self._of
-                names = (file.path.name for file in store.token_files(named))
-                read_whole = all(fnmatch(name, file_pattern) for name in names)
-                check_store(store, EVERY_FILE if read_whole else file_pattern, dtype, None)
+                check_store(store, eos_token_id=None)
+                names = [file.path.name for file in store.token_files(named)]
+                if file_pattern != EVERY_FILE and not all(fnmatch(n, file_pattern) for n in names):
+                    raise OptionError(
+                        f"{{file_pattern}}, but {store.folder} is a store and is read whole, as "
+                        "its manifest lists it; leave out the pattern",
+                        file_pattern=file_pattern,
+                    )
+                if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
+                    raise OptionError(
+                        f"{store.folder}: its tokens are {store.dtype}, but {{dtype}}", dtype=dtype
+                    )
                 self._space = open_tokens(store, named, reader=reader)
                 undo.callback(self._space.close)
                 runs = np.array([self._space.num_tokens], np.int64)

@@ -30,9 +30,9 @@ from shardmill.compat.kempnerforge.samplers import (
 )
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.exclusion import warn_of_change
-from shardmill.loading.prefetch import OneThread
 from shardmill.loading.state import State, read_count, write_envelope
 from shardmill.records import OffsetArray
+from shardmill.threads import OneThread
 from shardmill.trainers.torch import has_accelerator
 
 

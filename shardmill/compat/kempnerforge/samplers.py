@@ -36,7 +36,8 @@ from shardmill.loading.state import (
 )
 from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import InOrder, Mixture, Order, Permutation
-from shardmill.sampling.seeds import checked_seed
+from shardmill.sampling.order import checked_seed
+from shardmill.sampling.shares import whole_shares
 
 CHUNK = 2048  # samples whose order is computed at once
 MOST_RANKS = 2**20  # bounds the padding of an epoch
@@ -382,10 +383,6 @@ def _stored(weight: Weight) -> StoredWeight:
     return numerator if denominator == 1 else f"{numerator}/{denominator}"
 
 
-def _exact(weights: Sequence[StoredWeight]) -> list[Weight]:
-    return [Fraction(weight) if isinstance(weight, str) else weight for weight in weights]
-
-
 def _stored_phase(phase: Any, num_sources: int) -> tuple[int, list[StoredWeight]]:
     pair = tuple(phase) if isinstance(phase, Sequence) else ()
     if len(pair) != 2:
@@ -520,17 +517,23 @@ class MixtureSampler(RankedSampler):
     def _mix(
         self, weighting: Weighting, sizes: Sequence[int], names: Sequence[str] | None
     ) -> Mixture:
-        return Mixture(
+        numbers = [str(number) for number in range(len(sizes))]
+
+        def shares(weights: Sequence[StoredWeight]) -> Sequence[int]:
+            exact = [Fraction(weight) if isinstance(weight, str) else weight for weight in weights]
+            return whole_shares(exact, names or numbers, temperature=weighting.temperature)
+
+        mixture = Mixture(
             sizes,
-            _exact(weighting.weights),
+            shares(weighting.weights),
             seed=self.seed,
             names=names,
-            temperature=weighting.temperature,
-            phases=[(start - weighting.start, _exact(each)) for start, each in weighting.phases],
+            phases=[(start - weighting.start, shares(each)) for start, each in weighting.phases],
             order=Permutation if self.shuffle else InOrder,
-            owed=weighting.owed,
-            before=weighting.before,
         )
+        if weighting.before:
+            mixture.carry_over(weighting.owed, weighting.before)
+        return mixture
 
     def _counts(self, at: int) -> list[int]:
         """Samples of each dataset before global sample `at`."""

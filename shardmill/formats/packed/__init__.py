@@ -1,9 +1,7 @@
 """Packed shards of fine-tuning sequences: made from spools, written and read in every format.
 
-In: tokenised sequences with masks.  Out: bins of whole sequences, on disk and back.
-Promise: write then read is identity; trained labels of a bin are those of its sequences; a shard
-that is not finished or not sound is refused; no pickle runs.
-Not here: tensors and batches (pytorch), choosing bins (packing).
+Write then read is identity. The trained labels of a bin are those of its sequences. A shard that is
+unfinished or damaged is refused, and no pickle runs.
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from shardmill.formats.packed.memmap import MemmapShard, open_memmap_shard, verify_memmap_shard
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
-from shardmill.formats.packed.open import PlannedShard, PlanShard, open_packed
+from shardmill.formats.packed.open import PlanShard, open_packed
 from shardmill.formats.packed.pack import pack_from_spool
-from shardmill.formats.packed.records import PackedBin, PackedShard, PackedShardWriter, check_bin
+from shardmill.formats.packed.records import PackedBin, PackedShard, PackedShardWriter
 from shardmill.formats.packed.spool import (
     ChatStoreSpool,
     SequenceSpoolReader,
@@ -24,8 +22,8 @@ from shardmill.formats.packed.spool import (
 from shardmill.lazy import lazy_getattr
 
 if TYPE_CHECKING:
+    from shardmill.formats.packed.convert import convert_legacy_to_memmap
     from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
-    from shardmill.formats.packed.legacy_convert import convert_legacy_to_memmap
     from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
 
 __all__ = [
@@ -39,10 +37,8 @@ __all__ = [
     "ParquetShard",
     "ParquetShardWriter",
     "PlanShard",
-    "PlannedShard",
     "SequenceSpoolReader",
     "SequenceSpoolWriter",
-    "check_bin",
     "convert_legacy_to_memmap",
     "iter_legacy_bins",
     "materialize_bin_arrays",
@@ -55,8 +51,8 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {  # pyarrow's parquet and the pickle reader take a while to import
+        "shardmill.formats.packed.convert": ("convert_legacy_to_memmap",),
         "shardmill.formats.packed.legacy": ("LegacyPickleWriter", "iter_legacy_bins"),
-        "shardmill.formats.packed.legacy_convert": ("convert_legacy_to_memmap",),
         "shardmill.formats.packed.parquet": ("ParquetShard", "ParquetShardWriter"),
     },
 )

@@ -1,22 +1,14 @@
-"""Write a memmap_padded_v1 shard, bin by bin, in any order.
+"""Write memmap_padded_v1, bin by bin, in any order.
 
-In: bins of token ids, loss masks and starts of sequences.  Out: a finished folder of six files.
-Promise: every bin exactly once and by the invariant, or an error and nothing at the place; ids fit
-the dtype; the manifest is written last, with the sha256 of every file; a full disk is an error.
-Memory: 16 bytes a bin, and the bin at hand. Starts wait on disk until their order is known.
-Not here: which sequences share a bin (packing), making bins (materialize).
-
-memmap_padded_v1: fixed rows on disk, read without a byte of pickle.
-
-In: bins, one by one.  Out: a folder of five `.npy` arrays and a manifest, and its reader.
-Promise: what was written is read; what does not match its manifest is refused.
-Not here: anything but the names of the parts: layout, memmap_writer, memmap_reader, memmap_verify.
+Nothing is written through a map, so a full disk is an error and never a signal. Memory is 16 bytes
+per bin and the bin at hand; starts wait on disk until their order is known.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, SupportsIndex
@@ -25,52 +17,34 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.errors import OptionError
-from shardmill.formats.packed.files import (
-    StagedFolder,
-    cannot_write,
-    check_room,
-    sealed,
-    write_manifest,
-)
-from shardmill.formats.packed.memmap import (
-    FORMAT,
-    INDEX,
-    MASK,
-    VERSION,
-    MemmapShard,
-    RowFile,
-    file_sha256,
-    npy_header,
-    offsets_dtype,
-    open_memmap_shard,
-    token_dtype,
-    verify_memmap_shard,
-    write_array,
-)
+from shardmill.errors import BuildError, OptionError
+from shardmill.formats.packed.files import StagedFolder, file_sha256, write_manifest, writing
+from shardmill.formats.packed.memmap import FORMAT, INDEX, MASK, VERSION
 from shardmill.formats.packed.records import (
     Check,
     PackedBlock,
-    block_problem,
-    check_ids,
     checked_alignment,
     given_bin,
     given_pack_size,
     given_path,
+    token_dtype,
 )
-from shardmill.records import JSON, IntArray
+from shardmill.records import JSON, IntArray, OffsetArray
 
 _CHUNK = 2**16  # bins whose starts are moved at a time
 _WAITING = "starts.waiting"
-_INSTEAD = "shardmill.remote.write_memmap_to_cloud writes a shard to a file system"
+_INSTEAD = "shardmill.compat.nemotron.write_memmap_to_cloud writes a shard to a file system"
 
 
 class MemmapShardWriter:
     """Bins of up to `pack_size` tokens; `total_seq_starts` is the most starts there will be.
 
-    A context manager: leaving the block with an error removes everything, and so does leaving it
-    without `finalize`.
+    Every bin must be written exactly once. A context manager: leaving the block with an error, or
+    without `finalize`, removes everything.
     """
+
+    pack_size_rule: str | None = None
+    """How the pack size was found, if nothing stated it; recorded in the manifest."""
 
     def __init__(
         self,
@@ -81,29 +55,22 @@ class MemmapShardWriter:
         dtype: npt.DTypeLike = np.int32,
         *,
         loss_mask_alignment: str = "label",
-        pack_size_rule: str | None = None,
     ) -> None:
-        """`loss_mask_alignment` says what the masks mean that will be written; see `Alignment`.
-
-        `pack_size_rule` is recorded in the manifest: how the pack size was found, if nothing said
-        it.
-        """
+        """`loss_mask_alignment` says what the masks mean that will be written; see `Alignment`."""
         path = given_path(output_dir, "output_dir", instead=_INSTEAD)
         self.num_bins = whole_number(num_bins, "num_bins", least=0)
         self.pack_size = given_pack_size(pack_size)
         self.total_seq_starts = whole_number(total_seq_starts, "total_seq_starts", least=0)
         self.dtype = token_dtype(dtype)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
-        self._pack_size_rule = pack_size_rule
         self._num_starts = self._num_trained = 0
-        row_bytes = self.pack_size * (self.dtype.itemsize + 1)
-        check_room(path, self.num_bins * row_bytes, f"{self.num_bins:,} bins")
+        self._check_disk(path)
         self._lengths, self._counts, self._first = _tables(self.num_bins)
         self._staged = StagedFolder(path, "packed shard")
         self.output_dir = self._staged.target
         rows = (self.num_bins, self.pack_size)
-        self._ids = RowFile(self._staged.folder / "input_ids.npy", self.dtype.str, rows)
-        self._masks = RowFile(self._staged.folder / "loss_mask.npy", MASK, rows)
+        self._ids = _RowFile(self._staged.folder / "input_ids.npy", self.dtype.str, rows)
+        self._masks = _RowFile(self._staged.folder / "loss_mask.npy", MASK, rows)
         self._waiting = io.BufferedWriter(io.FileIO(self._staged.folder / _WAITING, "xb"), _CHUNK)
         self._done = False
 
@@ -120,27 +87,15 @@ class MemmapShardWriter:
         """
         number = whole_number(bin_id, "bin_id", least=0)
         where = f"{self.output_dir}, bin {number:,}"
-        parts = (input_ids, loss_mask, seq_start_id)
-        ids, mask, starts = given_bin(parts, self.pack_size, self.dtype, where)
-        self._check_new(number, 1, len(starts))
-        self._ids.write(number, np.ascontiguousarray(ids, self.dtype))
-        self._masks.write(number, np.ascontiguousarray(mask, np.uint8))
-        self._book(slice(number, number + 1), np.array([len(ids)]), np.array([len(starts)]), starts)
-        self._num_trained += int(np.count_nonzero(mask))
+        given = (input_ids, loss_mask, seq_start_id)
+        ids, mask, starts = given_bin(given, self.pack_size, self.dtype, where)
+        self._write(number, (ids, mask), (np.array([len(ids)]), np.array([len(starts)]), starts))
 
-    def write_block(self, first_bin: SupportsIndex, block: PackedBlock) -> None:
-        """Bins `first_bin` and on, in two writes."""
-        first = whole_number(first_bin, "first_bin", least=0)
-        problem = block_problem(block, self.pack_size)
-        if problem is not None:
-            raise OptionError(f"{self.output_dir}, from bin {first:,} on: {problem}")
-        check_ids(block.input_ids, self.dtype, f"{self.output_dir}, from bin {first:,} on")
-        self._check_new(first, len(block), len(block.seq_starts.values))
-        self._ids.write(first, np.ascontiguousarray(block.input_ids, self.dtype))
-        self._masks.write(first, np.ascontiguousarray(block.loss_mask))
-        counts, bins = block.seq_starts.lengths, slice(first, first + len(block))
-        self._book(bins, block.lengths, counts, block.seq_starts.values)
-        self._num_trained += int(np.count_nonzero(block.loss_mask))
+    def write_block(self, first_bin: int, block: PackedBlock) -> None:
+        """Bins `first_bin` and on, in two writes. The block must be as wide as a row, and sound."""
+        starts = block.seq_starts
+        rows = (block.input_ids, block.loss_mask)
+        self._write(first_bin, rows, (block.lengths, starts.lengths, starts.values))
 
     def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
         """Publish the shard and return its manifest. Every bin must have been written. `check` as
@@ -153,10 +108,8 @@ class MemmapShardWriter:
                 f"the first is {missing[0]:,}: write them, then finalize"
             )
         self._done = True
-        try:
+        with writing(self._staged.folder):
             manifest = self._finish()
-        except OSError as error:
-            raise cannot_write(self._staged.folder, error) from error
         if check is not None:
             check(self._staged.folder)
         self._staged.publish()
@@ -165,8 +118,8 @@ class MemmapShardWriter:
     def abort(self) -> None:
         """Remove what was written; may be called again. A finished shard stays."""
         self._done = True
-        for file in (self._ids, self._masks):
-            file.close()
+        self._ids.close()
+        self._masks.close()
         self._waiting.raw.close()
         self._staged.abort()
 
@@ -182,43 +135,64 @@ class MemmapShardWriter:
             f"pack_size={self.pack_size:,}, dtype={self.dtype.name})"
         )
 
+    def _check_disk(self, target: Path) -> None:
+        """Refuse what the disk of `target` cannot hold, before anything is written."""
+        path, num_bytes = target.resolve(), self.num_bins * self.pack_size
+        num_bytes *= self.dtype.itemsize + 1
+        existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
+        free = shutil.disk_usage(existing).free
+        if num_bytes > free:
+            raise BuildError(
+                f"{path}: {self.num_bins:,} bins take {num_bytes:,} bytes there, but {free:,} are "
+                "free; nothing was written: free some space, write to another disk, or check the "
+                "numbers"
+            )
+
     def _check_open(self) -> None:
         if self._done:
             raise OptionError(f"{self.output_dir}: this writer is finished; make another one")
 
-    def _check_new(self, first: int, count: int, num_starts: int) -> None:
+    def _write(
+        self,
+        first: int,
+        rows: tuple[IntArray, IntArray],
+        index: tuple[IntArray, IntArray, IntArray],
+    ) -> None:
+        """Bins `first` and on: ids and masks; lengths, numbers of starts, and the starts."""
         self._check_open()
-        if first + count > self.num_bins:
+        lengths, counts, starts = index
+        if first + len(lengths) > self.num_bins:
             raise OptionError(
                 f"{self.output_dir}: bin {max(first, self.num_bins):,} of {self.num_bins:,} bins"
             )
-        written = np.flatnonzero(self._lengths[first : first + count])
+        bins = slice(first, first + len(lengths))
+        written = np.flatnonzero(self._lengths[bins])
         if len(written):
             raise OptionError(f"{self.output_dir}: bin {first + written[0]:,} is written twice")
-        if self._num_starts + num_starts > self.total_seq_starts:
+        num_starts = self._num_starts + len(starts)
+        if num_starts > self.total_seq_starts:
             raise OptionError(
-                f"{self.output_dir}, bin {first:,}: {self._num_starts + num_starts:,} starts of "
-                f"sequences, but total_seq_starts={self.total_seq_starts:,}"
+                f"{self.output_dir}, bin {first:,}: {num_starts:,} starts of sequences, but "
+                f"total_seq_starts={self.total_seq_starts:,}"
             )
-
-    def _book(self, bins: slice, lengths: IntArray, counts: IntArray, starts: IntArray) -> None:
-        try:
+        with writing(self._staged.folder):
+            self._ids.write(first, np.ascontiguousarray(rows[0], self.dtype))
+            self._masks.write(first, np.ascontiguousarray(rows[1], np.uint8))
             self._waiting.write(np.ascontiguousarray(starts, INDEX).data)
-        except OSError as error:
-            raise cannot_write(self._staged.folder, error) from error
         self._first[bins] = self._num_starts + np.cumsum(counts) - counts
         self._counts[bins] = counts
-        self._num_starts += len(starts)
         self._lengths[bins] = lengths
+        self._num_starts = num_starts
+        self._num_trained += int(np.count_nonzero(rows[1]))
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> dict[str, JSON]:
         folder = self._staged.folder
         self._waiting.close()
         offsets = np.zeros(self.num_bins + 1, np.int64)
         np.cumsum(self._counts, out=offsets[1:])
         wide = offsets_dtype(self._num_starts)
-        write_array(folder / "packed_len.npy", self._lengths.astype(INDEX, copy=False))
-        write_array(folder / "seq_offsets.npy", offsets.astype(wide))
+        _write_array(folder / "packed_len.npy", self._lengths.astype(INDEX, copy=False))
+        _write_array(folder / "seq_offsets.npy", offsets.astype(wide))
         self._write_starts(offsets)
         self._ids.finish()
         self._masks.finish()
@@ -229,11 +203,6 @@ class MemmapShardWriter:
             name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
             for name, digest in zip(names, hashes, strict=True)
         }
-        manifest = sealed(self._manifest(wide, files))
-        write_manifest(folder, manifest)
-        return manifest
-
-    def _manifest(self, wide: str, files: dict[str, JSON]) -> dict[str, JSON]:
         manifest: dict[str, JSON] = {
             "version": VERSION,
             "format": FORMAT,
@@ -250,12 +219,12 @@ class MemmapShardWriter:
             "trained_labels": self._num_trained,
             "files": files,
         }
-        if self._pack_size_rule is not None:
-            manifest["pack_size_rule"] = self._pack_size_rule
-        return manifest
+        if self.pack_size_rule is not None:
+            manifest["pack_size_rule"] = self.pack_size_rule
+        return write_manifest(folder, manifest)
 
-    def _write_starts(self, offsets: npt.NDArray[np.int64]) -> None:
-        """The starts in the order of the bins, as they came in the order of writing."""
+    def _write_starts(self, offsets: OffsetArray) -> None:
+        """Put the starts, which wait in the order of writing, into the order of the bins."""
         waiting = self._staged.folder / _WAITING
         path = self._staged.folder / "seq_starts.npy"
         came = np.memmap(waiting, INDEX, "r") if self._num_starts else np.empty(0, INDEX)
@@ -274,16 +243,64 @@ class MemmapShardWriter:
         waiting.unlink()
 
 
+class _RowFile:
+    """A two-dimensional `.npy` file, written row by row; rows that were not written are zero."""
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, int]) -> None:
+        header = npy_header(dtype, shape)
+        self._start = len(header)
+        self._row_bytes = shape[1] * np.dtype(dtype).itemsize
+        with writing(path):
+            self._file = path.open("xb", buffering=0)
+            self._put(memoryview(header), 0)
+            self._file.truncate(self._start + shape[0] * self._row_bytes)
+
+    def write(self, row: int, values: npt.NDArray[Any]) -> None:
+        """`values`, contiguous and of the file's dtype, from the start of `row` on."""
+        self._put(values.reshape(-1).view(np.uint8).data, self._start + row * self._row_bytes)
+
+    def finish(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, data: memoryview, position: int) -> None:
+        while data:
+            count = os.pwrite(self._file.fileno(), data, position)
+            data, position = data[count:], position + count
+
+
+def offsets_dtype(num_starts: int) -> str:
+    """64 bits only when 32 do not suffice, since others read 32."""
+    return INDEX if num_starts < 2**32 else "<u8"
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What comes before the data of a `.npy` file."""
+    file = io.BytesIO()
+    fields = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+    return file.getvalue()
+
+
+def _write_array(path: Path, values: npt.NDArray[Any]) -> None:
+    """A new file with all of `values`, durable."""
+    with path.open("xb") as file:
+        file.write(npy_header(values.dtype.str, values.shape))
+        file.write(np.ascontiguousarray(values).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _tables(num_bins: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """Of each bin: its tokens (0: not written), how many starts it has, and where they wait."""
     try:
         lengths, counts = np.zeros((2, num_bins), np.uint32)
         return lengths, counts, np.zeros(num_bins, np.int64)
-    except (MemoryError, ValueError) as error:  # numpy says either, by size
+    except (MemoryError, ValueError) as error:  # numpy raises either, by size
         raise OptionError(
-            f"num_bins={num_bins:,}: a writer takes 16 bytes of memory a bin, and so many are not "
-            "there; write several shards"
+            f"num_bins={num_bins:,}: a writer takes 16 bytes of memory per bin, more than there "
+            "is; write several shards"
         ) from error
-
-
-__all__ = ["MemmapShard", "MemmapShardWriter", "open_memmap_shard", "verify_memmap_shard"]

@@ -1,23 +1,7 @@
-"""Any packed shard, recognised by what lies at its place.
+"""Open any packed shard, recognised by its name and manifest, never by trying; or write one.
 
-In: a path.  Out: a `PackedShard`.
-Promise: a memmap folder, Parquet, a legacy `.npy` and the plan of a chat store are told apart by
-name and manifest, never by trying; anything else is refused; nothing is unpickled but by the
-restricted reader.
-Not here: datasets (pytorch).
-
-A packed shard whose bins lie in memory.
-
-In: bins, one after another.  Out: a `PackedShard` over three flat arrays.
-Promise: one dtype's width a token and one byte for its mask, not a Python object for each.
-Not here: files. For formats that can only be read front to back.
-
-A plan read as a packed shard: nothing is copied to disk.
-
-In: a spool or chat store and a plan of its lengths, or the plan file of a store.
-Out: a `PackedShard`.
-Promise: bin for bin what `pack_from_spool` would write with the same plan.
-Not here: making plans (packing, build), rows of a plan file (mapped).
+Two kinds of shard are here: `PlanShard` reads the plan of a chat store, without a copy on disk, and
+`MemoryShard` holds the bins of a format that can only be read front to back.
 """
 
 from __future__ import annotations
@@ -28,28 +12,140 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import MANIFEST, read_json
 from shardmill.formats.packed.memmap import MemmapShard
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.formats.packed.records import (
     Alignment,
-    LossMask,
     PackedBin,
     PackedShard,
+    agreed_alignment,
     check_bin,
     checked_alignment,
     given_pack_size,
     path_to_read,
 )
-from shardmill.formats.packed.spool import SPOOL, Spool, make_block
-from shardmill.packing import PackPlan
+from shardmill.formats.packed.spool import SPOOL
 from shardmill.protocols import Closing
-from shardmill.records import IntArray, OffsetArray, Ragged
 from shardmill.store import list_plans, refuse_excluded
 from shardmill.store.plans import PACKS, SUFFIX
 from shardmill.store.readers import PackedRows, PackSpace, open_pack
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 2**18  # tokens of plan rows that are made together
+
+
+def open_packed(
+    path: str | Path,
+    *,
+    pack_size: SupportsIndex | None = None,
+    loss_mask_alignment: str | None = None,
+) -> PackedShard:
+    """The packed shard at `path`: memmap, Parquet, a plan or a legacy `.npy`.
+
+    `pack_size` and `loss_mask_alignment`: for formats that do not state them (Parquet of others,
+    legacy files without a record); where one is stated, another is refused. See `Alignment`.
+    """
+    name = packed_format(path)
+    return open_format(Path(path).absolute(), name, pack_size, loss_mask_alignment)
+
+
+def packed_format(path: str | Path) -> str:
+    """ "memmap", "parquet", "legacy" or "plan": the format that `open_packed` recognises."""
+    path = path_to_read(path)
+    if not path.exists():
+        raise StoreNotFoundError(f"{path}: nothing is here")
+    if path.is_dir():
+        if (path / MANIFEST).exists():
+            refuse_spool(path)
+            return "memmap"
+        if any(path.glob("*.parquet")):
+            return "parquet"
+    elif path.suffix in (".parquet", ".npy", SUFFIX):
+        return {".parquet": "parquet", ".npy": "legacy", SUFFIX: "plan"}[path.suffix]
+    plans = [str(path / PACKS / f"{name}{SUFFIX}") for name in list_plans(path)]
+    raise StoreError(
+        f"{path}: no packed shard: wanted a folder with {MANIFEST} or *.parquet, a .parquet file, "
+        f"a {SUFFIX} file of a chat store, or a legacy .npy file"
+        + (f"; this store has {', '.join(plans)}" if plans else "")
+    )
+
+
+def refuse_spool(folder: Path) -> None:
+    """A spool has a manifest too, but its sequences are not packed yet."""
+    fields, _ = read_json(folder, "packed shard")
+    if fields.get("format") == SPOOL:
+        raise StoreError(
+            f"{folder}: a spool, whose sequences are not packed yet: pack it with pack_from_spool, "
+            "and open what that writes"
+        )
+
+
+def open_format(
+    path: Path,
+    name: str,
+    pack_size: SupportsIndex | None = None,
+    loss_mask_alignment: str | None = None,
+) -> PackedShard:
+    """The packed shard of a known format, whatever its path is called."""
+    if name == "parquet":
+        from shardmill.formats.packed.parquet import ParquetShard
+
+        return ParquetShard(path, pack_size=pack_size, loss_mask_alignment=loss_mask_alignment)
+    if name == "legacy":
+        shard: PackedShard = _open_legacy(path, pack_size, loss_mask_alignment)
+    elif name == "memmap":
+        shard = MemmapShard(path, loss_mask_alignment=loss_mask_alignment)
+    else:
+        shard = PlanShard(path, loss_mask_alignment=loss_mask_alignment)
+    return check_pack_size(shard, pack_size)
+
+
+def check_pack_size(shard: PackedShard, given: SupportsIndex | None) -> PackedShard:
+    """The same shard; refused if the caller gave another pack size than it has."""
+    if given is not None and given_pack_size(given) != shard.pack_size:
+        raise OptionError(f"{shard!r}: its pack_size is {shard.pack_size:,}, not {given!r}")
+    return shard
+
+
+def packed_writer(
+    target: Path, name: str, sizes: tuple[int, int, int], dtype: npt.DTypeLike, alignment: str
+) -> Any:
+    """A writer of a format; `sizes`: bins, pack size, and the most sequences there will be."""
+    num_bins, pack_size, num_sequences = sizes
+    if name == "memmap":
+        return MemmapShardWriter(
+            target, num_bins, pack_size, num_sequences, dtype, loss_mask_alignment=alignment
+        )
+    if name == "parquet":
+        from shardmill.formats.packed.parquet import ParquetShardWriter
+
+        return ParquetShardWriter(target, pack_size, loss_mask_alignment=alignment)
+    from shardmill.formats.packed.legacy import LegacyPickleWriter
+
+    return LegacyPickleWriter(target, pack_size=pack_size, loss_mask_alignment=alignment)
+
+
+def _open_legacy(path: Path, size: SupportsIndex | None, given: str | None) -> MemoryShard:
+    from shardmill.formats.packed.legacy import check_record, iter_legacy_bins
+
+    logger.warning(
+        "%s: a legacy file is read into memory as a whole, in every process that opens it; "
+        "convert_legacy_to_memmap makes a shard that is mapped",
+        path,
+    )
+    record = check_record(path)
+    recorded = None if record is None else record.pack_size
+    if recorded is None and size is not None:
+        recorded = given_pack_size(size)
+    stored = None if record is None else record.loss_mask_alignment
+    alignment = agreed_alignment(stored, given, path) or "label"
+    return MemoryShard(iter_legacy_bins(path), str(path), recorded, alignment)
 
 
 class MemoryShard:
@@ -59,31 +155,22 @@ class MemoryShard:
         self,
         bins: Iterable[PackedBin],
         where: str,
-        *,
         pack_size: int | None = None,
-        loss_mask_alignment: str = "label",
+        loss_mask_alignment: Alignment = "label",
     ) -> None:
-        self.loss_mask_alignment: Alignment = checked_alignment(loss_mask_alignment)
-        self._ids, self._masks, self._starts = _flat(bins)
-        longest = int(self._ids.lengths.max(initial=1))
+        self._bins, self._where = list(bins), where
+        longest = max(map(len, self._bins), default=1)
         self.pack_size = longest if pack_size is None else pack_size
-        self._where = where
+        self.loss_mask_alignment = loss_mask_alignment
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._bins)
 
     def read_bin(self, bin_id: int) -> PackedBin:
-        """Bin `bin_id`, as views."""
         if not 0 <= bin_id < len(self):
             raise IndexError(f"bin {bin_id:,} of {len(self):,}")
-        first, last = self._ids.offsets[bin_id : bin_id + 2]
-        found = PackedBin(
-            input_ids=self._ids.values[first:last],
-            loss_mask=self._masks[first:last],
-            seq_starts=self._starts[bin_id].astype(np.int64, copy=False),
-        )
-        check_bin(found, self.pack_size, f"{self._where}, bin {bin_id:,}")
-        return found
+        check_bin(self._bins[bin_id], self.pack_size, f"{self._where}, bin {bin_id:,}")
+        return self._bins[bin_id]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -92,90 +179,11 @@ class MemoryShard:
         return f"MemoryShard({self._where!r}, bins={len(self):,})"
 
 
-def _flat(bins: Iterable[PackedBin]) -> tuple[Ragged, LossMask, Ragged]:
-    ids, masks, starts = _Growing(np.int32), _Growing(np.uint8), _Growing(np.int64)
-    for found in bins:
-        ids.add(found.input_ids)
-        masks.add(found.loss_mask)
-        starts.add(found.seq_starts)
-    return ids.ragged(), masks.ragged().values, starts.ragged()  # type: ignore[return-value]
-
-
-class _Growing:
-    """Arrays behind one another in one that doubles when it is full."""
-
-    def __init__(self, dtype: type[np.integer[Any]]) -> None:
-        self._values: IntArray = np.empty(1024, dtype)
-        self._lengths: list[int] = []
-        self._used = 0
-
-    def add(self, part: IntArray) -> None:
-        stop = self._used + len(part)
-        if part.dtype != self._values.dtype and not np.can_cast(part.dtype, self._values.dtype):
-            most = np.iinfo(self._values.dtype).max
-            if len(part) and part.max() > most:
-                self._values = self._values.astype(np.int64)
-        if stop > len(self._values):
-            grown = np.empty(max(stop, 2 * len(self._values)), self._values.dtype)
-            grown[: self._used] = self._values[: self._used]
-            self._values = grown
-        self._values[self._used : stop] = part
-        self._lengths.append(len(part))
-        self._used = stop
-
-    def ragged(self) -> Ragged:
-        lengths: OffsetArray = np.array(self._lengths, np.int64)
-        return Ragged.from_lengths(self._values[: self._used], lengths)
-
-
-_BLOCK = 2**18  # places of rows made together
-
-
-class PlannedShard:
-    """Row `i` of the plan is bin `i`; its tokens are read from the spool when asked for."""
-
-    def __init__(self, spool: Spool, plan: PackPlan, *, loss_mask_alignment: str = "label") -> None:
-        if plan.metrics.num_examples != len(spool):
-            raise OptionError(
-                f"a plan of {plan.metrics.num_examples:,} examples, but {spool!r} has "
-                f"{len(spool):,}: the plan belongs to other data; pack again"
-            )
-        self._spool, self._plan = spool, plan
-        self.loss_mask_alignment: Alignment = checked_alignment(loss_mask_alignment)
-
-    @property
-    def pack_size(self) -> int:
-        return self._plan.metrics.capacity
-
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    def read_bin(self, bin_id: int) -> PackedBin:
-        """Bin `bin_id`, made now: ids are int64."""
-        plan = self._plan
-        numbers = plan.rows.bin_indices(bin_id)
-        pieces = (
-            plan.pieces.example[numbers],
-            plan.pieces.start[numbers],
-            plan.pieces.stop[numbers],
-        )
-        sizes = -(-(pieces[2] - pieces[1]).astype(np.int64) // plan.align_to) * plan.align_to
-        starts = Ragged(np.cumsum(sizes) - sizes, np.array([0, len(sizes)]))
-        shape = (self.pack_size, plan.align_to, np.dtype(np.int64), self.loss_mask_alignment)
-        return make_block(self._spool, pieces, starts, shape).bin(0)
-
-    def close(self) -> None:
-        """The spool belongs to whoever opened it."""
-
-    def __repr__(self) -> str:
-        return f"PlannedShard({self._spool!r}, bins={len(self):,}, pack_size={self.pack_size:,})"
-
-
 class PlanShard(Closing):
-    """The plan file of a chat store: row `i` is bin `i`, without the padding behind its last piece.
+    """The plan file of a chat store: row `i` is bin `i`, without the padding after its last piece.
 
-    Ids are of the store's dtype. The first token of a later piece of a split example is a token of
-    the piece before, repeated; its label is there.
+    Ids are of the store's dtype. The first token of a later piece of a split example repeats a
+    token of the piece before, where its label is.
     """
 
     loss_mask_alignment: Alignment = "label"
@@ -212,7 +220,7 @@ class PlanShard(Closing):
             yield from (_bin(rows, number) for number in range(len(rows.used)))
 
     def close(self) -> None:
-        """Let go of the token files; the next bin opens them again. May be called again."""
+        """Release the token files; the next bin opens them again. May be called again."""
         if self._rows is not None:
             self._rows.close()
         self._rows = None
@@ -246,92 +254,3 @@ def _reopen(path: Path, fingerprint: str) -> PlanShard:
     if shard.fingerprint != fingerprint:
         raise DamagedStoreError(f"{path}: was packed again since it was opened; open it again")
     return shard
-
-
-logger = logging.getLogger(__name__)
-
-
-def packed_format(path: str | Path) -> str:
-    """ "memmap", "parquet", "legacy" or "plan": what `open_packed` takes this for."""
-    path = path_to_read(path)
-    if not path.exists():
-        raise StoreNotFoundError(f"{path}: nothing is here")
-    if path.is_dir():
-        if (path / MANIFEST).exists():
-            refuse_spool(path)
-            return "memmap"
-        if any(path.glob("*.parquet")):
-            return "parquet"
-    elif path.suffix == ".parquet":
-        return "parquet"
-    elif path.suffix == ".npy":
-        return "legacy"
-    elif path.suffix == SUFFIX:
-        return "plan"
-    plans = [str(path / PACKS / f"{name}{SUFFIX}") for name in list_plans(path)]
-    raise StoreError(
-        f"{path}: no packed shard: wanted a folder with {MANIFEST} or *.parquet, a .parquet file, "
-        f"a {SUFFIX} file of a chat store, or a legacy .npy file"
-        + (f"; this store has {', '.join(plans)}" if plans else "")
-    )
-
-
-def refuse_spool(folder: Path) -> None:
-    """A spool has a manifest too, but its sequences are in no bins yet."""
-    fields, _ = read_json(folder, "packed shard")
-    if fields.get("format") == SPOOL:
-        raise StoreError(
-            f"{folder}: a spool, whose sequences are not packed yet: pack it with pack_from_spool, "
-            "and open what that writes"
-        )
-
-
-def open_packed(
-    path: str | Path,
-    *,
-    pack_size: SupportsIndex | None = None,
-    loss_mask_alignment: str | None = None,
-) -> PackedShard:
-    """The packed shard at `path`.
-
-    `pack_size` and `loss_mask_alignment`: for formats that do not say them (Parquet of others,
-    legacy files without a record); where one is said, another is refused. See `Alignment`.
-    """
-    path, found = Path(path).absolute(), packed_format(path)
-    if found == "parquet":
-        from shardmill.formats.packed.parquet import ParquetShard
-
-        return ParquetShard(path, pack_size=pack_size, loss_mask_alignment=loss_mask_alignment)
-    if found == "legacy":
-        return check_pack_size(_open_legacy(path, pack_size, loss_mask_alignment), pack_size)
-    kind = MemmapShard if found == "memmap" else PlanShard
-    return check_pack_size(kind(path, loss_mask_alignment=loss_mask_alignment), pack_size)
-
-
-def check_pack_size(shard: PackedShard, given: SupportsIndex | None) -> PackedShard:
-    """The same shard, if it has the pack size that a caller says, or the caller says none."""
-    if given is not None and given_pack_size(given) != shard.pack_size:
-        raise OptionError(f"{shard!r}: its pack_size is {shard.pack_size:,}, not {given!r}")
-    return shard
-
-
-def _open_legacy(path: Path, size: SupportsIndex | None, given: str | None) -> MemoryShard:
-    """What the record beside the file does not say: labels, and the length of the longest bin."""
-    from shardmill.formats.packed.legacy import check_record, iter_legacy_bins
-
-    logger.warning(
-        "%s: a legacy file is read into memory as a whole, in every process that opens it; "
-        "convert_legacy_to_memmap makes a shard that is mapped",
-        path,
-    )
-    record = check_record(path)
-    recorded = record.pack_size if record is not None else None
-    stored = record.loss_mask_alignment if record is not None else None
-    if given is not None and stored not in (None, given):
-        raise OptionError(f"{path}: its masks are aligned {stored!r}, not {given!r}")
-    return MemoryShard(
-        iter_legacy_bins(path),
-        str(path),
-        pack_size=given_pack_size(size) if recorded is None and size is not None else recorded,
-        loss_mask_alignment=stored or given or "label",
-    )

@@ -2,8 +2,8 @@
 
 Same spool and options, same bytes. Every token is in one bin, or the receipt says what became of
 it; bins that train nothing are counted and reported. Nothing is published until all is written.
-`pack_from_spool` refuses sequences that do not fit, unless told otherwise; `pack_with` takes any
-packer and cuts them, as the plan of this format does, and counts what it cut.
+`pack_from_spool` refuses sequences that do not fit, unless `long` says otherwise; `pack_with` takes
+any packer and cuts them, as specified for Nemotron, and counts what it cut.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,14 @@ import numpy.typing as npt
 
 from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError
-from shardmill.formats.packed.files import cannot_write
-from shardmill.formats.packed.memmap import token_dtype
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.open import packed_writer
 from shardmill.formats.packed.records import (
     WRITE_INSTEAD,
-    PackedShardWriter,
+    Alignment,
     checked_alignment,
     given_pack_size,
+    token_dtype,
 )
 from shardmill.formats.packed.spool import SequenceSpoolReader, Spool, plan_blocks
 from shardmill.packing import (
@@ -50,11 +49,14 @@ _NEMOTRON = {
     "first_fit_shuffle": "first-fit-shuffle",
     "concatenative": "concatenate",
 }
-"""What Nemotron calls our packers."""
+"""Nemotron's names for our packers."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}", re.ASCII)
-_ENDINGS = {"memmap_v1": "", "legacy_npy_pickle": ".npy", "parquet": ".parquet"}
-STORAGES = (*_ENDINGS,)
+_STORAGES = {  # name -> format, and the suffix of its path
+    "memmap_v1": ("memmap", ""),
+    "legacy_npy_pickle": ("legacy", ".npy"),
+    "parquet": ("parquet", ".parquet"),
+}
 
 
 def pack_from_spool(
@@ -74,11 +76,12 @@ def pack_from_spool(
 ) -> dict[str, JSON]:
     """Pack all sequences of `spool` into bins of `pack_size` tokens; the receipt is JSON.
 
-    The shard is `output_dir/shard_id`, `.npy` or `.parquet` behind it for the other storages.
-    `long` says what becomes of sequences over `pack_size`.
+    The shard is `output_dir/shard_id`, with `.npy` or `.parquet` for the other storages. `long`
+    says what becomes of sequences over `pack_size`.
     """
     size = given_pack_size(pack_size)
-    target = _Target(output_dir, shard_id, packed_storage, token_dtype(dtype), loss_mask_alignment)
+    alignment = checked_alignment(loss_mask_alignment)
+    target = _target(output_dir, shard_id, packed_storage, dtype, alignment)
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
     packer = packer_named(algorithm, seed)
     plan = packer(reader.lengths(), size, max_per_row=max_per_row, align_to=align_to, long=long)
@@ -105,12 +108,12 @@ def pack_with(
     """As `pack_from_spool`, with any packer; what does not fit into a bin is cut and counted.
 
     `packer`: the name of one of ours, or Nemotron's name for it; a function of lengths and pack
-    size; or an object whose `pack` takes a list of lengths. Either gives a `PackPlan`, an
-    assignment (`num_bins` and `bin_indices`), or a list of sequence numbers for each bin, with
-    every sequence in exactly one bin. Lengths are given as they are after the cut.
+    size; or an object whose `pack` takes a list of lengths. It returns a `PackPlan`, an assignment
+    (`num_bins` and `bin_indices`), or a list of sequence numbers for each bin, with every sequence
+    in exactly one bin. Lengths are given to it as they are after the cut.
     """
     size = given_pack_size(pack_size)
-    target = _Target(output_dir, shard_id, packed_storage, token_dtype(dtype), "label")
+    target = _target(output_dir, shard_id, packed_storage, dtype, "label")
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
     plan = _plan_by(packer, reader.lengths(), size)
     metrics = plan.metrics
@@ -133,60 +136,37 @@ def pack_with(
 
 def shard_name(shard_id: str, storage: str) -> str:
     """What a shard is called in its folder; both are checked."""
-    if storage not in STORAGES:
-        raise OptionError(f"packed_storage={storage!r}: wanted one of {STORAGES}")
+    if storage not in _STORAGES:
+        raise OptionError(f"packed_storage={storage!r}: wanted one of {(*_STORAGES,)}")
     if not isinstance(shard_id, str) or not _NAME.fullmatch(shard_id):
         raise OptionError(
             f"shard_id={shard_id!r:.120}: wanted 1 to 200 letters, digits, '_', '.' or "
             "'-', beginning with a letter or digit"
         )
-    return shard_id + _ENDINGS[storage]
+    return shard_id + _STORAGES[storage][1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a shard goes, and as what."""
+    """Where a shard goes, and in which form."""
 
-    output_dir: str | Path
+    path: Path
     shard_id: str
     storage: str
     dtype: np.dtype[Any]
-    alignment: str
+    alignment: Alignment
 
-    def __post_init__(self) -> None:
-        checked_alignment(self.alignment)
-        refuse_url(self.output_dir, "output_dir", instead=WRITE_INSTEAD)
-        shard_name(self.shard_id, self.storage)
 
-    @property
-    def path(self) -> Path:
-        return Path(self.output_dir) / shard_name(self.shard_id, self.storage)
-
-    def writer(self, plan: PackPlan) -> PackedShardWriter:
-        if self.storage == "memmap_v1":
-            sizes = (plan.metrics.num_rows, plan.metrics.capacity, len(plan.pieces))
-            return MemmapShardWriter(
-                self.path, *sizes, self.dtype, loss_mask_alignment=self.alignment
-            )
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self.path.parent, error) from error
-        if self.storage == "parquet":
-            from shardmill.formats.packed.parquet import ParquetShardWriter
-
-            return ParquetShardWriter(
-                self.path, plan.metrics.capacity, loss_mask_alignment=self.alignment
-            )
-        from shardmill.formats.packed.legacy import LegacyPickleWriter
-
-        return LegacyPickleWriter(
-            self.path, pack_size=plan.metrics.capacity, loss_mask_alignment=self.alignment
-        )
+def _target(
+    folder: str | Path, shard_id: str, storage: str, dtype: npt.DTypeLike, alignment: Alignment
+) -> _Target:
+    refuse_url(folder, "output_dir", instead=WRITE_INSTEAD)
+    path = Path(folder) / shard_name(shard_id, storage)
+    return _Target(path, shard_id, storage, token_dtype(dtype), alignment)
 
 
 def _plan_by(packer: Any, lengths: OffsetArray, size: int) -> PackPlan:
-    """What any kind of packer makes of these lengths, with what is cut in its metrics."""
+    """The plan of any kind of packer, with what is cut in its metrics."""
     capacity = getattr(packer, "bin_capacity", size)
     if capacity != size:
         raise OptionError(f"packer: its bin_capacity is {capacity}, but pack_size={size:,}")
@@ -245,16 +225,18 @@ def _write(
 ) -> dict[str, JSON]:
     """Write all rows of the plan; the receipt."""
     trained_labels = untrained_bins = first = 0
-    writer = target.writer(plan)
-    with writer if isinstance(writer, AbstractContextManager) else nullcontext():
+    metrics = plan.metrics
+    sizes = (metrics.num_rows, metrics.capacity, len(plan.pieces))
+    name = _STORAGES[target.storage][0]
+    with packed_writer(target.path, name, sizes, target.dtype, target.alignment) as writer:
         for block in plan_blocks(reader, plan, target.dtype, target.alignment):
-            if isinstance(writer, MemmapShardWriter) and block.width == writer.pack_size:
+            full = block.input_ids.shape[1] == metrics.capacity
+            if full and isinstance(writer, MemmapShardWriter):
                 writer.write_block(first, block)
             else:
                 for index in range(len(block)):
                     row = block.bin(index)
-                    starts = block.seq_starts[index]
-                    writer.write_bin(first + index, row.input_ids, row.loss_mask, starts)
+                    writer.write_bin(first + index, row.input_ids, row.loss_mask, row.seq_starts)
             labels = np.count_nonzero(block.loss_mask, axis=1)
             trained_labels += int(labels.sum())
             untrained_bins += int(np.count_nonzero(labels == 0))
@@ -269,20 +251,10 @@ def _write(
         "shard_id": target.shard_id,
         "output_path": str(target.path),
         "format": target.storage,
-        "pack_size": plan.metrics.capacity,
+        "pack_size": metrics.capacity,
         **choices,
         "dtype": target.dtype.name,
         "loss_mask_alignment": target.alignment,
-        **_account(plan),
-        "split_labels_lost": _labels_lost(reader, plan),
-        "trained_labels": trained_labels,
-        "untrained_bins": untrained_bins,
-    }
-
-
-def _account(plan: PackPlan) -> dict[str, JSON]:
-    metrics = plan.metrics
-    return {
         "num_bins": metrics.num_rows,
         "lower_bound": metrics.lower_bound,
         "num_sequences": metrics.num_examples,
@@ -296,12 +268,15 @@ def _account(plan: PackPlan) -> dict[str, JSON]:
         "truncated_tokens": metrics.truncated_tokens,
         "dropped": metrics.num_dropped,
         "dropped_tokens": metrics.dropped_tokens,
+        "split_labels_lost": _labels_lost(reader, plan),
+        "trained_labels": trained_labels,
+        "untrained_bins": untrained_bins,
     }
 
 
 def _labels_lost(reader: Spool, plan: PackPlan) -> int:
-    """Trained tokens that begin a later piece of a split sequence: what predicts them is in
-    another bin."""
+    """Trained tokens that begin a later piece of a split sequence: the token that predicts them is
+    in another bin."""
     inner = np.flatnonzero(plan.pieces.start > 0)
     if not len(inner):
         return 0

@@ -1,28 +1,10 @@
 """Packed shards as Parquet: one row per bin, three columns of lists.
 
-In: bins, in order; or a `.parquet` file, or a folder of them.  Out: a file; or bins in any order.
-Promise: the file appears whole or not at all and never over another one; memory is that of one row
-group, written or read; ids and borders are checked as they are read. The pack size and the meaning
-of the masks stand in the file's metadata, and so does a digest of every row group; for a file of
-others the caller says the pack size.
-Not here: what a bin must look like (records.py).
-
-Read packed Parquet shards, bin by bin, in any order.
-
-In: a `.parquet` file or a folder of them.  Out: `PackedBin`s.
-Promise: a bin costs its row group, and the last few row groups are kept; every list is checked:
-three columns, no nulls, whole numbers, ids that fit, the invariant of packed bins. Damage that
-Parquet itself finds becomes an error of ours with the file's name. A file of ours is checked
-against its seal when it is opened, and each row group against its digest when it is read.
-Not here: writing (parquet.py).
-
-What a packed Parquet file of ours says of itself, so that damage never becomes tokens.
-
-In: bins of a row group, and the keys of a file's metadata.  Out: digests and a seal, or checked.
-Promise: a file of ours gives the bins that were written, or an error. Page checksums leave out the
-footer and the headers of pages (which column, which encoding, how many values), so the digest is
-over the numbers as they come out of Parquet, and the seal over all that is said of them.
-Not here: reading and writing Parquet.
+Written in order, a row group at a time, and read in any order; memory is that of a row group. The
+file's metadata states the pack size, the alignment of the masks, a digest of every row group, and a
+seal over all that. Page checksums leave out the footer and the headers of pages (which column,
+which encoding, how many values), so the digest is over the numbers as they come out of Parquet. For
+a file of others the caller gives the pack size.
 """
 
 from __future__ import annotations
@@ -42,46 +24,38 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardmill.arguments import whole_number
-from shardmill.errors import (
-    DamagedStoreError,
-    OptionError,
-    StoreError,
-    StoreExistsError,
-    StoreNotFoundError,
-)
-from shardmill.formats.packed.files import check_plain
+from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
+from shardmill.formats.packed.files import FileShardWriter, check_plain
 from shardmill.formats.packed.records import (
-    WRITE_INSTEAD,
     Alignment,
-    Check,
     PackedBin,
     check_bin,
     checked_alignment,
-    given_bin,
     given_pack_size,
-    given_path,
     path_to_read,
 )
 from shardmill.protocols import Closing
-from shardmill.records import Ragged
-from shardmill.storage.atomic import cannot_write, sync_folder, temporary_name
+from shardmill.records import IntArray, Ragged
 
 VERSION = "1"
 COLUMNS = {"input_ids": "int32", "loss_mask": "uint8", "seq_start_id": "int32"}
 """The columns of lists, and the dtypes that we write."""
 
 _PREFIX = b"shardmill_"
-_SEAL = b"shardmill_seal"
+_SEAL, _DIGESTS = b"shardmill_seal", b"shardmill_row_groups"
 _KEYS = tuple(
     _PREFIX + name for name in (b"packed", b"pack_size", b"loss_mask_alignment", b"num_bins")
 )
-_DIGESTS = b"shardmill_row_groups"
 _DIGITS = 64
+_KEPT = 4  # row groups
+_ROW_GROUP = 1000  # bins
+# pyarrow has its own exception for most damage, and raises a built-in one for some
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSays:
-    """What a file's metadata says. None: the file is somebody else's."""
+class _Metadata:
+    """What a file's metadata states. None: the file is not ours."""
 
     pack_size: int | None = None
     loss_mask_alignment: str | None = None
@@ -89,7 +63,7 @@ class ParquetSays:
     digests: tuple[str, ...] | None = None  # of each row group
 
 
-def group_digest(columns: Sequence[Ragged]) -> str:
+def _group_digest(columns: Sequence[Ragged]) -> str:
     """sha256 over the lists of a row group, as dtypes of `COLUMNS`."""
     digest = hashlib.sha256()
     for column, dtype in zip(columns, COLUMNS.values(), strict=True):
@@ -99,19 +73,11 @@ def group_digest(columns: Sequence[Ragged]) -> str:
     return digest.hexdigest()
 
 
-def write_metadata(said: ParquetSays) -> dict[bytes, bytes]:
-    """The keys of a file of ours, with their seal."""
-    values = (VERSION, said.pack_size, said.loss_mask_alignment, said.num_bins)
-    plain = {key: str(value).encode() for key, value in zip(_KEYS, values, strict=True)}
-    plain[_DIGESTS] = "".join(said.digests or ()).encode()
-    return {**plain, _SEAL: _seal(plain)}
-
-
-def read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> ParquetSays:
-    """What a file says, checked against its seal."""
+def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Metadata:
+    """What a file states, checked against its seal."""
     ours = {key: value for key, value in metadata.items() if key.startswith(_PREFIX)}
     if not ours:
-        return ParquetSays()
+        return _Metadata()
     if ours.keys() != {*_KEYS, _DIGESTS, _SEAL} or ours.pop(_SEAL) != _seal(ours):
         raise DamagedStoreError(
             f"{path}: its metadata is not as shardmill wrote it: damaged, changed, or of another "
@@ -121,7 +87,7 @@ def read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> ParquetSays:
     if version != VERSION:
         raise DamagedStoreError(f"{path}: packed version {version!r}, wanted {VERSION!r}")
     digests = ours[_DIGESTS].decode()
-    return ParquetSays(
+    return _Metadata(
         pack_size=int(pack_size),
         loss_mask_alignment=alignment,
         num_bins=int(num_bins),
@@ -138,15 +104,11 @@ def _seal(plain: Mapping[bytes, bytes]) -> bytes:
     return digest.hexdigest().encode()
 
 
-_KEPT = 4  # row groups
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError)
-# pyarrow has an exception of its own for most damage, and a built-in one for some
-
-
 class ParquetShard(Closing):
-    """A read-only sequence of bins. Pickles as its path.
+    """A read-only sequence of bins: a `.parquet` file, or a folder of them. Pickles as its path.
 
-    `pack_size` and `loss_mask_alignment`: for files of others, whose metadata does not say them.
+    `pack_size` and `loss_mask_alignment`: for files of others, whose metadata does not state them.
+    A bin costs its row group; the last few row groups are kept.
     """
 
     def __init__(
@@ -157,17 +119,15 @@ class ParquetShard(Closing):
         loss_mask_alignment: str | None = None,
     ) -> None:
         self.path = path_to_read(path).absolute()
-        self._paths = _files(self.path)
         self._groups: list[tuple[Path, int, str | None]] = []  # file, number in it, digest
         self._firsts = [0]  # the first bin of each, and the number of all
-        said = [self._open(path) for path in self._paths]
-        sizes = [one.pack_size for one in said]
-        self.pack_size = _agreed(sizes, _given(pack_size), self.path)
+        files = [self._open(file) for file in _files(self.path)]
+        self.pack_size = _pack_size([file.pack_size for file in files], pack_size, self.path)
         self.loss_mask_alignment: Alignment = _alignment(
-            [one.loss_mask_alignment for one in said], loss_mask_alignment, self.path
+            [file.loss_mask_alignment for file in files], loss_mask_alignment, self.path
         )
-        self._said = (pack_size, loss_mask_alignment)
-        self._cache: OrderedDict[int, tuple[Ragged, Ragged, Ragged]] = OrderedDict()
+        self._given = (pack_size, loss_mask_alignment)
+        self._cache: OrderedDict[int, list[Ragged]] = OrderedDict()
 
     def __len__(self) -> int:
         return self._firsts[-1]
@@ -180,6 +140,7 @@ class ParquetShard(Closing):
         group = bisect_right(self._firsts, number) - 1
         ids, mask, starts = (column[number - self._firsts[group]] for column in self._group(group))
         where = f"{self._groups[group][0]}, bin {number:,}"
+        # files of others may have wider integers
         if len(ids) and (ids.min() < 0 or ids.max() >= 2**31):
             raise DamagedStoreError(f"{where}: ids {ids.min():,}..{ids.max():,}, wanted 0..2**31-1")
         if len(mask) and (mask.min() < 0 or mask.max() > 1):
@@ -193,32 +154,31 @@ class ParquetShard(Closing):
         return found
 
     def close(self) -> None:
-        """Let go of the row groups that are kept; may be called again."""
+        """Release the row groups that are kept; may be called again."""
         self._cache.clear()
 
     def __repr__(self) -> str:
         return f"ParquetShard({self.path.name!r}, bins={len(self):,}, pack_size={self.pack_size:,})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, *self._said)
+        return _reopen, (self.path, *self._given)
 
-    def _open(self, path: Path) -> ParquetSays:
-        """Note the row groups of a file; what it says of itself."""
-        metadata, said = _checked(path)
-        rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        digests = said.digests or (None,) * len(rows)
-        if len(digests) != len(rows) or said.num_bins not in (None, sum(rows)):
+    def _open(self, path: Path) -> _Metadata:
+        """Note the row groups of a file; what it states."""
+        rows, stated = _read_footer(path)
+        digests = stated.digests or (None,) * len(rows)
+        if len(digests) != len(rows) or stated.num_bins not in (None, sum(rows)):
             raise DamagedStoreError(
                 f"{path}: {sum(rows):,} bins in {len(rows):,} row groups, wanted "
-                f"{said.num_bins or 0:,} in {len(digests):,}; copy it again"
+                f"{stated.num_bins or 0:,} in {len(digests):,}; copy it again"
             )
         for group, (count, digest) in enumerate(zip(rows, digests, strict=True)):
             if count:
                 self._groups.append((path, group, digest))
                 self._firsts.append(self._firsts[-1] + count)
-        return said
+        return stated
 
-    def _group(self, number: int) -> tuple[Ragged, Ragged, Ragged]:
+    def _group(self, number: int) -> list[Ragged]:
         if number in self._cache:
             self._cache.move_to_end(number)
             return self._cache[number]
@@ -230,15 +190,15 @@ class ParquetShard(Closing):
             table.validate(full=True)
         except _UNREADABLE as error:
             raise _damaged(path, error) from error
-        ids, mask, starts = (_ragged(table.column(name), path, rows) for name in COLUMNS)
-        if digest is not None and group_digest((ids, mask, starts)) != digest:
+        columns = [_ragged(table.column(name), path, rows) for name in COLUMNS]
+        if digest is not None and _group_digest(columns) != digest:
             raise DamagedStoreError(
                 f"{path}: row group {group:,} is not what was written; copy it again"
             )
-        self._cache[number] = ids, mask, starts
-        while len(self._cache) > _KEPT:
+        self._cache[number] = columns
+        if len(self._cache) > _KEPT:
             self._cache.popitem(last=False)
-        return self._cache[number]
+        return columns
 
 
 def _files(path: Path) -> list[Path]:
@@ -255,13 +215,14 @@ def _open_file(path: Path) -> Any:
     return pq.ParquetFile(str(path), page_checksum_verification=True)
 
 
-def _checked(path: Path) -> tuple[Any, ParquetSays]:
-    """The metadata of the file, if its columns are those of a packed shard."""
+def _read_footer(path: Path) -> tuple[list[int], _Metadata]:
+    """Bins of each row group, and what the metadata states, if the columns are those of a shard."""
     try:
         with _open_file(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
             kinds = {name: schema.field(name).type for name in COLUMNS if name in schema.names}
-            said = read_metadata(metadata.metadata or {}, path)
+            stated = _read_metadata(metadata.metadata or {}, path)
+            rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except _UNREADABLE as error:
         if isinstance(error, StoreError):
             raise
@@ -273,11 +234,11 @@ def _checked(path: Path) -> tuple[Any, ParquetSays]:
                 "is no packed shard"
             )
         # a wider type could hide other numbers behind the same digest
-        if said.digests is not None and kinds[name] != pa.list_(pa.from_numpy_dtype(dtype)):
+        if stated.digests is not None and kinds[name] != pa.list_(pa.from_numpy_dtype(dtype)):
             raise DamagedStoreError(
                 f"{path}: column {name} is {kinds[name]}, wanted lists of {dtype}; copy it again"
             )
-    return metadata, said
+    return rows, stated
 
 
 def _holds_lists(kind: Any) -> bool:
@@ -300,15 +261,11 @@ def _ragged(column: Any, path: Path, rows: int) -> Ragged:
     return Ragged.from_lengths(flat.to_numpy(), lengths)
 
 
-def _given(pack_size: SupportsIndex | None) -> int | None:
-    return None if pack_size is None else given_pack_size(pack_size)
-
-
-def _agreed(said: list[int | None], given: int | None, path: Path) -> int:
-    sizes = {given_pack_size(size) for size in (*said, given) if size is not None}
+def _pack_size(stated: list[int | None], given: SupportsIndex | None, path: Path) -> int:
+    sizes = {given_pack_size(size) for size in (*stated, given) if size is not None}
     if len(sizes) > 1:
         raise OptionError(f"{path}: pack_size is said to be {sorted(sizes)}; wanted one of them")
-    if given is None and None in said:
+    if given is None and None in stated:
         raise OptionError(
             f"{path}: does not say its pack_size: pass it (pack_size=N), or turn the file "
             "into a shard that says it, with `shardmill convert --from parquet --to memmap "
@@ -317,11 +274,11 @@ def _agreed(said: list[int | None], given: int | None, path: Path) -> int:
     return sizes.pop()
 
 
-def _alignment(said: list[str | None], given: str | None, path: Path) -> Alignment:
-    found = {text for text in (*said, given) if text is not None}
+def _alignment(stated: list[str | None], given: str | None, path: Path) -> Alignment:
+    found = {text for text in (*stated, given) if text is not None}
     if len(found) > 1:
         raise OptionError(f"{path}: its masks are said to be {sorted(found)}; wanted one of them")
-    return checked_alignment(found.pop()) if found else "label"  # what others who write it do
+    return checked_alignment(found.pop()) if found else "label"  # as other programs write it
 
 
 def _damaged(path: Path, error: Exception) -> DamagedStoreError:
@@ -332,11 +289,10 @@ def _reopen(path: Path, pack_size: int | None, alignment: str | None) -> Parquet
     return ParquetShard(path, pack_size=pack_size, loss_mask_alignment=alignment)
 
 
-_ROW_GROUP = 1000  # bins
+class ParquetShardWriter(FileShardWriter):
+    """Writes a row group of bins at a time."""
 
-
-class ParquetShardWriter:
-    """Bins go to the file a row group at a time; `finalize` gives it its name."""
+    pack_size: int
 
     def __init__(
         self,
@@ -347,72 +303,59 @@ class ParquetShardWriter:
         row_group_size: SupportsIndex = _ROW_GROUP,
         compression: str = "zstd",
     ) -> None:
-        self.output_path = given_path(output_path, "output_path", instead=WRITE_INSTEAD)
-        self.pack_size = given_pack_size(pack_size)
-        self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
-        self.num_bins = self.num_tokens = self.num_sequences = 0
+        self.num_tokens = self.num_sequences = 0
         self._group = whole_number(row_group_size, "row_group_size")
+        self._compression = compression
         self._bins: list[tuple[npt.NDArray[Any], ...]] = []
         self._digests: list[str] = []
-        self._refuse_existing()
-        self._temporary = temporary_name(self.output_path)
-        self._schema = _schema()
-        try:
-            self.output_path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: Any = pq.ParquetWriter(
-                str(self._temporary),
-                self._schema,
-                compression=compression,
-                write_page_checksum=True,
-            )
-        except OSError as error:
-            raise cannot_write(self.output_path, error) from error
+        super().__init__(output_path, pack_size, loss_mask_alignment)
 
-    def write_bin(
-        self,
-        bin_id: SupportsIndex,
-        input_ids: npt.ArrayLike,
-        loss_mask: npt.ArrayLike,
-        seq_start_id: npt.ArrayLike,
-    ) -> None:
-        """The next bin: its number must be the number of bins written so far."""
-        number = whole_number(bin_id, "bin_id", least=0)
-        where = f"{self.output_path}, bin {number:,}"
-        given = (input_ids, loss_mask, seq_start_id)
-        ids, mask, starts = given_bin(given, self.pack_size, np.dtype(np.int32), where)
-        if number != self.num_bins or self._file is None:
-            state = f"the next is {self.num_bins:,}" if self._file else "the writer is finished"
-            raise OptionError(
-                f"{self.output_path}: bin {number:,}, but {state}; Parquet is written in order "
-                "(memmap takes any order)"
-            )
+    def _create(self) -> None:
+        self._schema = pa.schema(
+            [(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in COLUMNS.items()]
+        )
+        self._file: Any = pq.ParquetWriter(
+            str(self._temporary),
+            self._schema,
+            compression=self._compression,
+            write_page_checksum=True,
+        )
+
+    def _add(self, ids: IntArray, mask: IntArray, starts: IntArray) -> None:
         parts = zip((ids, mask, starts), COLUMNS.values(), strict=True)
         self._bins.append(tuple(part.astype(dtype) for part, dtype in parts))  # copies
-        self.num_bins += 1
         self.num_tokens += len(ids)
         self.num_sequences += len(starts)
         if len(self._bins) == self._group:
             self._flush()
 
-    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
-        """Publish the file; returns what it holds. `check` as in `Check`."""
-        if self._file is None:
-            raise OptionError(f"{self.output_path}: this writer is finished; make another one")
+    def _flush(self) -> None:
+        if not self._bins:
+            return
+        columns = [
+            Ragged.from_lengths(np.concatenate(parts), [len(part) for part in parts])
+            for parts in zip(*self._bins, strict=True)
+        ]
+        table = pa.table([_lists(column) for column in columns], schema=self._schema)
+        self._file.write_table(table, row_group_size=len(self._bins))
+        self._digests.append(_group_digest(columns))
+        self._bins = []
+
+    def _complete(self) -> None:
         self._flush()
-        try:
-            self._file.add_key_value_metadata(self._says())
+        values = (VERSION, self.pack_size, self.loss_mask_alignment, self.num_bins)
+        plain = {key: str(value).encode() for key, value in zip(_KEYS, values, strict=True)}
+        plain[_DIGESTS] = "".join(self._digests).encode()
+        self._file.add_key_value_metadata({**plain, _SEAL: _seal(plain)})
+        self._file.close()
+        with self._temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+
+    def _close(self) -> None:
+        if self._file.is_open:
             self._file.close()
-            with self._temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            if check is not None:
-                check(self._temporary)
-            self._refuse_existing()
-            self._temporary.rename(self.output_path)
-            sync_folder(self.output_path.parent)
-        except OSError as error:
-            raise cannot_write(self.output_path, error) from error
-        finally:
-            self.abort()
+
+    def _receipt(self) -> dict[str, Any]:
         return {
             "format": "packed_parquet",
             "version": VERSION,
@@ -423,58 +366,6 @@ class ParquetShardWriter:
             "num_sequences": self.num_sequences,
         }
 
-    def abort(self) -> None:
-        """Remove what was written; may be called again. A finished file stays."""
-        file, self._file = self._file, None
-        if file is not None and file.is_open:
-            file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> ParquetShardWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
-
-    def _flush(self) -> None:
-        if not self._bins:
-            return
-        columns = [
-            Ragged.from_lengths(np.concatenate(parts), [len(part) for part in parts])
-            for parts in zip(*self._bins, strict=True)
-        ]
-        arrays = [_lists(column) for column in columns]
-        try:
-            self._file.write_table(
-                pa.table(arrays, schema=self._schema), row_group_size=len(self._bins)
-            )
-        except OSError as error:
-            raise cannot_write(self.output_path, error) from error
-        self._digests.append(group_digest(columns))
-        self._bins = []
-
-    def _says(self) -> dict[bytes, bytes]:
-        return write_metadata(
-            ParquetSays(
-                pack_size=self.pack_size,
-                loss_mask_alignment=self.loss_mask_alignment,
-                num_bins=self.num_bins,
-                digests=tuple(self._digests),
-            )
-        )
-
-    def _refuse_existing(self) -> None:
-        if self.output_path.exists():
-            raise StoreExistsError(
-                f"{self.output_path}: is here already; remove it or choose another name"
-            )
-
-
-def _schema() -> Any:
-    return pa.schema(
-        [(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in COLUMNS.items()]
-    )
-
 
 def _lists(column: Ragged) -> Any:
     if column.offsets[-1] >= 2**31:
@@ -484,6 +375,3 @@ def _lists(column: Ragged) -> Any:
         )
     offsets = pa.array(column.offsets.astype(np.int32))
     return pa.ListArray.from_arrays(offsets, pa.array(column.values))
-
-
-__all__ = ["ParquetShard", "ParquetShardWriter"]

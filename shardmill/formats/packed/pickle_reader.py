@@ -1,221 +1,428 @@
 """Read the pickle of a legacy packed `.npy` without unpickling it.
 
-In: a `PickleBytes` at the first opcode.  Out: the bins, one after another, as three arrays each.
-Promise: no module is imported, no class is looked up, no constructor is called: the opcodes of this
-one format are interpreted here, and every other opcode, name or value is refused before anything
-could come of it. A bin is given as soon as it is complete and forgotten; memory is that of the
-largest bin and of what the file shares between bins (at most 64 MiB), whatever the file's size.
-Not here: the header of the file, what a bin must look like (legacy_reader.py); what opcodes do to
-the stack (pickle_calls.py, pickle_containers.py).
+No module is imported, no class is looked up, no constructor is called. A small stack machine
+interprets the opcodes of this one format, and refuses every other opcode, name or value before it
+has any effect. The four names of numpy that the format needs are compared, never looked up. A bin
+is yielded as soon as it is complete and then forgotten; memory is that of the largest bin and of
+what the file shares between bins (at most 64 MiB), whatever the file's size.
 
 The format: one object array whose elements are dicts of three lists of numbers, of three numpy
-arrays, or of a mixture, as np.save writes them with pickle protocol 3 or 4; 5 is
-read for lists, where it is the same.
-
-Numbers, names and numpy arrays of a legacy pickle.
-
-In: the bytes behind an opcode, or arguments on the stack.  Out: values on the stack.
-Promise: four names of numpy are known, and they are compared, never looked up; a call of them makes
-a value of ours (pickle_values.py) from whole numbers alone; anything else is refused.
-Not here: lists and dicts (pickle_containers.py).
-
-Lists, tuples and dicts of a legacy pickle.
-
-In: values on the stack.  Out: lists of numbers, and bins as soon as they are complete.
-Promise: the only list of anything but numbers is that of the bins, and the only dicts are bins,
-with three keys, each once; a complete bin is given away and not kept.
-Not here: numbers and arrays (pickle_calls.py).
-
-The stack of the machine that reads a legacy pickle.
-
-In: the bytes of the pickle.  Out: what lies on the stack, and the two ways to refuse it.
-Promise: nothing is taken from where nothing is; an error says which byte of which file.
-Not here: what is put there (pickle_calls.py, pickle_containers.py), opcodes (unpickle.py).
+arrays, or of a mixture, as np.save writes them with pickle protocol 3 or 4; 5 is read for lists,
+where it is the same.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, BinaryIO, Final, Literal
+
+import numpy as np
 
 from shardmill.errors import DamagedStoreError, StoreError
-from shardmill.formats.packed.pickle_values import (
-    MOST_TOKENS,
-    Array,
-    Bin,
-    DType,
-    Global,
-    Memo,
-    Numbers,
-    Outer,
-    PickleBytes,
-    Sign,
-    begins_run,
-    global_named,
-)
+from shardmill.formats.packed.pickle_runs import NUMBERS, PickleBytes, PickleDamagedError
+from shardmill.records import IntArray
+
+FIELDS = ("input_ids", "loss_mask", "seq_start_id")
+MAX_TOKENS: Final = 2**24
+"""The length of the longest bin that is read: 16 million tokens."""
+
+_MAX_KEPT = 2**16  # names and shared objects of a whole file
+_MAX_SHARED = 2**26  # bytes of them
+_MAX_RECENT = 2**25  # bytes of bins that may be referred to again
+_MAX_OF_A_BIN = 2**20  # objects of one bin
+_MAX_STACK = 2**16  # a thousand bins, and a dozen other things
+_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+_OBJECT = ("O8", "O4", "O")
+_OBJECT_FLAGS = 63  # of dtype("O"), in every numpy; those of whole numbers are 0
+_OPCODE_NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
 
 
-class PickleStack:
-    """What every part of the machine works on."""
+def read_bins(file: BinaryIO, size: int, where: str) -> Iterator[dict[str, IntArray]]:
+    """The bins of a pickle of `size` bytes, which begins here, in order, as three arrays each.
+
+    When it ends without an error, the array was complete and its end was read.
+    """
+    data = PickleBytes(file, size)
+    machine = _Machine(data)
+    while not machine.stopped:
+        try:
+            machine.step()
+        except _RefusedError as error:
+            raise StoreError(
+                f"{where}, byte {data.position:,}: refused: {error}; a packed .npy holds dicts of "
+                "numbers and nothing else. Nothing was run; do not load this file with pickle"
+            ) from None
+        except PickleDamagedError as error:
+            raise DamagedStoreError(
+                f"{where}, byte {data.position:,}: damaged: {error}; copy it again"
+            ) from None
+        if machine.ready is not None:
+            ready, machine.ready = machine.ready, None
+            yield ready
+
+
+class _RefusedError(Exception):
+    """A pickle of something else; the message says what was found."""
+
+
+class _Sign(Enum):
+    """Stack entries that hold no value."""
+
+    MARK = "mark"
+    DONE = "a bin that was yielded"
+
+
+class _Global(Enum):
+    RECONSTRUCT = "_reconstruct"
+    NDARRAY = "ndarray"
+    DTYPE = "dtype"
+    SCALAR = "scalar"
+
+
+_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 1 and numpy 2
+_GLOBALS = {
+    **{(module, "_reconstruct"): _Global.RECONSTRUCT for module in _MULTIARRAY},
+    **{(module, "scalar"): _Global.SCALAR for module in _MULTIARRAY},
+    ("numpy", "ndarray"): _Global.NDARRAY,
+    ("numpy", "dtype"): _Global.DTYPE,
+}
+
+
+class _Outer:
+    """The list of all elements of the array: only their number is kept."""
+
+    count = 0
+
+
+class _Numbers:
+    """A list of whole numbers that is being read."""
+
+    def __init__(self) -> None:
+        self._chunks: list[IntArray] = []
+        self._values: IntArray | None = None  # when the list is complete
+        self.count = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self._chunks)
+
+    def add(self, chunk: IntArray) -> None:
+        if self._values is not None:
+            raise _RefusedError("a list that grows after it was used")
+        self.count += len(chunk)
+        if self.count > MAX_TOKENS:
+            raise _RefusedError(f"a list of more than {MAX_TOKENS:,} numbers")
+        self._chunks.append(chunk)
+
+    def values(self) -> IntArray:
+        """All of them, as int32 or int64."""
+        if self._values is None:
+            self._values = np.concatenate([np.empty(0, np.int32), *self._chunks])
+            self._chunks = [self._values]
+        return self._values
+
+
+class _DType:
+    """A dtype of whole numbers, or that of objects."""
+
+    def __init__(self, name: object) -> None:
+        if not isinstance(name, str) or name not in (*_DTYPES, *_OBJECT):
+            raise _RefusedError(f"the dtype {name!r:.60} (wanted whole numbers)")
+        self.name, self.is_object = name, name in _OBJECT
+        self._order: Literal["<", ">", "|", "="] | None = None
+
+    def build(self, state: tuple[Any, ...]) -> bool:
+        """Take the byte order, once; no subarrays, fields, metadata or other flags."""
+        flags = _OBJECT_FLAGS if self.is_object else 0
+        plain = len(state) == 8 and state[0] == 3 and state[2:] == (None, None, None, -1, -1, flags)
+        if not plain or self._order is not None or state[1] not in ("<", ">", "|", "="):
+            return False
+        self._order = state[1]
+        return True
+
+    def numbers(self, raw: object, count: int) -> IntArray | None:
+        """`count` numbers in these bytes; None if they are not exactly that."""
+        if self.is_object or not isinstance(raw, bytes):
+            return None
+        stored = np.dtype("u1" if self.name == "b1" else self.name)
+        if len(raw) != count * stored.itemsize:
+            return None
+        found: IntArray = np.frombuffer(raw, stored.newbyteorder(self._order or "="))
+        if self.name == "b1" and count and found.max() > 1:
+            return None
+        return found.astype(stored, copy=False)
+
+
+class _Array:
+    """A numpy array that is being read."""
+
+    def __init__(self) -> None:
+        self._values: IntArray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._values is None else self._values.nbytes
+
+    def build(self, state: tuple[Any, ...]) -> bool:
+        """Take (version, shape, dtype, fortran, bytes), once: one dimension of numbers."""
+        version, shape, dtype, fortran, raw = state
+        if version != 1 or not isinstance(dtype, _DType) or fortran not in (0, 1):
+            return False
+        if not isinstance(shape, tuple) or len(shape) != 1 or not isinstance(shape[0], int):
+            return False
+        if self._values is not None or not 0 <= shape[0] <= MAX_TOKENS:
+            return False
+        self._values = dtype.numbers(raw, shape[0])
+        return self._values is not None
+
+    def values(self) -> IntArray | None:
+        return self._values
+
+
+class _Memo:
+    """What a pickle may refer back to: names for ever, lists and bins for a while.
+
+    Whatever is referred to once is kept from then on, so a list that all bins share stays.
+    """
+
+    def __init__(self) -> None:
+        self.num_put = 0
+        self._kept: dict[int, Any] = {}
+        self._recent: dict[int, Any] = {}
+        self._young: list[int] = []  # put since the last bin was complete
+        self._old: deque[tuple[list[int], int]] = deque()
+        self._recent_bytes = self._shared_bytes = 0
+
+    def put(self, index: int, value: object) -> None:
+        if index != self.num_put:  # every pickler counts
+            raise _RefusedError(f"it keeps object {index:,} where {self.num_put:,} comes next")
+        self.num_put += 1
+        is_short = isinstance(value, bytes) and len(value) < 2
+        if is_short or isinstance(value, str | _Global | _DType):
+            self._keep(index, value)
+        elif isinstance(value, _Numbers | _Array | dict | int):
+            if len(self._young) >= _MAX_OF_A_BIN:
+                raise _RefusedError(f"more than {_MAX_OF_A_BIN:,} objects in a bin")
+            self._young.append(index)
+            self._recent[index] = value
+        # numpy makes new tuples and long bytes each time: nothing refers to them
+
+    def get(self, index: int) -> Any:
+        if index in self._kept:
+            return self._kept[index]
+        value = self._recent.pop(index, None)
+        if value is None:
+            raise _RefusedError(
+                f"it refers to object {index:,}, which does not exist or is no longer kept; save "
+                "it with a copy for each bin"
+            )
+        self._shared_bytes += _nbytes(value)
+        if self._shared_bytes > _MAX_SHARED:
+            raise _RefusedError(f"more than {_MAX_SHARED:,} bytes shared between bins")
+        self._keep(index, value)
+        return value
+
+    def bin_done(self, num_bytes: int) -> None:
+        """A bin of `num_bytes` is complete: forget what is too far back."""
+        self._old.append((self._young, num_bytes + 64 * len(self._young)))
+        self._recent_bytes += self._old[-1][1]
+        self._young = []
+        while self._recent_bytes > _MAX_RECENT:
+            indices, size = self._old.popleft()
+            self._recent_bytes -= size
+            for index in indices:
+                self._recent.pop(index, None)
+
+    def _keep(self, index: int, value: object) -> None:
+        if len(self._kept) >= _MAX_KEPT:
+            raise _RefusedError(f"more than {_MAX_KEPT:,} names and shared objects")
+        self._kept[index] = value
+
+
+def _nbytes(value: object) -> int:
+    if isinstance(value, dict):
+        return sum(array.nbytes for array in value.values())
+    return value.nbytes if isinstance(value, _Numbers | _Array) else 0
+
+
+class _Machine:
+    """A stack machine that has no way to run anything. A dict on the stack is an open bin."""
 
     def __init__(self, data: PickleBytes) -> None:
-        self.ready: Bin | None = None  # the bin that the last step completed
-        self._data, self._memo = data, Memo(data.where)
+        self.stopped = False
+        self.ready: dict[str, IntArray] | None = None  # the bin that the last step completed
+        self._data, self._memo = data, _Memo()
         self._stack: list[Any] = []
-        self._outer: Outer | None = None
+        self._outer: _Outer | None = None
+        self._whole: _Array | None = None  # the array around all bins, when it is complete
+        self._frame_end = 0  # the byte after the current frame; already passed if there is none
 
-    def _mark(self) -> None:
-        self._stack.append(Sign.MARK)
+    def step(self) -> None:
+        """Interpret one opcode, or a run of numbers."""
+        position, opcode = self._data.position, self._data.peek()
+        if opcode in NUMBERS:
+            self._push_run()
+        else:
+            self._data.take(1)
+            if opcode not in _ACTIONS:
+                raise _RefusedError(f"opcode {_OPCODE_NAMES.get(opcode, hex(opcode))}")
+            action, *arguments = _ACTIONS[opcode]
+            action(self, *arguments)
+            if opcode == _FRAME:
+                return
+        if position < self._frame_end < self._data.position:
+            raise PickleDamagedError("a frame that ends inside a value")
+        if len(self._stack) > _MAX_STACK:
+            raise _RefusedError(f"more than {_MAX_STACK:,} objects at a time")
 
-    def _above_mark(self) -> list[Any]:
-        for place in range(len(self._stack) - 1, -1, -1):
-            if self._stack[place] is Sign.MARK:
-                items = self._stack[place + 1 :]
-                del self._stack[place:]
-                return items
-        raise self._damaged("the end of a list that has no beginning")
+    # the pickle as a whole
+
+    def _protocol(self) -> None:
+        version = self._data.integer(1)
+        if not 3 <= version <= 5 or self._stack:
+            raise _RefusedError(f"pickle protocol {version} (3 to 5 are read)")
+
+    def _frame(self) -> None:
+        """Frames carry no data, so an impossible one is damage: they follow one another and end
+        with the file at the latest."""
+        begin, size = self._data.position - 1, self._data.integer(8)
+        if begin < self._frame_end:
+            raise PickleDamagedError("a frame inside a frame")
+        if size > self._data.left:
+            raise PickleDamagedError(f"a frame of {size:,} bytes, but {self._data.left:,} are left")
+        self._frame_end = self._data.position + size
+
+    def _stop(self) -> None:
+        if self._whole is None or self._stack != [self._whole]:
+            raise PickleDamagedError("it ends without an array of bins")
+        if self._data.left:
+            raise PickleDamagedError(f"{self._data.left:,} bytes after its end")
+        self.stopped = True
+
+    # the stack and the memo
+
+    def _push(self, value: object) -> None:
+        self._stack.append(value)
 
     def _pop(self) -> Any:
         if not self._stack:
-            raise self._damaged("it takes from an empty stack")
+            raise PickleDamagedError("it takes from an empty stack")
         return self._stack.pop()
 
-    def _top(self) -> Any:
-        if not self._stack or isinstance(self._stack[-1], Sign):
-            raise self._damaged("it keeps something that is not there")
-        return self._stack[-1]
+    def _above_mark(self) -> list[Any]:
+        for place in range(len(self._stack) - 1, -1, -1):
+            if self._stack[place] is _Sign.MARK:
+                items = self._stack[place + 1 :]
+                del self._stack[place:]
+                return items
+        raise PickleDamagedError("the end of a list that has no beginning")
 
-    def _refused(self, what: str) -> StoreError:
-        return StoreError(
-            f"{self._data.where}, byte {self._data.place:,}: refused: {what}; a packed .npy holds "
-            "dicts of numbers and nothing else. Nothing was run; do not load this file with pickle"
-        )
+    def _put(self, width: int | None) -> None:
+        """Keep the top of the stack, under the next number if none is given."""
+        index = self._memo.num_put if width is None else self._data.integer(width)
+        if not self._stack or isinstance(self._stack[-1], _Sign):
+            raise PickleDamagedError("it keeps something that does not exist")
+        self._memo.put(index, self._stack[-1])
 
-    def _damaged(self, what: str) -> DamagedStoreError:
-        return DamagedStoreError(
-            f"{self._data.where}, byte {self._data.place:,}: damaged: {what}; copy it again"
-        )
+    def _get(self, width: int) -> None:
+        found = self._memo.get(self._data.integer(width))
+        if isinstance(found, dict):  # a bin that was there before: np.save([one, one])
+            if len(found) < len(FIELDS):
+                raise _RefusedError("a dict inside itself")
+            self._check_element()
+            self.ready, found = found, _Sign.DONE
+        self._stack.append(found)
 
-
-class PickleCalls(PickleStack):
-    """The opcodes that make values."""
+    # numbers, names and numpy's arrays
 
     def _push_run(self) -> None:
-        marked = len(self._stack) > 1 and self._stack[-1] is Sign.MARK
+        marked = len(self._stack) > 1 and self._stack[-1] is _Sign.MARK
         target = self._stack[-2] if marked else None
-        if not isinstance(target, Numbers):
+        if isinstance(target, _Numbers):
+            # they belong to the list already: nothing but APPENDS can follow in this format
+            target.add(self._data.numbers(is_new=target.count == 0))
+        else:
             self._stack.append(self._data.number())
-            return
-        # they belong to the list already: nothing but APPENDS can follow in this format
-        problem = target.add(self._data.numbers(is_new=target.is_empty))
-        if problem:
-            raise self._refused(problem)
 
     def _long(self) -> None:
         size = self._data.integer(1)
-        self._stack.append(int.from_bytes(self._data.take(min(size, 9)), "little", signed=True))
         if size > 9:
-            raise self._refused("a number of more than 64 bits")
+            raise _RefusedError("a number of more than 64 bits")
+        self._stack.append(int.from_bytes(self._data.take(size), "little", signed=True))
 
-    def _unicode(self, width: int) -> None:
-        raw = self._data.take(self._checked_size(self._data.integer(width), 255, "a name"))
-        try:
-            self._stack.append(raw.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise self._damaged("a name that is no UTF-8") from error
-
-    def _bytes(self, width: int) -> None:
-        size = self._checked_size(self._data.integer(width), 8 * MOST_TOKENS, "bytes")
+    def _bytes(self, width: int, most: int) -> None:
+        size = self._data.integer(width)
+        if size > most:
+            raise _RefusedError(f"{size:,} bytes in one value (at most {most:,} are read)")
         self._stack.append(self._data.take(size))
 
-    def _checked_size(self, size: int, most: int, what: str) -> int:
-        if size > most:
-            raise self._refused(f"{what} of {size:,} bytes (at most {most:,} are read)")
-        return size
+    def _unicode(self, width: int) -> None:
+        self._bytes(width, 255)
+        try:
+            self._stack.append(self._pop().decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise PickleDamagedError("a name that is no UTF-8") from error
 
     def _global(self) -> None:
-        module, name = self._data.line(), self._data.line()
-        self._stack.append(self._known(module, name))
+        self._stack += [self._data.line(), self._data.line()]
+        self._stack_global()
 
     def _stack_global(self) -> None:
         name, module = self._pop(), self._pop()
-        self._stack.append(self._known(module, name))
-
-    def _known(self, module: object, name: object) -> Global:
-        found = global_named(module, name)
+        found = None
+        if isinstance(module, str) and isinstance(name, str):
+            found = _GLOBALS.get((module, name))
         if found is None:
-            raise self._refused(f"the name {module!s:.60}.{name!s:.60}")
-        return found
+            raise _RefusedError(f"the name {module!s:.60}.{name!s:.60}")
+        self._stack.append(found)
 
     def _reduce(self) -> None:
         args, function = self._pop(), self._pop()
         if not isinstance(args, tuple):
-            raise self._damaged("a call without arguments")
-        if function is Global.RECONSTRUCT and args == (Global.NDARRAY, (0,), b"b"):
-            self._stack.append(Array())
-        elif function is Global.DTYPE and len(args) == 3 and args[1:] in ((False, True), (0, 1)):
-            self._stack.append(self._dtype(args[0]))
-        elif function is Global.SCALAR and len(args) == 2 and isinstance(args[0], DType):
-            self._stack.append(self._scalar(args[0], args[1]))
+            raise PickleDamagedError("a call without arguments")
+        if function is _Global.RECONSTRUCT and args == (_Global.NDARRAY, (0,), b"b"):
+            self._stack.append(_Array())
+        elif function is _Global.DTYPE and len(args) == 3 and args[1:] in ((False, True), (0, 1)):
+            self._stack.append(_DType(args[0]))
+        elif function is _Global.SCALAR and len(args) == 2 and isinstance(args[0], _DType):
+            scalar = args[0].numbers(args[1], 1)
+            if scalar is None:
+                raise _RefusedError(f"a scalar of dtype {args[0].name}")
+            self._stack.append(int(scalar[0]))
         else:
-            raise self._refused(f"the call {function!s:.60}{_shown(args)}")
-
-    def _dtype(self, name: object) -> DType:
-        found = DType.named(name)
-        if found is None:
-            raise self._refused(f"the dtype {name!r:.60} (wanted whole numbers)")
-        return found
-
-    def _scalar(self, dtype: DType, raw: object) -> int:
-        found = dtype.numbers(raw, 1)
-        if found is None:
-            raise self._refused(f"a scalar of dtype {dtype.name}")
-        return int(found[0])
+            raise _RefusedError(f"the call {function!s:.60}{_shown(args)}")
 
     def _build(self) -> None:
         state, target = self._pop(), self._stack[-1] if self._stack else None
-        if isinstance(target, DType) and isinstance(state, tuple) and target.build(state):
+        if isinstance(target, _DType) and isinstance(state, tuple) and target.build(state):
             return
-        if not isinstance(target, Array) or not isinstance(state, tuple) or len(state) != 5:
-            raise self._refused(f"a state for {type(target).__name__.lower()}: {_shown(state)}")
+        if not isinstance(target, _Array) or not isinstance(state, tuple) or len(state) != 5:
+            raise _RefusedError(f"a state for {_kind(target)}: {_shown(state)}")
         if state[4] is self._outer and self._outer is not None:
-            self._finish_outer(target, state)
+            version, shape, dtype, fortran, outer = state
+            plain = version == 1 and fortran in (False, True)
+            if not plain or not isinstance(dtype, _DType) or not dtype.is_object:
+                raise _RefusedError(f"an outer array of {_shown(state[:4])}")
+            if shape != (outer.count,):
+                raise PickleDamagedError(f"{outer.count:,} bins in an array of shape {shape!r:.60}")
+            if len(self._stack) != 1:
+                raise _RefusedError("an array inside something else")
+            self._whole = target
         elif not target.build(state):
-            raise self._refused(f"an array of {_shown(state[:4])}")
+            raise _RefusedError(f"an array of {_shown(state[:4])}")
 
-    def _finish_outer(self, target: Array, state: tuple[Any, ...]) -> None:
-        version, shape, dtype, fortran, outer = state
-        plain = version == 1 and fortran in (False, True)
-        if not plain or not isinstance(dtype, DType) or not dtype.is_object:
-            raise self._refused(f"an outer array of {_shown(state[:4])}")
-        if shape != (outer.count,):
-            raise self._damaged(f"{outer.count:,} bins in an array of shape {shape!r:.60}")
-        if len(self._stack) != 1:
-            raise self._refused("an array inside of something else")
-        target.outer_count = outer.count
-
-
-def _shown(value: object) -> str:
-    plain = str | bytes | int | bool | None
-    items = value if isinstance(value, tuple) else (value,)
-    shown = [f"{i!r:.40}" if isinstance(i, plain) else type(i).__name__.lower() for i in items[:9]]
-    return f"({', '.join(shown)})"
-
-
-FIELDS = ("input_ids", "loss_mask", "seq_start_id")
-
-
-class PickleContainers(PickleStack):
-    """The opcodes that put values together."""
+    # lists, tuples and dicts
 
     def _empty_list(self) -> None:
         # [array, MARK, version, shape, dtype, fortran] and now the elements of the outer array
-        if self._outer is None and len(self._stack) == 6 and self._stack[1] is Sign.MARK:
-            self._outer = Outer()
+        if self._outer is None and len(self._stack) == 6 and self._stack[1] is _Sign.MARK:
+            self._outer = _Outer()
             self._stack.append(self._outer)
         else:
-            self._stack.append(Numbers())
+            self._stack.append(_Numbers())
 
     def _append(self) -> None:
         self._extend([self._pop()])
@@ -225,41 +432,42 @@ class PickleContainers(PickleStack):
 
     def _extend(self, items: list[Any]) -> None:
         target = self._stack[-1] if self._stack else None
-        if isinstance(target, Outer):
-            if any(item is not Sign.DONE for item in items):
-                raise self._refused("an element that is no complete bin (a dict of three lists)")
+        if isinstance(target, _Outer):
+            if any(item is not _Sign.DONE for item in items):
+                raise _RefusedError("an element that is no complete bin (a dict of three lists)")
             target.count += len(items)
-        elif isinstance(target, Numbers):
-            problem = target.extend(items)
-            if problem:
-                raise self._refused(problem)
+        elif isinstance(target, _Numbers):
+            if not all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in items):
+                raise _RefusedError("an element of a list that is no whole number of 64 bits")
+            if items:
+                target.add(np.array(items, np.int64))
         else:
-            raise self._damaged("elements, but no list to hold them")
+            raise PickleDamagedError("elements, but no list to hold them")
 
-    def _tuple(self, size: int) -> None:
-        if len(self._stack) < size or size == 0:
-            raise self._damaged("a tuple of things that are not there")
-        items = tuple(self._stack[-size:])
-        del self._stack[-size:]
-        self._stack.append(self._checked_tuple(items))
-
-    def _marked_tuple(self) -> None:
-        self._stack.append(self._checked_tuple(tuple(self._above_mark())))
-
-    def _checked_tuple(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not 0 < len(items) < 9 or any(isinstance(item, Sign) for item in items):
-            raise self._refused(f"a tuple of {len(items):,} things")
-        return items
+    def _tuple(self, size: int | None) -> None:
+        """A tuple of the last `size` values, or of those above the mark."""
+        if size is None:
+            items = self._above_mark()
+        elif len(self._stack) < size:
+            raise PickleDamagedError("a tuple of values that do not exist")
+        else:
+            items = self._stack[-size:]
+            del self._stack[-size:]
+        if not 0 < len(items) < 9 or any(isinstance(item, _Sign) for item in items):
+            raise _RefusedError(f"a tuple of {len(items):,} things")
+        self._stack.append(tuple(items))
 
     def _empty_dict(self) -> None:
-        inside = self._stack and self._outer is not None
-        if not inside or not (self._at_outer() or self._stack[-1] is Sign.DONE):
-            raise self._refused("a dict that is no element of the array")
-        self._stack.append(Bin())
+        self._check_element()
+        self._stack.append({})
 
-    def _at_outer(self) -> bool:
-        top = self._stack[-2] if self._stack[-1] is Sign.MARK and len(self._stack) > 1 else None
-        return top is self._outer or self._stack[-1] is self._outer
+    def _check_element(self) -> None:
+        """Refuse a dict anywhere but among the elements of the outer array."""
+        top = self._stack[-1] if self._stack else None
+        below = self._stack[-2] if len(self._stack) > 1 and top is _Sign.MARK else None
+        is_element = top is _Sign.DONE or self._outer in (top, below)
+        if self._outer is None or not is_element:
+            raise _RefusedError("a dict that is no element of the array")
 
     def _setitem(self) -> None:
         value, key = self._pop(), self._pop()
@@ -270,147 +478,63 @@ class PickleContainers(PickleStack):
 
     def _set_items(self, items: list[Any]) -> None:
         target = self._stack[-1] if self._stack else None
-        if not isinstance(target, Bin) or len(items) % 2:
-            raise self._damaged("keys and values, but no open dict to hold them")
+        if not isinstance(target, dict) or len(items) % 2:
+            raise PickleDamagedError("keys and values, but no open dict to hold them")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str) or key not in FIELDS or key in target.fields:
-                raise self._refused(f"the key {key!r:.80} (wanted {', '.join(FIELDS)}, each once)")
-            found = value.values() if isinstance(value, Numbers | Array) else None
+            if not isinstance(key, str) or key not in FIELDS or key in target:
+                raise _RefusedError(f"the key {key!r:.80} (wanted {', '.join(FIELDS)}, each once)")
+            found = value.values() if isinstance(value, _Numbers | _Array) else None
             if found is None:
-                raise self._refused(f"{key} is no list of numbers and no numpy array")
-            target.fields[key] = found
-        if len(target.fields) == len(FIELDS):
-            self._stack[-1] = Sign.DONE
+                raise _RefusedError(f"{key} is no list of numbers and no numpy array")
+            target[key] = found
+        if len(target) == len(FIELDS):
+            self._stack[-1] = _Sign.DONE
             self.ready = target
-            self._memo.bin_done(target.nbytes)
-
-    def _again(self, found: Bin) -> None:
-        """A bin that was there before: np.save([one, one])."""
-        if len(found.fields) < len(FIELDS) or not self._stack:
-            raise self._refused("a dict inside of itself")
-        if not (self._at_outer() or self._stack[-1] is Sign.DONE):
-            raise self._refused("a dict that is no element of the array")
-        self.ready = found
-        self._stack.append(Sign.DONE)
+            self._memo.bin_done(_nbytes(target))
 
 
-FRAME = 0x95
-_DEEPEST = 2**16  # things on the stack: a thousand bins, and a dozen others
-_NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
+def _shown(value: object) -> str:
+    plain = str | bytes | int | bool | None
+    items = value if isinstance(value, tuple) else (value,)
+    shown = [f"{item!r:.40}" if isinstance(item, plain) else _kind(item) for item in items[:9]]
+    return f"({', '.join(shown)})"
 
 
-def read_bins(data: PickleBytes) -> Iterator[Bin]:
-    """Every bin of the pickle, in order. Afterwards the array was complete and its end was read."""
-    machine = _Machine(data)
-    while not machine.stopped:
-        machine.step()
-        if machine.ready is not None:
-            ready, machine.ready = machine.ready, None
-            yield ready
+def _kind(value: object) -> str:
+    return type(value).__name__.strip("_").lower()
 
 
-class _Machine(PickleCalls, PickleContainers):
-    """A stack machine that knows no way to run anything."""
-
-    def __init__(self, data: PickleBytes) -> None:
-        super().__init__(data)
-        self.stopped = False
-        self._frame_end = 0  # the byte behind the frame we are in; behind us when in none
-
-    def step(self) -> None:
-        """One opcode, or a run of numbers."""
-        place, opcode = self._data.place, self._data.peek()
-        if begins_run(opcode):
-            self._push_run()
-        else:
-            self._data.skip(1)
-            action = _ACTIONS.get(opcode)
-            if action is None:
-                raise self._refused(f"opcode {_NAMES.get(opcode, hex(opcode))}")
-            action(self)
-            if opcode == FRAME:
-                return
-        if place < self._frame_end < self._data.place:
-            raise self._damaged("a frame that ends inside of a value")
-        if len(self._stack) > _DEEPEST:
-            raise self._refused(f"more than {_DEEPEST:,} things at a time")
-
-    # the memo
-
-    def _put(self, width: int) -> None:
-        index = self._data.integer(width)
-        self._memo.put(index, self._top())
-
-    def _memoize(self) -> None:
-        self._memo.put(self._memo.num_put, self._top())
-
-    def _get(self, width: int) -> None:
-        found = self._memo.get(self._data.integer(width))
-        if isinstance(found, Bin):
-            self._again(found)
-        else:
-            self._stack.append(found)
-
-    # the frame around it
-
-    def _protocol(self) -> None:
-        version = self._data.integer(1)
-        if not 3 <= version <= 5 or self._stack:
-            raise self._refused(f"pickle protocol {version} (3 to 5 are read)")
-
-    def _frame(self) -> None:
-        """Frames carry nothing, so one that cannot be is damage, not data: they follow one another
-        and end with the file at the latest."""
-        begin, size = self._data.place - 1, self._data.integer(8)
-        if begin < self._frame_end:
-            raise self._damaged("a frame inside of a frame")
-        if size > self._data.left:
-            raise self._damaged(f"a frame of {size:,} bytes, but {self._data.left:,} are left")
-        self._frame_end = self._data.place + size
-
-    def _stop(self) -> None:
-        outer = self._stack[0] if len(self._stack) == 1 else None
-        if not isinstance(outer, Array) or outer.outer_count is None:
-            raise self._damaged("it ends without an array of bins")
-        if self._data.left:
-            raise self._damaged(f"{self._data.left:,} bytes behind its end")
-        self.stopped = True
-
-
-def _push(value: bool | tuple[()] | None) -> Callable[[_Machine], None]:
-    return lambda machine: machine._stack.append(value)
-
-
-_ACTIONS: dict[int, Callable[[_Machine], None]] = {
-    0x80: _Machine._protocol,
-    FRAME: _Machine._frame,
-    ord("."): _Machine._stop,
-    ord("("): _Machine._mark,
-    ord("N"): _push(None),
-    ord(")"): _push(()),
-    0x8A: _Machine._long,
-    0x8C: lambda machine: machine._unicode(1),
-    ord("X"): lambda machine: machine._unicode(4),
-    ord("C"): lambda machine: machine._bytes(1),
-    ord("B"): lambda machine: machine._bytes(4),
-    0x8E: lambda machine: machine._bytes(8),
-    ord("c"): _Machine._global,
-    0x93: _Machine._stack_global,
-    ord("]"): _Machine._empty_list,
-    ord("a"): _Machine._append,
-    ord("e"): _Machine._appends,
-    ord("}"): _Machine._empty_dict,
-    ord("s"): _Machine._setitem,
-    ord("u"): _Machine._setitems,
-    0x85: lambda machine: machine._tuple(1),
-    0x86: lambda machine: machine._tuple(2),
-    0x87: lambda machine: machine._tuple(3),
-    ord("t"): _Machine._marked_tuple,
-    ord("q"): lambda machine: machine._put(1),
-    ord("r"): lambda machine: machine._put(4),
-    0x94: _Machine._memoize,
-    ord("h"): lambda machine: machine._get(1),
-    ord("j"): lambda machine: machine._get(4),
-    ord("R"): _Machine._reduce,
-    ord("b"): _Machine._build,
+_FRAME = 0x95
+_ACTIONS: dict[int, tuple[Any, ...]] = {  # opcode -> what to do, and the arguments
+    0x80: (_Machine._protocol,),
+    _FRAME: (_Machine._frame,),
+    ord("."): (_Machine._stop,),
+    ord("("): (_Machine._push, _Sign.MARK),
+    ord("N"): (_Machine._push, None),
+    ord(")"): (_Machine._push, ()),
+    0x8A: (_Machine._long,),
+    0x8C: (_Machine._unicode, 1),
+    ord("X"): (_Machine._unicode, 4),
+    ord("C"): (_Machine._bytes, 1, 8 * MAX_TOKENS),
+    ord("B"): (_Machine._bytes, 4, 8 * MAX_TOKENS),
+    0x8E: (_Machine._bytes, 8, 8 * MAX_TOKENS),
+    ord("c"): (_Machine._global,),
+    0x93: (_Machine._stack_global,),
+    ord("]"): (_Machine._empty_list,),
+    ord("a"): (_Machine._append,),
+    ord("e"): (_Machine._appends,),
+    ord("}"): (_Machine._empty_dict,),
+    ord("s"): (_Machine._setitem,),
+    ord("u"): (_Machine._setitems,),
+    0x85: (_Machine._tuple, 1),
+    0x86: (_Machine._tuple, 2),
+    0x87: (_Machine._tuple, 3),
+    ord("t"): (_Machine._tuple, None),
+    ord("q"): (_Machine._put, 1),
+    ord("r"): (_Machine._put, 4),
+    0x94: (_Machine._put, None),
+    ord("h"): (_Machine._get, 1),
+    ord("j"): (_Machine._get, 4),
+    ord("R"): (_Machine._reduce,),
+    ord("b"): (_Machine._build,),
 }

@@ -1,20 +1,7 @@
-"""What every packed format holds: bins of whole sequences, one behind the other.
+"""Bins, the packed shards that hold them, and the checks that every packed format shares.
 
-In: nothing; these are the records and the protocols of the packed formats.
-Out: `PackedBin`, the `PackedShard` and `PackedShardWriter` protocols, `check_bin`.
-Promise: one invariant, checked by one function, for every format that is written or read.
-Not here: files (memmap, parquet, legacy), and which sequences share a bin (packing).
-
-Check bins, sizes and paths as a caller gives them, before anything is written.
-
-Refused in the caller's words: ragged lists, masked arrays, ids that do not fit, bins that break the
-invariant of records.py, impossible paths, and URLs where a local path is needed.
-
-Many half-open spans as one array of places.
-
-In: starts and stops.  Out: every place of every span, and where each span begins among them.
-Promise: pure; one allocation of the result's size.
-Not here: what lies at the places.
+A bin holds whole sequences one after another. One function checks its invariant, for every format,
+when it is written and when it is read.
 """
 
 from __future__ import annotations
@@ -33,13 +20,21 @@ from shardmill.records import IntArray, OffsetArray, Ragged
 
 LossMask: TypeAlias = npt.NDArray[np.uint8]
 Alignment: TypeAlias = Literal["label", "roll_right"]
-"""What `loss_mask[j]` speaks of. "label": whether the label `ids[j + 1]` is trained; the last place
-of every sequence is 0. "roll_right": the mask of the tokens moved right by one over the whole bin.
+"""What `loss_mask[j]` means. "label": whether the label `ids[j + 1]` is trained; the last position
+of every sequence is 0. "roll_right": the mask of the tokens, shifted right by one over the bin.
 """
 
-
 Check: TypeAlias = Callable[[Path], object]
-"""Called with a finished shard before it gets its name: when it raises, nothing is published."""
+"""Called with a complete shard before it gets its name: if it raises, nothing is published."""
+
+TOKEN_DTYPES = ("<u2", "<i4", "<u4", "<i8")
+MAX_PACK_SIZE = 2**32 - 1
+"""The length of the longest bin: starts are 32 bits wide."""
+
+WRITE_INSTEAD = (
+    "shardmill.compat.nemotron.process_chat_sft_pack_from_spool_core packs a spool to a file system"
+)
+"""What a user can do who wants a file at a URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +56,7 @@ class PackedBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBlock:
-    """Some bins behind one another, padded with zeros to one length: that of a row, or less."""
+    """Consecutive bins, padded with zeros to one width, which is at most the pack size."""
 
     input_ids: IntArray  # (n, width)
     loss_mask: LossMask  # (n, width) 0 or 1
@@ -71,13 +66,8 @@ class PackedBlock:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    @property
-    def width(self) -> int:
-        """Places of each, with padding: no more than the pack size."""
-        return int(self.input_ids.shape[1])
-
     def bin(self, index: int) -> PackedBin:
-        """One of them, as views."""
+        """One of the bins, as views."""
         length = int(self.lengths[index])
         return PackedBin(
             input_ids=self.input_ids[index, :length],
@@ -88,7 +78,7 @@ class PackedBlock:
 
 @runtime_checkable
 class PackedShard(Protocol):
-    """Some bins that can be read in any order."""
+    """Bins that can be read in any order."""
 
     @property
     def pack_size(self) -> int:
@@ -107,7 +97,7 @@ class PackedShard(Protocol):
 
 @runtime_checkable
 class PackedShardWriter(Protocol):
-    """Takes bins one by one; nothing is there until `finalize`."""
+    """Takes bins one by one; nothing is published before `finalize`."""
 
     def write_bin(
         self, bin_id: int, input_ids: IntArray, loss_mask: IntArray, seq_start_id: IntArray
@@ -117,7 +107,7 @@ class PackedShardWriter(Protocol):
 
 
 def check_bin(bin: PackedBin, pack_size: int, where: str) -> None:
-    """The invariant of every packed format. `where` names the file and the bin."""
+    """Raise if a stored bin breaks the invariant. `where` names the file and the bin."""
     problem = bin_problem(bin.input_ids, bin.loss_mask, bin.seq_starts, pack_size)
     if problem is not None:
         raise DamagedStoreError(f"{where}: {problem}; write the shard again")
@@ -126,7 +116,7 @@ def check_bin(bin: PackedBin, pack_size: int, where: str) -> None:
 def bin_problem(
     input_ids: IntArray, loss_mask: IntArray, seq_starts: IntArray, pack_size: int
 ) -> str | None:
-    """What breaks the invariant, found and wanted; None when nothing does."""
+    """How a bin breaks the invariant: what was found and what was wanted. None: it keeps it."""
     for name, array in (("input_ids", input_ids), ("loss_mask", loss_mask)):
         if array.ndim != 1:
             return f"{name} of shape {array.shape}, wanted one dimension"
@@ -137,50 +127,20 @@ def bin_problem(
         return f"a loss_mask of {len(loss_mask):,} for {length:,} tokens"
     if loss_mask.dtype.kind not in "biu" or loss_mask.max() > 1 or loss_mask.min() < 0:
         return "a loss_mask with other values than 0 and 1"
-    return starts_problem(seq_starts, length)
-
-
-def block_problem(block: PackedBlock, pack_size: int) -> str | None:
-    """What breaks the invariant in any bin of a block; None when nothing does."""
-    shape = (len(block), pack_size)
-    for name, rows in (("input_ids", block.input_ids), ("loss_mask", block.loss_mask)):
-        if isinstance(rows, np.ma.MaskedArray):
-            return f"{name} is a numpy masked array, whose mask would be lost"
-        if rows.shape != shape:
-            return f"{name} of shape {rows.shape}, wanted {shape}"
-    if len(block.lengths) != len(block) or len(block.seq_starts) != len(block):
-        return f"{len(block.lengths):,} lengths, {len(block.seq_starts):,} lists of starts"
-    if not len(block):
-        return None
-    if block.lengths.min() < 1 or block.lengths.max() > pack_size:
-        return f"a bin outside 1 to pack_size={pack_size:,} tokens"
-    if block.loss_mask.dtype != np.uint8 or block.loss_mask.max() > 1:
-        return "a loss_mask with other values than 0 and 1"
-    starts, offsets = block.seq_starts.values, block.seq_starts.offsets
-    if (np.diff(offsets) < 1).any() or (starts[offsets[:-1]] != 0).any():
-        return "a bin whose first start is not 0"
-    rises = np.diff(starts.astype(np.int64, copy=False)) > 0
-    rises[offsets[1:-1] - 1] = True  # from one bin to the next
-    if not rises.all() or (starts[offsets[1:] - 1] >= block.lengths).any():
-        return "a bin whose starts do not rise, or end behind its tokens"
-    return None
-
-
-def starts_problem(seq_starts: IntArray, length: int) -> str | None:
-    """What is wrong with the starts of the sequences in a bin of `length` tokens."""
     if seq_starts.ndim != 1 or seq_starts.dtype.kind not in "iu":
         return f"starts of shape {seq_starts.shape} and dtype {seq_starts.dtype}"
+    shown = f"starts {seq_starts[:8].tolist()}{'...' if len(seq_starts) > 8 else ''}"
     if not len(seq_starts) or seq_starts[0] != 0:
-        return f"starts {_shown(seq_starts)}, wanted the first to be 0"
+        return f"{shown}, wanted the first to be 0"
     if (seq_starts[1:] <= seq_starts[:-1]).any():
-        return f"starts {_shown(seq_starts)}, wanted strictly increasing ones"
+        return f"{shown}, wanted strictly increasing ones"
     if seq_starts[-1] >= length:
         return f"the last start is {seq_starts[-1]:,}, wanted less than the {length:,} tokens"
     return None
 
 
 def without_end(seq_starts: IntArray, length: int) -> IntArray:
-    """The starts of the sequences that have tokens: a last start at the end of a bin has none.
+    """The starts without a last one at the end of the bin, whose sequence is empty.
 
     [0 1 2] in a bin of 2 tokens -> [0 1]. Other writers of this format leave such starts.
     """
@@ -190,7 +150,7 @@ def without_end(seq_starts: IntArray, length: int) -> IntArray:
 
 
 def checked_alignment(alignment: str) -> Alignment:
-    """One of the two, or an error that says what they mean."""
+    """One of the two alignments, or an error that explains them."""
     for known in get_args(Alignment):
         if alignment == known:
             return known  # type: ignore[no-any-return]
@@ -200,32 +160,26 @@ def checked_alignment(alignment: str) -> Alignment:
     )
 
 
-def _shown(array: IntArray) -> str:
-    few = array[:8].tolist()
-    return f"{few}" if len(array) <= 8 else f"{few[:-1]} and {len(array) - 7:,} more"
-
-
-MOST_PACKED = 2**32 - 1
-"""No bin is longer: starts are 32 bits wide."""
-
-WRITE_INSTEAD = (
-    "shardmill.remote.process_chat_sft_pack_from_spool_core packs a spool to a file system"
-)
-"""What can be done for a file at a URL."""
-
-Arrays = tuple[IntArray, IntArray, IntArray]
+def agreed_alignment(stored: str | None, given: str | None, where: object) -> Alignment | None:
+    """The alignment that a file states, else the caller's; refused if they differ."""
+    chosen = None if given is None else checked_alignment(given)
+    if stored is None:
+        return chosen
+    if chosen not in (None, stored):
+        raise OptionError(f"{where}: its masks are aligned {stored!r}, not {given!r}")
+    return checked_alignment(stored)
 
 
 def given_pack_size(pack_size: SupportsIndex) -> int:
-    """A length that bins can have."""
+    """A pack size that a caller gave."""
     size = whole_number(pack_size, "pack_size")
-    if size > MOST_PACKED:
-        raise OptionError(f"pack_size={size:,}: wanted at most {MOST_PACKED:,}")
+    if size > MAX_PACK_SIZE:
+        raise OptionError(f"pack_size={size:,}: wanted at most {MAX_PACK_SIZE:,}")
     return size
 
 
 def given_array(part: npt.ArrayLike, name: str, where: str) -> npt.NDArray[Any]:
-    """A plain array of what was given, not copied if it is one."""
+    """What a caller gave, as a plain array; an array is not copied."""
     if isinstance(part, np.ma.MaskedArray):
         raise OptionError(
             f"{where}: {name} is a numpy masked array, whose mask would be lost; fill it, or leave "
@@ -242,10 +196,10 @@ def given_array(part: npt.ArrayLike, name: str, where: str) -> npt.NDArray[Any]:
 def given_bin(
     parts: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
     pack_size: int,
-    dtype: np.dtype[Any],
+    dtype: npt.DTypeLike,
     where: str,
-) -> Arrays:
-    """Ids, mask and starts of one bin that keeps the invariant and fits `dtype`.
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Ids, mask and starts that a caller gave, if they keep the invariant and fit `dtype`.
 
     A last start at the end of the bin, an empty sequence, is left out.
     """
@@ -257,12 +211,12 @@ def given_bin(
     problem = bin_problem(ids, mask, starts, pack_size)
     if problem is not None:
         raise OptionError(f"{where}: {problem}")
-    check_ids(ids, dtype, where)
+    check_ids(ids, np.dtype(dtype), where)
     return ids, mask, starts
 
 
 def check_ids(ids: IntArray, dtype: np.dtype[Any], where: str) -> None:
-    """Refuse ids that are no whole numbers or do not fit: numpy would wrap them without a word."""
+    """Refuse ids that are not whole numbers or do not fit: numpy would wrap them silently."""
     if ids.dtype.kind not in "iu":
         raise OptionError(f"{where}: ids are {ids.dtype}, wanted ints")
     if not ids.size:
@@ -275,7 +229,7 @@ def check_ids(ids: IntArray, dtype: np.dtype[Any], where: str) -> None:
         )
 
 
-def given_path(path: str | Path, what: str, *, instead: str) -> Path:
+def given_path(path: str | Path, what: str, *, instead: str = WRITE_INSTEAD) -> Path:
     """An absolute local path to write to. `what` and `instead` as in `refuse_url`."""
     refuse_url(path, what, instead=instead)
     try:
@@ -293,9 +247,13 @@ def path_to_read(path: str | Path, what: str = "path") -> Path:
     return Path(path)
 
 
-def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
-    """starts [5 0], stops [7 3] -> [5 6 0 1 2], [0 2 5]"""
-    lengths = stops - starts
-    offsets = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets
+def token_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """A dtype that packed tokens can have, little endian."""
+    wanted = "wanted uint16, int32, uint32 or int64"
+    try:
+        found = np.dtype(dtype).newbyteorder("<")
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise OptionError(f"dtype={dtype!r:.100}: {wanted}") from error
+    if found.str not in TOKEN_DTYPES:
+        raise OptionError(f"dtype={found}: {wanted}")
+    return found

@@ -1,22 +1,11 @@
-"""Tokenised sequences on their way into bins: written once, read in any order.
+"""Tokenised sequences on their way into bins: spools, chat stores as spools, and blocks of bins.
 
-In: ids and masks, one sequence or many at a time.  Out: a folder of four files, and its reader.
-Promise: `read_sequence(i)` gives what was appended; the manifest is written last, with the sha256
-of every file; a crash leaves nothing that looks finished.
-Not here: packing. The mask is per token: 1 where this very token is a training target.
-
-A split of a chat store, read as a spool.
-
-In: the folder of a chat store and a split.  Out: the same reader as a spool's.
-Promise: nothing is copied to disk; ids and masks are those of the store.
-Not here: packing.
-
-Make bins of the sequences of a spool: ids, aligned loss masks and starts.
-
-"label": `mask[j]` says whether `ids[j + 1]` is trained, and the last place of a sequence is 0, so
-the trained labels of a bin are exactly those of its sequences. `plan_blocks` makes the rows of a
-plan, many at a time. `materialize_bin_arrays` makes one bin of an assignment, by the prescribed
-signature; it is the only one that cuts, and it says so.
+A spool is a folder of four files, written once and read in any order; its mask is per token: 1
+where this very token is a training target. `plan_blocks` makes the rows of a plan, many at a time,
+with masks aligned to labels: with "label", `mask[j]` says whether `ids[j + 1]` is trained, and the
+last position of a sequence is 0, so a bin trains exactly the labels of its sequences.
+`materialize_bin_arrays` makes one bin, by the specified signature; only it cuts sequences, and it
+says so.
 """
 
 from __future__ import annotations
@@ -35,13 +24,13 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, ManifestError, OptionError, StoreError
 from shardmill.formats.packed.files import (
     MANIFEST,
+    FileEntry,
     StagedFolder,
+    file_sha256,
     is_sealed,
-    read_json,
-    sealed,
+    read_manifest_as,
     write_manifest,
 )
-from shardmill.formats.packed.memmap import ArrayEntry, file_sha256, token_dtype
 from shardmill.formats.packed.records import (
     Alignment,
     LossMask,
@@ -51,7 +40,7 @@ from shardmill.formats.packed.records import (
     given_array,
     given_path,
     path_to_read,
-    spread,
+    token_dtype,
 )
 from shardmill.packing import BinAssignment, PackPlan
 from shardmill.protocols import Closing
@@ -59,10 +48,14 @@ from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
 from shardmill.store.readers import ChatSpace
-from shardmill.store.readers.copying import lay_pieces, take
+from shardmill.store.readers.files import take
+from shardmill.store.readers.packed_rows import fill_rows
+
+logger = logging.getLogger(__name__)
 
 SPOOL = "sequence_spool_v1"
 _FILES = ("tokens.bin", "masks.bin", "offsets.bin")
+_BLOCK = 2**20  # tokens of rows that are made together: 8 bytes each for indices, three times
 
 
 class SpoolManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +66,7 @@ class SpoolManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_sequences: int
     num_tokens: int
     trained_tokens: int
-    files: dict[str, ArrayEntry]
+    files: dict[str, FileEntry]
     manifest_sha256: str
 
 
@@ -92,7 +85,7 @@ class SequenceSpoolWriter:
         self._files[2].write(np.zeros(1, "<i8").data)
 
     def append(self, ids: npt.ArrayLike, mask: npt.ArrayLike) -> None:
-        """One sequence and which of its tokens are targets."""
+        """One sequence, and which of its tokens are targets."""
         values = given_array(ids, "ids", str(self.folder))
         if values.ndim != 1:
             raise OptionError(f"{self.folder}: ids of shape {values.shape}, wanted one dimension")
@@ -125,7 +118,8 @@ class SequenceSpoolWriter:
             file.path.name: {"bytes": file.path.stat().st_size, "sha256": digest}
             for file, digest in zip(self._files, hashes, strict=True)
         }
-        manifest = sealed(
+        manifest = write_manifest(
+            self._staged.folder,
             {
                 "format": SPOOL,
                 "dtype": self.dtype.str,
@@ -133,9 +127,8 @@ class SequenceSpoolWriter:
                 "num_tokens": self._num_tokens,
                 "trained_tokens": self._num_trained,
                 "files": files,
-            }
+            },
         )
-        write_manifest(self._staged.folder, manifest)
         self._staged.publish()
         return manifest
 
@@ -205,21 +198,21 @@ class SequenceSpoolReader(Closing):
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index:,} of {len(self):,}")
         self._check_open()
-        start, stop = (int(place) for place in self._offsets[index : index + 2])
+        start, stop = map(int, self._offsets[index : index + 2])
         if not 0 <= start <= stop <= len(self._tokens):
-            raise self._damaged(f"sequence {index:,} lies at {start:,}..{stop:,}")
+            raise self._damaged(f"sequence {index:,} is at {start:,}..{stop:,}")
         return self._tokens[start:stop], self._masks[start:stop]
 
     def read_pieces(
         self, sequences: IntArray, start: IntArray, stop: IntArray
     ) -> tuple[IntArray, LossMask]:
-        """`start..stop` of each of these sequences, behind one another, in one gather."""
+        """`start..stop` of each of these sequences, one after another, in one gather."""
         self._check_open()
         first = self._offsets[sequences]
         begin, end = first + start, first + stop
         if len(begin) and (begin.min() < 0 or (end > self._offsets[sequences + 1]).any()):
-            raise self._damaged("a piece lies outside its sequence")
-        places, _ = spread(begin, end)
+            raise self._damaged("a piece is outside its sequence")
+        places = _spread(begin, end)
         return self._tokens[places], self._masks[places]
 
     def verify(self) -> list[str]:
@@ -231,7 +224,7 @@ class SequenceSpoolReader(Closing):
         ]
 
     def close(self) -> None:
-        """Let go of the maps; nothing can be read then. May be called again."""
+        """Release the maps; nothing can be read afterwards. May be called again."""
         self._closed = True
         self._tokens, self._masks = np.empty(0, self._tokens.dtype), np.empty(0, np.uint8)
         self._offsets = np.zeros(1, np.int64)
@@ -251,12 +244,8 @@ class SequenceSpoolReader(Closing):
 
 
 def _read_manifest(folder: Path) -> SpoolManifest:
-    plain, _ = read_json(folder, "spool")
-    try:
-        manifest = msgspec.convert(plain, type=SpoolManifest)
-    except msgspec.ValidationError as error:
-        raise ManifestError(f"{folder / MANIFEST}: no manifest of a spool: {error}") from error
-    if not is_sealed(plain):
+    manifest, fields, _ = read_manifest_as(folder, SpoolManifest, "spool")
+    if not is_sealed(fields):
         raise ManifestError(f"{folder / MANIFEST}: was changed or damaged; write the spool again")
     token_dtype(manifest.dtype)
     return manifest
@@ -277,7 +266,7 @@ def _mapped(path: Path, count: int, size: int) -> npt.NDArray[np.uint8]:
 
 
 class ChatStoreSpool(Closing):
-    """Every conversation of `split`, as (ids, mask per token)."""
+    """Every conversation of a split of a chat store, as (ids, mask per token), without a copy."""
 
     def __init__(self, folder: str | Path, split: str) -> None:
         store = open_store(path_to_read(folder, "store"))
@@ -303,12 +292,12 @@ class ChatStoreSpool(Closing):
     def read_pieces(
         self, sequences: IntArray, start: IntArray, stop: IntArray
     ) -> tuple[IntArray, LossMask]:
-        """`start..stop` of each of these conversations, behind one another."""
+        """`start..stop` of each of these conversations, one after another."""
         found = self._space.examples(sequences)
         ids, mask = found.ids.values, found.mask.view(np.uint8)
         if len(ids) == int((stop - start).sum()):
             return ids, mask
-        places, _ = spread(found.ids.offsets[:-1] + start, found.ids.offsets[:-1] + stop)
+        places = _spread(found.ids.offsets[:-1] + start, found.ids.offsets[:-1] + stop)
         return ids[places], mask[places]
 
     def close(self) -> None:
@@ -318,11 +307,6 @@ class ChatStoreSpool(Closing):
         return f"ChatStoreSpool({self._space!r})"
 
 
-logger = logging.getLogger(__name__)
-
-_BLOCK = 2**20  # places of rows made together: 8 bytes each for indices, three times
-
-
 class SequenceReader(Protocol):
     """Sequences by number; masks are per token."""
 
@@ -330,7 +314,7 @@ class SequenceReader(Protocol):
 
 
 class Spool(SequenceReader, Protocol):
-    """What a plan is made of and read through: a spool, or a chat store."""
+    """What a plan is made from and read through: a spool, or a chat store."""
 
     def __len__(self) -> int: ...
 
@@ -353,8 +337,8 @@ def materialize_bin_arrays(
 ) -> tuple[int, npt.NDArray[np.uint32]]:
     """Fill the scratch arrays, (pack_size,) each, with bin `bin_id`; the rest becomes zero.
 
-    Returns how many tokens there are, and where sequences start: from 0, rising. A sequence
-    without tokens has no start. Tokens over `pack_size` are cut off, with a warning: the end of the
+    Returns the number of tokens, and where sequences start: from 0, rising. A sequence without
+    tokens has no start. Tokens over `pack_size` are cut off, with a warning: the end of the
     sequence that does not fit, and all sequences after it.
     """
     size, alignment = whole_number(pack_size, "pack_size"), checked_alignment(loss_mask_alignment)
@@ -391,87 +375,71 @@ def materialize_bin_arrays(
 
 
 def plan_blocks(
-    spool: Spool, plan: PackPlan, dtype: npt.DTypeLike, loss_mask_alignment: str
+    spool: Spool, plan: PackPlan, dtype: npt.DTypeLike, loss_mask_alignment: Alignment
 ) -> Iterator[PackedBlock]:
     """All rows of a plan, some thousand at a time: one gather, one scatter each.
 
-    A piece that was aligned owns the places up to the next one; they hold id 0 and are not trained.
-    Blocks are as wide as the capacity, or, where that is larger than any block, as the fullest row:
-    memory is that of the tokens that are there, not of those there is room for.
+    A piece that was aligned owns the positions up to the next one; they hold id 0 and are not
+    trained. Blocks are as wide as the capacity, or as the fullest row if the capacity is larger
+    than any block: memory is that of the tokens, not of what a row could hold.
     """
-    alignment, width = checked_alignment(loss_mask_alignment), plan.metrics.capacity
+    width, align_to = plan.metrics.capacity, plan.align_to
     positions = plan.positions()
     if width > _BLOCK:
-        width = min(width, _fullest(plan, positions))
+        ends = positions + plan.pieces.lengths[plan.rows.indices]
+        width = min(width, -(-int(ends.max(initial=1)) // align_to) * align_to)
     step = max(_BLOCK // width, 1)
     for first in range(0, len(plan), step):
         offsets = plan.rows.offsets[first : first + step + 1]
         items = slice(int(offsets[0]), int(offsets[-1]))
         pieces = plan.rows.indices[items]
-        yield make_block(
-            spool,
-            (plan.pieces.example[pieces], plan.pieces.start[pieces], plan.pieces.stop[pieces]),
-            Ragged(positions[items], offsets - offsets[0]),
-            (width, plan.align_to, np.dtype(dtype), alignment),
+        starts = Ragged(positions[items], offsets - offsets[0])
+        lengths = (plan.pieces.stop[pieces] - plan.pieces.start[pieces]).astype(np.int64)
+        last = starts.offsets[1:] - 1
+        used = -(-(starts.values[last] + lengths[last]) // align_to) * align_to
+        ids, mask = spool.read_pieces(
+            plan.pieces.example[pieces], plan.pieces.start[pieces], plan.pieces.stop[pieces]
         )
-
-
-def _fullest(plan: PackPlan, positions: IntArray) -> int:
-    """Places of the row that takes most of them, at least one."""
-    ends = positions + plan.pieces.lengths[plan.rows.indices]
-    most = int(ends.max(initial=1))
-    return -(-most // plan.align_to) * plan.align_to
-
-
-def make_block(
-    spool: Spool,
-    pieces: tuple[IntArray, IntArray, IntArray],
-    starts: Ragged,
-    shape: tuple[int, int, np.dtype[Any], Alignment],
-) -> PackedBlock:
-    """Some rows at once. `pieces`: example, start and stop of each, row after row; `starts`: where
-    in its row each goes; `shape`: places of a row, align_to, dtype of the ids, alignment."""
-    capacity, align_to, dtype, alignment = shape
-    ids, mask = spool.read_pieces(*pieces)
-    lengths = (pieces[2] - pieces[1]).astype(np.int64)
-    if len(ids) != lengths.sum():
-        raise OptionError(f"{spool!r}: gave {len(ids):,} tokens for pieces of {lengths.sum():,}")
-    _check_fit(ids, dtype, repr(spool))
-    ends = np.cumsum(lengths)
-    if alignment == "label":
-        trained = np.zeros_like(mask)
-        trained[:-1] = mask[1:]
-        trained[ends - 1] = 0
-        mask = trained
-    rows = np.zeros((len(starts), capacity), dtype)
-    masks = np.zeros((len(starts), capacity), np.uint8)
-    begins = ends - lengths
-    lay_pieces(
-        starts,
-        lengths,
-        (partial(take, ids.astype(dtype, copy=False)), begins, rows),
-        (partial(take, mask), begins, masks),
-    )
-    last = starts.offsets[1:] - 1
-    used = starts.values[last] + lengths[last]
-    used = -(-used // align_to) * align_to
-    block = PackedBlock(
-        input_ids=rows,
-        loss_mask=masks,
-        lengths=used,
-        seq_starts=Ragged(starts.values.astype(np.uint32), starts.offsets),
-    )
-    if alignment == "roll_right":
-        _roll_right(block.loss_mask, used)
-    return block
+        if len(ids) != lengths.sum():
+            raise OptionError(
+                f"{spool!r}: gave {len(ids):,} tokens for pieces of {lengths.sum():,}"
+            )
+        _check_fit(ids, np.dtype(dtype), repr(spool))
+        ends = np.cumsum(lengths)
+        if loss_mask_alignment == "label":
+            trained = np.zeros_like(mask)
+            trained[:-1] = mask[1:]
+            trained[ends - 1] = 0
+            mask = trained
+        rows = np.zeros((len(starts), width), dtype)
+        masks = np.zeros((len(starts), width), np.uint8)
+        fill_rows(
+            starts,
+            lengths,
+            (partial(take, ids.astype(dtype, copy=False)), ends - lengths, rows),
+            (partial(take, mask), ends - lengths, masks),
+        )
+        if loss_mask_alignment == "roll_right":
+            _roll_right(masks, used)
+        starts = Ragged(starts.values.astype(np.uint32), starts.offsets)
+        yield PackedBlock(input_ids=rows, loss_mask=masks, lengths=used, seq_starts=starts)
 
 
 def _roll_right(masks: LossMask, used: OffsetArray) -> None:
-    """Every row one to the right over its used places; the first place becomes 0."""
+    """Shift every row right by one within its used positions; the first becomes 0."""
     masks[:, 1:] = masks[:, :-1].copy()
     masks[:, 0] = 0
     full = np.flatnonzero(used < masks.shape[1])
     masks[full, used[full]] = 0
+
+
+def _spread(starts: OffsetArray, stops: OffsetArray) -> OffsetArray:
+    """Every position of every span: starts [5 0], stops [7 3] -> [5 6 0 1 2]"""
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    shifts: OffsetArray = np.repeat(starts - ends + lengths, lengths)
+    shifts += np.arange(len(shifts))
+    return shifts
 
 
 def _check_fit(ids: IntArray, dtype: np.dtype[Any], where: str) -> None:

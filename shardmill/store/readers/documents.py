@@ -4,9 +4,12 @@ Starts out of order are refused: up to 4 million of them are all checked, otherw
 window meets (`shardmill verify` checks all). Documents without tokens have no effect.
 
 Everything follows from the borders: the columns of windows at which another document begins.
-tokens of a window a a b b b c borders: columns 2 and 5 doc_ids of inputs 0 0 1 1 1 (seq_len = 5;
-the sixth token is only a label) position_ids 0 1 0 1 2 cu_seqlens 0 2 5 labels a . b b . `.` is
-IGNORE_INDEX: it would be another document's token
+
+    tokens of a window    a a b b b c     borders: columns 2 and 5
+    doc_ids of inputs     0 0 1 1 1       seq_len = 5: the sixth token is only a label
+    position_ids          0 1 0 1 2
+    cu_seqlens            0 2 5
+    labels                a . b b .       `.` is IGNORE_INDEX: it is another document's token
 """
 
 from __future__ import annotations
@@ -120,7 +123,7 @@ def cut_segments(borders: Borders) -> Segments:
 
 
 class DocumentWindows:
-    """Windows of a space whose documents are known. Holds the starts as they are given."""
+    """Windows of a space whose documents are known."""
 
     def __init__(self, space: TokenSpace, document_starts: OffsetArray) -> None:
         self.space = space

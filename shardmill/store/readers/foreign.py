@@ -183,7 +183,7 @@ def read_npy_header(path: Path, num_bytes: int) -> TokenFile:
             head = file.read(_MAX_HEADER)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-    fields, offset = _parse_npy(path, head)
+    fields, offset = parse_npy(path, head)
     dtype, num_tokens = _check_npy(path, fields)
     found = TokenFile(path=path, num_tokens=num_tokens, dtype=dtype, offset=offset)
     if num_bytes != offset + found.num_bytes:
@@ -200,7 +200,7 @@ def read_npy_header(path: Path, num_bytes: int) -> TokenFile:
     return found
 
 
-def _parse_npy(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
+def parse_npy(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
     """The header's dictionary, and where the data begins."""
     size = _LENGTH_BYTES.get((head[6], head[7])) if len(head) > 7 else None
     if not head.startswith(_MAGIC) or size is None:
