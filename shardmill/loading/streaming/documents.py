@@ -22,7 +22,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import DividedSource, Source
 from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
 from shardmill.sampling import Permutation
-from shardmill.sampling.seeds import checked_seed
+from shardmill.sampling.order import checked_seed
 from shardmill.sources import stamp_of
 from shardmill.sources.cleaning import byte_lengths
 

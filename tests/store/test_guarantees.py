@@ -1,4 +1,4 @@
-"""Laws 1 to 3 of the store: equal bytes, identity, done means done."""
+"""Guarantees of the store: equal bytes, identity, done means done."""
 
 from __future__ import annotations
 

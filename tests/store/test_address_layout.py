@@ -1,4 +1,4 @@
-"""Places in the address range, on small numbers and as a law."""
+"""Where shards go in the address range: on small numbers, and as a property."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_gap_and_a_change_of_dtype_begin_a_segment():
     assert layout.segment_widths.tolist() == [2, 2, 4]
 
 
-def test_behind_a_large_shard_that_ends_a_segment_the_next_begins_on_a_huge_page():
+def test_after_a_large_shard_that_ends_a_segment_the_next_begins_on_a_huge_page():
     layout = plan_layout(ints(17, 16, 16), ints(2, 2, 2), page=8, huge_page=32)
     assert layout.addresses.tolist() == [0, 64, 96]
     assert layout.segment_edges.tolist() == [0, 17, 49]
@@ -50,7 +50,7 @@ def test_no_shards_need_no_addresses():
         min_size=1,
     )
 )
-def test_shards_never_overlap_and_every_token_has_one_place(shards):
+def test_shards_never_overlap_and_every_token_has_one_address(shards):
     counts, widths = (ints(*column) for column in zip(*shards, strict=True))
     layout = plan_layout(counts, widths, page=8, huge_page=32)
     assert (layout.addresses % 8 == 0).all()

@@ -157,7 +157,7 @@ def test_prefetch_brings_the_pages_of_its_windows_into_memory(tmp_path, reader):
     files = write_shards(tmp_path, [ShardShape(2**21, "uint16")] * 2)
     for file in files:
         with file.path.open("rb") as raw:
-            os.fsync(raw.fileno())
+            os.fdatasync(raw.fileno())
             os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def resident() -> set[int]:
