@@ -32,7 +32,7 @@ from shardmill.errors import ManifestError
 from shardmill.inspect.document_diff import compare_documents
 from shardmill.inspect.document_match import DocumentPlace, OrderBreak, SplitDocuments, StoreDiff
 from shardmill.store import Exclusions, Manifest, Store, open_store, read_exclusions
-from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry
+from shardmill.store.manifest import ListedFile, ShardEntry, SplitEntry
 
 _TOKENIZER = ("tokenizer_fingerprint", "tokenizer_sha256", "vocab_size", "special_token_ids")
 _ELSEWHERE = {"sources", "splits", "ledger", "dropped", "format", "version", "built", *_TOKENIZER}
@@ -163,7 +163,7 @@ def _counts(split: SplitEntry | None) -> dict[str, int] | None:
 
 
 def _hashes(split: SplitEntry) -> dict[str, str]:
-    files: list[FileEntry | ShardEntry] = [split.index, *split.shards]
+    files: list[ListedFile | ShardEntry] = [split.index, *split.shards]
     if split.chat is not None:
         files += [split.chat.mask, split.chat.turns, split.chat.roles]
     return {entry.file: entry.sha256 for entry in files}

@@ -220,7 +220,7 @@ def row_facts(space: PackSpace, pieces: RowPieces, place: int, number: int) -> d
     """Row `number`, which is row `place` of `pieces`."""
     part = slice(*pieces.offsets[place : place + 2].tolist())
     told = zip(
-        *(array[part].tolist() for array in (pieces.examples, pieces.places, pieces.lengths)),
+        *(array[part].tolist() for array in (pieces.examples, pieces.columns, pieces.lengths)),
         strict=True,
     )
     return {
@@ -245,7 +245,7 @@ def row_view(
     pieces, rows = space.pieces([number]), space.rows([number])
     start = min(page[0], space.row_len)
     stop = min(start + page[1], space.row_len)
-    begins, ends = pieces.places, pieces.places + pieces.lengths
+    begins, ends = pieces.columns, pieces.columns + pieces.lengths
     place = np.arange(start, stop)
     owner = np.searchsorted(begins, place, side="right") - 1
     owner[place >= ends[owner]] = -1

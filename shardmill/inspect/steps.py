@@ -260,7 +260,7 @@ def _edges(source: RowSource, plan: PlannedSample) -> OffsetArray:
     """Columns of a row at which a document or the padding begins, the first at 0."""
     if not tells_documents(source):
         return np.zeros(1, np.int64)
-    inner = source.borders(np.array([plan.window])).places
+    inner = source.borders(np.array([plan.window])).positions
     return np.append(0, inner)
 
 
