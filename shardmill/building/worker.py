@@ -39,8 +39,7 @@ from shardmill.errors import (
 )
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
-from shardmill.sources.batches import too_large
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import byte_lengths, too_large
 from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
