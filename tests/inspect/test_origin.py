@@ -15,7 +15,7 @@ from shardmill.inspect.stores import Shelf, Tokenizers
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.sources import open_chats, open_source
 from shardmill.store import exclude_documents
-from tests.inspector.conftest import OPENED, SPECIALS, ask
+from tests.inspect.conftest import OPENED, SPECIALS, ask
 
 STORE = "/stores/{store}"
 
@@ -60,7 +60,7 @@ def test_a_token_is_shown_in_the_row_it_came_from(built):
     assert (found["from"], found["to"], found["note"]) == (5, 6, "")
     last = ask(desk, f"{STORE}/blame", store=0, token=at + view["num_tokens"] - 7)
     assert last["text"] == ""
-    assert "put behind the document by the build" in last["note"]
+    assert "appended to the document by the build" in last["note"]
 
 
 def test_a_token_of_a_chat_is_shown_in_its_turn(built):
@@ -73,7 +73,7 @@ def test_a_token_of_a_chat_is_shown_in_its_turn(built):
 
 
 def test_what_is_missing_is_said(built):
-    with pytest.raises(OptionError, match="does not tell where that lies; say so with --input"):
+    with pytest.raises(OptionError, match="does not record where that is; name it with --input"):
         ask(open_desk(built, "pages"), f"{STORE}/blame", store=0, token=1)
     blind = open_desk(built, "pages", str(built / "*.jsonl"), tokenizer=False)
     with pytest.raises(OptionError, match="proved with its tokenizer: no tokenizer was named"):
@@ -152,7 +152,7 @@ def test_inputs_go_to_the_stores_that_were_built_from_them(data):
     desk = desk_of(data, str(data / "in" / "talk"), str(data / "in" / "rows"))
     assert came_from(desk, 0, 1) == ("train.jsonl", "row 0")
     assert came_from(desk, 3, 2) == ("deep/x/chats.jsonl", "q x")
-    with pytest.raises(OptionError, match="does not tell where that lies; say so with --input"):
+    with pytest.raises(OptionError, match="does not record where that is; name it with --input"):
         came_from(desk, 1, 1)  # none of its files was found
     with pytest.raises(OptionError, match=r"store 'both' wants .*'poems.txt'.* too"):
         came_from(desk, 2, 1)  # half of its files
@@ -162,7 +162,7 @@ def test_an_input_is_given_to_one_store_by_name(data):
     desk = desk_of(data, f"rows={data / 'in' / 'rows'}", f"{data / 'other'}={data / 'in'}")
     assert came_from(desk, 0, 1) == ("train.jsonl", "row 0")
     assert came_from(desk, 1, 1) == ("train.jsonl", "other 0")
-    with pytest.raises(OptionError, match="say so with --input"):
+    with pytest.raises(OptionError, match="name it with --input"):
         came_from(desk, 2, 1)
 
 

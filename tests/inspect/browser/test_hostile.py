@@ -11,7 +11,7 @@ from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.sources import open_chats, open_source
 from shardmill.tokenizers import open_tokenizer
-from tests.inspector.browser.session import running_view, skip_without_browser
+from tests.inspect.browser.session import running_view, skip_without_browser
 
 pytestmark = pytest.mark.slow  # a browser and a server start
 

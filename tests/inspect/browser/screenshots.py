@@ -12,8 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.inspector.browser.corpus import build_world
-from tests.inspector.browser.session import running_browser, running_view, set_size, set_theme
+from tests.inspect.browser.corpus import build_world
+from tests.inspect.browser.session import running_browser, running_view, set_size, set_theme
 
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 WIDE, PHONE = (1280, 800), (390, 844)

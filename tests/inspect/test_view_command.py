@@ -14,8 +14,8 @@ import pytest
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.sources import open_source
 from tests.cli.test_build_chats import call  # noqa: F401
-from tests.inspector.browser.session import running_view
-from tests.inspector.conftest import OPENED, SPECIALS
+from tests.inspect.browser.session import running_view
+from tests.inspect.conftest import OPENED, SPECIALS
 
 FLAGS = ["--tokenizer", "byte:4"]
 FLAGS += [word for name, text in SPECIALS.items() for word in ("--special", f"{name}={text}")]
@@ -66,7 +66,7 @@ def test_an_address_that_others_reach_is_warned_of(place):
             _, err = server.communicate(timeout=600)
         finally:
             server.kill()
-    assert "anybody who reaches this address reads the data" in err
+    assert "everyone who reaches this address can read the data" in err
     assert server.returncode == 0
 
 

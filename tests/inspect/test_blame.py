@@ -10,8 +10,7 @@ import pytest
 from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, SourceError
-from shardmill.inspect.blame import blame_document, blame_token, blame_tokens
-from shardmill.inspect.blame_records import Blame
+from shardmill.inspect.blame import Blame, blame_document, blame_token, blame_tokens
 from shardmill.sources import JsonlSource, MemoryChats, MemorySource, TextSource, open_chats
 from shardmill.store import open_store
 from shardmill.store.layout import ORIGINS
@@ -79,7 +78,7 @@ def test_the_input_may_lie_elsewhere_and_have_grown(pages, tmp_path):
 def test_other_input_is_refused_by_name(pages, tmp_path):
     store = build(JsonlSource(pages), tmp_path / "store")
     cases = [
-        (None, OptionError, r"built from 'pages' \(jsonl: 'a.jsonl'\), and does not tell where"),
+        (None, OptionError, r"built from 'pages' \(jsonl: 'a.jsonl' .*, and does not record where"),
         ([JsonlSource(pages)] * 2, OptionError, "2 inputs, but the store was built from 1"),
         (JsonlSource(pages, field="id"), SourceError, "was read as .*'field': 'text'"),
         (MemorySource(["first"]), SourceError, "not what the store was built from"),
@@ -120,7 +119,7 @@ def test_what_is_not_there_is_refused(pages, tmp_path):
     for token in (-1, open_store(store).num_tokens("train")):
         with pytest.raises(OptionError, match="split 'train' has 16 tokens"):
             blame_token(store, "train", token, inputs=source, tokenizer=BYTES)
-    with pytest.raises(OptionError, match="is not the tokenizer of this store"):
+    with pytest.raises(OptionError, match="not the tokenizer of this store"):
         blame_token(store, "train", 0, inputs=source, tokenizer=ByteTokenizer(byte_offset=2))
     with pytest.raises(OptionError, match="document 9: split 'train' has 2"):
         blame_document(store, "train", 9)
@@ -182,7 +181,7 @@ def test_sources_in_memory_are_told_by_number(tmp_path):
     store = build(source, tmp_path / "store")
     found = blame_token(store, "train", 3, inputs=source, tokenizer=BYTES)
     assert (found.row_id, found.file, found.row) == ("mine: document 2", None, 2)
-    with pytest.raises(OptionError, match="does not tell where that lies"):
+    with pytest.raises(OptionError, match="does not record where that is"):
         blame_token(store, "train", 3, tokenizer=BYTES)
 
 

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.cli import main
 from shardmill.errors import StoreNotFoundError
-from shardmill.inspect import document_match as hashes
-from shardmill.inspect import document_match as spill
-from shardmill.inspect.diff import diff_stores
-from shardmill.inspect.document_match import DocumentPlace, OrderBreak
+from shardmill.inspect import document_diff
+from shardmill.inspect.diff import DocumentPlace, OrderBreak, diff_stores
 from shardmill.records import Ragged
 from shardmill.sources import JsonlSource
 from shardmill.store import read_manifest
@@ -103,9 +101,9 @@ def test_a_diff_counts_what_was_left_out_added_moved_and_swapped(
         store_of(folder / name, splits, shard_bytes=cut, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(spill, "HEAP_RECORDS", 3)
-            patch.setattr(hashes, "BLOCK_TOKENS", 2)
-            patch.setattr(hashes, "BLOCK_DOCUMENTS", 3)
+            patch.setattr(document_diff, "HEAP_RECORDS", 3)
+            patch.setattr(document_diff, "BLOCK_TOKENS", 2)
+            patch.setattr(document_diff, "BLOCK_DOCUMENTS", 3)
         found = diff_stores(folder / "a", folder / "b")
     manifests = [read_manifest(folder / name) for name in "ab"]
     assert found.identical == (manifests[0] == manifests[1])
@@ -232,13 +230,13 @@ def test_equal_shards_are_not_read(tmp_path, monkeypatch):
     store_of(tmp_path / "a", {"train": [(1, 2), (3, 4), (5,)]}, shard_bytes=4)
     store_of(tmp_path / "b", {"train": [(1, 2), (3, 4), (6,)]}, shard_bytes=4)
     read = []
-    real = hashes._hash_documents
+    real = document_diff._hash_documents
 
     def noted(space, bits, starts, ends):
         read.append((starts.tolist(), ends.tolist()))
         return real(space, bits, starts, ends)
 
-    monkeypatch.setattr(hashes, "_hash_documents", noted)
+    monkeypatch.setattr(document_diff, "_hash_documents", noted)
     (split,) = diff_stores(tmp_path / "a", tmp_path / "b").documents
     assert (split.both, split.only_a, split.only_b) == (2, 1, 1)
     assert read == [([4], [5]), ([4], [5])]

@@ -15,9 +15,9 @@ import pytest
 
 from shardmill.building import BuildSpec, Feed, build_chats, build_plan, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.inspect.api import GET, Desk
+from shardmill.inspect.api import GET, Desk, Query
 from shardmill.inspect.server import open_server
-from shardmill.inspect.stores import Query, Shelf, Tokenizers
+from shardmill.inspect.stores import Shelf, Tokenizers
 from shardmill.loading.config import read_config
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource

@@ -14,9 +14,7 @@ import pytest
 from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError, StoreNotFoundError
-from shardmill.inspect import documents, steps
-from shardmill.inspect import documents as search
-from shardmill.inspect import overview as plans
+from shardmill.inspect import documents, rows
 from shardmill.inspect.api import Desk
 from shardmill.inspect.documents import even_runs
 from shardmill.inspect.stores import Shelf, Tokenizers, find_stores
@@ -29,7 +27,7 @@ from shardmill.store.readers import open_pack
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples, read_examples
 from shardmill.testing.stores import build_small_store, read_documents
 from shardmill.tokenizers import open_tokenizer
-from tests.inspector.conftest import CONFIG, OPENED, SPECIALS, TEXTS, ask, open_desk
+from tests.inspect.conftest import CONFIG, OPENED, SPECIALS, TEXTS, ask, open_desk
 
 STORE = "/stores/{store}"
 PLAN = f"{STORE}/plans/{{plan}}"
@@ -227,7 +225,7 @@ def test_rows_of_a_plan_are_those_of_its_space(desk, place, plan_names):
         assert [row["used"] for row in page["rows"]] == pieces.used.tolist()
         for number, row in enumerate(page["rows"]):
             part = slice(*pieces.offsets[number : number + 2])
-            columns = pieces.examples[part], pieces.places[part], pieces.lengths[part]
+            columns = pieces.examples[part], pieces.columns[part], pieces.lengths[part]
             assert [tuple(piece.values()) for piece in row["pieces"]] == list(
                 zip(*(column.tolist() for column in columns), strict=True)
             )
@@ -274,11 +272,11 @@ def test_a_plan_tells_how_full_its_rows_are_and_the_emptiest_first(desk, place, 
 
 
 def test_of_a_plan_with_many_rows_some_are_counted(place, plan_names, monkeypatch):
-    monkeypatch.setattr(plans, "_BLOCK", 2)
-    monkeypatch.setattr(plans, "LOOK_AT_ALL", 4)
-    monkeypatch.setattr(plans, "MOST_WASTE", 3)
+    monkeypatch.setattr(rows, "_BLOCK", 2)
+    monkeypatch.setattr(rows, "LOOK_AT_ALL", 4)
+    monkeypatch.setattr(rows, "MOST_WASTE", 3)
     space = open_pack(place / "chats" / "packs" / f"{plan_names[0]}.plan")
-    fill = plans.measure_fill(space)
+    fill = rows.measure_fill(space)
     assert len(space) > 4
     assert (fill.looked_at, fill.counts.sum(), len(fill.emptiest)) == (4, 4, 3)
 
@@ -360,7 +358,7 @@ def test_a_large_batch_comes_in_parts(desk):
 def test_a_batch_with_much_text_comes_in_parts_too(desk, monkeypatch):
     values = {"store": PAGES, "split": "train", "seq_len": 16, "step": 1, "batch_size": 9}
     whole = ask(desk, "/step", **values)["rows"]
-    monkeypatch.setattr(steps, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(rows, "MOST_CHARACTERS", 20)
     found: list[dict] = []
     while len(found) < 9:
         part = ask(desk, "/step", start=len(found), **values)["rows"]
@@ -449,12 +447,12 @@ def all_matches(desk, **values):
 def test_a_search_finds_every_document_once_however_often_it_is_broken_off(
     desk, place, monkeypatch, text, seconds
 ):
-    monkeypatch.setattr(search, "MOST_MATCHES", 7)
+    monkeypatch.setattr(documents, "MOST_MATCHES", 7)
     if seconds == 0.0:  # every call ends after one look
         ticks = iter(range(10**9))
-        monkeypatch.setattr(search, "SECONDS", 2)
+        monkeypatch.setattr(documents, "SECONDS", 2)
         # only the clock of `search`: a server of another test must not sleep by these ticks
-        monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+        monkeypatch.setattr(documents, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     matches = all_matches(desk, store=PAGES, split="train", q=text)
     decoded = [OPENED.decode(ids) for ids in read_documents(place / "pages", "train")]
     assert [match["document"] for match in matches] == [
@@ -468,7 +466,7 @@ def test_a_search_finds_every_document_once_however_often_it_is_broken_off(
 
 
 def test_a_match_across_the_parts_of_a_long_document_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "_TOKENS", 64)
+    monkeypatch.setattr(documents, "_TOKENS", 64)
     words = [f"w{n}\u00e9 " for n in range(200)]
     ids = OPENED.encode("".join(words))
     known = {"tokenizer_fingerprint": OPENED.fingerprint}
@@ -515,7 +513,7 @@ def test_documents_are_found_by_number_and_by_source(desk, monkeypatch):
     (match,) = all_matches(desk, store=PAGES, split="val", kind="id", q="2")
     assert (match["document"], match["at"]) == (2, None)
     assert match["snippet"].removesuffix("<|e|>") == TEXTS[2]
-    monkeypatch.setattr(search, "MOST_MATCHES", 7)
+    monkeypatch.setattr(documents, "MOST_MATCHES", 7)
     matches = all_matches(desk, store=CHATS, kind="source", q="memory")
     assert [match["document"] for match in matches] == list(range(40))
 

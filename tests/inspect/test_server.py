@@ -9,7 +9,7 @@ import time
 import pytest
 
 from shardmill.inspect.server import HEADERS, PAGE, Hosts
-from tests.inspector.conftest import HOSTILE, open_desk, serving
+from tests.inspect.conftest import HOSTILE, open_desk, serving
 
 STORES = "/api/stores"
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_looked_up_is_told(client, place, tmp_path):
         True,
     )
     status, facts = client.json(f"{STORES}/0/blame?token=5")
-    assert (status, "say so with --input" in facts["error"]) == (400, True)
+    assert (status, "name it with --input" in facts["error"]) == (400, True)
     desk = open_desk(place)
     desk.config = None
     with serving(desk, tmp_path) as other:

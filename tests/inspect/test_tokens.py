@@ -14,7 +14,7 @@ from shardmill.inspect.tokens import (
     TAIL,
     Reading,
     Tokens,
-    Words,
+    TokenTexts,
     common,
     shown,
 )
@@ -30,12 +30,12 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def words(tokenizers):  # noqa: F811
-    return {kind: Words(tokenizer) for kind, tokenizer in tokenizers.items()}
+    return {kind: TokenTexts(tokenizer) for kind, tokenizer in tokenizers.items()}
 
 
-def reading(words: Words | None) -> Reading:
+def reading(words: TokenTexts | None) -> Reading:
     why = None if words else "no tokenizer"
-    return Reading(words=words, why=why, markers=np.array([7], np.int64))
+    return Reading(texts=words, why=why, markers=np.array([7], np.int64))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *HF_KINDS])
@@ -90,7 +90,7 @@ def test_pages_of_a_document_join_to_its_text(words, kind, size):
 
 
 def test_a_character_comes_with_its_last_token_and_a_broken_one_with_its_first():
-    own = Words(ByteTokenizer())
+    own = TokenTexts(ByteTokenizer())
     ids = np.frombuffer("a\U0001f600".encode() + b"\xff\xe2\x82b\xf0\x9f", np.uint8)
     assert own.texts(ids.astype(np.int64)) == [
         *("a", "", "", "", "\U0001f600"),
@@ -141,7 +141,7 @@ class Counting(ByteTokenizer):
 
 @pytest.mark.parametrize("text", ["plain words ", "\U0001f600", "\u00e9", "\x80"])
 def test_work_grows_with_the_tokens_not_with_their_square(text):
-    own = Words(tokenizer := Counting())
+    own = TokenTexts(tokenizer := Counting())
     raw = text.encode() if text != "\x80" else b"\x80"  # nothing but broken characters
     ids = np.frombuffer(raw * (8000 // len(raw)), np.uint8).astype(np.int64)
     assert "".join(own.texts(ids)) == own.decode(ids)
@@ -149,7 +149,7 @@ def test_work_grows_with_the_tokens_not_with_their_square(text):
 
 
 def test_texts_of_one_row_are_decoded_apart_at_its_edges():
-    own = Words(ByteTokenizer())
+    own = TokenTexts(ByteTokenizer())
     emoji = "\U0001f600".encode()
     ids = np.frombuffer(b"a" + emoji[:2] + emoji[2:] + b"b", np.uint8).astype(np.int64)
     tokens = Tokens(ids=ids, start=0, stop=len(ids), at=0, edges=[3])
@@ -158,7 +158,7 @@ def test_texts_of_one_row_are_decoded_apart_at_its_edges():
 
 def test_a_token_of_ten_megabytes_is_cut_and_ends_the_view():
     huge = "<|" + "x" * 10_000_000 + "|>"
-    own = Words(ByteTokenizer(byte_offset=1, specials={"huge": huge}))
+    own = TokenTexts(ByteTokenizer(byte_offset=1, specials={"huge": huge}))
     number = own.tokenizer.special_token_ids()["huge"]
     first = own.tokenizer.encode("a")[0]
     ids = np.array([first, *[number] * 50, first], np.int64)
@@ -179,9 +179,9 @@ def test_without_a_tokenizer_ids_are_shown_and_it_is_said():
 
 def test_ids_that_the_tokenizer_does_not_have_are_shown_as_they_are():
     ids = np.array([65, 300], np.int64)
-    view = shown(Tokens(ids=ids, start=0, stop=2, at=0), reading(Words(ByteTokenizer())))
+    view = shown(Tokens(ids=ids, start=0, stop=2, at=0), reading(TokenTexts(ByteTokenizer())))
     assert view["texts"] == ["65", "300"]
-    assert "id 300 is no byte" in view["note"]
+    assert "id 300 is not in the vocabulary" in view["note"]
 
 
 @given(a=st.text("ab\ufffd", max_size=9), b=st.text("ab\ufffd", max_size=9))

@@ -251,7 +251,7 @@ def test_an_error_is_shown_in_the_words_of_the_server(page, world):
 
 
 def test_the_theme_is_that_of_the_system_until_another_is_chosen(page, driver):
-    from tests.inspector.browser.session import set_theme
+    from tests.inspect.browser.session import set_theme
 
     paper = "return getComputedStyle(document.documentElement).backgroundColor"
     page.open("#/0/overview")

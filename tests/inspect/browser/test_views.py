@@ -15,7 +15,7 @@ from shardmill.chat import bind_template, known_template
 from shardmill.sources import MemorySource, open_chats
 from shardmill.store import PlanOptions
 from shardmill.tokenizers import open_tokenizer
-from tests.inspector.browser.session import running_view, set_size, set_theme, skip_without_browser
+from tests.inspect.browser.session import running_view, set_size, set_theme, skip_without_browser
 
 pytestmark = pytest.mark.slow  # a browser and a server start
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.inspector.browser.session import set_size, set_theme
+from tests.inspect.browser.session import set_size, set_theme
 
 pytestmark = pytest.mark.slow  # a browser and a server start
 
@@ -98,7 +98,7 @@ class Looked:
 @pytest.fixture(scope="module")
 def looked(driver, url) -> dict[str, Looked]:
     """Every view, looked at once."""
-    from tests.inspector.browser.page import Page
+    from tests.inspect.browser.page import Page
 
     page = Page(driver, url)
     set_size(driver, 1280, 800)

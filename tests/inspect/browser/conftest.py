@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.inspector.browser.corpus import World, build_world
-from tests.inspector.browser.session import (
+from tests.inspect.browser.corpus import World, build_world
+from tests.inspect.browser.session import (
     running_browser,
     running_view,
     set_size,
@@ -48,7 +48,7 @@ def driver(tmp_path_factory) -> Iterator[object]:
 @pytest.fixture
 def on(driver):
     """The page of any server. When a test ends nothing may have complained, or asked elsewhere."""
-    from tests.inspector.browser.page import Page
+    from tests.inspect.browser.page import Page
 
     opened: list[Page] = []
 

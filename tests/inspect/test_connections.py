@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from shardmill.inspect import server as serve
-from tests.inspector.browser.session import running_view
-from tests.inspector.conftest import open_desk, serving
+from tests.inspect.browser.session import running_view
+from tests.inspect.conftest import open_desk, serving
 
 SILENT, HALF, IDLE, DRIP, BODY, UNREAD = "silent", "half", "idle", "drip", "body", "unread"
 KINDS = [SILENT, HALF, IDLE, DRIP, BODY, UNREAD]
