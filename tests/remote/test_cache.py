@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.remote import open_remote, push
-from shardmill.remote.cache import FileCache
-from shardmill.store.readers import TokenSpace
+from shardmill.remote.cached_store import FileCache
 from tests.remote.conftest import Spot, files_of
 
 
@@ -313,9 +312,9 @@ def read_many(
     rng = np.random.default_rng(seed)
     with open_remote(url, cache=cache, max_bytes=4000, storage_options=options) as store:
         for shard in rng.integers(0, 10, 40):
-            path = store.local_shard("train", int(shard))
-            assert path.read_bytes() == wanted[shard]
-            store.release("train", [int(shard)])
+            lease = store.lease(f"train/shard_{shard:05}.bin")
+            assert lease.path.read_bytes() == wanted[shard]
+            lease.close()
             time.sleep(float(rng.random()) / 500)
     out.put(seed)
 
@@ -355,12 +354,11 @@ def test_a_remote_store_gives_its_shards_and_indexes(make_store, spot: Spot, tmp
     options = {"cache": tmp_path / "cache", "max_bytes": 10_000, "storage_options": spot.options}
     with open_remote(spot.url, **options) as remote:
         assert remote.splits == ("train", "val")
-        assert remote.num_shards("train") == 10
         assert remote.document_starts("train").tolist() == list(range(0, 5000, 500))
-        with TokenSpace(remote.token_files("train", [3, 4])) as space:
-            assert space.gather(np.array([0]), 1000).tolist() == [wanted.tolist()]
-        with pytest.raises(OptionError, match="shard 10 of 10"):
-            remote.local_shard("train", 10)
+        with remote.open_tokens("train") as space:
+            assert space.gather(np.array([1500]), 1000).tolist() == [wanted.tolist()]
+        with pytest.raises(OptionError, match="no split 'test'"):
+            remote.open_tokens("test")
         copy = pickle.loads(pickle.dumps(remote))
         assert copy.fingerprint == remote.fingerprint
         copy.close()
@@ -373,5 +371,5 @@ def test_a_damaged_remote_shard_is_refused_and_not_kept(make_store, spot: Spot, 
         place = spot.open()
         place.fs.pipe_file(place.path("train/shard_00001.bin"), bytes(1000))
         with pytest.raises(DamagedStoreError, match=r"shard_00001\.bin: its sha256"):
-            remote.local_shard("train", 1)
+            remote.lease("train/shard_00001.bin")
         assert list((tmp_path / "cache").rglob("*shard_00001*")) == []

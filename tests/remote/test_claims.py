@@ -15,8 +15,9 @@ import pytest
 from shardmill.errors import StoreError, StoreExistsError
 from shardmill.remote import claims, push
 from shardmill.remote.claims import CLAIM, claim_folder
+from shardmill.remote.contents import MARKER
 from shardmill.remote.folder import TEMPORARY
-from shardmill.remote.push import MARKER, PROBE
+from shardmill.remote.push import PROBE
 from shardmill.testing.s3 import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (

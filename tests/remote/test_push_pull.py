@@ -10,7 +10,7 @@ import pytest
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull, push
-from shardmill.remote.push import MARKER
+from shardmill.remote.contents import MARKER
 from shardmill.store import verify
 from tests.remote.conftest import Spot, files_of, remote_files
 

@@ -21,8 +21,8 @@ import pytest
 from shardmill.errors import StoreExistsError
 from shardmill.records import Ragged
 from shardmill.remote import claims, push, verify_remote
-from shardmill.remote.contents import local_contents
-from shardmill.remote.push import MARKER, _marker
+from shardmill.remote.contents import MARKER, local_contents
+from shardmill.remote.push import _marker
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.two_pushes import Killed, Watched, delays, push_to, watched
