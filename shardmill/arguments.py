@@ -7,6 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import SupportsIndex
 
 from shardmill.errors import OptionError
@@ -50,6 +51,20 @@ def refuse_url(value: object, what: str, *, instead: str) -> None:
     scheme = _scheme(value)
     if scheme is not None:
         raise OptionError(f"{what}: found a URL ({scheme}://...), wanted a local path; {instead}")
+
+
+def check_local(path: str | Path, name: str, *, instead: str = "") -> None:
+    """Refuse a URL or a hub dataset where a local folder is wanted, before a folder called `s3:` is
+    made. `name` is the option, `instead` what else it takes."""
+    is_dataset = str(path).startswith("hub:")
+    if not (is_dataset or is_url(path)) or Path(path).exists():
+        return
+    found = "a hub dataset" if is_dataset else "a URL"
+    raise OptionError(
+        f"{{{name}}}: {found}, wanted a local folder{instead}; write ./{path} for a folder of that "
+        "name",
+        **{name: str(path)},
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

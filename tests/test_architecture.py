@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "urls": set(),
     "lazy": set(),
-    "threads": set(),
+    "threads": {"errors"},
     "errors": {"urls"},  # no message holds a secret
     "protocols": {"records"},
     "arguments": {"errors"},
@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # remote: a build whose target is a URL pushes the finished store
     "building": GROUND | {"sources", "tokenizers", "chat", "packing", "store", "remote"},
     # sources and tokenizers: streams read text, and a config names a tokenizer
-    "loading": GROUND | (CORE - {"building"}),
+    # trainers: `to="torch"` of load and stream names the module that makes tensors
+    "loading": GROUND | (CORE - {"building"}) | {"trainers"},
     "trainers": GROUND | {"loading"},
     "formats": GROUND | {"packing", "store"},
     "remote": GROUND | {"store", "formats"},

@@ -40,9 +40,10 @@ from shardmill.protocols import CuttableSource, Source, Tokenizer, continues
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
 from shardmill.storage.files import describe_difference
-from shardmill.store import OldStore, list_plans, read_origins
+from shardmill.store import list_plans, read_origins
 from shardmill.store.layout import DTYPES
 from shardmill.store.origins import GRAIN, MARK
+from shardmill.store.writer import OldStore
 from shardmill.tokenizers import EngineChoice
 
 log = logging.getLogger(__name__)

@@ -19,21 +19,17 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.packing import Long, PackPlan, Pieces, cut_examples, packer_named
 from shardmill.records import OffsetArray
-from shardmill.store import (
+from shardmill.store import PlanOptions, Store, StoredPlan, open_store, read_plan
+from shardmill.store.plans import (
     LeftOut,
     PlanArrays,
     PlanFacts,
     PlanMetrics,
-    PlanOptions,
-    Store,
-    StoredPlan,
     check_plan,
-    open_store,
+    option_problems,
     plan_path,
-    read_plan,
     write_plan,
 )
-from shardmill.store.plans import option_problems
 
 _BLOCK = 2**17  # bytes of a mask at a time: a million tokens
 

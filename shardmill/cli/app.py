@@ -29,81 +29,63 @@ from shardmill.cli.terminal import StdoutError, indented, messages, watched_stdo
 from shardmill.errors import OptionError, ShardmillError, as_keyword
 from shardmill.urls import remember
 
-DONE, FOUND, MISTAKE, FAULT, STOPPED, UNHEARD = 0, 1, 2, 70, 130, 141
+DONE, FOUND, MISTAKE, FAULT, STOPPED, CLOSED = 0, 1, 2, 70, 130, 141
 EXIT_CODES = {
     DONE: "done, and all is well",
     FOUND: "done, and something was found: damage, a problem, a difference",
     MISTAKE: "a mistake in the call or its input, or a place that cannot be read or written",
     FAULT: "a fault of shardmill itself; its traceback is on stderr",
     STOPPED: "stopped with Ctrl-C",
-    UNHEARD: "the reader of stdout went away, as `| head` does",
+    CLOSED: "the reader of stdout went away, as `| head` does",
 }
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for a wrong call, wherever this version keeps it."""
-_FLAGS = {"inputs": "--input", "from_format": "--from", "to_format": "--to"}
-"""Keywords whose flag has another name."""
 _CHOICE = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>.*?)\.?$", re.DOTALL)
 _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid float": "a number"}
 """What typer says of values, and what it means."""
 _SYSTEM = re.compile(r"\[Errno [0-9]+\] ([A-Z][^:'\"]*): '([^']+)'")
 _EMPTY = re.compile(r"(--[a-z][a-z-]*)=")
 PROGRAM = "shardmill"
-MAKE, LOOK, MOVE, RUN = "Make", "Look and check", "Move", "Run and measure"
-# command -> (module and function, panel of the help, summary), in the order of the help
+# panel of the help -> command -> summary, the first sentence of its help
 COMMANDS = {
-    "tokenizer": ("tokenizer:app", MAKE, "Train a tokenizer, or look at one."),
-    "build": ("build:build", MAKE, "Tokenise text into a store."),
-    "build chats": (
-        *("build:chats", MAKE),
-        "Render conversations into a store, each whole, with loss mask and turns.",
-    ),
-    "pack": (
-        *("pack:pack", MAKE),
-        "Decide which conversations of a store share a row, and write that down beside it.",
-    ),
-    "info": (
-        *("info:info", LOOK),
-        "Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.",
-    ),
-    "show": (
-        *("show:show", LOOK),
-        "Show an example, a packed row, or the batch of a step: trained green, others grey.",
-    ),
-    "view": (
-        *("view:view", LOOK),
-        "Serve a page that shows stores: documents, tokens, masks, plans, the batch of any step.",
-    ),
-    "blame": ("blame:blame", LOOK, "Show where tokens came from: source, file, row, characters."),
-    "verify": ("verify:verify", LOOK, "Read a whole store and compare it with its manifest."),
-    "check": (
-        *("check:check", LOOK),
-        "Check a folder of tokens; print the flags and the TOML that name it in a training config.",
-    ),
-    "diff": (
-        *("diff:diff", LOOK),
-        "Explain what differs between two stores: facts, files, documents, order, masks, "
+    "Make": {
+        "tokenizer": "Train a tokenizer, or look at one.",
+        "build": "Tokenise text into a store.",
+        "build chats": "Render conversations into a store, each whole, with loss mask and turns.",
+        "pack": "Decide which conversations of a store share a row, and write that down beside it.",
+    },
+    "Look and check": {
+        "info": "Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.",
+        "show": "Show an example, a packed row, or the batch of a step: trained green, others "
+        "grey.",
+        "view": "Serve a page that shows stores: documents, tokens, masks, plans, the batch of any "
+        "step.",
+        "blame": "Show where tokens came from: source, file, row, characters.",
+        "verify": "Read a whole store and compare it with its manifest.",
+        "check": "Check a folder of tokens; print the flags and the TOML that name it in a "
+        "training config.",
+        "diff": "Explain what differs between two stores: facts, files, documents, order, masks, "
         "exclusions.",
-    ),
-    "exclude": (
-        *("exclude:exclude", LOOK),
-        "Record what is not to be trained on: by document, or by the steps that saw it.",
-    ),
-    "push": (
-        *("transfer:push", MOVE),
-        "Copy a finished folder to object storage, the manifest last.",
-    ),
-    "pull": (
-        *("transfer:pull", MOVE),
-        "Copy a finished folder from object storage; it appears when every byte is checked.",
-    ),
-    "convert": (
-        *("convert:convert", MOVE),
-        "Convert between formats; afterwards both sides are read and compared.",
-    ),
-    "stream": ("stream:stream", RUN, "Run a stream from text to batches for some steps."),
-    "bench": ("bench:bench", RUN, "Measure this machine on your own data: tokenise, build, read."),
+        "exclude": "Record what is not to be trained on: by document, or by the steps that saw it.",
+    },
+    "Move": {
+        "push": "Copy a finished folder to object storage, the manifest last.",
+        "pull": "Copy a finished folder from object storage; it appears when every byte is "
+        "checked.",
+        "convert": "Convert between formats; afterwards both sides are read and compared.",
+    },
+    "Run and measure": {
+        "stream": "Run a stream from text to batches for some steps.",
+        "bench": "Measure this machine on your own data: tokenise, build, read.",
+    },
 }
-_TWO_WORDS = {("build", "chats"): "build chats"}
+# command -> its module and function, where they have another name
+_FUNCTIONS = {
+    "tokenizer": "tokenizer:app",
+    "build chats": "build:chats",
+    "push": "transfer:push",
+    "pull": "transfer:pull",
+}
 
 
 class CommandGroup(TyperGroup):
@@ -128,16 +110,17 @@ class RootGroup(CommandGroup):
         super().__init__(**options)
         self.commands = {
             name: TyperCommand(name, help=summary, rich_help_panel=panel)
-            for name, (_, panel, summary) in COMMANDS.items()
+            for panel, commands in COMMANDS.items()
+            for name, summary in commands.items()
         }
         self._loaded: set[str] = set()
 
     def load(self, name: str) -> Any:
         """The command itself."""
         if name not in self._loaded:
-            module, _, attribute = COMMANDS[name][0].partition(":")
-            found = getattr(import_module(f"shardmill.cli.commands.{module}"), attribute)
-            self.commands[name] = _as_command(name, found)
+            module, _, function = _FUNCTIONS.get(name, f"{name}:{name}").partition(":")
+            found = getattr(import_module(f"shardmill.cli.commands.{module}"), function)
+            self.commands[name] = _as_command(self.commands[name], found)
             self._loaded.add(name)
         return self.commands[name]
 
@@ -169,7 +152,7 @@ def open_app() -> RootGroup:
     app.callback()(_global_options)
     root = typer.main.get_command(app)
     assert isinstance(root, RootGroup)
-    _hide_types_of_flags(root)
+    _adjust_parameters(root)
     return root
 
 
@@ -224,7 +207,7 @@ def run(words: Sequence[str]) -> int:
         except ShardmillError as error:
             return _refused(error, error_text(error, call.command), call)
         except StdoutError as error:
-            return UNHEARD if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
+            return CLOSED if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
         except OSError as error:  # a full disk, a folder that may not be written
             where = f"{error.filename}: " if error.filename is not None else ""
             return _refused(error, f"{where}{error.strerror or error}", call)
@@ -294,17 +277,17 @@ def _global_options(
     pass
 
 
-def _as_command(name: str, found: Any) -> Any:
+def _as_command(placeholder: Any, found: Any) -> Any:
     """A function, or an app of several, as a command of typer."""
     app = found
     if not isinstance(found, typer.Typer):
         app = typer.Typer(add_completion=False)
-        app.command(name)(with_parameters(found))
-    command = typer.main.get_command(app)
-    command.name, command.rich_help_panel = name, COMMANDS[name][1]  # type: ignore[attr-defined]
+        app.command(placeholder.name)(with_parameters(found))
+    command: Any = typer.main.get_command(app)
+    command.name, command.rich_help_panel = placeholder.name, placeholder.rich_help_panel
     for one in (command, *getattr(command, "commands", {}).values()):
         one.help = set_help(one.help or "")
-        _hide_types_of_flags(one)
+        _adjust_parameters(one)
     return command
 
 
@@ -346,16 +329,33 @@ def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:
     )
 
 
-def _hide_types_of_flags(command: Any) -> None:
+def _adjust_parameters(command: Any) -> None:
+    """Show no type beside a flag, and convert only values that need it."""
     for param in command.get_params(typer.Context(command)):  # with --help
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        if getattr(param, "_runtime_param", ...) is None:
+            param._runtime_param = _AsGiven()
+
+
+class _AsGiven:
+    """Instead of typer's conversion, which imports pydantic: a third of the time of `info`.
+
+    Versions of typer that convert in another way do not look for it.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        annotation = param.type_descriptor.annotation
+        is_word = annotation in (str, str | None) and isinstance(value, str)
+        if is_word or (value is None and not param.multiple and param.nargs == 1):
+            return value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """The words with a command of two words as one."""
-    double = _TWO_WORDS.get(tuple(words[:2]))  # type: ignore[arg-type]  # fewer words are no key
-    return [double, *words[2:]] if double else list(words)
+    """The words with the command of two words as one."""
+    return ["build chats", *words[2:]] if list(words[:2]) == ["build", "chats"] else list(words)
 
 
 def _default_flag(name: str) -> str:
@@ -366,8 +366,8 @@ def _default_flag(name: str) -> str:
 
 
 def as_flag(name: str, value: object) -> str:
-    """An option as it is typed."""
-    flag = _FLAGS.get(name) or _default_flag(name)
+    """An option as it is typed; `name` is its flag or its keyword."""
+    flag = name if name.startswith("--") or name.isupper() else _default_flag(name)
     if value is ... or value is True:
         return flag
     if value is False:
@@ -376,14 +376,19 @@ def as_flag(name: str, value: object) -> str:
 
 
 def error_text(error: ShardmillError, command: Any) -> str:
-    """The message of one of our errors, with the options that this command has as flags."""
-    flags = _flags(command)
+    """The message of one of our errors, with the options of this command as they are typed."""
+    typed = {}
+    for param in command.params:
+        flags = [flag for flag in param.opts if flag.startswith("--")]
+        typed[param.name] = flags[0] if flags else param.name.upper()
+    typed |= {flag[2:].replace("-", "_"): flag for flag in typed.values() if flag[:2] == "--"}
 
     def write(name: str, value: object) -> str:
-        known = as_flag(name, ...) in flags
-        return as_flag(name, value) if known else as_keyword(name, value)
+        return as_flag(typed[name], value) if name in typed else as_keyword(name, value)
 
-    return _named_once(error.worded(write))
+    # the system repeats the file's name: x.toml: ... No such file or directory: 'x.toml'
+    text = error.worded(write)
+    return _SYSTEM.sub(lambda it: it[1] if it[2] in text[: it.start()] else it[0], text)
 
 
 def usage_text(error: Any, call: Call, root: RootGroup) -> str:
@@ -398,13 +403,6 @@ def usage_text(error: Any, call: Call, root: RootGroup) -> str:
     if kind == "MissingParameter":
         return f"{shown} is missing" + (f": {param.help}" if param.help else "")
     return _bad_value(shown, error.message)
-
-
-def _named_once(message: str) -> str:
-    """The system repeats the file's name: x.toml: ... No such file or directory: 'x.toml'."""
-    return _SYSTEM.sub(
-        lambda found: found[1] if found[2] in message[: found.start()] else found[0], message
-    )
 
 
 def _no_such_option(word: str, call: Call, root: RootGroup) -> str:

@@ -19,7 +19,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from shardmill.arguments import is_url
 from shardmill.errors import OptionError, ShardmillError, StateMismatchError
 
 
@@ -89,19 +88,6 @@ def read_state(path: Path) -> dict[str, Any]:
             f"--state {path}: a {type(found).__name__}, wanted a state that was saved as JSON"
         )
     return found
-
-
-def check_local(path: str | Path, name: str, *, instead: str = "") -> None:
-    """Refuse a URL or a hub dataset where a local folder is wanted, before a folder called `s3:` is
-    made; `name` is the flag or argument."""
-    is_dataset = str(path).startswith("hub:")
-    if not (is_dataset or is_url(path)) or Path(path).exists():
-        return
-    found = "a hub dataset" if is_dataset else "a URL"
-    raise OptionError(
-        f"{name} {path}: {found}, wanted a local folder{instead}; write ./{path} for a folder of "
-        "that name"
-    )
 
 
 def check_file(path: Path, name: str) -> None:

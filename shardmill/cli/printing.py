@@ -19,7 +19,7 @@ from shardmill.cli.terminal import SafeConsole, visible
 from shardmill.errors import OptionError
 from shardmill.inspect.stores import open_named
 from shardmill.protocols import Tokenizer
-from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray
+from shardmill.records import BoolArray, IntArray
 from shardmill.store import Store
 
 Decode = Callable[[IntArray], str]
@@ -41,36 +41,34 @@ class Heading:
     text: str
 
 
-def chat_pieces(
-    example: ChatExamples, kept: BoolArray, markers: IntArray, decode: Decode
-) -> Iterator[Heading | Span]:
-    """Turn by turn. `kept` marks the tokens that are shown; the others are counted."""
-    ids, mask = example.ids.values, example.mask
-    turns = zip(example.turn_starts.tolist(), example.turn_roles.tolist(), strict=True)
-    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
-    for start, stop in pairwise(sorted({0, *names, len(mask)})):
-        part = slice(start, stop)
-        trained = int((mask & kept)[part].sum())
-        name = names.get(start, "before the first turn")
-        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
-        yield from spans(ids[part], mask[part], kept[part], markers, decode)
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownTokens:
+    """The tokens of an example or a row, and how they are shown."""
 
+    ids: IntArray
+    trained: BoolArray
+    kept: BoolArray  # the others are counted
+    markers: IntArray  # ids that are structure
+    decode: Decode
 
-def spans(
-    ids: IntArray, mask: BoolArray, kept: BoolArray, markers: IntArray, decode: Decode
-) -> Iterator[Heading | Span]:
-    """Runs of tokens of one kind; every marker is a separate run."""
-    if not len(ids):
-        return
-    is_marker = np.isin(ids, markers)
-    kind = np.where(kept, 1 + mask * 2 + is_marker, 0)
-    starts = np.flatnonzero((kind[1:] != kind[:-1]) | (is_marker & kept)[1:]) + 1
-    for start, stop in pairwise([0, *starts.tolist(), len(ids)]):
-        if not kept[start]:
-            yield Heading(f"... {stop - start:,} tokens left out")
-            continue
-        text = visible(decode(ids[start:stop]))
-        yield Span(text=text, trained=bool(mask[start]), marker=bool(is_marker[start]))
+    def spans(self, start: int, stop: int) -> Iterator[Heading | Span]:
+        """Runs of tokens of one kind; every marker is a separate run."""
+        if start == stop:
+            return
+        ids, kept = self.ids[start:stop], self.kept[start:stop]
+        trained = self.trained[start:stop]
+        is_marker = np.isin(ids, self.markers)
+        kind = np.where(kept, 1 + trained * 2 + is_marker, 0)
+        starts = np.flatnonzero((kind[1:] != kind[:-1]) | (is_marker & kept)[1:]) + 1
+        for first, last in pairwise([0, *starts.tolist(), len(ids)]):
+            if not kept[first]:
+                yield Heading(f"... {last - first:,} tokens left out")
+                continue
+            text = visible(self.decode(ids[first:last]))
+            yield Span(text=text, trained=bool(trained[first]), marker=bool(is_marker[first]))
+
+    def num_trained(self, start: int, stop: int) -> int:
+        return int(self.trained[start:stop].sum())
 
 
 def bracketed(pieces: Iterable[Heading | Span]) -> Iterator[Heading | Span]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError
@@ -19,11 +18,29 @@ from shardmill.loading.rows import RowSource, TokenSource, TokenStore
 from shardmill.store import Store, StoredPlan, plans_of
 from shardmill.store.readers.token_space import find_split
 
+if TYPE_CHECKING:
+    from shardmill.loading.streaming import TextStream
+
 OneStore: TypeAlias = str | Path | Store | TokenStore | RowSource
 Stores: TypeAlias = OneStore | Mapping[Any, Any] | Sequence[OneStore] | DataConfig
 
-_FORMS = {"torch": "shardmill.trainers.torch"}
-"""Where a form other than numpy is made: the module has `wrap(loader)`."""
+
+def _as_numpy(batches: Loader | TextStream) -> Loader | TextStream:
+    return batches
+
+
+def _as_torch(batches: Loader | TextStream) -> Any:
+    if isinstance(batches, Loader):
+        from shardmill.trainers.torch import TokenLoader
+
+        return TokenLoader(batches)
+    from shardmill.trainers.torch_streaming import StreamingDataset
+
+    return StreamingDataset(batches)
+
+
+FORMS: dict[str, Callable[[Loader | TextStream], Any]] = {"numpy": _as_numpy, "torch": _as_torch}
+"""What `to` of `load` and `stream` may name. A trainer adds a line."""
 
 
 def load(
@@ -52,8 +69,7 @@ def load(
     "numpy" for `Batch`es, "torch" for dicts of tensors. `split`: None is "train". `shuffle`: see
     `SampleStream`; None is "global". `documents`: see `Loader`.
     """
-    if to != "numpy" and to not in _FORMS:
-        raise OptionError("{to}: " + choices(str(to), ["numpy", *_FORMS], verb="wanted"), to=to)
+    form = chosen_form(to)
     own_rank, own_world = rank_and_world(rank, world)
     rows, length = whole_number(batch_size, "batch_size"), whole_number(seq_len, "seq_len")
     config = _config(stores)
@@ -72,9 +88,15 @@ def load(
             num_samples=num_samples,
             documents=documents,
         )
-        wrapped = loader if to == "numpy" else import_module(_FORMS[to]).wrap(loader)
+        batches = form(loader)
         undo.pop_all()
-    return wrapped
+    return batches
+
+
+def chosen_form(to: str) -> Callable[[Loader | TextStream], Any]:
+    if to not in FORMS:
+        raise OptionError("{to}: " + choices(str(to), FORMS, verb="wanted"), to=to)
+    return FORMS[to]
 
 
 def rank_and_world(

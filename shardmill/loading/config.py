@@ -27,13 +27,15 @@ from shardmill.loading.config_reader import (
 )
 from shardmill.loading.order import SampleStream, Shuffle
 from shardmill.loading.packed_rows import PackSource
-from shardmill.loading.rows import EVERY_FILE, TokenSource
+from shardmill.loading.rows import TokenSource
 from shardmill.sampling.shares import whole_shares
 from shardmill.store import Store
+from shardmill.store.readers import open_token_folder
 from shardmill.store.readers.token_space import ReaderName, find_split, is_store
 from shardmill.tokenizers import open_tokenizer
 from shardmill.tokenizers.base import usual_id
 
+EVERY_FILE = "*.npy"
 Dtype = Literal["uint16", "uint32"]
 Weights = Mapping[str, Annotated[float, Between(0)]]
 
@@ -269,9 +271,9 @@ def open_stream(
             shuffle=config.shuffle,
             temperature=config.mix_temperature,
             phases=[(step * batch, weights) for step, weights in changes[1:]],
-            documents=config.pack_sequences,
         )
         undo.pop_all()
+    stream.documents = config.pack_sequences
     return stream
 
 
@@ -313,14 +315,19 @@ def _open_source(
     name = entry.name or None
     found = meant_split(entry.path, entry.split or config.split)
     if found is not None:
+        store, own_split = found
+        if entry.file_pattern not in (None, EVERY_FILE):
+            raise OptionError(
+                f"{config.file}: file_pattern = {entry.file_pattern!r}, but {store.folder} is a "
+                "store and is read whole, as its manifest lists it; leave out the pattern"
+            )
+        if entry.dtype not in (None, store.dtype):
+            raise OptionError(
+                f"{config.file}: dtype = {entry.dtype!r}, but the tokens of {store.folder} are "
+                f"{store.dtype}; leave it out"
+            )
         return TokenSource(
-            entry.path,
-            seq_len=seq_len,
-            split=found[1],
-            name=name,
-            file_pattern=entry.file_pattern or EVERY_FILE,
-            dtype=entry.dtype,
-            reader=config.reader,
+            entry.path, seq_len=seq_len, split=own_split, name=name, reader=config.reader
         )
     split = entry.split or (config.split if config.dataset_path else None)
     if split is not None:
@@ -328,15 +335,9 @@ def _open_source(
             f"{config.file}: split = {split!r}, but {entry.path} is not a store, so it has no "
             "splits"
         )
-    return TokenSource(
-        entry.path,
-        seq_len=seq_len,
-        name=name,
-        file_pattern=entry.file_pattern or config.file_pattern,
-        dtype=entry.dtype or config.dtype,
-        eos_token_id=eos,
-        reader=config.reader,
-    )
+    pattern = entry.file_pattern or config.file_pattern
+    folder = open_token_folder(entry.path, pattern, dtype=entry.dtype or config.dtype)
+    return TokenSource(folder, seq_len=seq_len, name=name, eos_token_id=eos, reader=config.reader)
 
 
 def _open_plan(config: DataConfig, entry: DatasetConfig, plan: str, seq_len: int) -> PackSource:

@@ -19,8 +19,7 @@ import numpy as np
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.records import JSON, BoolArray, OffsetArray
 from shardmill.sampling import Permutation
-from shardmill.sampling.order import by_value
-from shardmill.sampling.seeds import fingerprint_of
+from shardmill.sampling.order import by_value, fingerprint_of
 from shardmill.store.exclusions import count_tokens, merge_spans, touched
 from shardmill.store.readers import PackSpace
 

@@ -39,8 +39,8 @@ from shardmill.sampling import (
     items_per_block,
     rank_slice,
 )
-from shardmill.sampling.order import by_value
-from shardmill.sampling.seeds import fingerprint_of
+from shardmill.sampling.order import by_value, fingerprint_of
+from shardmill.sampling.shares import whole_shares
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,8 @@ class SampleStream:
     `weights` None: by number of rows. `phases`: (first sample, weights), ascending; the weights
     change at exactly that sample. `shuffle`: "global" shuffles all rows of a source, "block" reads
     4 MiB at a time, for data larger than memory (docs/sampling.md says what that costs in mixing),
-    "none" keeps their order. `documents`: whether loaders of this stream keep documents apart by
-    default. A source gives all its rows before one is repeated; an excluded row is replaced by
-    another of the same source, and no other sample moves.
+    "none" keeps their order. A source gives all its rows before one is repeated; an excluded row is
+    replaced by another of the same source, and no other sample moves.
     """
 
     def __init__(
@@ -68,9 +67,8 @@ class SampleStream:
         shuffle: Shuffle = "global",
         temperature: float = 1.0,
         phases: Sequence[tuple[int, Sequence[float]]] = (),
-        documents: bool = False,
     ) -> None:
-        self.documents = bool(documents)
+        self.documents = False  # whether loaders keep documents apart unless they are told
         self.sources = _checked_sources(sources)
         self.seq_len = self.sources[0].seq_len
         self.shuffle: Shuffle = shuffle
@@ -80,13 +78,14 @@ class SampleStream:
                 if not len(one):
                     log.warning("%s, less than one window: it is never read", _too_short(one))
         _check_lists(weights, phases)
+        names = [source.name for source in self.sources]
+        shares = partial(whole_shares, names=names, temperature=temperature)
         self._mixture = Mixture(
             [len(source) for source in self.sources],
-            weights,
+            shares(weights),
             seed=seed,
-            names=[source.name for source in self.sources],
-            temperature=temperature,
-            phases=phases,
+            names=names,
+            phases=[(start, shares(chosen)) for start, chosen in phases],
             order=_orders(self.sources, shuffle),
         )
         self.seed = int(seed)
@@ -96,7 +95,6 @@ class SampleStream:
             "shuffle": shuffle,
             "temperature": temperature,
             "phases": [(start, [*chosen]) for start, chosen in phases],
-            "documents": self.documents,
         }
         self.order_fingerprint = self._mixture.fingerprint
         self._excluded = self._find_excluded()
@@ -160,7 +158,8 @@ class SampleStream:
         return f"SampleStream({self._mixture!r}, seq_len={self.seq_len:,}, {self.shuffle!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SampleStream, **self._options), (self.sources,)
+        make = partial(SampleStream, **self._options)
+        return make, (self.sources,), {"documents": self.documents}
 
     def _find_excluded(self) -> dict[int, ExcludedItems]:
         """By source. A source may be excluded as a whole only if it never has a weight."""

@@ -19,14 +19,14 @@ from shardmill.arguments import whole_number
 from shardmill.chat.fit import Fit, FitCounts, FitPlan, FittedRows, fit_rows, plan_fit
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
-from shardmill.loading.rows import CheckedFill, RowSpan, checked_name, row_blocks
+from shardmill.loading.rows import RowSpan, StoredRows, checked_name
 from shardmill.records import (
     Batch,
     BoolArray,
     ChatExamples,
+    IntArray,
     OffsetArray,
     next_token_pairs,
-    write_next_token_pairs,
 )
 from shardmill.store import Manifest, find_plan, open_store, read_exclusions, read_plan
 from shardmill.store.exclusions import touched
@@ -154,7 +154,7 @@ def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
     return pad_id
 
 
-class PackSource(CheckedFill):
+class PackSource(StoredRows):
     """Every row of a pack plan over a chat store: a read-only sequence without a state.
 
     `plan`: its name ("train-8192", as `shardmill pack --list` prints it), its path, or its
@@ -213,26 +213,18 @@ class PackSource(CheckedFill):
         self.fill(item, input_ids, labels)
         return Batch(input_ids=input_ids, labels=labels, item=item)
 
-    def fill_unchecked(
-        self,
-        items: OffsetArray,
-        input_ids: OffsetArray,
-        labels: OffsetArray,
-        rows: OffsetArray | None = None,
-    ) -> None:
-        for part in row_blocks(len(items), self.window_bytes):
-            found = self._space.rows(items[part])
-            where = part if rows is None else rows[part]
-            write_next_token_pairs(found.ids, found.trained, input_ids, labels, where)
+    def _read(self, items: OffsetArray) -> tuple[IntArray, BoolArray]:
+        found = self._space.rows(items)
+        return found.ids, found.trained
 
     def borders(self, items: OffsetArray) -> Borders:
         """Where pieces begin in these rows, and the padding after the last one."""
         pieces, length = self._space.pieces(items), self.seq_len + 1
         row = np.repeat(np.arange(len(items)), np.diff(pieces.offsets))
-        inner = np.flatnonzero(pieces.places)
+        inner = np.flatnonzero(pieces.columns)
         padded = np.flatnonzero(pieces.used < length)
         places = np.concatenate(
-            (row[inner] * length + pieces.places[inner], padded * length + pieces.used[padded])
+            (row[inner] * length + pieces.columns[inner], padded * length + pieces.used[padded])
         )
         places.sort()
         return Borders(len(items), length, places)

@@ -8,6 +8,7 @@ window may begin in one file and end in the next.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -18,18 +19,20 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.records import OffsetArray, write_next_token_pairs
+from shardmill.records import BoolArray, IntArray, OffsetArray, write_next_token_pairs
 from shardmill.store import Exclusions, Store, read_exclusions
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
-from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
-from shardmill.store.readers.pread import held_by
-from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
+from shardmill.store.readers.foreign import TokenFolder, folder_fingerprint
+from shardmill.store.readers.token_space import (
+    ReaderName,
+    as_positions,
+    find_split,
+    first_outside,
+    held_by,
+)
 
 log = logging.getLogger(__name__)
-
-EVERY_FILE = "*.npy"
-"""The default pattern of token files; a store needs none."""
 
 _BLOCK_BYTES = 256 * 1024
 _LOOK_FOR_EOS = 2**20  # tokens among which the end of a document should be found
@@ -81,14 +84,22 @@ class RowSource(Protocol):
     def close(self) -> None: ...
 
 
-class CheckedFill:
-    """`fill` for a source that has `fill_unchecked`."""
+class StoredRows:
+    """`fill` for a source that has `_read`."""
 
     seq_len: int
+    window_bytes: int
     _unit: str  # what a row is called in messages
 
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _read(self, items: OffsetArray) -> tuple[IntArray, BoolArray | None]:
+        """These rows, (n, seq_len + 1), and which of their tokens are trained; None: all."""
+
     def fill(
-        self: Any,
+        self,
         items: npt.ArrayLike,
         input_ids: OffsetArray,
         labels: OffsetArray,
@@ -106,18 +117,29 @@ class CheckedFill:
                 )
         self.fill_unchecked(numbers, input_ids, labels, rows)
 
+    def fill_unchecked(
+        self,
+        items: OffsetArray,
+        input_ids: OffsetArray,
+        labels: OffsetArray,
+        rows: OffsetArray | None = None,
+    ) -> None:
+        for part in self._parts(len(items)):
+            ids, trained = self._read(items[part])
+            where = part if rows is None else rows[part]
+            write_next_token_pairs(ids, trained, input_ids, labels, where)
+
+    def _parts(self, num_rows: int) -> Iterator[slice]:
+        """Some rows at a time: narrow ids on their way to int64 stay in a core's own cache."""
+        size = max(1, _BLOCK_BYTES // self.window_bytes)
+        for start in range(0, num_rows, size):
+            yield slice(start, min(start + size, num_rows))
+
 
 def checked_name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise OptionError("{name}: wanted a name for this source, such as 'wiki'", name=name)
     return name
-
-
-def row_blocks(num_rows: int, row_bytes: int) -> Iterator[slice]:
-    """Some rows at a time: narrow ids on their way to int64 stay in a core's own cache."""
-    size = max(1, _BLOCK_BYTES // row_bytes)
-    for start in range(0, num_rows, size):
-        yield slice(start, min(start + size, num_rows))
 
 
 class TokenStore(Protocol):
@@ -144,33 +166,32 @@ class TokenStore(Protocol):
     def document_starts(self, split: str) -> OffsetArray: ...
 
 
-class TokenSource(CheckedFill):
+class TokenSource(StoredRows):
     """Every whole window of a split or a folder: a read-only sequence without a state.
 
     Window `i` begins at token `i * seq_len`; its inputs are `seq_len` tokens, its labels the same
     one further, so every transition is trained once per epoch. `excluded` holds the windows that a
     stream must not give, as they were when the source was opened; `fill` gives any window.
 
-    `path` is a folder, or an open remote store. `split` None: the only split of the store, or the
-    one that `path` names. `name` is part of the order: the same data under another name comes in
-    another order; None: the name of the folder. `file_pattern` and `dtype` are for folders that are
-    not stores, and so is `eos_token_id`, the token that ends every document: with it a loader can
-    keep documents apart. `reader`: "mapped" maps the files, "pread" reads them with system calls
-    (docs/loading.md says when), "auto" is "pread" on network file systems. The attribute `reader`
-    holds the choice; no token depends on it. A remote store reads through its cache: "auto" only.
+    `path` is a store or a folder of .npy files, an open remote store, or an `open_token_folder` of
+    other files. `split` None: the only split of the store, or the one that `path` names. `name` is
+    part of the order: the same data under another name comes in another order; None: the name of
+    the folder. `eos_token_id` is for folders that are not stores: with the token that ends every
+    document a loader can keep documents apart. `reader`: "mapped" maps the files, "pread" reads
+    them with system calls (docs/loading.md says when), "auto" is "pread" on network file systems.
+    The attribute `reader` holds the choice; no token depends on it. A remote store reads through
+    its cache: "auto" only.
     """
 
     _unit = "window"
 
     def __init__(
         self,
-        path: str | Path | TokenStore,
+        path: str | Path | TokenFolder | TokenStore,
         *,
         seq_len: int,
         split: str | None = "train",
         name: str | None = None,
-        file_pattern: str = EVERY_FILE,
-        dtype: npt.DTypeLike | None = None,
         eos_token_id: int | None = None,
         reader: ReaderName = "auto",
     ) -> None:
@@ -179,20 +200,20 @@ class TokenSource(CheckedFill):
         self._documents: OffsetArray | None = None  # mapped at first use, in every process
         if self._of is not None:
             store, found = self._of
-            _check_store(store, file_pattern, dtype, eos_token_id)
+            _check_store(store, eos_token_id)
             space = _open_space(store, found, reader)
             self.path, self.split = store.folder, found
             self.fingerprint = f"{store.fingerprint}/{found}"
         else:
-            assert isinstance(path, str | Path), "anything else is a store"
-            folder = open_token_folder(path, file_pattern, dtype=dtype)
+            assert isinstance(path, str | Path | TokenFolder), "anything else is a store"
+            folder = path if isinstance(path, TokenFolder) else open_token_folder(path)
             space = TokenSpace(folder.files, reader=reader)
             self.path = folder.folder
             self.fingerprint = folder_fingerprint(folder, space)
         self._windows = Windows(space, seq_len=seq_len)
         self.reader = space.reader
         self.seq_len = self._windows.seq_len
-        own = self.path.name if isinstance(path, str | Path) else path.name
+        own = self.path.name if isinstance(path, str | Path | TokenFolder) else path.name
         self.name = checked_name(own if name is None else name)
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
@@ -202,17 +223,8 @@ class TokenSource(CheckedFill):
     def __len__(self) -> int:
         return len(self._windows)
 
-    def fill_unchecked(
-        self,
-        items: OffsetArray,
-        input_ids: OffsetArray,
-        labels: OffsetArray,
-        rows: OffsetArray | None = None,
-    ) -> None:
-        for part in row_blocks(len(items), self.window_bytes):
-            ids = self._windows.gather_unchecked(items[part])
-            where = part if rows is None else rows[part]
-            write_next_token_pairs(ids, None, input_ids, labels, where)
+    def _read(self, items: OffsetArray) -> tuple[IntArray, None]:
+        return self._windows.gather_unchecked(items), None
 
     def document_starts(self) -> OffsetArray | None:
         """Where documents begin in the split; None for a folder, which does not say."""
@@ -237,9 +249,9 @@ class TokenSource(CheckedFill):
             )
         length = self.seq_len + 1
         places = [np.empty(0, np.int64)]
-        for part in row_blocks(len(items), self.window_bytes):  # read just before, so cached
+        for part in self._parts(len(items)):  # read just before, so cached
             ids = self._windows.gather_unchecked(items[part])
-            places.append(borders_after(ids, self.eos_token_id).places + part.start * length)
+            places.append(borders_after(ids, self.eos_token_id).positions + part.start * length)
         return Borders(len(items), length, np.concatenate(places))
 
     def spans(self, items: OffsetArray) -> OffsetArray:
@@ -316,8 +328,10 @@ def _cut_out(starts: OffsetArray, start: int, stop: int) -> Documents:
 
 
 def _split_of(
-    path: str | Path | TokenStore, split: str | None
+    path: str | Path | TokenFolder | TokenStore, split: str | None
 ) -> tuple[Store | TokenStore, str] | None:
+    if isinstance(path, TokenFolder):
+        return None
     if isinstance(path, str | Path):
         return find_split(path, split)
     named = path.splits[0] if split is None and len(path.splits) == 1 else split
@@ -346,31 +360,16 @@ def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | N
     return eos
 
 
-def _check_store(
-    store: Store | TokenStore,
-    file_pattern: str,
-    dtype: npt.DTypeLike | None,
-    eos_token_id: int | None,
-) -> None:
+def _check_store(store: Store | TokenStore, eos_token_id: int | None) -> None:
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "
             f"with shardmill.ChatRows, or packed with shardmill.PackSource: both follow its loss "
             f"mask"
         )
-    if file_pattern != EVERY_FILE:
-        raise OptionError(
-            f"{{file_pattern}}, but {store.folder} is a store and is read whole, as its manifest "
-            f"lists it; leave out the pattern",
-            file_pattern=file_pattern,
-        )
     if eos_token_id is not None:
         raise OptionError(
             f"{{eos_token_id}}, but {store.folder} is a store, whose index says where documents "
             f"begin; leave it out",
             eos_token_id=eos_token_id,
-        )
-    if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
-        raise OptionError(
-            f"{store.folder}: its tokens are {store.dtype}, but {{dtype}}", dtype=dtype
         )

@@ -15,7 +15,7 @@ from shardmill.errors import StateMismatchError
 from shardmill.loading.exclusion import warn_of_change
 from shardmill.loading.order import SampleStream
 from shardmill.records import JSON
-from shardmill.sampling.seeds import fingerprint_of
+from shardmill.sampling.order import fingerprint_of
 
 State = dict[str, JSON]
 

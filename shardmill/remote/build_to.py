@@ -23,8 +23,7 @@ from shardmill.remote.contents import LARGEST, MARKER, local_contents, remote_co
 from shardmill.remote.folder import Listing, RemoteFolder, open_destination
 from shardmill.remote.push import PROBE, clean_up, is_push_of, send
 from shardmill.remote.transfer import OnProgress, TransferReceipt
-from shardmill.storage.atomic import cache_folder
-from shardmill.storage.locks import LockedFile
+from shardmill.storage.atomic import LockedFile, cache_folder
 from shardmill.store.layout import META
 from shardmill.urls import Url
 

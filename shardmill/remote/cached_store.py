@@ -10,7 +10,7 @@ than `max_bytes`; the least recently used file goes first, and never one that is
 that dies holds nothing. Each file is fetched by one thread of one process at a time, while the
 others wait for it. Network disks without `flock` are not supported.
 
-The protocol, in locks of the kernel (storage/locks.py):
+The protocol, in locks of the kernel (storage/atomic.py):
 1. Names change only under `.lock`: a part appears, becomes the file, goes; a file goes. So names do
    not change while `.lock` is held.
 2. A part is locked exclusively while it is fetched, from the moment it is claimed. A part that is
@@ -44,10 +44,10 @@ from shardmill.records import OffsetArray
 from shardmill.remote.contents import Contents, list_remote, remote_contents
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.remote.transfer import check_size, fetch, in_parallel
-from shardmill.storage.locks import LockedFile
-from shardmill.store import Exclusions, SplitEntry
+from shardmill.storage.atomic import LockedFile
+from shardmill.store import Exclusions
 from shardmill.store.layout import DTYPES
-from shardmill.store.manifest import decode_manifest, fingerprint
+from shardmill.store.manifest import SplitEntry, decode_manifest, fingerprint
 from shardmill.store.readers import TokenSpace
 from shardmill.store.readers.files import ShardFiles
 from shardmill.store.store import map_index
@@ -156,13 +156,12 @@ class RemoteFiles(ShardFiles):
     """The shards of a split that hold tokens. Pickles as its store."""
 
     def __init__(self, store: RemoteStore, split: str) -> None:
-        super().__init__(())
         shards = [shard for shard in store.entry(split).shards if shard.tokens]
-        self.width = np.dtype(store.dtype).itemsize
-        self.paths = [f"{store.url}/{shard.file}" for shard in shards]
-        self.counts = np.array([shard.tokens for shard in shards], np.int64)
-        self.widths = np.full(len(shards), self.width, np.int64)
-        self.offsets = np.zeros(len(shards), np.int64)
+        numbers = np.zeros((3, len(shards)), np.int64)
+        numbers[0] = [shard.tokens for shard in shards]
+        numbers[1] = width = np.dtype(store.dtype).itemsize
+        paths = [f"{store.url}/{shard.file}" for shard in shards]
+        super().__init__(paths, numbers, width, np.empty(0, np.int64))  # the cache checks its files
         self._names = [shard.file for shard in shards]
         self._store, self._split = store, split
 

@@ -21,8 +21,8 @@ from shardmill.errors import ManifestError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import is_sealed
 from shardmill.remote.folder import Listing, RemoteFolder
 from shardmill.store import Exclusions, Manifest
-from shardmill.store.exclusions import EXCLUDE, MAX_EXCLUDE_BYTES, decode_exclusions
-from shardmill.store.layout import META, ORIGINS, is_file_name
+from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, decode_exclusions
+from shardmill.store.layout import EXCLUDE, FILE_NAME, META, ORIGINS
 from shardmill.store.manifest import MAX_META_BYTES, Count, Sha256, decode_manifest, read_plain_file
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import wanted_sizes
@@ -202,6 +202,6 @@ def _packed_files(data: bytes, where: str) -> list[FileFact]:
         raise ManifestError(f"{where}: its own checksum does not match; it was changed or damaged")
     names = [PACKED, *(name.lower() for name in listed)]
     for name in listed:
-        if not is_file_name(name) or names.count(name.lower()) > 1:
+        if not FILE_NAME.fullmatch(name) or names.count(name.lower()) > 1:
             raise ManifestError(f"{where}: lists {name!r:.200}, which is not a unique plain name")
     return [FileFact(name=k, size=v.bytes, sha256=v.sha256) for k, v in listed.items()]

@@ -47,19 +47,13 @@ from shardmill.remote.transfer import (
     in_parallel,
 )
 from shardmill.storage.atomic import atomic_write, sync_folder
-from shardmill.store import (
-    Exclusions,
-    Manifest,
-    VerifyReport,
-    open_store,
-    read_exclusions,
-    write_exclusions,
-)
-from shardmill.store.exclusions import EXCLUDE
-from shardmill.store.layout import META, ORIGINS
+from shardmill.store import Exclusions, Manifest, open_store, read_exclusions
+from shardmill.store.exclusions import write_exclusions
+from shardmill.store.layout import EXCLUDE, META, ORIGINS
 from shardmill.store.manifest import decode_manifest, fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import foreign
+from shardmill.store.verify import VerifyReport
 
 
 def pull(

@@ -40,8 +40,8 @@ from shardmill.remote.transfer import (
     in_parallel,
     is_same,
 )
-from shardmill.store.exclusions import EXCLUDE, MAX_EXCLUDE_BYTES
-from shardmill.store.layout import ORIGINS, looks_like_data
+from shardmill.store.exclusions import MAX_EXCLUDE_BYTES
+from shardmill.store.layout import EXCLUDE, ORIGINS, looks_like_data
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from shardmill.sampling.block_shuffle import BlockShuffle, items_per_block
 from shardmill.sampling.mixture import MixedSamples, Mixture
-from shardmill.sampling.order import InOrder, Order, OrderFactory, epochs, rank_slice
-from shardmill.sampling.permutation import Permutation
+from shardmill.sampling.order import InOrder, Order, OrderFactory, Permutation, epochs, rank_slice
 
 __all__ = [
     "BlockShuffle",

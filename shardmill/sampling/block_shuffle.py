@@ -21,8 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.sampling.permutation import CHUNK, Permutation, Rounds, bits_for, rounds_for, walk
-from shardmill.sampling.seeds import Indices, Words, as_words, fingerprint_of, words_at
+from shardmill.sampling.order import (
+    CHUNK,
+    IndexedOrder,
+    Indices,
+    Permutation,
+    Rounds,
+    Words,
+    as_words,
+    bits_for,
+    fingerprint_of,
+    rounds_for,
+    walk,
+    words_at,
+)
 
 BLOCK_BYTES = 4 * 2**20
 
@@ -33,7 +45,7 @@ def items_per_block(item_bytes: SupportsIndex, *, block_bytes: SupportsIndex = B
     return max(1, whole_number(block_bytes, "block_bytes") // size)
 
 
-class BlockShuffle:
+class BlockShuffle(IndexedOrder):
     """Item numbers 0..n - 1, block by block in random order, mixed within a buffer of blocks."""
 
     def __init__(
@@ -62,12 +74,6 @@ class BlockShuffle:
         )
         self._uneven = self._uneven_groups()
         self._recent: tuple[int, Rounds] | None = None  # the group used last: most calls reuse it
-
-    def __len__(self) -> int:
-        return self._num_items
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.take([index])[0])
 
     def take(self, indices: npt.ArrayLike) -> Indices:
         """The items at these indices, int64, in their order."""

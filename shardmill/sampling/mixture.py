@@ -20,15 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
-from shardmill.sampling.order import Order, OrderFactory, by_value, items_of_epochs
-from shardmill.sampling.permutation import Permutation
-from shardmill.sampling.seeds import (
+from shardmill.sampling.order import (
     MAX_ITEMS,
     Indices,
+    Order,
+    OrderFactory,
+    Permutation,
     as_words,
+    by_value,
     checked_count,
     checked_seed,
     fingerprint_of,
+    items_of_epochs,
 )
 from shardmill.sampling.shares import Schedule, Weight, counts_at, whole_shares
 
@@ -94,11 +97,10 @@ class _Phase:
 class Mixture:
     """An endless stream from several sources, by weight.
 
-    `weights` are any numbers of at least 0; a source of weight 0 never comes. With `temperature` t
-    a weight w counts as `w ** (1 / t)`. `phases` are (first sample, weights), in order: from that
-    sample on these are the weights. `order` makes the order of each epoch of each source, from its
-    size, the seed and the path ("source", name, "epoch", number). `owed` is the result of `owed(n)`
-    of another mixture that this one replaces.
+    `weights` are any numbers of at least 0; a source of weight 0 never comes. `whole_shares` makes
+    weights with a temperature. `phases` are (first sample, weights), in order: from that sample on
+    these are the weights. `order` makes the order of each epoch of each source, from its size, the
+    seed and the path ("source", name, "epoch", number).
     """
 
     def __init__(
@@ -108,10 +110,8 @@ class Mixture:
         *,
         seed: SupportsIndex,
         names: Sequence[str] | None = None,
-        temperature: float = 1.0,
         phases: Sequence[tuple[SupportsIndex, Sequence[Weight]]] = (),
         order: OrderFactory = Permutation,
-        owed: Sequence[Weight] = (),
     ) -> None:
         self.names = _checked_names(names, len(sizes))
         self.sizes = tuple(map(_checked_size, sizes, self.names))
@@ -121,14 +121,24 @@ class Mixture:
         starts = [checked_count(start, "phase_start", least=1) for start, _ in phases]
         if sorted(set(starts)) != starts:
             raise OptionError(f"phases start at {starts}: wanted ascending numbers, each once")
-        self._owed = _checked_owed(owed, len(sizes))
+        shares = [whole_shares(chosen, self.names) for chosen in (weights, *(w for _, w in phases))]
+        for chosen in shares:
+            self._check_sizes(chosen)
+        self._schedules = list(zip([0, *starts], map(Schedule, shares), strict=True))
+        self.carry_over([0] * len(sizes))
+
+    def carry_over(self, owed: Sequence[Weight]) -> None:
+        """Begin with what the sources are owed by a mixture that this one replaces: its `owed(n)`.
+
+        For a mixture of which nothing was taken yet.
+        """
+        if len(owed) != len(self.sizes):
+            raise OptionError(f"{len(owed)} numbers owed for {len(self.sizes)} sources")
+        self._owed = tuple(Fraction(due) for due in owed)
         self._phases: list[_Phase] = []
-        for start, chosen in zip([0, *starts], [weights, *(w for _, w in phases)], strict=True):
-            shares = whole_shares(chosen, self.names, temperature=temperature)
-            self._check_sizes(shares)
+        for start, schedule in self._schedules:
             due = self.owed(start)
-            entry = best_entry(shares, due)
-            schedule = Schedule(shares)
+            entry = best_entry(schedule.weights, due)
             skipped = tuple(schedule.counts(entry))
             before = tuple(self._counts(start))
             self._phases.append(_Phase(start, schedule, before, due, entry, skipped))
@@ -237,14 +247,6 @@ def _checked_size(size: SupportsIndex, name: str) -> int:
         return checked_count(size, "size")
     except OptionError as wrong:
         raise OptionError(f"source {name!r}: {wrong}") from wrong
-
-
-def _checked_owed(owed: Sequence[Weight], num_sources: int) -> tuple[Fraction, ...]:
-    if not len(owed):
-        return (Fraction(0),) * num_sources
-    if len(owed) != num_sources:
-        raise OptionError(f"{len(owed)} numbers owed for {num_sources} sources")
-    return tuple(Fraction(due) for due in owed)
 
 
 def _checked_names(names: Sequence[str] | None, num_sources: int) -> tuple[str, ...]:

@@ -49,8 +49,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
-from shardmill.sampling.order import by_value
-from shardmill.sampling.seeds import Indices
+from shardmill.sampling.order import Indices, by_value
 
 Weight: TypeAlias = "float | int | Fraction"
 

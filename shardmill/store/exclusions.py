@@ -2,8 +2,8 @@
 
 The files of the store are never touched. The list is written atomically under a lock, so
 concurrent commands lose nothing, and equal entries are equal bytes. A list that is damaged or
-belongs to other tokens is an error: training never goes on because a list could not be read. Spans
-are half-open, in the token space of a split; merged spans are ascending and do not touch.
+belongs to other tokens is an error: training never continues because a list could not be read.
+Spans are half-open, in the token space of a split; merged spans are ascending and do not touch.
 FORMAT.md describes the bytes.
 """
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from shardmill.errors import ManifestError, OptionError, StoreError
 from shardmill.records import BoolArray, OffsetArray
 from shardmill.storage.atomic import atomic_write, sync_folder
+from shardmill.store.layout import EXCLUDE
 from shardmill.store.manifest import (
     Count,
     Manifest,
@@ -34,9 +35,8 @@ from shardmill.store.manifest import (
     fingerprint,
     read_plain_file,
 )
-from shardmill.store.store import Store, open_store
+from shardmill.store.store import Store, document_spans, open_store
 
-EXCLUDE = "exclude.json"
 MAX_EXCLUDE_BYTES = 2**28
 _MAX_REASON = 1000  # characters
 _HEAD = re.compile(rb'\{"format":"shardmill-exclude","version":([0-9]+),"sha256":"([0-9a-f]{64})",')
@@ -297,14 +297,9 @@ def documents_entry(
     if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < total:
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise OptionError(f"{store.folder}: document {wrong:,} of {total:,} in split {split!r}")
-    return ExcludeEntry(
-        number=1,
-        split=split,
-        reason=_checked_reason(reason),
-        documents=tuple(numbers.tolist()),
-        steps=None,
-        spans=_pairs(document_spans(store, split, numbers)),
-    )
+    spans = spans_of_documents(store, split, numbers)
+    entry = spans_entry(store, spans, reason=reason, split=split)
+    return msgspec.structs.replace(entry, documents=tuple(numbers.tolist()))
 
 
 def spans_entry(
@@ -328,17 +323,14 @@ def spans_entry(
         reason=_checked_reason(reason),
         documents=None,
         steps=steps,
-        spans=_pairs(merge_spans(found)),
+        spans=tuple((start, stop) for start, stop in merge_spans(found).tolist()),
     )
 
 
-def document_spans(store: Store, split: str, documents: OffsetArray) -> OffsetArray:
+def spans_of_documents(store: Store, split: str, documents: OffsetArray) -> OffsetArray:
     """The tokens of documents that the split has, merged."""
-    starts = store.document_starts(split)
-    stops = np.full(len(documents), store.num_tokens(split), np.int64)
-    inner = documents < len(starts) - 1
-    stops[inner] = starts[documents[inner] + 1]
-    return merge_spans(np.stack((starts[documents], stops), axis=1))
+    spans = document_spans(store.document_starts(split), documents, store.num_tokens(split))
+    return merge_spans(np.stack(spans, axis=1))
 
 
 def _opened(store: Store | str | Path) -> Store:
@@ -348,10 +340,9 @@ def _opened(store: Store | str | Path) -> Store:
 def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
     path = store.folder / EXCLUDE
     data = encode_exclusions(store.fingerprint, entries)
+    found = Exclusions(store=store.fingerprint, entries=(), sha256=None)
     if entries:
-        read_back = decode_exclusions(data, store.manifest, where=str(path))  # we can read it
-    else:
-        read_back = Exclusions(store=store.fingerprint, entries=(), sha256=None)
+        found = decode_exclusions(data, store.manifest, where=str(path))  # what we can read
     if len(data) > MAX_EXCLUDE_BYTES:
         raise OptionError(
             f"{path}: would have {len(data):,} bytes, wanted at most {MAX_EXCLUDE_BYTES:,}"
@@ -369,7 +360,7 @@ def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
         raise StoreError(
             f"{path}: cannot write: {error.strerror}; the exclusions are as they were"
         ) from error
-    return read_back
+    return found
 
 
 @contextmanager
@@ -403,7 +394,3 @@ def _checked_reason(reason: str) -> str:
     except UnicodeEncodeError as error:
         raise OptionError("{reason}: not valid Unicode; wanted words", reason=shown) from error
     return reason
-
-
-def _pairs(spans: OffsetArray) -> tuple[tuple[int, int], ...]:
-    return tuple((start, stop) for start, stop in spans.tolist())

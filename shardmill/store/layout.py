@@ -21,6 +21,7 @@ VERSION: Literal[1] = 1
 META = "meta.json"
 DROPPED = "dropped.jsonl"
 ORIGINS = "origins.table"
+EXCLUDE = "exclude.json"
 INDEX_HEADER_BYTES = 128
 MAX_COUNT = 2**62
 
@@ -30,53 +31,18 @@ DTYPES: dict[str, DtypeName] = {"uint16-le": "uint16", "uint32-le": "uint32"}
 STORED: dict[str, StoredDtype] = {"uint16": "uint16-le", "uint32": "uint32-le"}
 ITEMSIZE: dict[str, int] = {"uint16": 2, "uint32": 4}
 
-_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+"""Letters, digits, `_` and `-`, at most 64: a folder name on every system."""
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+FILE_NAME = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
+"""A path inside the store: one or two plain parts, so never absolute, `..` or hidden."""
+
 _OWN = re.compile(
-    rf"{_SPLIT.pattern}(/shard_[0-9]{{5,}}\.bin|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
-    rf"|dropped\.jsonl|origins\.table|packs/{_SPLIT.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
+    rf"{SPLIT_NAME.pattern}(/shard_[0-9]{{5,}}\.bin|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
+    rf"|dropped\.jsonl|origins\.table|packs/{SPLIT_NAME.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
     re.ASCII,
 )
-_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-_FILE = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
-
-
-def is_split_name(name: str) -> bool:
-    """Letters, digits, `_` and `-`, at most 64: a folder name on every system."""
-    return _SPLIT.fullmatch(name) is not None
-
-
-def is_file_name(name: str) -> bool:
-    """A path inside the store: one or two plain parts, so never absolute, `..` or hidden."""
-    return _FILE.fullmatch(name) is not None
-
-
-def shard_name(split: str, number: int) -> str:
-    return f"{split}/shard_{number:05d}.bin"
-
-
-def single_name(split: str) -> str:
-    return f"{split}_tokens.bin"
-
-
-def index_name(split: str) -> str:
-    return f"{split}_idx.npy"
-
-
-def mask_name(split: str) -> str:
-    return f"{split}_mask.bin"
-
-
-def turns_name(split: str) -> str:
-    return f"{split}_turns.npy"
-
-
-def roles_name(split: str) -> str:
-    return f"{split}_roles.bin"
-
-
-def mask_bytes(tokens: int) -> int:
-    """The size of a loss mask: one bit per token, in whole bytes."""
-    return -(-tokens // 8)
 
 
 def is_own_name(file: str) -> bool:
@@ -151,7 +117,7 @@ def check_shape(splits: tuple[str, ...], dtype: str, shard_bytes: int | None) ->
     """Refuse, in the caller's words, a store that could not be written."""
     check_dtype(dtype)
     for name in splits:
-        if not is_split_name(name):
+        if not SPLIT_NAME.fullmatch(name):
             raise OptionError(
                 f"split {name!r}: a split's name is 1 to 64 letters, digits, '_' or '-', and "
                 "begins with a letter or digit"

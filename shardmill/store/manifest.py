@@ -23,16 +23,16 @@ from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreN
 from shardmill.storage.atomic import atomic_write, cannot_write, sync_folder
 from shardmill.store.layout import (
     DTYPES,
+    FILE_NAME,
     FORMAT,
     ITEMSIZE,
     MAX_COUNT,
     META,
+    SPLIT_NAME,
     STORED,
     VERSION,
     StoredDtype,
     check_shape,
-    is_file_name,
-    is_split_name,
     looks_like_data,
 )
 
@@ -60,7 +60,7 @@ class ShardEntry(
     sha256: Sha256
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ListedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One other file. Its entries are documents (index), lines (dropped rows), bits (loss mask)
     or turns (their starts and roles)."""
 
@@ -72,9 +72,9 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ChatEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a split of conversations has beside its tokens."""
 
-    mask: FileEntry  # one bit per token: is it a training target?
-    turns: FileEntry  # where turns start in the token space of the split
-    roles: FileEntry  # who speaks in each turn
+    mask: ListedFile  # one bit per token: is it a training target?
+    turns: ListedFile  # where turns start in the token space of the split
+    roles: ListedFile  # who speaks in each turn
     num_turns: Count
     trained_tokens: Count  # bits that are 1
 
@@ -84,7 +84,7 @@ class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     tokens: Count
     documents: Count
-    index: FileEntry
+    index: ListedFile
     shards: list[ShardEntry]
     chat: ChatEntry | None  # of every split, or of none
 
@@ -155,7 +155,7 @@ class Manifest(StoreFacts, frozen=True, kw_only=True, forbid_unknown_fields=True
     token_dtype: StoredDtype
     shard_bytes: Count | None  # None: one file per split
     splits: dict[str, SplitEntry]
-    dropped: FileEntry | None
+    dropped: ListedFile | None
 
 
 class DroppedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -424,11 +424,11 @@ def _listed(folder: Path) -> list[Path]:
 def manifest_problems(manifest: Manifest) -> Iterator[str]:
     """Every number or name in a manifest that cannot be true, the most telling first."""
     for name in manifest.splits:
-        if not is_split_name(name):
+        if not SPLIT_NAME.fullmatch(name):
             yield f"split {name!r} is not a possible name"
     seen = {META}
     for file in file_names(manifest):
-        if not is_file_name(file):
+        if not FILE_NAME.fullmatch(file):
             yield f"file {file!r} is not a plain path inside the store"
         folded = file.lower()
         if folded in seen:
@@ -449,28 +449,16 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
     chat, splits = manifest.ledger.chat, manifest.splits.values()
     chats = [split.chat for split in splits if split.chat is not None]
     dropped = sum(documents.dropped.values())
-    buckets = documents.kept + documents.empty + documents.over_budget + dropped
+    listed = manifest.dropped.entries if manifest.dropped else 0
+    read = documents.kept + documents.empty + documents.over_budget + dropped
+    made, kept = tokens.encoded + tokens.separators, tokens.kept + tokens.over_budget
+    stored = sum(split.documents for split in splits), sum(split.tokens for split in splits)
     sums = [
-        ("documents read", documents.read, "kept + empty + over budget + dropped", buckets),
-        (
-            "tokens encoded + separators",
-            tokens.encoded + tokens.separators,
-            "kept + over budget",
-            tokens.kept + tokens.over_budget,
-        ),
-        (
-            "documents kept",
-            documents.kept,
-            "documents in all splits",
-            sum(split.documents for split in splits),
-        ),
-        ("tokens kept", tokens.kept, "tokens in all splits", sum(split.tokens for split in splits)),
-        (
-            "documents dropped",
-            dropped,
-            "rows listed",
-            manifest.dropped.entries if manifest.dropped else 0,
-        ),
+        ("documents read", documents.read, "kept + empty + over budget + dropped", read),
+        ("tokens encoded + separators", made, "kept + over budget", kept),
+        ("documents kept", documents.kept, "documents in all splits", stored[0]),
+        ("tokens kept", tokens.kept, "tokens in all splits", stored[1]),
+        ("documents dropped", dropped, "rows listed", listed),
     ]
     if manifest.built:
         if len(chats) not in (0, len(splits)):

@@ -1,15 +1,22 @@
-"""Open a finished store: what is in it and where, without reading a token.
+"""A finished store: open it without reading a token, and publish it atomically.
 
 Nothing unfinished, truncated or foreign is opened. Opening costs the manifest and one directory
 listing per folder, so 100,000 shards take well under a second. A store pickles as its path and
 fingerprint. Contents are checked by `verify`.
+
+While a store is published, its target holds the old store, nothing (only if nothing was there) or
+the whole new one. A finished store is replaced only on request. A file that no build of ours makes
+is never deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +25,25 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import choices
-from shardmill.errors import DamagedStoreError, OptionError, StoreNotFoundError
+from shardmill.errors import (
+    BuildError,
+    DamagedStoreError,
+    ManifestError,
+    OptionError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
 from shardmill.records import OffsetArray, TokenFile
-from shardmill.storage.atomic import is_temporary
+from shardmill.storage.atomic import exchange, is_temporary, sync_folder, temporary_name
 from shardmill.store.layout import (
     DTYPES,
+    EXCLUDE,
     INDEX_HEADER_BYTES,
     ITEMSIZE,
     META,
     index_header,
+    is_own_name,
     looks_like_data,
-    mask_bytes,
 )
 from shardmill.store.manifest import (
     Manifest,
@@ -44,7 +59,7 @@ if TYPE_CHECKING:
 
 Listing = dict[str, os.DirEntry[str]]
 _CHUNK = 2**22  # a multiple of every item size
-NEXT_STEP = "copy the store again or build it again; `shardmill verify` lists all damage"
+_NEXT_STEP = "copy the store again or build it again; `shardmill verify` lists all damage"
 
 
 def open_store(folder: str | Path) -> Store:
@@ -54,7 +69,7 @@ def open_store(folder: str | Path) -> Store:
     problems = list(damage(folder, wanted_sizes(manifest), found))
     if problems:
         more = f" (and {len(problems) - 1:,} more damaged files)" if len(problems) > 1 else ""
-        raise DamagedStoreError(f"{folder}: {problems[0]}{more}; {NEXT_STEP}")
+        raise DamagedStoreError(f"{folder}: {problems[0]}{more}; {_NEXT_STEP}")
     # the listing has these times already, so this asks the disk nothing
     modified = {
         name: np.array([found[s.file].stat().st_mtime_ns for s in split.shards], np.int64)
@@ -147,10 +162,8 @@ class Store:
         path = self.folder / entry.index.file
         starts = map_index(path, entry.documents)
         if len(starts) and not (starts[0] == 0 and 0 <= starts[-1] <= entry.tokens):
-            raise DamagedStoreError(
-                f"{path}: documents start at {starts[0]:,}..{starts[-1]:,}, wanted within "
-                f"0..{entry.tokens:,}, the first at 0; {NEXT_STEP}"
-            )
+            wanted = f"wanted within 0..{entry.tokens:,}, the first at 0"
+            raise damaged(path, f"documents start at {starts[0]:,}..{starts[-1]:,}, {wanted}")
         return starts
 
     def chat_arrays(self, split: str) -> ChatArrays:
@@ -159,18 +172,17 @@ class Store:
         if entry.chat is None:
             raise OptionError(f"{self.folder}: holds documents, so no loss mask and no turns")
         mask = self.folder / entry.chat.mask.file
-        bits = _map_bytes(mask, mask_bytes(entry.tokens))
+        bits = _map(mask, np.dtype(np.uint8), -(-entry.tokens // 8))
         if entry.tokens % 8 and bits[-1] >> entry.tokens % 8:
-            raise DamagedStoreError(f"{mask}: has bits after its last token; {NEXT_STEP}")
+            raise damaged(mask, "has bits after its last token")
         turns = self.folder / entry.chat.turns.file
         starts = map_index(turns, entry.chat.num_turns)
         if len(starts) and not 0 <= starts[0] <= starts[-1] < entry.tokens:
-            raise DamagedStoreError(
-                f"{turns}: turns start at {starts[0]:,}..{starts[-1]:,}, wanted within "
-                f"0..{entry.tokens:,}; {NEXT_STEP}"
-            )
-        roles = _map_bytes(self.folder / entry.chat.roles.file, entry.chat.num_turns)
-        return ChatArrays(mask_bits=bits, turn_starts=starts, turn_roles=roles)
+            wanted = f"wanted within 0..{entry.tokens:,}"
+            raise damaged(turns, f"turns start at {starts[0]:,}..{starts[-1]:,}, {wanted}")
+        roles = self.folder / entry.chat.roles.file
+        numbers = _map(roles, np.dtype(np.uint8), entry.chat.num_turns)
+        return ChatArrays(mask_bits=bits, turn_starts=starts, turn_roles=numbers)
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
         return _reopen, (str(self.folder), self.fingerprint)
@@ -190,42 +202,44 @@ def _reopen(folder: str, wanted: str) -> Store:
     return store
 
 
+def damaged(path: Path, what: str) -> DamagedStoreError:
+    """The error for a file of a store that is not as it was built."""
+    return DamagedStoreError(f"{path}: {what}; {_NEXT_STEP}")
+
+
+def document_spans(
+    document_starts: OffsetArray, numbers: OffsetArray, num_tokens: int
+) -> tuple[OffsetArray, OffsetArray]:
+    """Where these documents start and stop; the last one stops at the end of the split."""
+    stops = np.full(len(numbers), num_tokens, np.int64)
+    inner = numbers < len(document_starts) - 1
+    stops[inner] = document_starts[numbers[inner] + 1]
+    return document_starts[numbers], stops
+
+
 def map_index(path: Path, entries: int) -> OffsetArray:
-    """The int64 of an index file; its header must be exactly the one we write."""
+    """The int64 of an index file, mapped; its header must be exactly the one we write."""
+    return _map(path, np.dtype("<i8"), entries, header=index_header(entries))
+
+
+def _map(
+    path: Path, dtype: np.dtype[Any], entries: int, *, header: bytes = b""
+) -> npt.NDArray[Any]:
+    """The array in a file that has exactly this header and size."""
+    wanted = len(header) + entries * dtype.itemsize
     try:
         with path.open("rb") as file:
-            header = file.read(INDEX_HEADER_BYTES)
-    except OSError as error:
-        raise _cannot_map(path, error) from error
-    if header != index_header(entries):
-        raise DamagedStoreError(
-            f"{path}: its .npy header is not that of {entries:,} int64; {NEXT_STEP}"
-        )
-    return _map(path, np.dtype("<i8"), entries, offset=INDEX_HEADER_BYTES)
-
-
-def _map_bytes(path: Path, size: int) -> npt.NDArray[np.uint8]:
-    """The bytes of a file that must have exactly this size."""
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise _cannot_map(path, error) from error
-    if found != size:
-        raise DamagedStoreError(f"{path}: {found:,} bytes, wanted {size:,}; {NEXT_STEP}")
-    return _map(path, np.dtype(np.uint8), size, offset=0)
-
-
-def _map(path: Path, dtype: np.dtype[Any], entries: int, *, offset: int) -> npt.NDArray[Any]:
-    if entries == 0:  # nothing to map
-        return np.frombuffer(b"", dtype)
-    try:
-        return np.asarray(np.memmap(path, dtype, mode="r", offset=offset, shape=(entries,)))
+            found, size = file.read(len(header)), os.fstat(file.fileno()).st_size
+            if found == header and size == wanted and entries:  # nothing can be mapped of nothing
+                shape = (entries,)
+                return np.asarray(np.memmap(file, dtype, "r", offset=len(header), shape=shape))
     except (OSError, ValueError) as error:
-        raise _cannot_map(path, error) from error
-
-
-def _cannot_map(path: Path, error: Exception) -> DamagedStoreError:
-    return DamagedStoreError(f"{path}: cannot be mapped ({error}); {NEXT_STEP}")
+        raise damaged(path, f"cannot be mapped ({error})") from error
+    if found != header:
+        raise damaged(path, f"its .npy header is not that of {entries:,} int64")
+    if size != wanted:
+        raise damaged(path, f"{size:,} bytes, wanted {wanted:,}")
+    return np.frombuffer(b"", dtype)
 
 
 def read_chunks(path: Path) -> Iterator[memoryview]:
@@ -236,6 +250,44 @@ def read_chunks(path: Path) -> Iterator[memoryview]:
             yield buffer[:size]
 
 
+class ShardDocuments:
+    """Which documents start in each shard of a split, and which are its first and last.
+
+    The document of token `t` is the number of starts <= t, minus one, and such counts add up over
+    chunks of starts: so neither a build nor a check holds all of them.
+    """
+
+    def __init__(self, shard_tokens: Sequence[int]) -> None:
+        edges = np.cumsum([0, *shard_tokens], dtype=np.int64)
+        self._begins, self._ends = edges[:-1], edges[1:]
+        self._up_to_first = np.zeros(len(shard_tokens), np.int64)  # starts <= the first token
+        self._up_to_last = np.zeros(len(shard_tokens), np.int64)  # starts <= the last token
+        self.seen = 0
+
+    def add(self, starts: OffsetArray) -> None:
+        """Count the next starts, which do not decrease."""
+        self._up_to_first += starts.searchsorted(self._begins, side="right")
+        self._up_to_last += starts.searchsorted(self._ends - 1, side="right")
+        self.seen += len(starts)
+
+    def of_shards(self) -> list[tuple[int, int | None, int | None]]:
+        """(documents that start in it, first document, last document) of each shard; None, None
+        for one without tokens."""
+        # a document that starts where two shards meet starts in the second one; after the last
+        # token there is no second one, so what starts there counts for the last shard
+        started = np.diff(self._up_to_last, prepend=0)
+        if len(started):
+            started[-1] += self.seen - self._up_to_last[-1]
+        filled = (self._begins < self._ends).tolist()
+        firsts, lasts = (self._up_to_first - 1).tolist(), (self._up_to_last - 1).tolist()
+        return [
+            (count, first, last) if has_tokens else (count, None, None)
+            for count, first, last, has_tokens in zip(
+                started.tolist(), firsts, lasts, filled, strict=True
+            )
+        ]
+
+
 def wanted_sizes(manifest: Manifest) -> dict[str, int | None]:
     """Relative path -> bytes of every listed file; None where the manifest does not fix it."""
     size = ITEMSIZE[DTYPES[manifest.token_dtype]]
@@ -244,7 +296,7 @@ def wanted_sizes(manifest: Manifest) -> dict[str, int | None]:
         wanted[split.index.file] = INDEX_HEADER_BYTES + 8 * split.index.entries
         if split.chat:
             chat = split.chat
-            wanted[chat.mask.file] = mask_bytes(split.tokens)
+            wanted[chat.mask.file] = -(-split.tokens // 8)
             wanted[chat.turns.file] = INDEX_HEADER_BYTES + 8 * chat.turns.entries
             wanted[chat.roles.file] = chat.roles.entries
         wanted.update([(shard.file, shard.tokens * size) for shard in split.shards])
@@ -313,3 +365,127 @@ def _inside(entry: os.DirEntry[str], folder: Path) -> bool:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return list(entries)
+
+
+def publish_folder(staged: Path, target: Path, *, overwrite: bool) -> None:
+    """Rename the finished store `staged` to `target`, on the same disk.
+
+    `target` may be missing, an empty folder or a placeholder, and with `overwrite` a finished
+    store. Anything else is refused by name and left as it is.
+    """
+    staged, target = Path(staged).absolute(), Path(target).absolute()
+    open_store(staged)  # never publish what could not be opened afterwards
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if check_target(target, overwrite=overwrite):
+        _replace(staged, target)
+    else:
+        _rename(staged, target)
+    sync_folder(target.parent)
+    if staged.parent != target.parent:
+        sync_folder(staged.parent)
+
+
+def check_target(target: Path, *, overwrite: bool) -> bool:
+    """Raise if a store may not be published at `target`.
+
+    Returns whether there is a store or a placeholder that has to be replaced.
+    """
+    target = Path(target)
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise StoreExistsError(f"{target}: a file or link is in the way; move it away first")
+    names = sorted(entry.name for entry in target.iterdir()) if target.exists() else []
+    if not names:
+        return False
+    if META not in names:
+        raise StoreExistsError(
+            f"{target}: holds {names[0]!r} and no {META}, so it is no finished store; move it "
+            "away or choose another folder"
+        )
+    manifest = _readable(target)
+    if not overwrite and (manifest is None or manifest.built):
+        raise StoreExistsError(
+            f"{target}: already holds a {'finished' if manifest else 'damaged or foreign'} store; "
+            "pass {overwrite} to replace it, or choose another folder",
+            overwrite=True,
+        )
+    for file in _foreign_files(target, set(file_names(manifest)) if manifest else set()):
+        if file == EXCLUDE:
+            raise StoreExistsError(
+                f"{target / file}: lists what was excluded from training, by positions in tokens "
+                "that would be replaced; move it away first, and exclude again after the build"
+            )
+        raise StoreExistsError(
+            f"{target / file}: no build of ours makes such a file, so it will not be deleted with "
+            "the store around it; move it away first"
+        )
+    return True
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether `folder` holds a manifest that can be read and says "built"."""
+    manifest = _readable(Path(folder))
+    return manifest is not None and manifest.built
+
+
+def _readable(folder: Path) -> Manifest | None:
+    try:
+        return read_manifest(folder)
+    except (ManifestError, StoreNotFoundError):
+        return None
+
+
+def _foreign_files(target: Path, listed: set[str]) -> list[str]:
+    """Files in a store's folder that neither its manifest lists nor any build of ours makes."""
+    walk = os.walk(target)
+    paths = [Path(top, name) for top, folders, names in walk for name in (*folders, *names)]
+    plain = [path for path in paths if path.is_symlink() or not path.is_dir()]
+    files = [(path.relative_to(target).as_posix(), path.name) for path in plain]
+    return sorted(
+        file
+        for file, name in files
+        if not (file in listed or is_own_name(file) or is_temporary(name))
+    )
+
+
+def _rename(staged: Path, target: Path) -> None:
+    try:
+        staged.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise StoreExistsError(
+                f"{target}: another process put files there meanwhile; check them, then build again"
+            ) from error
+        raise _cannot_move(staged, target, error) from error
+
+
+def _replace(staged: Path, target: Path) -> None:
+    """Swap old and new, then delete the old one. In between the new store has a name that no build
+    resumes from, so that after a crash no later build publishes the old store again."""
+    aside = temporary_name(target)
+    try:
+        staged.rename(aside)
+        if not exchange(aside, target):
+            _two_renames(aside, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.rename(staged)
+        raise _cannot_move(staged, target, error) from error
+    sync_folder(target.parent)
+    shutil.rmtree(aside)
+
+
+def _two_renames(aside: Path, target: Path) -> None:
+    """Without an atomic exchange: `target` is missing for an instant, but nothing is lost."""
+    old = temporary_name(target)
+    target.rename(old)
+    try:
+        aside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    old.rename(aside)
+
+
+def _cannot_move(staged: Path, target: Path, error: OSError) -> BuildError:
+    hint = "stage it beside the target" if error.errno == errno.EXDEV else "nothing was published"
+    return BuildError(f"cannot move {staged} to {target}: {error.strerror}; {hint}")

@@ -10,30 +10,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from shardmill.errors import ManifestError, StoreError
 from shardmill.records import ROLES, OffsetArray
 from shardmill.store.exclusions import (
-    EXCLUDE,
     MAX_EXCLUDE_BYTES,
     as_spans,
     decode_exclusions,
-    document_spans,
+    spans_of_documents,
 )
-from shardmill.store.layout import DTYPES, INDEX_HEADER_BYTES, ORIGINS, index_header
+from shardmill.store.layout import DTYPES, EXCLUDE, INDEX_HEADER_BYTES, ORIGINS, index_header
 from shardmill.store.manifest import (
-    ChatEntry,
     DroppedRow,
-    FileEntry,
+    ListedFile,
     Manifest,
     ShardEntry,
     SplitEntry,
@@ -42,6 +40,7 @@ from shardmill.store.manifest import (
 from shardmill.store.origins import read_origins
 from shardmill.store.plans import PACKS, REASONS, SUFFIX, StoredPlan, plans_of
 from shardmill.store.store import (
+    ShardDocuments,
     Store,
     damage,
     foreign,
@@ -54,6 +53,10 @@ from shardmill.store.store import (
 
 OnProgress = Callable[[int, int], None]
 Tick = Callable[[int], None]
+Chunks = Iterator[memoryview]
+"""The bytes of a file, in a buffer that is used again."""
+Check = Callable[[Chunks], Iterator[str]]
+"""The problems of one kind of file. A check need not read to the end."""
 _MASK_BYTES = 2**17  # at a time: a million tokens, eight bytes each while they are counted
 _STARTS = 2**19  # at a time
 
@@ -104,14 +107,6 @@ def verify(folder: str | Path, *, on_progress: OnProgress | None = None) -> Veri
     )
 
 
-class _Contents(Protocol):
-    """What a check of one kind of file needs: all bytes, in chunks, then its verdict."""
-
-    def add(self, chunk: memoryview) -> None: ...
-
-    def problems(self) -> Iterator[str]: ...
-
-
 class _Check:
     """One pass over the files that have the right name and size. Call `files` first: plans and
     exclusions are compared with the indexes that it found sound."""
@@ -124,44 +119,57 @@ class _Check:
         self._starts: dict[str, OffsetArray] = {}  # of splits whose index can be trusted
 
     def files(self) -> Iterator[str]:
-        dtype = np.dtype(DTYPES[self.manifest.token_dtype]).newbyteorder("<")
+        ids = partial(
+            _check_ids,
+            dtype=np.dtype(DTYPES[self.manifest.token_dtype]).newbyteorder("<"),
+            vocab_size=self.manifest.vocab_size,
+        )
         for name, split in self.manifest.splits.items():
             if split.index.file in self.sound:
-                problems = list(self._file(split.index, _DocumentStarts(split)))
+                problems = list(self._file(split.index, partial(_check_documents, split=split)))
                 yield from problems
                 self.documents += split.documents
                 if not problems:
                     self._starts[name] = map_index(self.folder / split.index.file, split.documents)
             if split.chat:
-                starts = self._starts.get(name)
-                yield from self._file(split.chat.mask, _Mask(split, split.chat, starts))
-                yield from self._file(split.chat.turns, _TurnStarts(split, split.chat, starts))
-                yield from self._file(split.chat.roles, _Roles())
+                examples = self._starts.get(name)
+                mask = partial(_check_mask, split=split, examples=examples)
+                turns = partial(_check_turns, split=split, examples=examples)
+                yield from self._file(split.chat.mask, mask)
+                yield from self._file(split.chat.turns, turns)
+                yield from self._file(split.chat.roles, _check_roles)
             for shard in split.shards:
-                yield from self._file(shard, _Ids(dtype, self.manifest.vocab_size))
+                yield from self._file(shard, ids)
                 self.tokens += shard.tokens * (shard.file in self.sound)
         dropped = self.manifest.dropped
         if dropped:
             reasons = self.manifest.ledger.documents.dropped
-            yield from self._file(dropped, _DroppedRows(self.folder / dropped.file, reasons))
+            path = self.folder / dropped.file
+            yield from self._file(dropped, partial(_check_dropped, path=path, reasons=reasons))
 
-    def _file(self, entry: FileEntry | ShardEntry, contents: _Contents) -> Iterator[str]:
+    def _file(self, entry: ListedFile | ShardEntry, check: Check) -> Iterator[str]:
         """The problems of a listed file; a disk that cannot be read is one more."""
         if entry.file not in self.sound:
             return
         sha256 = hashlib.sha256()
-        try:
+
+        def chunks() -> Iterator[memoryview]:
             for chunk in read_chunks(self.folder / entry.file):
                 sha256.update(chunk)
-                contents.add(chunk)
+                yield chunk
                 self.tick(len(chunk))
-            if sha256.hexdigest() != entry.sha256:
-                found = sha256.hexdigest()
-                yield f"{entry.file}: damaged: its sha256 is {found}, wanted {entry.sha256}"
-            for problem in contents.problems():
-                yield f"{entry.file}: {problem}"
+
+        read = chunks()
+        try:
+            problems = list(check(read))
+            deque(read, maxlen=0)  # what the check did not look at counts for the hash
         except OSError as error:
             yield f"{entry.file}: cannot be read ({error.strerror})"
+            return
+        if sha256.hexdigest() != entry.sha256:
+            found = sha256.hexdigest()
+            yield f"{entry.file}: damaged: its sha256 is {found}, wanted {entry.sha256}"
+        yield from (f"{entry.file}: {problem}" for problem in problems)
 
     def plans(self) -> Iterator[str]:
         folder = self.folder / PACKS
@@ -196,7 +204,7 @@ class _Check:
         store = Store(self.folder, self.manifest, {})
         for entry in found.entries:
             if entry.documents is not None and entry.split in self._starts:
-                wanted = document_spans(store, entry.split, np.array(entry.documents, np.int64))
+                wanted = spans_of_documents(store, entry.split, np.array(entry.documents, np.int64))
                 if not np.array_equal(as_spans(entry.spans), wanted):
                     yield f"{EXCLUDE}: entry {entry.number}: other tokens than its documents have"
 
@@ -210,231 +218,177 @@ class _Check:
         return f"{file}: {str(error).removeprefix(f'{self.folder / file}: ')}"
 
 
-class _Ids:
+def _check_ids(chunks: Chunks, *, dtype: np.dtype[Any], vocab_size: int | None) -> Iterator[str]:
     """No id outside the vocabulary, where its size is known."""
-
-    def __init__(self, dtype: np.dtype[Any], vocab_size: int | None) -> None:
-        self._dtype, self._vocab_size, self._highest = dtype, vocab_size, -1
-
-    def add(self, chunk: memoryview) -> None:
-        ids = np.frombuffer(chunk, self._dtype, count=len(chunk) // self._dtype.itemsize)
-        self._highest = max(self._highest, int(ids.max(initial=0)))
-
-    def problems(self) -> Iterator[str]:
-        if self._vocab_size is not None and self._highest >= self._vocab_size:
-            yield f"holds the id {self._highest:,}, but the vocabulary has {self._vocab_size:,} ids"
+    highest = -1
+    for chunk in chunks:
+        ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
+        highest = max(highest, int(ids.max(initial=0)))
+    if vocab_size is not None and highest >= vocab_size:
+        yield f"holds the id {highest:,}, but the vocabulary has {vocab_size:,} ids"
 
 
-class _Roles:
+def _check_roles(chunks: Chunks) -> Iterator[str]:
     """No role that does not exist."""
-
-    def __init__(self) -> None:
-        self._highest = 0
-
-    def add(self, chunk: memoryview) -> None:
-        self._highest = max(self._highest, int(np.frombuffer(chunk, np.uint8).max(initial=0)))
-
-    def problems(self) -> Iterator[str]:
-        if self._highest >= len(ROLES):
-            yield f"holds the role {self._highest}, but there are {len(ROLES)}: {', '.join(ROLES)}"
+    highest = max((int(np.frombuffer(chunk, np.uint8).max()) for chunk in chunks), default=0)
+    if highest >= len(ROLES):
+        yield f"holds the role {highest}, but there are {len(ROLES)}: {', '.join(ROLES)}"
 
 
-class _DroppedRows:
+def _check_dropped(_: Chunks, *, path: Path, reasons: Mapping[str, int]) -> Iterator[str]:
     """One row with id and reason for each row that the ledger says was dropped."""
-
-    def __init__(self, path: Path, reasons: Mapping[str, int]) -> None:
-        self._path, self._reasons = path, reasons
-
-    def add(self, chunk: memoryview) -> None:
-        """Rows cross chunks, so they are read by line afterwards."""
-
-    def problems(self) -> Iterator[str]:
-        found: Counter[str] = Counter()
-        with self._path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    found[msgspec.json.decode(line, type=DroppedRow).reason] += 1
-                except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-                    yield f"line {number:,} is no dropped row: {error}"
-                    return
-        if found != Counter(self._reasons):
-            yield f"lists dropped rows {dict(found)}, but the ledger says {dict(self._reasons)}"
+    found: Counter[str] = Counter()
+    with path.open("rb") as lines:  # rows cross chunks
+        for number, line in enumerate(lines, start=1):
+            try:
+                found[msgspec.json.decode(line, type=DroppedRow).reason] += 1
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                yield f"line {number:,} is no dropped row: {error}"
+                return
+    if found != Counter(reasons):
+        yield f"lists dropped rows {dict(found)}, but the ledger says {dict(reasons)}"
 
 
+@dataclass(slots=True)
 class _Starts:
-    """An index: its header, and starts that never decrease and are at most `last`."""
+    """The starts of an index: a sound header, never decreasing, at most `last`."""
 
-    def __init__(self, what: str, entries: int, tokens: int, last: int) -> None:
-        self._what, self._entries, self._tokens, self._last_start = what, entries, tokens, last
-        self._found: list[str] = []
-        self._sound = True  # as far as it was read
-        self._header_read = False
-        self._previous = 0
-        self.seen = 0
+    chunks: Chunks
+    what: str
+    entries: int
+    tokens: int
+    last: int
+    problems: list[str] = field(default_factory=list)
+    seen: int = 0
+    in_order: bool = True  # as far as it was read
 
-    def add(self, chunk: memoryview) -> None:
-        if not self._header_read:
-            self._header_read = True
-            if chunk[:INDEX_HEADER_BYTES] != index_header(self._entries):
-                self._found.append(f"its header is not that of {self._entries:,} int64")
-            chunk = chunk[INDEX_HEADER_BYTES:]
-        starts = np.frombuffer(chunk, "<i8", count=len(chunk) // 8)
-        if not len(starts) or not self._sound:
-            return
-        # compared, not subtracted: a difference could overflow
-        falls = np.flatnonzero(starts < np.concatenate(([self._previous], starts[:-1])))
-        if len(falls):
-            self._refuse(f"{self._what} {self.seen + falls[0]:,} starts before the one before it")
-        elif starts[-1] > self._last_start:
-            self._refuse(f"a {self._what} starts at token {starts[-1]:,} of {self._tokens:,}")
-        else:
-            self.note(starts)
-            self.seen += len(starts)
-            self._previous = int(starts[-1])
+    def __iter__(self) -> Iterator[OffsetArray]:
+        """The starts, as long as they are in order; `problems` and `in_order` say what is wrong."""
+        previous, skip = 0, INDEX_HEADER_BYTES
+        for chunk in self.chunks:
+            if skip and chunk[:skip] != index_header(self.entries):
+                self.problems.append(f"its header is not that of {self.entries:,} int64")
+            starts = np.frombuffer(chunk[skip:], "<i8", count=len(chunk[skip:]) // 8)
+            skip = 0
+            if not len(starts):
+                continue
+            # compared, not subtracted: a difference could overflow
+            falls = np.flatnonzero(starts < np.concatenate(([previous], starts[:-1])))
+            if len(falls):
+                number = self.seen + falls[0]
+                self.refuse(f"{self.what} {number:,} starts before the one before it")
+            elif starts[-1] > self.last:
+                self.refuse(f"a {self.what} starts at token {starts[-1]:,} of {self.tokens:,}")
+            else:
+                yield starts
+                self.seen += len(starts)
+                previous = int(starts[-1])
+            if not self.in_order:
+                return
 
-    def _refuse(self, problem: str) -> None:
-        self._sound = False
-        self._found.append(problem)
-
-    def note(self, starts: OffsetArray) -> None:
-        """Called with every chunk of starts that is in order."""
-        raise NotImplementedError
-
-    def verdict(self) -> Iterator[str]:
-        """What else is wrong, when all starts are in order."""
-        raise NotImplementedError
-
-    def problems(self) -> Iterator[str]:
-        yield from self._found
-        if self._sound:
-            yield from self.verdict()
+    def refuse(self, problem: str) -> None:
+        self.in_order = False
+        self.problems.append(problem)
 
 
-class _DocumentStarts(_Starts):
-    """The first document starts at 0, and each shard has the documents that it claims.
-
-    The document of token `t` is the number of starts <= t, minus one, and such counts add up
-    over chunks: so the first and last document of every shard need no second pass.
-    """
-
-    def __init__(self, split: SplitEntry) -> None:
-        super().__init__("document", split.documents, split.tokens, last=split.tokens)
-        self._split = split
-        stops = np.cumsum([0] + [shard.tokens for shard in split.shards], dtype=np.int64)
-        self._begins, self._ends = stops[:-1], stops[1:]
-        self._up_to_first = np.zeros(len(self._begins), np.int64)  # starts <= the first token
-        self._up_to_last = np.zeros(len(self._begins), np.int64)  # starts <= the last token
-
-    def note(self, starts: OffsetArray) -> None:
-        if self.seen == 0 and starts[0] != 0:
-            self._refuse(f"document 0 starts at token {starts[0]:,}, wanted 0")
-        self._up_to_first += np.searchsorted(starts, self._begins, side="right")
-        self._up_to_last += np.searchsorted(starts, self._ends - 1, side="right")
-
-    def verdict(self) -> Iterator[str]:
-        if self.seen != self._split.documents:
-            yield f"{self.seen:,} documents start, wanted {self._split.documents:,}"
-            return
-        # a document that starts where two shards meet starts in the second one; after the last
-        # token there is no second one, so what starts there counts for the last shard
-        started = np.diff(self._up_to_last, prepend=0)
-        if len(started):
-            started[-1] += self.seen - self._up_to_last[-1]
-        firsts, lasts = self._up_to_first - 1, self._up_to_last - 1
-        counted = zip(started.tolist(), firsts.tolist(), lasts.tolist(), strict=True)
-        for shard, (documents, first, last) in zip(self._split.shards, counted, strict=True):
-            claimed = (shard.documents, shard.first_document, shard.last_document)
-            found = (documents, first, last) if shard.tokens else (documents, None, None)
-            if claimed != found:
-                yield (
-                    f"puts (started, first, last) {found} in {shard.file}, but the manifest says "
-                    f"{claimed}"
-                )
+def _check_documents(chunks: Chunks, *, split: SplitEntry) -> Iterator[str]:
+    """The first document starts at 0, and each shard has the documents that it claims."""
+    index = _Starts(chunks, "document", split.documents, split.tokens, last=split.tokens)
+    documents = ShardDocuments([shard.tokens for shard in split.shards])
+    for starts in index:
+        if index.seen == 0 and starts[0] != 0:
+            index.refuse(f"document 0 starts at token {starts[0]:,}, wanted 0")
+        documents.add(starts)
+    yield from index.problems
+    if not index.in_order:
+        return
+    if index.seen != split.documents:
+        yield f"{index.seen:,} documents start, wanted {split.documents:,}"
+        return
+    for shard, found in zip(split.shards, documents.of_shards(), strict=True):
+        claimed = (shard.documents, shard.first_document, shard.last_document)
+        if claimed != found:
+            yield (
+                f"puts (started, first, last) {found} in {shard.file}, but the manifest says "
+                f"{claimed}"
+            )
 
 
-class _TurnStarts(_Starts):
+def _check_turns(
+    chunks: Chunks, *, split: SplitEntry, examples: OffsetArray | None
+) -> Iterator[str]:
     """A turn starts in every example: from one turn to the next the example number rises by at
-    most one. `starts` of the examples; None when their index is damaged."""
+    most one. `examples`: their starts; None when their index is damaged."""
+    turns = split.chat.num_turns if split.chat else 0
+    index = _Starts(chunks, "turn", turns, split.tokens, last=split.tokens - 1)
+    last, without = -1, None  # the example of the turn seen last; the first one without a turn
 
-    def __init__(self, split: SplitEntry, chat: ChatEntry, starts: OffsetArray | None) -> None:
-        super().__init__("turn", chat.num_turns, split.tokens, last=split.tokens - 1)
-        self._starts = starts
-        self._last = -1  # the example of the turn seen last
-        self._without: int | None = None  # the first example without a turn
+    def step(owners: OffsetArray) -> None:
+        nonlocal last, without
+        steps = np.flatnonzero(np.diff(owners, prepend=last) > 1)
+        if len(steps) and without is None:
+            without = int(owners[steps[0] - 1] if steps[0] else last) + 1
+        last = int(owners[-1])
 
-    def note(self, starts: OffsetArray) -> None:
-        if self._starts is None:
-            return
+    for starts in index:
         for low in range(0, len(starts), _STARTS):
-            owners = np.searchsorted(self._starts, starts[low : low + _STARTS], side="right") - 1
-            self._step(owners)
-
-    def _step(self, owners: OffsetArray) -> None:
-        steps = np.flatnonzero(np.diff(owners, prepend=self._last) > 1)
-        if len(steps) and self._without is None:
-            before = owners[steps[0] - 1] if steps[0] else self._last
-            self._without = int(before) + 1
-        self._last = int(owners[-1])
-
-    def verdict(self) -> Iterator[str]:
-        if self._starts is not None:
-            self._step(np.array([len(self._starts)], np.int64))
-        if self._without is not None:
-            yield f"no turn starts in example {self._without:,}"
+            if examples is not None:
+                step(np.searchsorted(examples, starts[low : low + _STARTS], side="right") - 1)
+    yield from index.problems
+    if index.in_order and examples is not None:
+        step(np.array([len(examples)]))
+    if index.in_order and without is not None:
+        yield f"no turn starts in example {without:,}"
 
 
-class _Mask:
+def _check_mask(
+    chunks: Chunks, *, split: SplitEntry, examples: OffsetArray | None
+) -> Iterator[str]:
     """No bit after the last token, as many trained tokens as the manifest says, and one in each
-    example. `starts` of the examples; None when their index is damaged.
+    example. `examples`: their starts; None when their index is damaged.
 
     Trained tokens before each start are counted over chunks; neighbours then differ by what an
     example trains.
     """
+    starts = np.empty(0, np.int64) if examples is None else examples
+    before, idle = -1, None  # trained before the start seen last; the first that trains nothing
+    seen = trained = done = 0  # tokens, trained ones, examples
+    beyond = False
 
-    def __init__(self, split: SplitEntry, chat: ChatEntry, starts: OffsetArray | None) -> None:
-        self._tokens, self._claimed = split.tokens, chat.trained_tokens
-        self._starts = np.empty(0, np.int64) if starts is None else starts
-        self._next = 0  # the first start not seen
-        self._before = -1  # trained tokens before the start seen last
-        self._idle: int | None = None  # the first example that trains nothing
-        self._seen = self._trained = 0
-        self._beyond = False
+    def note(counts: OffsetArray, first: int) -> None:
+        """Trained tokens before the examples `first` and following."""
+        nonlocal before, idle
+        equal = np.flatnonzero(np.diff(counts, prepend=before) == 0)
+        if len(equal) and idle is None:
+            idle = first + int(equal[0]) - 1
+        before = int(counts[-1])
 
-    def add(self, chunk: memoryview) -> None:
-        for start in range(0, len(chunk), _MASK_BYTES):
-            self._add(np.frombuffer(chunk[start : start + _MASK_BYTES], np.uint8))
-
-    def _add(self, packed: npt.NDArray[np.uint8]) -> None:
-        bits = np.unpackbits(packed, bitorder="little")
-        inside = min(len(bits), self._tokens - self._seen)
-        self._beyond |= bool(bits[inside:].any())
+    parts = (
+        chunk[k : k + _MASK_BYTES] for chunk in chunks for k in range(0, len(chunk), _MASK_BYTES)
+    )
+    for part in parts:
+        bits = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")
+        inside = min(len(bits), split.tokens - seen)
+        beyond |= bool(bits[inside:].any())
         counted = np.zeros(inside + 1, np.int64)
         np.cumsum(bits[:inside], out=counted[1:])
-        stop = int(np.searchsorted(self._starts, self._seen + inside))
-        for low in range(self._next, stop, _STARTS):
-            here = self._starts[low : min(low + _STARTS, stop)]
-            self._note(counted[here - self._seen] + self._trained, low)
-        self._next = stop
-        self._seen += inside
-        self._trained += int(counted[-1])
-
-    def _note(self, before: OffsetArray, first: int) -> None:
-        """Trained tokens before the examples `first` and following."""
-        idle = np.flatnonzero(np.diff(before, prepend=self._before) == 0)
-        if len(idle) and self._idle is None:
-            self._idle = first + int(idle[0]) - 1
-        self._before = int(before[-1])
-
-    def problems(self) -> Iterator[str]:
-        if self._beyond:
-            yield f"has bits after its last token, {self._tokens:,}"
-        if self._trained != self._claimed:
-            yield f"trains {self._trained:,} tokens, but the manifest says {self._claimed:,}"
-        if len(self._starts):
-            # one more start, after the last example, closes it
-            self._note(np.array([self._trained], np.int64), len(self._starts))
-        if self._idle is not None:
-            yield f"example {self._idle:,} trains no token"
+        stop = int(np.searchsorted(starts, seen + inside))
+        for low in range(done, stop, _STARTS):
+            here = starts[low : min(low + _STARTS, stop)]
+            note(counted[here - seen] + trained, low)
+        done = stop
+        seen += inside
+        trained += int(counted[-1])
+    if beyond:
+        yield f"has bits after its last token, {split.tokens:,}"
+    claimed = split.chat.trained_tokens if split.chat else 0
+    if trained != claimed:
+        yield f"trains {trained:,} tokens, but the manifest says {claimed:,}"
+    if len(starts):
+        # one more start, after the last example, closes it
+        note(np.array([trained], np.int64), len(starts))
+    if idle is not None:
+        yield f"example {idle:,} trains no token"
 
 
 def _plan_problems(plan: StoredPlan, lengths: OffsetArray) -> Iterator[str]:

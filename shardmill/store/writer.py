@@ -1,14 +1,17 @@
 """Write a store: documents or conversations in, shards, index and manifest out.
 
-An id that does not fit is refused before anything is cast. The manifest is the last thing written,
-and only if the ledger balances; without it the folder is not a store. Equal documents give equal
-bytes, however they were appended. A store may begin with the contents of a finished one.
+An id that does not fit is refused before anything is cast. Memory stays at a few MiB beyond what
+the caller passes in. A file is synced before its entry exists; the manifest is written last, and
+only if the ledger balances: without it the folder is not a store. Equal documents give equal bytes,
+however they were appended. A store may begin with the contents of a finished one.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,30 +23,38 @@ import numpy as np
 
 from shardmill.errors import BuildError, OptionError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Closing
-from shardmill.records import ChatExamples, Drop, Ragged
-from shardmill.storage.atomic import HashedFile, sync_folder
+from shardmill.records import ROLES, BoolArray, ChatExamples, Drop, IntArray, OffsetArray, Ragged
+from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder
 from shardmill.store.layout import (
     DROPPED,
     DTYPES,
+    INDEX_HEADER_BYTES,
     ITEMSIZE,
+    MAX_COUNT,
     META,
     STORED,
     check_shape,
     check_tokens,
+    index_header,
     looks_like_data,
 )
 from shardmill.store.manifest import (
+    ChatEntry,
     DroppedRow,
-    FileEntry,
+    ListedFile,
     Manifest,
+    ShardEntry,
+    SplitEntry,
     StoreFacts,
     make_manifest,
     write_manifest,
 )
-from shardmill.store.sinks import ChatSink, SplitSink, check_examples, checked_chunks, damaged
-from shardmill.store.store import open_store
+from shardmill.store.store import ShardDocuments, damaged, open_store, read_chunks
 
 log = logging.getLogger(__name__)
+
+_CHUNK = 2**20  # tokens or documents cast at a time
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +128,8 @@ class StoreWriter(Closing):
         self.folder.mkdir(parents=True, exist_ok=True)
         _refuse_leftovers(self.folder, splits)
         cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
-        self._splits = {name: SplitSink(self.folder, name, dtype, cut) for name in splits}
-        self._chats = {name: ChatSink(self.folder, name) for name in splits} if chat else {}
+        self._splits = {name: _SplitSink(self.folder, name, dtype, cut) for name in splits}
+        self._chats = {name: _ChatSink(self.folder, name) for name in splits} if chat else {}
 
     def take_over(self, old: OldStore, *, hold_drops: int = 0) -> None:
         """Begin with everything in a finished store of the same shape, except its last
@@ -159,7 +170,7 @@ class StoreWriter(Closing):
             raise OptionError(f"{self.folder}: open the writer with chat=True to add conversations")
         sink, ids = self._sink(split), examples.ids
         check_tokens(ids, self.dtype, where=where or split, first=sink.documents)
-        check_examples(examples, where=where or split, first=sink.documents)
+        _check_examples(examples, where=where or split, first=sink.documents)
         if len(ids):
             self._state = "failed"  # until every byte of this call is written
             self._chats[split].append(examples)
@@ -210,7 +221,7 @@ class StoreWriter(Closing):
             for chat in self._chats.values():
                 chat.abort()
 
-    def _sink(self, split: str) -> SplitSink:
+    def _sink(self, split: str) -> _SplitSink:
         self._check_open()
         if split not in self._splits:
             raise OptionError(f"no split {split!r}; this store has {list(self._splits)}")
@@ -221,6 +232,264 @@ class StoreWriter(Closing):
             raise BuildError(
                 f"{self.folder}: this writer is {self._state}; start again in an empty folder"
             )
+
+
+class _SplitSink:
+    """The shards and the index of one split. `shard_tokens` None: one file for all."""
+
+    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int | None) -> None:
+        self.tokens = 0
+        self.documents = 0
+        self._folder = folder
+        self._split = split
+        self._single = shard_tokens is None
+        self._cut = MAX_COUNT if shard_tokens is None else shard_tokens
+        self._stored = np.dtype(dtype).newbyteorder("<")
+        self._hashes: list[str] = []  # of the finished shards
+        self._shard: HashedFile | None = None
+        self._index = _IndexSink(folder, f"{split}_idx.npy")
+        if self._single:
+            self._shard = HashedFile(folder / self._name(0))
+        else:
+            (folder / split).mkdir(exist_ok=True)
+
+    def take_over(self, old: Path, entry: SplitEntry) -> bool:
+        """Begin with the shards and documents of a finished split in the folder `old`. Full shards
+        are linked; the last one is copied. False when full ones had to be copied too."""
+        assert not self.documents, "a split begins only once"
+        linked = True
+        for shard in entry.shards:
+            new = self._folder / self._name(len(self._hashes))
+            if shard.tokens == self._cut:
+                linked &= _share_file(old / shard.file, new, shard.sha256)
+                self._hashes.append(shard.sha256)
+                continue
+            if self._shard is None:
+                self._shard = HashedFile(new)
+            for chunk in _checked_chunks(old / shard.file, shard.sha256):
+                self._shard.write(chunk)
+        self._index.take_over(old, entry.index)
+        self.tokens, self.documents = entry.tokens, entry.documents
+        return linked
+
+    def append(self, values: IntArray, offsets: OffsetArray) -> None:
+        """Add documents whose ids fit the dtype."""
+        self._index.append(offsets[:-1], after=self.tokens)
+        self.documents += len(offsets) - 1
+        done = 0
+        while done < len(values):
+            free = self._cut - self.tokens % self._cut
+            part = values[done : done + min(free, _CHUNK)]
+            if self._shard is None:
+                self._shard = HashedFile(self._folder / self._name(len(self._hashes)))
+            self._shard.write(np.ascontiguousarray(part, dtype=self._stored).view(np.uint8).data)
+            done += len(part)
+            self.tokens += len(part)
+            if len(part) == free:
+                self._close_shard(self._shard)
+
+    def finish(self, chat: ChatEntry | None = None) -> SplitEntry:
+        """The entry of the split; `chat` is that of its chat files."""
+        if self.documents and not self._hashes and self._shard is None:
+            # documents without a token still have to start in some shard
+            self._shard = HashedFile(self._folder / self._name(0))
+        if self._shard is not None:
+            self._close_shard(self._shard)
+        starts = range(0, len(self._hashes) * self._cut, self._cut)
+        tokens = [min(self._cut, self.tokens - start) for start in starts]
+        documents = ShardDocuments(tokens)
+        index = self._index.finish(documents)
+        shards = [
+            ShardEntry(
+                file=self._name(number),
+                tokens=tokens[number],
+                documents=started,
+                first_document=first,
+                last_document=last,
+                sha256=self._hashes[number],
+            )
+            for number, (started, first, last) in enumerate(documents.of_shards())
+        ]
+        return SplitEntry(
+            tokens=self.tokens, documents=self.documents, index=index, shards=shards, chat=chat
+        )
+
+    def abort(self) -> None:
+        self._index.abort()
+        if self._shard is not None:
+            self._shard.abort()
+
+    def _close_shard(self, shard: HashedFile) -> None:
+        self._hashes.append(shard.finish())
+        self._shard = None
+
+    def _name(self, number: int) -> str:
+        if self._single:
+            return f"{self._split}_tokens.bin"
+        return f"{self._split}/shard_{number:05d}.bin"
+
+
+class _IndexSink:
+    """Starts of documents or turns as .npy: the header comes last, because it holds the count."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.entries = 0
+        self._file = HashedFile(folder / name)
+        self._file.write(bytes(INDEX_HEADER_BYTES))
+
+    def take_over(self, old: Path, entry: ListedFile) -> None:
+        """Begin with the starts of a finished index."""
+        skip = INDEX_HEADER_BYTES
+        for chunk in _checked_chunks(old / entry.file, entry.sha256):
+            self._file.write(chunk[skip:])
+            skip = 0
+        self.entries = entry.entries
+
+    def append(self, starts: OffsetArray, *, after: int) -> None:
+        """Add starts in a token space of their own, which follows `after` tokens."""
+        for low in range(0, len(starts), _CHUNK):
+            part = np.ascontiguousarray(starts[low : low + _CHUNK] + after, dtype="<i8")
+            self._file.write(part.view(np.uint8).data)
+        self.entries += len(starts)
+
+    def finish(self, documents: ShardDocuments | None = None) -> ListedFile:
+        """The entry of the file; `documents` is shown all its starts."""
+        self._file.finish()
+        path, sha256, skip = self._file.path, hashlib.sha256(), INDEX_HEADER_BYTES
+        try:
+            with path.open("r+b") as file:
+                file.write(index_header(self.entries))
+                file.flush()
+                os.fsync(file.fileno())
+            for chunk in read_chunks(path):
+                sha256.update(chunk)
+                if documents is not None:
+                    documents.add(np.frombuffer(chunk[skip:], "<i8"))
+                skip = 0
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        return ListedFile(file=path.name, entries=self.entries, sha256=sha256.hexdigest())
+
+    def abort(self) -> None:
+        self._file.abort()
+
+
+class _ChatSink:
+    """What the conversations of one split have beside their tokens: loss mask, turns, roles."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self._tokens = 0
+        self._trained = 0
+        self._mask = HashedFile(folder / f"{split}_mask.bin")
+        self._bits: BoolArray = np.empty(0, np.bool_)  # up to 7 tokens that fill no byte yet
+        self._turns = _IndexSink(folder, f"{split}_turns.npy")
+        self._roles = HashedFile(folder / f"{split}_roles.bin")
+
+    def append(self, examples: ChatExamples) -> None:
+        """Add examples that `_check_examples` accepts."""
+        self._turns.append(examples.turn_starts, after=self._tokens)
+        self._roles.write(np.ascontiguousarray(examples.turn_roles).data)
+        for start in range(0, len(examples.mask), _CHUNK):
+            part = examples.mask[start : start + _CHUNK]
+            bits = np.concatenate((self._bits, part))
+            whole = len(bits) // 8 * 8
+            # one bit per token, the first in the lowest bit of a byte
+            self._mask.write(np.packbits(bits[:whole], bitorder="little").data)
+            self._bits = bits[whole:].copy()
+            self._tokens += len(part)
+            self._trained += int(np.count_nonzero(part))
+
+    def finish(self) -> ChatEntry:
+        self._mask.write(np.packbits(self._bits, bitorder="little").data)
+        turns = self._turns.finish()
+        return ChatEntry(
+            mask=_entry(self._mask, self._tokens),
+            turns=turns,
+            roles=_entry(self._roles, turns.entries),
+            num_turns=turns.entries,
+            trained_tokens=self._trained,
+        )
+
+    def abort(self) -> None:
+        self._mask.abort()
+        self._turns.abort()
+        self._roles.abort()
+
+
+def _entry(file: HashedFile, entries: int) -> ListedFile:
+    """The entry of a file of the store's own folder, finished here."""
+    return ListedFile(file=file.path.name, entries=entries, sha256=file.finish())
+
+
+def _check_examples(examples: ChatExamples, *, where: str, first: int) -> None:
+    """Refuse examples whose parts do not fit together; their ids are checked elsewhere.
+
+    `first` is the number of examples before these, for the message.
+    """
+    for problem in _shape_problems(examples):
+        raise OptionError(f"{where}: {problem}")
+    if not len(examples.ids):
+        return
+
+    def refuse(wrong: BoolArray, problem: str) -> None:
+        if wrong.any():
+            raise OptionError(f"{where}, example {first + int(wrong.argmax()):,}: {problem}")
+
+    refuse(examples.ids.lengths == 0, "has no token; drop it")
+    trains = np.logical_or.reduceat(examples.mask, examples.ids.offsets[:-1])
+    refuse(~trains, "trains no token, so it would teach nothing; drop it with a reason")
+    turns = np.searchsorted(examples.turn_starts, examples.ids.offsets)
+    refuse(turns[1:] == turns[:-1], "no turn starts in it")
+
+
+def _shape_problems(examples: ChatExamples) -> Iterator[str]:
+    tokens = len(examples.ids.values)
+    mask, starts, roles = examples.mask, examples.turn_starts, examples.turn_roles
+    if mask.dtype != np.bool_ or mask.shape != (tokens,):
+        yield f"the mask is {mask.dtype} {mask.shape}, wanted bool ({tokens:,},), one per token"
+    if starts.dtype != np.int64 or starts.ndim != 1:
+        yield f"starts of turns are {starts.ndim}-d {starts.dtype}, wanted 1-d int64"
+    elif len(starts) and (starts[0] < 0 or (starts[1:] < starts[:-1]).any()):
+        yield "starts of turns are negative or decrease"
+    elif len(starts) and starts[-1] >= tokens:
+        yield f"a turn starts at token {starts[-1]:,} of {tokens:,}"
+    if roles.dtype != np.uint8 or roles.shape != starts.shape:
+        yield f"roles are {roles.dtype} {roles.shape}, wanted uint8 {starts.shape}, one per turn"
+    elif len(roles) and roles.max() >= len(ROLES):
+        yield f"a turn has the role {roles.max()}, but there are {len(ROLES)}: {', '.join(ROLES)}"
+
+
+def _share_file(old: Path, new: Path, sha256: str) -> bool:
+    """Link a file that never changes into another folder; False when it had to be copied."""
+    try:
+        os.link(os.path.realpath(old), new)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise cannot_write(new, error) from error
+    else:
+        return True
+    file = HashedFile(new)
+    try:
+        for chunk in _checked_chunks(old, sha256):
+            file.write(chunk)
+        file.finish()
+    finally:
+        file.abort()
+    return False
+
+
+def _checked_chunks(path: Path, sha256: str) -> Iterator[memoryview]:
+    """The bytes of a file of a store, in a buffer that is used again. Raises after the last chunk
+    if their hash is wrong."""
+    digest = hashlib.sha256()
+    try:
+        for chunk in read_chunks(path):
+            digest.update(chunk)
+            yield chunk
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror})") from error
+    if digest.hexdigest() != sha256:
+        raise damaged(path, f"its sha256 is {digest.hexdigest()}, wanted {sha256}")
 
 
 class _DropSink:
@@ -246,7 +515,7 @@ class _DropSink:
         if entry is None:
             return
         left = entry.entries - hold  # lines still to be copied
-        for chunk in checked_chunks(old.folder / entry.file, entry.sha256):
+        for chunk in _checked_chunks(old.folder / entry.file, entry.sha256):
             if left and self._file is None:
                 self._file = HashedFile(self._path)
             if self._file is not None:
@@ -266,11 +535,8 @@ class _DropSink:
                 f"were {dict(self._reasons)}; every dropped row needs an id and a reason"
             )
 
-    def finish(self) -> FileEntry | None:
-        if self._file is None:
-            return None
-        entries = self._reasons.total()
-        return FileEntry(file=DROPPED, entries=entries, sha256=self._file.finish())
+    def finish(self) -> ListedFile | None:
+        return None if self._file is None else _entry(self._file, self._reasons.total())
 
     def abort(self) -> None:
         if self._file is not None:
@@ -278,7 +544,7 @@ class _DropSink:
 
 
 def _first_lines(data: bytes, lines: int) -> bytes:
-    """Up to the end of so many lines, or all when there are fewer."""
+    """The first `lines` lines of `data`, or all of it if there are fewer."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
     if len(ends) < lines:
         return data

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from shardmill.sampling import Mixture, Order, epochs, rank_slice
-from shardmill.sampling.seeds import Indices
+from shardmill.sampling.order import Indices
 
 __all__ = [
     "RankSlice",

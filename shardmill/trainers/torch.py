@@ -31,8 +31,10 @@ def has_accelerator() -> bool:
 
 
 class TokenLoader(Closing):
-    """Batches of tensors from a `Loader`: `input_ids` and `labels`, (n, seq_len) int64; with
-    documents also `doc_ids`, `position_ids`, `cu_seqlens` (int32) and `max_seqlen` (one number).
+    """Batches of tensors from a `Loader`, as `shardmill.load(..., to="torch")` gives them.
+
+    `input_ids` and `labels` are (n, seq_len) int64; with documents also `doc_ids`, `position_ids`,
+    `cu_seqlens` (int32) and `max_seqlen` (one number).
     """
 
     def __init__(self, loader: Loader, *, pin_memory: bool = False) -> None:
@@ -41,11 +43,10 @@ class TokenLoader(Closing):
         self._pins = bool(pin_memory) and has_accelerator()
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """As the loader: on where its state is."""
+        """Continues from the loader's position."""
         return map(self._tensors, self.loader)
 
     def state_dict(self) -> dict[str, JSON]:
-        """The loader's."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -65,24 +66,19 @@ class TokenLoader(Closing):
             "position_ids": batch.position_ids,
             "cu_seqlens": batch.cu_seqlens,
         }
-        told = {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
+        tensors = {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
         if batch.max_seqlen is not None:
-            told["max_seqlen"] = torch.tensor(batch.max_seqlen)
+            tensors["max_seqlen"] = torch.tensor(batch.max_seqlen)
         if self._pins:
-            return {name: tensor.pin_memory() for name, tensor in told.items()}
-        return told
-
-
-def wrap(loader: Loader) -> TokenLoader:
-    """What `shardmill.load(..., to="torch")` gives."""
-    return TokenLoader(loader)
+            return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        return tensors
 
 
 def document_mask(doc_ids: Tensor) -> Tensor:
     """True where attention is allowed: (n, 1, seq_len, seq_len) bool, for all heads.
 
-    For `scaled_dot_product_attention(q, k, v, attn_mask=...)`. Takes `seq_len ** 2` bytes a row:
-    for long rows use `flex_block_mask`.
+    For `scaled_dot_product_attention(q, k, v, attn_mask=...)`. Takes `seq_len ** 2` bytes per row;
+    use `flex_block_mask` for long rows.
     """
     _check(doc_ids)
     same = doc_ids[:, :, None] == doc_ids[:, None, :]
@@ -92,7 +88,8 @@ def document_mask(doc_ids: Tensor) -> Tensor:
 def flex_block_mask(doc_ids: Tensor, *, block_size: int = 128) -> BlockMask:
     """The same for `flex_attention(q, k, v, block_mask=...)`, on the device of `doc_ids`.
 
-    Empty blocks cost nothing there. It holds on to `doc_ids`: do not overwrite them meanwhile.
+    Empty blocks cost nothing there. The mask keeps a reference to `doc_ids`: do not change them
+    while it is used.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 

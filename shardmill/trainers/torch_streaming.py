@@ -22,8 +22,9 @@ TensorBatch = dict[str, torch.Tensor]
 
 
 class StreamingDataset(IterableDataset[TensorBatch]):
-    """The batches of a `TextStream`. Only one iteration at a time: a new one begins at the start,
-    or where `load_state_dict` said.
+    """The batches of a `TextStream`, as `shardmill.stream(..., to="torch")` gives them.
+
+    Only one iteration at a time: a new one begins at the start, or where `load_state_dict` said.
 
     `input_ids`, `labels` and `segment_ids` are int32, `attention_mask` is bool; labels of -100 are
     not trained.
@@ -80,11 +81,6 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         current, self._current = self._current, None
         if current is not None:
             current.close()
-
-
-def wrap(stream: TextStream) -> StreamingDataset:
-    """For `shardmill.stream(..., to="torch")`."""
-    return StreamingDataset(stream)
 
 
 def tensors_of(batch: Batch[Any]) -> TensorBatch:

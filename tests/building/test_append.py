@@ -26,7 +26,7 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
 )
-from shardmill.store import open_store, sinks, verify
+from shardmill.store import open_store, verify, writer
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.base import as_list
 from tests.helpers import folder_digest
@@ -215,7 +215,7 @@ def test_a_disk_that_cannot_link_gets_copies(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    monkeypatch.setattr(sinks.os, "link", refuse)
+    monkeypatch.setattr(writer.os, "link", refuse)
     build(growing.as_found(), tmp_path / "s", append=True)
     assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
     assert "cannot link" in caplog.text

@@ -16,7 +16,8 @@ import pytest
 from shardmill.building import BuildSpec, Feed, build_store, run
 from shardmill.errors import BuildError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
-from shardmill.store import open_store, read_manifest, verify, write_manifest
+from shardmill.store import open_store, read_manifest, verify
+from shardmill.store.manifest import write_manifest
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.parts import Differing
 from tests.helpers import folder_digest

@@ -61,7 +61,7 @@ def test_another_case_or_a_hyphen_is_a_misspelt_key(tmp_path, line: str) -> None
 def test_a_pipe_in_the_place_of_a_shard_is_damage_and_no_wait(tmp_path) -> None:
     """Both readers open shards by this call, when they are first needed."""
     np.save(tmp_path / "1.npy", np.arange(40, dtype=np.uint16))
-    files = ShardFiles(open_token_folder(tmp_path, "*.npy").files)
+    files = ShardFiles.of_files(open_token_folder(tmp_path, "*.npy").files)
     (tmp_path / "1.npy").unlink()
     os.mkfifo(tmp_path / "1.npy")
     with pytest.raises(DamagedStoreError, match=r"1\.npy"):

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.cli.commands.bench import (
-    BatchSize,
     Contender,
     TextSample,
     alternate,
@@ -79,13 +78,13 @@ def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, told, scratc
 
 def test_a_store_alone_is_read_and_batches_fit_into_it(here):
     store = open_store(Path("store"))
-    shape = BatchSize(seq_len=400, batch_size=32)  # val holds one window of it
-    rates = list(measure_reading(store, "val", shape, 0.01))
+    shape = {"seq_len": 400, "batch_size": 32, "seconds": 0.01}  # val holds one window of it
+    rates = list(measure_reading(store, "val", **shape))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
-    rates = list(measure_reading(store, "val", shape, 0.01, reader="pread"))
+    rates = list(measure_reading(store, "val", **shape, reader="pread"))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
     with pytest.raises(OptionError, match="its largest shard has 500 tokens, a window 501"):
-        list(measure_reading(store, "val", BatchSize(seq_len=500, batch_size=1), 0.01))
+        list(measure_reading(store, "val", seq_len=500, batch_size=1, seconds=0.01))
 
 
 def test_a_wrong_reader_is_refused_before_anything_is_built(here, told, scratch):

@@ -91,7 +91,7 @@ def test_numbers_may_come_from_a_file(run, tmp_path):
     )
     assert (code, spans("pages")) == (0, [[24, 48], [84, 96], [108, 120]])
     assert "4 documents (2, 3, 7, 9), 48 tokens" in out
-    for text, words in (("7\nx\n", "line 2: 'x'; wanted one number"), ("\n", "no number in it")):
+    for text, words in (("7\nx\n", "line 2: x: wanted a number from 0"), ("\n", "no number in it")):
         (tmp_path / "list").write_text(text)
         code, _, err = run("exclude", "pages", "--documents", "list", "--reason", "x")
         assert (code, words in err) == (2, True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.cli import main
-from shardmill.cli.printing import Heading, Span, bracketed, spans
+from shardmill.cli.printing import Heading, ShownTokens, Span, bracketed
 from shardmill.cli.terminal import visible
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
@@ -206,7 +206,9 @@ def test_brackets_open_and_close_once_around_neighbours():
 def test_markers_stand_alone_and_every_token_is_in_one_span():
     ids = np.array([1, 1, 5, 6, 1, 7])
     mask = np.array([0, 0, 0, 1, 1, 1], bool)
-    found = spans(ids, mask, np.ones(6, bool), np.array([1]), lambda part: str(part.tolist()))
+    kept, markers = np.ones(6, bool), np.array([1])
+    shown = ShownTokens(ids, mask, kept, markers, lambda part: str(part.tolist()))
+    found = shown.spans(0, 6)
     assert [(s.text, s.trained, s.marker) for s in found] == [
         ("[1]", False, True),
         ("[1]", False, True),

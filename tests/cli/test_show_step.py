@@ -16,6 +16,7 @@ from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
+from shardmill.store.readers import open_token_folder
 from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 
@@ -189,7 +190,7 @@ def test_with_a_config_a_folder_is_one_of_its_sources_and_only_it_is_shown(show)
 
 def test_a_folder_without_a_manifest_is_shown_too(show, folder):
     code, out, _ = show("bin", "--step", 5, "--batch-size", 3, "--seq-len", 100, "--json")
-    stream = SampleStream([TokenSource(folder / "bin", seq_len=100, file_pattern="*.bin")])
+    stream = SampleStream([TokenSource(open_token_folder(folder / "bin", "*.bin"), seq_len=100)])
     rows = json.loads(out)["rows"]
     assert code == 0
     assert [row["labels"] for row in rows] == batch_at(stream, 5, batch_size=3).labels.tolist()

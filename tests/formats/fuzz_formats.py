@@ -46,8 +46,8 @@ from shardmill.formats.packed.spool import ChatStoreSpool, SequenceSpoolReader
 from shardmill.formats.stores import StoreSplit
 from shardmill.formats.token_files import ForeignFile, Separator
 from shardmill.records import Ragged
-from shardmill.store import PlanOptions, check_plan, open_store, read_plan, verify
-from shardmill.store.plans import NAMES
+from shardmill.store import PlanOptions, open_store, read_plan, verify
+from shardmill.store.plans import NAMES, check_plan
 from shardmill.store.readers import open_tokens
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.packed import Bin, plain, write_spool

@@ -17,7 +17,8 @@ from shardmill.formats.packed.spool import ChatStoreSpool
 from shardmill.formats.stores import StoreSplit
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.store import PlanOptions, exclude_documents, remove_exclusion
+from shardmill.store import PlanOptions, exclude_documents
+from shardmill.store.exclusions import remove_exclusion
 from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}

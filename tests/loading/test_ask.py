@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.loading import readahead as ask
+from shardmill.loading import loader as ask
 from shardmill.loading.order import HORIZON
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
@@ -40,7 +40,7 @@ def write_large(folder: Path) -> np.ndarray:
     build_small_store(folder, {"train": Ragged.from_lengths(tokens, [2**22])}, shard_bytes=2**20)
     for path in folder.rglob("*.bin"):
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return tokens
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.loading import batch as buffers
-from shardmill.loading.batch import Buffers
+from shardmill.loading import loader as buffers
+from shardmill.loading.loader import Buffers
 
 WAYS = {
     "itself": lambda array: array,

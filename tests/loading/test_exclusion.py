@@ -22,8 +22,8 @@ from shardmill.loading import exclusion as room
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows, replacements
 from shardmill.records import Ragged
 from shardmill.sampling import Permutation
-from shardmill.store import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
-from shardmill.store.exclusions import as_spans, merge_spans
+from shardmill.store import PlanOptions, exclude_documents, exclude_spans
+from shardmill.store.exclusions import as_spans, merge_spans, remove_exclusion
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.exclusion import assert_only_excluded_places_change, has_token
 from shardmill.testing.loading import (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading import Batch, Loader, SampleStream, SourceCounters, TokenSource
+from shardmill.store.readers import open_token_folder
 from shardmill.testing.loading import (
     RankShape,
     assert_order_is_one,
@@ -316,7 +317,7 @@ def test_a_source_is_no_stream(stores):
 
 def test_documents_of_a_folder_without_an_index_are_refused_with_the_other_way(tmp_path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    source = TokenSource(tmp_path, seq_len=8, file_pattern="*.bin", dtype="uint16")
+    source = TokenSource(open_token_folder(tmp_path, "*.bin", dtype="uint16"), seq_len=8)
     stream = SampleStream([source])
     with pytest.raises(OptionError, match=r"TokenSource\(\.\.\., eos_token_id="):
         Loader(stream, batch_size=2, documents=True)
@@ -329,9 +330,9 @@ def test_an_error_of_the_data_comes_out_at_its_step_and_the_position_stays(tmp_p
     """The second file is cut after opening: windows in it cannot be read."""
     for name in ("a", "b"):
         np.zeros(4096, np.uint16).tofile(tmp_path / f"{name}.bin")
-    source = TokenSource(tmp_path, seq_len=64, file_pattern="*.bin", dtype="uint16")
+    source = TokenSource(open_token_folder(tmp_path, "*.bin", dtype="uint16"), seq_len=64)
     source.close()
-    source = TokenSource(tmp_path, seq_len=64, file_pattern="*.bin", dtype="uint16")
+    source = TokenSource(open_token_folder(tmp_path, "*.bin", dtype="uint16"), seq_len=64)
     again = pickle.loads(pickle.dumps(source))  # has mapped nothing yet
     for ahead in (0, 2):
         reopened = pickle.loads(pickle.dumps(again))

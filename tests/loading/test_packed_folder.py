@@ -234,7 +234,9 @@ def test_in_python_a_folder_needs_eos_token_id_and_a_store_refuses_it(tmp_path) 
     tokens = write_tokens(tmp_path / "tokens", 2)
     build_small_store(tmp_path / "store", {"train": Ragged.from_lengths(np.arange(90), [40, 50])})
     source = TokenSource(tmp_path / "tokens", seq_len=SEQ_LEN, eos_token_id=2)
-    assert_packed(SampleStream([source], documents=True), {"tokens": (tokens, 2)})
+    stream = SampleStream([source])
+    stream.documents = True
+    assert_packed(pickle.loads(pickle.dumps(stream)), {"tokens": (tokens, 2)})
     plain = SampleStream([TokenSource(tmp_path / "tokens", seq_len=SEQ_LEN)])
     with pytest.raises(
         OptionError, match=r"documents=True.*TokenSource\(.*eos_token_id="

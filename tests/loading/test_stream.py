@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.loading import SampleStream, TokenSource
+from shardmill.loading.config import open_stream as open_config
+from shardmill.loading.config import read_config
 from shardmill.records import Ragged
 from shardmill.sampling import Mixture, Permutation
+from shardmill.store.readers import open_token_folder
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.stores import build_small_store
 from tests.loading.stores import SIZES, open_stream
@@ -114,10 +117,12 @@ def test_what_is_no_source_is_refused(stores, tmp_path):
         TokenSource(tmp_path, seq_len=8)
     with pytest.raises(OptionError, match="seq_len=0"):
         TokenSource(stores["wiki"].folder, seq_len=0)
-    with pytest.raises(OptionError, match="is read whole"):
-        TokenSource(stores["wiki"].folder, seq_len=8, file_pattern="*.bin")
-    with pytest.raises(OptionError, match="its tokens are uint16, but dtype='uint32'"):
-        TokenSource(stores["wiki"].folder, seq_len=8, dtype="uint32")
+    for option, problem in (("*.bin", "is read whole"), ("uint32", "are uint16; leave it out")):
+        key = "dtype" if option == "uint32" else "file_pattern"
+        dataset = {"name": "wiki", "path": str(stores["wiki"].folder), key: option}
+        config = read_config({"data": {"datasets": [dataset]}})
+        with pytest.raises(OptionError, match=problem):
+            open_config(config, seq_len=8, global_batch_size=1)
     with pytest.raises(OptionError, match="name='': wanted a name"):
         TokenSource(stores["wiki"].folder, seq_len=8, name="")
     source = TokenSource(stores["wiki"].folder, seq_len=8)
@@ -186,9 +191,8 @@ def test_the_block_shuffle_stays_inside_its_blocks(tmp_path):
     """127 windows of a little over 32 KiB are a block of 4 MiB; 16 blocks are mixed at a time."""
     with (tmp_path / "a.bin").open("wb") as file:
         file.truncate(2 * (16_384 * 128 * 40 + 1))
-    source = TokenSource(
-        tmp_path, seq_len=16_384, file_pattern="*.bin", dtype="uint16", name="blank"
-    )
+    folder = open_token_folder(tmp_path, "*.bin", dtype="uint16")
+    source = TokenSource(folder, seq_len=16_384, name="blank")
     assert len(source) == 128 * 40
     item = SampleStream([source], shuffle="block").take(range(128 * 40)).item
     assert sorted(item.tolist()) == list(range(128 * 40))

@@ -11,7 +11,7 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.loading import Loader
-from shardmill.loading.prefetch import OneThread
+from shardmill.threads import OneThread
 from tests.loading.stores import open_stream
 
 

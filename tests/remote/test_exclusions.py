@@ -12,7 +12,8 @@ import pytest
 from shardmill.errors import ManifestError, StoreExistsError
 from shardmill.loading import SampleStream, TokenSource
 from shardmill.remote import open_remote, pull, push
-from shardmill.store import exclude_documents, exclude_spans, read_exclusions, remove_exclusion
+from shardmill.store import exclude_documents, exclude_spans, read_exclusions
+from shardmill.store.exclusions import remove_exclusion
 from tests.remote.conftest import Spot, files_of, remote_files
 
 

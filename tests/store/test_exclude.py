@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from shardmill.errors import ManifestError, OptionError, StoreError, StoreExistsError
 from shardmill.records import Ragged
 from shardmill.store import (
-    ExcludedSteps,
-    add_exclusion,
     check_target,
     exclude_documents,
     exclude_spans,
     open_store,
     read_exclusions,
-    remove_exclusion,
     verify,
-    write_exclusions,
 )
 from shardmill.store.exclusions import (
+    ExcludedSteps,
+    add_exclusion,
     as_spans,
     count_tokens,
     cover_spans,
     encode_exclusions,
     merge_spans,
+    remove_exclusion,
     touched,
+    write_exclusions,
 )
 from shardmill.testing.stores import build_small_store
 from tests.store.test_format import reader
@@ -172,7 +172,7 @@ def test_exclusions_of_another_store_are_refused(store: Path, tmp_path: Path) ->
 
 
 def sealed(store: Path, **changes: object) -> None:
-    """A file with a right seal and one entry that nobody of ours writes."""
+    """A file with a right seal and one entry that shardmill never writes."""
     entry = {"number": 1, "split": "train", "reason": "x", "documents": None, "steps": None}
     entry |= {"spans": [[0, 1]], **changes}
     body = encode_exclusions(open_store(store).fingerprint, [entry])  # type: ignore[list-item]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import shardmill.store
 from shardmill.building import build_plan
 from shardmill.records import Drop, Ragged
-from shardmill.store import LeftOut, PlanFacts, PlanMetrics, PlanOptions, open_store
-from shardmill.store.plans import NAMES, REASONS
+from shardmill.store import PlanOptions, open_store
+from shardmill.store.plans import NAMES, REASONS, LeftOut, PlanFacts, PlanMetrics
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
 from shardmill.testing.packing import rows_of_plan
 from shardmill.testing.stores import build_small_store, documents, shard_sizes

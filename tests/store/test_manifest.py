@@ -17,14 +17,8 @@ from hypothesis import strategies as st
 
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.store import (
-    Manifest,
-    empty_ledger,
-    open_store,
-    read_manifest,
-    write_manifest,
-    write_placeholder,
-)
+from shardmill.store import Manifest, empty_ledger, open_store, read_manifest, write_placeholder
+from shardmill.store.manifest import write_manifest
 from shardmill.testing.stores import build_small_store, plain_facts
 
 Change = Callable[[dict[str, Any]], object]
@@ -228,7 +222,7 @@ json_values = st.recursive(
     name=st.none() | st.text(st.characters(codec="utf-8")),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
-def test_facts_come_back_as_they_were_given(options, name, seed, tmp_path_factory) -> None:
+def test_facts_are_read_back_as_they_were_written(options, name, seed, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("facts")
     facts = plain_facts({}, options=options, dataset_name=name, seed=seed, sources=[options])
     fields = {key: getattr(facts, key) for key in facts.__struct_fields__}

@@ -22,8 +22,8 @@ from shardmill.store import (
     open_store,
     read_origins,
     verify,
-    write_origins,
 )
+from shardmill.store.origins import write_origins
 from shardmill.testing.chat_stores import chat_facts, make_examples
 
 FILES = (

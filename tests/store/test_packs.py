@@ -7,6 +7,7 @@ import pickle
 import shutil
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 
 from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.records import Ragged
 from shardmill.store import PlanOptions, StoredPlan, open_store, read_plan
-from shardmill.store.readers import PackSpace, open_pack
-from shardmill.store.readers import copying as chunks_module
-from shardmill.store.readers.copying import cut_chunks, put, take
+from shardmill.store.readers import PackSpace, open_pack, packed_rows
+from shardmill.store.readers.files import take
+from shardmill.store.readers.packed_rows import fill_rows
 from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.packing import plain_row, rows_of_plan
 from tests.packs import FIVE, plan_options
@@ -43,7 +45,7 @@ def test_rows_are_their_pieces_token_for_token(
     examples, options, pad_id, shard_bytes, chunk, reader, data
 ) -> None:
     with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks_module, "CHUNK", chunk)
+        patch.setattr(packed_rows, "_CHUNK", chunk)
         build_small_chat_store(Path(top, "s"), {"train": examples}, shard_bytes=shard_bytes)
         space = open_rows(Path(top, "s"), options, pad_id=pad_id, reader=reader)
         assert space.reader == reader
@@ -68,18 +70,18 @@ def test_rows_are_their_pieces_token_for_token(
 
 @settings(deadline=None, max_examples=100)
 @given(lengths=st.lists(st.integers(1, 300), max_size=8), gap=st.integers(0, 3))
-def test_chunks_cover_pieces_exactly(lengths, gap) -> None:
+def test_every_piece_is_copied_to_its_columns_and_nothing_else_is_touched(lengths, gap) -> None:
     sizes = np.array(lengths, np.int64)
     starts = np.cumsum(sizes) - sizes
     values = np.arange(1, sizes.sum() + 1, dtype=np.uint16)
-    targets = starts + gap * np.arange(1, len(sizes) + 1)
-    out = np.zeros(int(sizes.sum()) + gap * (len(sizes) + 1), np.uint16)
-    for part in cut_chunks(sizes):
-        put(take(values, part.at(starts), part.size), out, part.at(targets))
-    wanted = np.zeros_like(out)
-    for start, size, target in zip(starts, sizes, targets, strict=True):
-        wanted[target : target + size] = values[start : start + size]
-    assert out.tolist() == wanted.tolist()
+    columns = starts + gap * np.arange(1, len(sizes) + 1)
+    row = np.zeros((1, int(sizes.sum()) + gap * (len(sizes) + 1)), np.uint16)
+    pieces = Ragged(columns, np.array([0, len(sizes)]))
+    fill_rows(pieces, sizes, (partial(take, values), starts, row))
+    wanted = np.zeros_like(row[0])
+    for start, size, column in zip(starts, sizes, columns, strict=True):
+        wanted[column : column + size] = values[start : start + size]
+    assert row[0].tolist() == wanted.tolist()
 
 
 @pytest.fixture
@@ -165,7 +167,7 @@ def changed(plan: StoredPlan, **arrays: object) -> StoredPlan:
     return replace(plan, arrays=replace(plan.arrays, **arrays))
 
 
-def test_a_plan_that_lies_never_reads_outside(store: Path) -> None:
+def test_a_false_plan_never_reads_outside(store: Path) -> None:
     plan = build_plan(store, options=SPLIT)
     files = open_store(store)
     huge = np.array([2**64 - 3], np.uint64)

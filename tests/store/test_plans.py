@@ -24,22 +24,25 @@ from shardmill.errors import (
     StoreNotFoundError,
 )
 from shardmill.store import (
+    PlanOptions,
+    find_plan,
+    list_plans,
+    open_store,
+    plans_of,
+    read_plan,
+    verify,
+)
+from shardmill.store.plans import (
+    NAMES,
     LeftOut,
     PlanArrays,
     PlanFacts,
     PlanMetrics,
-    PlanOptions,
     check_plan,
-    find_plan,
-    list_plans,
-    open_store,
     plan_path,
-    plans_of,
-    read_plan,
-    verify,
+    plan_problems,
     write_plan,
 )
-from shardmill.store.plans import NAMES, plan_problems
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 
 EXAMPLES = make_examples(
@@ -314,7 +317,7 @@ def test_a_plan_of_other_tokens_is_refused_by_name(store: Path, plan: Path, tmp_
             check_plan(read_plan(plan), open_store(store))
 
 
-def test_all_plans_of_a_store_are_told_sound_or_not(store: Path, plan: Path) -> None:
+def test_all_plans_of_a_store_are_listed_sound_or_not(store: Path, plan: Path) -> None:
     plan.with_name("train-bad.plan").write_bytes(plan.read_bytes()[:-1])
     found = dict(plans_of(open_store(store)))
     assert list(found) == ["train-7", "train-bad"]

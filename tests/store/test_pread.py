@@ -24,8 +24,9 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
 from shardmill.records import Ragged, TokenFile
 from shardmill.store import PlanOptions, list_plans, open_store
-from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, pread
+from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, pread, token_space
 from shardmill.store.readers.mapped import AddressRange
+from shardmill.store.readers.token_space import file_system_of, reader_for
 from shardmill.testing.chat_stores import build_small_chat_store, make_examples
 from shardmill.testing.spaces import ShardShape, read_shards, write_shards
 from shardmill.testing.stores import build_small_store
@@ -171,7 +172,7 @@ def test_thousands_of_shards_are_read_with_256_file_descriptors(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
-def test_when_others_hold_all_descriptors_those_of_the_reader_make_room(tmp_path, monkeypatch):
+def test_when_no_descriptor_is_left_the_reader_releases_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(pread, "_make_room", lambda: None)  # the reader thinks it has few
     files = write_shards(tmp_path, [ShardShape(10, "uint16")] * 20)
     space = TokenSpace(files, reader="pread")
@@ -276,13 +277,15 @@ MOUNTS = """\
     ],
 )
 def test_the_file_system_chooses_the_reader(path, kind, reader):
-    assert pread.file_system_of(path, MOUNTS) == kind
-    assert pread.reader_for([path + "/shard_00000.bin"], MOUNTS) == reader
+    assert file_system_of(path, MOUNTS) == kind
+    assert reader_for([path + "/shard_00000.bin"], MOUNTS) == reader
 
 
 def test_auto_on_a_network_file_system_reads_the_same_tokens_and_says_how(tmp_path, monkeypatch):
     files = write_shards(tmp_path, [ShardShape(300, "uint16")] * 2)
-    monkeypatch.setattr(pread, "read_mounts", lambda: "1 0 8:1 / / rw - lustre x rw\n")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("1 0 8:1 / / rw - lustre x rw\n")
+    monkeypatch.setattr(token_space, "_MOUNTS", mounts)
     with TokenSpace(files) as space, TokenSpace(files, reader="mapped") as mapped:
         assert (space.reader, mapped.reader) == ("pread", "mapped")
         assert repr(space) == "TokenSpace(600 uint16 tokens in 2 shards, pread)"
@@ -294,8 +297,8 @@ def test_auto_on_a_network_file_system_reads_the_same_tokens_and_says_how(tmp_pa
 
 
 def test_without_mounts_to_look_at_files_are_mapped():
-    assert pread.reader_for(["/scratch/a"], "") == "mapped"
-    assert pread.file_system_of("/x", "nonsense\n1 2 3\n") is None
+    assert reader_for(["/scratch/a"], "") == "mapped"
+    assert file_system_of("/x", "nonsense\n1 2 3\n") is None
 
 
 @pytest.fixture
@@ -393,7 +396,7 @@ from shardmill.loading import ChatRows, PackSource, TokenSource
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 if kind == "web":
     source = TokenSource(folder, seq_len=20, reader="pread")
-    read = lambda: source.borders(every).places.tolist()
+    read = lambda: source.borders(every).positions.tolist()
 elif kind == "packs":
     source = PackSource(folder, "train-64-split", pad_id=0, reader="pread")
     read = lambda: source.batch(every).labels.tolist()

@@ -13,7 +13,7 @@ from shardmill.errors import BuildError, StoreExistsError, StoreNotFoundError
 from shardmill.records import Ragged
 from shardmill.storage.atomic import atomic_write
 from shardmill.store import check_target, is_finished, open_store, publish_folder, write_placeholder
-from shardmill.store import publish as publish_module
+from shardmill.store import store as store_module
 from shardmill.testing.stores import build_small_store, plain_facts, read_documents
 
 
@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_store_is_moved_to_a_missing_or_empty_place(tmp_path: Path) -> None:
+def test_a_store_is_moved_to_a_missing_or_empty_folder(tmp_path: Path) -> None:
     publish_folder(staged(tmp_path, [1, 2]), tmp_path / "deep" / "store", overwrite=False)
     assert tokens(tmp_path / "deep" / "store") == [1, 2]
     (tmp_path / "empty").mkdir()
@@ -70,7 +70,7 @@ def test_plans_go_with_the_store_they_were_made_of(tmp_path: Path) -> None:
 
 def test_without_an_atomic_exchange_two_renames_do(tmp_path: Path, monkeypatch) -> None:
     # this kernel can exchange, so its absence has to be played
-    monkeypatch.setattr(publish_module, "exchange", lambda first, second: False)
+    monkeypatch.setattr(store_module, "exchange", lambda first, second: False)
     publish_folder(staged(tmp_path, [1]), tmp_path / "store", overwrite=False)
     publish_folder(staged(tmp_path, [2]), tmp_path / "store", overwrite=True)
     assert tokens(tmp_path / "store") == [2]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from shardmill.errors import BuildError, OptionError, StoreExistsError, TokenRangeError
 from shardmill.records import Drop, Ragged
-from shardmill.store import StoreWriter, check_tokens, fit_tokens, open_store
+from shardmill.store import StoreWriter, open_store
+from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.testing.stores import build_small_store, plain_facts, read_documents
 
 

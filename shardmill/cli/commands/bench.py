@@ -100,9 +100,16 @@ def bench(options: BenchOptions) -> None:
                 measure_build(source, opened, sample, built, workers=options.workers, engines=rates)
             )
         assert folder is not None
-        shape = BatchSize(seq_len=options.seq_len, batch_size=options.batch_size)
         found, split = meant_split(folder, None) or (open_store(folder), "train")
-        rates += _announced(measure_reading(found, split, shape, seconds, options.reader))
+        reading = measure_reading(
+            found,
+            split,
+            seq_len=options.seq_len,
+            batch_size=options.batch_size,
+            seconds=seconds,
+            reader=options.reader,
+        )
+        rates += _announced(reading)
     if options.as_json:
         facts = {
             "machine": platform.platform(),
@@ -193,10 +200,6 @@ def speed_of(times: Mapping[str, Sequence[float]], name: str, *, limit: str) -> 
     """How much of the limit's speed a contender reaches: the median of the rounds' ratios."""
     pairs = zip(times[limit], times[name], strict=True)
     return statistics.median(bound / taken for bound, taken in pairs)
-
-
-def microseconds(times: Mapping[str, Sequence[float]], name: str) -> float:
-    return statistics.median(times[name]) * 1e6
 
 
 def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
@@ -328,73 +331,64 @@ def measure_build(
 # reading
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSize:
-    """The shape of a batch."""
-
-    seq_len: int
-    batch_size: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.seq_len * self.batch_size
-
-
 def measure_reading(
-    store: Store, split: str, shape: BatchSize, seconds: float, reader: ReaderName = "auto"
+    store: Store,
+    split: str,
+    *,
+    seq_len: int,
+    batch_size: int,
+    seconds: float,
+    reader: ReaderName = "auto",
 ) -> Iterator[Rate]:
     """The limit, random windows, and a shuffled epoch.
 
     The limit is one thread that casts as many tokens as a batch has, in stored order, into reused
     int64 inputs and labels. Pages that are not in memory are read from disk, as in training.
     """
-    shape = _fitting(store, split, shape)
-    source = TokenSource(store.folder, seq_len=shape.seq_len, split=split, reader=reader)
-    loader = Loader(SampleStream([source], seed=0), batch_size=shape.batch_size)
+    batch_size = min(batch_size, _largest_batch(store, split, seq_len))
+    source = TokenSource(store.folder, seq_len=seq_len, split=split, reader=reader)
+    loader = Loader(SampleStream([source], seed=0), batch_size=batch_size)
     with open_tokens(store, split, reader=reader) as space, closing(loader):
         batches = iter(loader)
         contenders = [
-            _plain_copy(store, split, shape),
-            _random_windows(space, shape),
+            _plain_copy(store, split, seq_len * batch_size),
+            _random_windows(space, seq_len, batch_size),
             Contender(name=EPOCH, prepare=range, run=lambda _: next(batches)),
         ]
         warm = alternate(contenders, rounds=2, calls=3)  # the first round opens and maps files
         slowest = max(taken[1] for taken in warm.values())
         calls = max(1, min(10_000, int(seconds / _ROUNDS / max(slowest, 1e-7))))
         times = alternate(contenders, rounds=_ROUNDS, calls=calls)
-    size = shape.num_tokens * np.dtype(store.dtype).itemsize
+    size = seq_len * batch_size * np.dtype(store.dtype).itemsize
     for name, taken in times.items():
         one = statistics.median(taken)
         yield Rate(
             name=name,
             megabytes=size / one / 1e6,
-            windows=shape.batch_size / one,
+            windows=batch_size / one,
             share=speed_of(times, name, limit=LIMIT),
             limit=LIMIT,
         )
 
 
-def _fitting(store: Store, split: str, shape: BatchSize) -> BatchSize:
-    """A batch that fits into the largest shard, where the limit copies it from."""
+def _largest_batch(store: Store, split: str, seq_len: int) -> int:
+    """The windows of the largest shard, where the limit copies a batch from."""
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations; this measures windows of documents"
         )
     largest = max((file.num_tokens for file in store.token_files(split)), default=0)
-    most = (largest - 1) // shape.seq_len
-    if most < 1:
+    if largest <= seq_len:
         raise OptionError(
             f"{store.folder}, split {split!r}: its largest shard has {largest:,} tokens, a window "
-            f"{shape.seq_len + 1:,}; take a smaller {{seq_len}}, or more text",
-            seq_len=...,
+            f"{seq_len + 1:,}; take a smaller --seq-len, or more text"
         )
-    return BatchSize(seq_len=shape.seq_len, batch_size=min(shape.batch_size, most))
+    return (largest - 1) // seq_len
 
 
-def _plain_copy(store: Store, split: str, shape: BatchSize) -> Contender:
+def _plain_copy(store: Store, split: str, size: int) -> Contender:
     file = max(store.token_files(split), key=lambda one: one.num_tokens)
     tokens = np.asarray(np.memmap(file.path, np.dtype(store.dtype).newbyteorder("<"), mode="r"))
-    size = shape.num_tokens
     inputs, labels = np.empty((2, size), np.int64)
     num_batches = max(1, (len(tokens) - 1) // size)
 
@@ -406,16 +400,15 @@ def _plain_copy(store: Store, split: str, shape: BatchSize) -> Contender:
     return Contender(name=LIMIT, prepare=range, run=copy)
 
 
-def _random_windows(space: TokenSpace, shape: BatchSize) -> Contender:
+def _random_windows(space: TokenSpace, seq_len: int, batch_size: int) -> Contender:
     rng = np.random.default_rng(0)
-    inputs, labels = np.empty((2, shape.batch_size, shape.seq_len), np.int64)
+    inputs, labels = np.empty((2, batch_size, seq_len), np.int64)
 
     def starts(calls: int) -> OffsetArray:
-        last = space.num_tokens - shape.seq_len
-        return rng.integers(0, last, (calls, shape.batch_size))
+        return rng.integers(0, space.num_tokens - seq_len, (calls, batch_size))
 
     def read(at: OffsetArray) -> None:
-        ids = space.gather(at, shape.seq_len + 1)
+        ids = space.gather(at, seq_len + 1)
         inputs[:] = ids[:, :-1]
         labels[:] = ids[:, 1:]
 

@@ -23,8 +23,7 @@ from shardmill.cli.printing import named_tokenizer
 from shardmill.cli.steps import choose_pattern
 from shardmill.cli.terminal import one_bar, visible
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
-from shardmill.loading.config import DataConfig, config_flags, config_toml, meant_split
-from shardmill.loading.rows import EVERY_FILE
+from shardmill.loading.config import EVERY_FILE, DataConfig, config_flags, config_toml, meant_split
 from shardmill.records import TokenFile
 from shardmill.store import Store
 from shardmill.store.readers import TokenSpace, open_token_folder, open_tokens

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from shardmill.cli.options import AsJson, SplitOfStore, check_local, parse_special
+from shardmill.arguments import check_local
+from shardmill.cli.options import AsJson, SplitOfStore, parse_special
 from shardmill.errors import OptionError
 from shardmill.formats.convert import ConvertOptions
 from shardmill.formats.convert import convert as convert_format
@@ -62,7 +63,7 @@ def convert(call: ConvertCall) -> None:
     Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
     nothing is left there.
     """
-    for name, path in (("SOURCE", call.source), ("TARGET", call.target)):
+    for name, path in (("source", call.source), ("target", call.target)):
         check_local(path, name, instead=" (`shardmill pull` and `push` copy)")
     if call.eot_first and call.eot is None:
         raise OptionError("--eot-first: of which id? Give --eot too")

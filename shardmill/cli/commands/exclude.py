@@ -7,15 +7,15 @@ where something is excluded already, the samples that replace it.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import numpy as np
 
-from shardmill.cli.commands.info import entry_facts, entry_line
+from shardmill.cli.commands.info import entry_facts, first_few
 from shardmill.cli.options import AsJson, DataConfigFile
 from shardmill.cli.steps import (
     SourceName,
@@ -24,27 +24,24 @@ from shardmill.cli.steps import (
     paths_of,
     source_path,
 )
+from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
-from shardmill.inspect.steps import Moment
+from shardmill.inspect.rows import Moment
 from shardmill.loading import TokenSource
 from shardmill.loading.config import meant_split
 from shardmill.records import OffsetArray
 from shardmill.sampling.order import by_value
-from shardmill.store import (
-    ExcludedSteps,
-    ExcludeEntry,
-    Store,
-    add_exclusion,
-    open_store,
-    read_exclusions,
-    remove_exclusion,
-)
+from shardmill.store import Store, open_store, read_exclusions
 from shardmill.store.exclusions import (
     NO_SPANS,
+    ExcludedSteps,
+    ExcludeEntry,
+    add_exclusion,
     as_spans,
     count_tokens,
     documents_entry,
     merge_spans,
+    remove_exclusion,
     spans_entry,
 )
 
@@ -179,12 +176,11 @@ def _by_steps(options: ExcludeOptions, steps: str, reason: str) -> list[_Additio
 
 def parse_steps(text: str) -> tuple[int, int]:
     """`A` or `A:B`, the latter without B."""
-    first, colon, last = text.partition(":")
-    words = [first, last] if colon else [first]
-    if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in words):
+    found = re.fullmatch(r"([0-9]{1,15})(?::([0-9]{1,15}))?", text, re.ASCII)
+    if found is None:
         raise OptionError(f"--step {text}: wanted a step, as 31207, or steps, as 31200:31210")
-    start = int(first)
-    stop = int(last) if colon else start + 1
+    start = int(found[1])
+    stop = start + 1 if found[2] is None else int(found[2])
     if stop <= start:
         raise OptionError(f"--step {text}: holds no step; {start}:{start + 1} is one step")
     return start, stop
@@ -237,72 +233,56 @@ def _by_documents(options: ExcludeOptions, reason: str) -> _Addition:
 
 
 def _numbers(given: list[int], path: Path | None) -> OffsetArray:
-    wrong = next((number for number in given if not 0 <= number < 2**62), None)
-    if wrong is not None:
-        raise OptionError(f"--document {wrong!s:.40}: wanted a number from 0")
-    if path is None:
-        return np.array(given, np.int64)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--documents {path}: cannot be read: {error}") from error
-    found = list(given)
-    for at, line in enumerate(lines, start=1):
-        word = line.strip()
-        digits = word.isascii() and word.isdigit() and len(word) < 20
-        if word and not (digits and int(word) < 2**62):
-            raise OptionError(f"--documents {path}, line {at:,}: {line!r:.80}; wanted one number")
-        found += [int(word)] if word else []
-    if not found:
-        raise OptionError(f"--documents {path}: no number in it")
-    return np.array(found, np.int64)
+    """Those of --document, then those of the file."""
+    words = [("--document", str(number)) for number in given]
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise OptionError(f"--documents {path}: cannot be read: {error}") from error
+        found = [(f"--documents {path}, line {at:,}:", line) for at, line in enumerate(lines, 1)]
+        words += [(where, line.strip()) for where, line in found if line.strip()]
+        if not words:
+            raise OptionError(f"--documents {path}: no number in it")
+    for where, word in words:
+        if not (word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**62):
+            raise OptionError(f"{where} {word:.80}: wanted a number from 0")
+    return np.array([int(word) for _, word in words], np.int64)
 
 
 # writing and printing
 
 
 def _write(additions: list[_Addition], options: ExcludeOptions) -> None:
-    facts = []
-    for addition in additions:
-        store, entry = addition.store, addition.entry
+    facts, written = [], not options.dry_run
+    for one in additions:
+        store, entry, windows = one.store, one.entry, one.windows
         before = read_exclusions(store)
         both = merge_spans(np.concatenate((before.spans(entry.split), as_spans(entry.spans))))
         new_tokens = count_tokens(both) - before.num_tokens(entry.split)
-        if not options.dry_run:
+        if written:
             entry = add_exclusion(store, entry)
-        facts.append(_facts(addition, entry, new_tokens, written=not options.dry_run))
+        facts.append(
+            {
+                "store": str(store.folder),
+                "written": written,
+                "new_tokens": new_tokens,
+                "windows": None if windows is None else windows[0],
+                "of_windows": None if windows is None else windows[1],
+                "stand_ins": one.replacements,
+                "entry": entry_facts(entry) | ({} if written else {"number": None}),
+            }
+        )
+        notes = [f"{new_tokens:,} of these tokens were not excluded before"]
+        if windows is not None:
+            notes.append(f"{windows[0]:,} of {windows[1]:,} windows have one of them")
+        if one.replacements:
+            notes.append(f"{one.replacements:,} samples of these steps replace excluded ones")
+        name = f"entry {entry.number}" if written else "would be excluded"
         if not options.as_json:
-            print(_line(addition, entry, new_tokens, written=not options.dry_run))
+            print(f"{store.folder}: {name}, {_entry_words(entry)} ({'; '.join(notes)})")
     if options.as_json:
         print(json.dumps({"excluded": facts}, indent=2))
-
-
-def _line(addition: _Addition, entry: ExcludeEntry, new_tokens: int, *, written: bool) -> str:
-    text = entry_line(entry)
-    if not written:
-        text = entry_line(msgspec.structs.replace(entry, number=0)).partition(", ")[2]
-        text = f"would be excluded, {text}"
-    notes = [f"{new_tokens:,} of these tokens were not excluded before"]
-    if addition.windows is not None:
-        notes.append(f"{addition.windows[0]:,} of {addition.windows[1]:,} windows have one of them")
-    if addition.replacements:
-        notes.append(f"{addition.replacements:,} samples of these steps replace excluded ones")
-    return f"{addition.store.folder}: {text} ({'; '.join(notes)})"
-
-
-def _facts(
-    addition: _Addition, entry: ExcludeEntry, new_tokens: int, *, written: bool
-) -> dict[str, Any]:
-    windows, of_windows = addition.windows or (None, None)
-    return {
-        "store": str(addition.store.folder),
-        "written": written,
-        "new_tokens": new_tokens,
-        "windows": windows,
-        "of_windows": of_windows,
-        "stand_ins": addition.replacements,
-        "entry": entry_facts(entry) | ({} if written else {"number": None}),
-    }
 
 
 def _remove(options: ExcludeOptions, number: int) -> None:
@@ -313,7 +293,7 @@ def _remove(options: ExcludeOptions, number: int) -> None:
     if options.as_json:
         print(json.dumps({"store": str(store.folder), "removed": entry_facts(gone)}, indent=2))
     else:
-        print(f"{store.folder}: taken back: {entry_line(gone)}")
+        print(f"{store.folder}: taken back: entry {gone.number}, {_entry_words(gone)}")
 
 
 def _print_list(store: Store, *, as_json: bool) -> None:
@@ -324,9 +304,26 @@ def _print_list(store: Store, *, as_json: bool) -> None:
         print(json.dumps(facts | {"entries": entries}, indent=2))
         return
     for entry in found.entries:
-        print(entry_line(entry))
+        print(f"entry {entry.number}, {_entry_words(entry)}")
     for split in dict.fromkeys(entry.split for entry in found.entries):
         tokens, total = found.num_tokens(split), store.num_tokens(split)
         print(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
     if not found.entries:
         print(f"{store.folder}: nothing is excluded")
+
+
+def _entry_words(entry: ExcludeEntry) -> str:
+    """What an entry excludes, and why."""
+    steps = entry.steps
+    if steps is not None:
+        what = (
+            f"steps {steps.start:,}..{steps.stop:,} of source {visible(steps.source)!r} "
+            f"({steps.world} x {steps.batch_size} samples, seq_len {steps.seq_len:,}, seed "
+            f"{steps.seed})"
+        )
+    elif entry.documents is not None:
+        what = f"{len(entry.documents):,} documents ({first_few(entry.documents)})"
+    else:
+        what = f"{len(entry.spans):,} spans"
+    reason = visible(entry.reason).replace("\n", " ")
+    return f"{entry.split}: {what}, {entry.num_tokens:,} tokens: {reason}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shardmill.arguments import is_url
-from shardmill.cli.terminal import SafeConsole, one_line, visible
+from shardmill.cli.terminal import SafeConsole, one_line
 from shardmill.errors import StoreError
 from shardmill.store import (
-    ExcludeEntry,
     Exclusions,
     Ledger,
     Manifest,
@@ -25,6 +24,7 @@ from shardmill.store import (
     plans_of,
     read_exclusions,
 )
+from shardmill.store.exclusions import ExcludeEntry
 from shardmill.store.layout import DTYPES, ITEMSIZE
 from shardmill.store.manifest import fingerprint
 from shardmill.urls import Url
@@ -60,7 +60,7 @@ def info(options: StoreOptions) -> None:
     console.print(_rest(store))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Described:
     """A store, here or at a URL."""
 
@@ -69,28 +69,15 @@ class _Described:
     exclusions: Exclusions
     plans: list[tuple[str, StoredPlan | StoreError]]  # they stay where they were made
 
-    @property
-    def dtype(self) -> str:
-        return DTYPES[self.manifest.token_dtype]
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.manifest)
-
-
-def _read(folder: str | Path) -> _Described:
+def _read(folder: str) -> _Described:
     if is_url(folder):
         from shardmill.remote import remote_manifest
 
-        manifest, exclusions = remote_manifest(str(folder))
-        name = str(Url(str(folder))).rstrip("/")
-        return _Described(folder=name, manifest=manifest, exclusions=exclusions, plans=[])
+        return _Described(str(Url(folder)).rstrip("/"), *remote_manifest(folder), [])
     store = open_store(folder)
     return _Described(
-        folder=str(store.folder),
-        manifest=store.manifest,
-        exclusions=read_exclusions(store),
-        plans=list(plans_of(store)),
+        str(store.folder), store.manifest, read_exclusions(store), list(plans_of(store))
     )
 
 
@@ -103,26 +90,19 @@ def _facts(store: _Described) -> dict[str, Any]:
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
     facts["plans"] = [{"name": name, **plan_facts(plan)} for name, plan in store.plans]
     facts["exclusions"] = [entry_facts(entry) for entry in store.exclusions.entries]
-    return facts | {"store": str(store.folder), "fingerprint": store.fingerprint}
+    return facts | {"store": store.folder, "fingerprint": fingerprint(store.manifest)}
 
 
 def _splits(store: _Described) -> Table:
-    unit = store.manifest.unit + "s"
-    table = Table(title=Text(one_line(str(store.folder))), title_justify="left")
+    table = Table(title=Text(one_line(store.folder)), title_justify="left")
     table.add_column("split")
-    for name in (unit, "tokens", "mean", "shards", "bytes"):
+    for name in (f"{store.manifest.unit}s", "tokens", "mean", "shards", "bytes"):
         table.add_column(name, justify="right")
     for name, split in store.manifest.splits.items():
         mean = f"{split.tokens / split.documents:,.1f}" if split.documents else "-"
-        size = split.tokens * ITEMSIZE[store.dtype]
-        numbers = (split.documents, split.tokens)
-        table.add_row(
-            Text(one_line(name)),
-            *(f"{number:,}" for number in numbers),
-            mean,
-            f"{len(split.shards):,}",
-            f"{size:,}",
-        )
+        size = split.tokens * ITEMSIZE[DTYPES[store.manifest.token_dtype]]
+        counts = [f"{one:,}" for one in (split.documents, split.tokens, len(split.shards), size)]
+        table.add_row(Text(one_line(name)), *counts[:2], mean, *counts[2:])
     return table
 
 
@@ -135,7 +115,7 @@ def _rest(store: _Described) -> Table:
         "data": name or "-",
         "revision": manifest.dataset_revision or "-",
         "split rule": manifest.split_rule or "-",
-        "dtype": store.dtype,
+        "dtype": DTYPES[manifest.token_dtype],
         "shard bytes": "one file" if manifest.shard_bytes is None else f"{manifest.shard_bytes:,}",
         "tokenizer": f"{vocabulary}, sha256 {(manifest.tokenizer_sha256 or 'unknown')[:16]}"
         if manifest.tokenizer_fingerprint or manifest.tokenizer_sha256
@@ -145,10 +125,15 @@ def _rest(store: _Described) -> Table:
         "seed": str(manifest.seed),
         **_chat(manifest.options.get("chat", {})),
         **_ledger(manifest.ledger),
-        "fingerprint": store.fingerprint[:16],
+        "fingerprint": fingerprint(manifest)[:16],
         **{f"plan {name}": plan_line(plan) for name, plan in store.plans},
-        **exclusion_rows(manifest, store.exclusions),
     }
+    entries = Counter(entry.split for entry in store.exclusions.entries)
+    for split, count in entries.items():
+        tokens, total = store.exclusions.num_tokens(split), manifest.splits[split].tokens
+        rows[f"excluded {split}"] = (
+            f"{tokens:,} of {total:,} tokens, by {count:,} entries (shardmill exclude --list)"
+        )
     table = Table(show_header=False, box=None)
     for label, value in rows.items():
         # not markup: names may hold square brackets
@@ -218,41 +203,9 @@ def plan_facts(plan: StoredPlan | StoreError) -> dict[str, Any]:
     }
 
 
-def entry_line(entry: ExcludeEntry) -> str:
-    """One line on an entry of the exclusions: what, and why."""
-    reason = visible(entry.reason).replace("\n", " ")
-    return f"entry {entry.number}, {entry.split}: {excluded_words(entry)}: {reason}"
-
-
-def excluded_words(entry: ExcludeEntry) -> str:
-    """What an entry excludes."""
-    tokens = f"{entry.num_tokens:,} tokens"
-    if entry.steps is not None:
-        steps = entry.steps
-        return (
-            f"steps {steps.start:,}..{steps.stop:,} of source {visible(steps.source)!r} "
-            f"({steps.world} x {steps.batch_size} samples, seq_len {steps.seq_len:,}, seed "
-            f"{steps.seed}), {tokens}"
-        )
-    if entry.documents is not None:
-        return f"{len(entry.documents):,} documents ({first_few(entry.documents)}), {tokens}"
-    return f"{len(entry.spans):,} spans, {tokens}"
-
-
 def entry_facts(entry: ExcludeEntry) -> dict[str, Any]:
     """An entry as JSON."""
     return {**msgspec.to_builtins(entry), "tokens": entry.num_tokens}
-
-
-def exclusion_rows(manifest: Manifest, found: Exclusions) -> dict[str, str]:
-    """How much of each split is excluded, for a table."""
-    splits = [entry.split for entry in found.entries]
-    return {
-        f"excluded {split}": f"{found.num_tokens(split):,} of "
-        f"{manifest.splits[split].tokens:,} tokens, by {splits.count(split):,} entries "
-        "(shardmill exclude --list)"
-        for split in dict.fromkeys(splits)
-    }
 
 
 def first_few(numbers: Any) -> str:

@@ -9,7 +9,8 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
 from shardmill.cli.options import DataConfigFile, Special
-from shardmill.cli.printing import Decode, Heading, Span, chat_pieces, decoder, print_pieces, spans
+from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, decoder, print_pieces
 from shardmill.cli.steps import (
     Rank,
     SourceName,
@@ -29,12 +30,13 @@ from shardmill.cli.steps import (
 )
 from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
-from shardmill.inspect.steps import Row, pack_columns, read_row
+from shardmill.inspect.blame import blame_document
+from shardmill.inspect.rows import Row, pack_columns, read_row
 from shardmill.inspect.stores import marker_ids
 from shardmill.loading import PackSource
 from shardmill.loading.config import DataConfig
 from shardmill.loading.rows import Documents
-from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, IntArray, Ragged
+from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
@@ -123,13 +125,17 @@ def _show_example(options: ShowOptions, number: int) -> None:
         return
     counts = f"{len(found.mask):,} tokens"
     if store.is_chat:
-        trained = int(found.mask.sum())
-        counts = f"{len(found.turn_starts):,} turns, {counts}, {trained:,} trained"
+        turns = f"{len(found.turn_starts):,} turns"
+        counts = f"{turns}, {counts}, {int(found.mask.sum()):,} trained"
     head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
-    pieces = [Heading(head), *_example_pieces(store, found, fit, decode, options.max_tokens)]
-    if fit is not None and seq_len is not None:
-        pieces.append(Heading(_fit_words(fit, seq_len)))
-    print_pieces(pieces)
+    kept, trained = _kept(found, fit), found.mask.copy()
+    if fit is not None and kept.any():  # the first token of a row is not a label
+        trained[kept.argmax()] = False
+    kept[np.flatnonzero(kept)[options.max_tokens :]] = False
+    shown = ShownTokens(found.ids.values, trained, kept, marker_ids(store), decode)
+    pieces = _turn_pieces(found, shown) if store.is_chat else shown.spans(0, len(kept))
+    tail = [] if fit is None or seq_len is None else [Heading(_fit_words(fit, seq_len))]
+    print_pieces([Heading(head), *pieces, *tail])
 
 
 def _read_example(store: Store, split: str, number: int) -> ChatExamples:
@@ -140,9 +146,9 @@ def _read_example(store: Store, split: str, number: int) -> ChatExamples:
         raise OptionError(f"--example {number:,}: split {split!r} has {total:,}; wanted {wanted}")
     if store.is_chat:
         return ChatSpace(store, split).examples([number])
-    starts = store.document_starts(split)
-    stop = int(starts[number + 1]) if number + 1 < total else store.num_tokens(split)
-    ids = open_tokens(store, split).read(int(starts[number]), stop)
+    tokens = blame_document(store, split, number)
+    with open_tokens(store, split) as space:
+        ids = space.read(tokens.start, tokens.stop)
     return ChatExamples(
         ids=Ragged.from_lengths(ids, [len(ids)]),
         mask=np.zeros(len(ids), np.bool_),
@@ -160,19 +166,14 @@ def _kept(found: ChatExamples, fit: FitPlan | None) -> BoolArray:
     return kept
 
 
-def _example_pieces(
-    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode, max_tokens: int
-) -> Iterator[Heading | Span]:
-    kept = _kept(found, fit)
-    if fit is not None and kept.any():  # the first token of a row is not a label
-        mask = found.mask.copy()
-        mask[kept.argmax()] = False
-        found = replace(found, mask=mask)
-    kept[np.flatnonzero(kept)[max_tokens:]] = False
-    if store.is_chat:
-        yield from chat_pieces(found, kept, marker_ids(store), decode)
-    else:
-        yield from spans(found.ids.values, found.mask, kept, marker_ids(store), decode)
+def _turn_pieces(found: ChatExamples, shown: ShownTokens) -> Iterator[Heading | Span]:
+    turns = zip(found.turn_starts.tolist(), found.turn_roles.tolist(), strict=True)
+    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
+    for start, stop in pairwise(sorted({0, *names, len(found.mask)})):
+        trained = int((shown.trained & shown.kept)[start:stop].sum())
+        name = names.get(start, "before the first turn")
+        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
+        yield from shown.spans(start, stop)
 
 
 def _fit_words(fit: FitPlan, seq_len: int) -> str:
@@ -257,39 +258,26 @@ def _show_plan_row(options: ShowOptions, plan: str) -> None:
         f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
         f"{int(trained.sum()):,} trained"
     )
-    shown = _Shown(ids, trained, marker_ids(store), decode, options.max_tokens)
-    print_pieces([Heading(head), *shown.packed(documents, columns)])
+    kept = np.arange(len(ids)) < options.max_tokens
+    shown = ShownTokens(ids, trained, kept, marker_ids(store), decode)
+    print_pieces([Heading(head), *_packed_pieces(shown, documents, columns)])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shown:
-    """The tokens of a row, of which the first `max_tokens` are shown."""
-
-    ids: IntArray
-    trained: BoolArray
-    markers: IntArray
-    decode: Decode
-    max_tokens: int
-
-    def spans(self, start: int, stop: int) -> Iterator[Heading | Span]:
-        part, kept = slice(start, stop), np.arange(start, stop) < self.max_tokens
-        return spans(self.ids[part], self.trained[part], kept, self.markers, self.decode)
-
-    def packed(
-        self, documents: Documents, columns: tuple[tuple[int, int], ...]
-    ) -> Iterator[Heading | Span]:
-        """The examples of a packed row one by one; padding is only counted."""
-        following = [first for first, _ in columns[1:]] + [len(self.ids)]
-        for (number, start, stop), (first, last), end in zip(
-            documents, columns, following, strict=True
-        ):
-            yield Heading(
-                f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
-                f"{int(self.trained[first:last].sum()):,} trained"
-            )
-            yield from self.spans(first, last)
-            if last < end:
-                yield Heading(f"columns {last}..{end}: padding")
+def _packed_pieces(
+    shown: ShownTokens, documents: Documents, columns: tuple[tuple[int, int], ...]
+) -> Iterator[Heading | Span]:
+    """The examples of a packed row one by one; padding is only counted."""
+    following = [first for first, _ in columns[1:]] + [len(shown.ids)]
+    for (number, start, stop), (first, last), end in zip(
+        documents, columns, following, strict=True
+    ):
+        yield Heading(
+            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
+            f"{shown.num_trained(first, last):,} trained"
+        )
+        yield from shown.spans(first, last)
+        if last < end:
+            yield Heading(f"columns {last}..{end}: padding")
 
 
 # the batch of a step
@@ -328,7 +316,8 @@ def _show_step(options: ShowOptions) -> None:
     pieces: list[Heading | Span] = [Heading(head)]
     left = options.max_tokens
     for row in rows:
-        shown = _Shown(row.window, row.trained, marker_ids(*stores), decode, left)
+        kept = np.arange(len(row.window)) < left
+        shown = ShownTokens(row.window, row.trained, kept, marker_ids(*stores), decode)
         pieces += _row_pieces(row, shown)
         left = max(0, left - len(row.window))
     print_pieces(pieces)
@@ -346,7 +335,7 @@ def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store])
         return decoder(None, None)
 
 
-def _row_pieces(row: Row, shown: _Shown) -> Iterator[Heading | Span]:
+def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
     """A row document by document; what is a label counts as trained."""
     plan, unit = row.plan, "row" if row.packed else "window"
     split = "" if plan.split is None else f", split {plan.split!r}"
@@ -360,7 +349,7 @@ def _row_pieces(row: Row, shown: _Shown) -> Iterator[Heading | Span]:
         yield Heading("it is not known where its documents begin")
         yield from shown.spans(0, len(shown.ids))
     elif row.packed:
-        yield from shown.packed(plan.documents, row.columns)
+        yield from _packed_pieces(shown, plan.documents, row.columns)
     else:
         for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
             boundary = ""

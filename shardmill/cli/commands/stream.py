@@ -19,7 +19,7 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.cli.options import AsJson, check_file, read_state
-from shardmill.cli.printing import Decode, Heading, Span, print_pieces, spans
+from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, print_pieces
 from shardmill.cli.terminal import safe_bars
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import IGNORE_INDEX, JSON, IntArray
@@ -217,17 +217,16 @@ def _row_pieces(row: _Row, decode: Decode, markers: IntArray) -> Iterator[Headin
     yield Heading(f"step {row.step:,}, row {row.row:,}")
     trained = np.append(False, row.labels != IGNORE_INDEX)  # the first token is not a label
     ids, segments = row.window()
-    edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
-    for start, stop in pairwise(edges):
+    shown = ShownTokens(ids, trained, np.ones(len(ids), bool), markers, decode)
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1), len(segments)]):
         if not segments[start]:
             yield Heading(f"padding, tokens {start:,}..{stop:,}")
             continue
-        part = slice(start, stop)
         yield Heading(
             f"document {segments[start]:,}, tokens {start:,}..{stop:,}, "
-            f"{int(trained[part].sum()):,} trained"
+            f"{shown.num_trained(start, stop):,} trained"
         )
-        yield from spans(ids[part], trained[part], np.ones(stop - start, bool), markers, decode)
+        yield from shown.spans(start, stop)
 
 
 def _row_facts(row: _Row, decode: Decode) -> dict[str, JSON]:

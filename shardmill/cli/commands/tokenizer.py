@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from shardmill.arguments import check_local
 from shardmill.cli.app import CommandGroup, with_parameters
-from shardmill.cli.options import AsJson, check_local, parse_bytes, parse_special
+from shardmill.cli.options import AsJson, parse_bytes, parse_special
 from shardmill.tokenizers import (
     DEFAULT_SPECIALS,
     TrainReport,
@@ -67,7 +68,7 @@ def train(options: TrainOptions) -> None:
     fill.
     """
     inputs, out = options.inputs, options.out
-    check_local(out, "--out")
+    check_local(out, "out")
     size = options.max_bytes
     spec = TrainSpec(
         vocab_size=options.vocab_size,

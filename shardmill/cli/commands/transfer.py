@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from shardmill.cli.options import AsJson, check_local
+from shardmill.arguments import check_local
+from shardmill.cli.options import AsJson
 from shardmill.cli.terminal import one_bar
 from shardmill.remote import TransferReceipt
 from shardmill.remote import pull as pull_folder
@@ -69,7 +70,7 @@ def pull(options: PullOptions) -> None:
     Exit 0: all of it is here, checked. Exit 2: a mistake in the call, or nothing whole is there.
     Exit 130: stopped with Ctrl-C.
     """
-    check_local(options.folder, "FOLDER")
+    check_local(options.folder, "folder")
     with one_bar("pull") as progress:
         done = pull_folder(options.url, options.folder, workers=options.workers, progress=progress)
     _print_receipt(done, str(done.folder), "fetched", as_json=options.as_json)

@@ -17,7 +17,6 @@ from shardmill.arguments import whole_number
 from shardmill.compat.chomp.config import DataSection, StreamConfig, read_config
 from shardmill.compat.chomp.tokenizer import effective_config, open_stream_tokenizer
 from shardmill.errors import OptionError
-from shardmill.loading.streaming.api import make_pipeline
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.rows import BinRules
 from shardmill.loading.streaming.stream import BatchShape, LossRules, Pipeline, TextStream
@@ -109,9 +108,9 @@ def open_pipeline(
         algorithm=data.packing_algorithm,
         seed=order.seed if order.shuffle else None,
     )
-    return make_pipeline(
-        open_train_source(config) if is_train else open_eval_source(config),
-        tokenizer,
+    return Pipeline(
+        source=open_train_source(config) if is_train else open_eval_source(config),
+        tokenizer=tokenizer,
         order=order,
         bins=bins if data.packing_mode == "bin" else None,
         loss=LossRules(

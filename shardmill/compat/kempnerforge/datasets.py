@@ -25,8 +25,9 @@ from torch.utils.data import Dataset, default_collate
 from shardmill.arguments import whole_number
 from shardmill.compat.kempnerforge.samplers import describe_data
 from shardmill.errors import OptionError
+from shardmill.loading.config import EVERY_FILE
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.loading.rows import EVERY_FILE, check_eos
+from shardmill.loading.rows import check_eos
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.sampling.order import by_value
@@ -41,8 +42,13 @@ from shardmill.store.readers.documents import (
 )
 from shardmill.store.readers.files import part_of, running_edges
 from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
-from shardmill.store.readers.pread import held_by
-from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, first_outside
+from shardmill.store.readers.token_space import (
+    ReaderName,
+    as_positions,
+    find_split,
+    first_outside,
+    held_by,
+)
 
 logger = logging.getLogger(__name__)
 

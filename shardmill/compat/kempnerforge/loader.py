@@ -28,8 +28,8 @@ from shardmill.compat.kempnerforge.samplers import (
 )
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.exclusion import warn_of_change
-from shardmill.loading.prefetch import OneThread
 from shardmill.loading.state import State, read_count, write_envelope
+from shardmill.threads import OneThread
 from shardmill.trainers.torch import has_accelerator
 
 

@@ -25,6 +25,7 @@ from shardmill.loading.state import State
 from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import InOrder, Mixture, Order, Permutation, epochs
 from shardmill.sampling.order import by_value
+from shardmill.sampling.shares import whole_shares
 
 Weight: TypeAlias = "float | int | Fraction"
 Weights: TypeAlias = Sequence[Weight]
@@ -260,15 +261,21 @@ class MixtureSampler(RankedSampler):
         self, weighting: Weighting, sizes: Sequence[int], names: Sequence[str] | None
     ) -> Mixture:
         weighting.check(len(sizes))
-        return Mixture(
+        numbers = [str(number) for number in range(len(sizes))]
+
+        def shares(weights: Sequence[Weight]) -> Sequence[int]:
+            return whole_shares(weights, names or numbers, temperature=weighting.temperature)
+
+        mixture = Mixture(
             sizes,
-            weighting.weights,
+            shares(weighting.weights),
             seed=self.seed,
             names=names,
-            temperature=weighting.temperature,
-            phases=[(start - weighting.start, chosen) for start, chosen in weighting.phases],
-            owed=weighting.owed,
+            phases=[(at - weighting.start, shares(chosen)) for at, chosen in weighting.phases],
         )
+        if weighting.owed:
+            mixture.carry_over(weighting.owed)
+        return mixture
 
     def _counts(self, at: int) -> tuple[int, ...]:
         """Samples of each dataset before global sample `at`."""

@@ -34,7 +34,7 @@ from shardmill.loading.state import (
 )
 from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import InOrder, Order, Permutation
-from shardmill.sampling.seeds import checked_seed
+from shardmill.sampling.order import checked_seed
 
 CHUNK = 2048  # samples whose order is computed at once
 MOST_RANKS = 2**20  # bounds the padding of an epoch

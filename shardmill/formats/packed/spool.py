@@ -48,7 +48,8 @@ from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
 from shardmill.store.readers import ChatSpace
-from shardmill.store.readers.copying import lay_pieces, take
+from shardmill.store.readers.files import take
+from shardmill.store.readers.packed_rows import fill_rows
 
 logger = logging.getLogger(__name__)
 
@@ -412,7 +413,7 @@ def plan_blocks(
             mask = trained
         rows = np.zeros((len(starts), width), dtype)
         masks = np.zeros((len(starts), width), np.uint8)
-        lay_pieces(
+        fill_rows(
             starts,
             lengths,
             (partial(take, ids.astype(dtype, copy=False)), ends - lengths, rows),

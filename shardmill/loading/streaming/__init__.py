@@ -6,7 +6,7 @@ texts), `encode.py` (ids), `rows.py` (rows) and `stream.py` (batches); `state.py
 
 from __future__ import annotations
 
-from shardmill.loading.streaming.api import make_pipeline, stream
+from shardmill.loading.streaming.api import stream
 from shardmill.loading.streaming.state import Counts, StreamStats, join_states
 from shardmill.loading.streaming.stream import TextStream
 from shardmill.loading.streaming.tokenizer import StreamTokenizer, load_tokenizer, save_tokenizer
@@ -18,7 +18,6 @@ __all__ = [
     "TextStream",
     "join_states",
     "load_tokenizer",
-    "make_pipeline",
     "save_tokenizer",
     "stream",
 ]

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.api import rank_and_world
+from shardmill.loading.api import chosen_form, rank_and_world
 from shardmill.loading.streaming.documents import StreamOrder
-from shardmill.loading.streaming.encode import DocumentRules
 from shardmill.loading.streaming.rows import BinRules
 from shardmill.loading.streaming.stream import (
+    BATCH_DOCUMENTS,
     BatchShape,
     LossRules,
     Pipeline,
-    SharedEncoder,
     TextStream,
 )
-from shardmill.loading.streaming.tokenizer import (
-    DocumentIds,
-    StreamTokenizer,
-    make_stream_tokenizer,
-)
-from shardmill.protocols import Encoder, Source, Texts, Tokenizer
-from shardmill.records import JSON
+from shardmill.loading.streaming.tokenizer import DocumentIds, make_stream_tokenizer
+from shardmill.protocols import Source, Tokenizer
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import ByteTokenizer, EngineChoice, open_tokenizer
 from shardmill.tokenizers.base import usual_id
@@ -37,11 +28,6 @@ from shardmill.tokenizers.base import usual_id
 Inputs: TypeAlias = str | Path | Sequence[str | Path] | Source
 Pack: TypeAlias = Literal["sequential", "first-fit", "best-fit"]
 PACKS: tuple[Pack, ...] = ("sequential", "first-fit", "best-fit")
-
-BATCH_DOCUMENTS = 2000
-"""Most documents between two cursors of a source: what a resume reads again."""
-_FORMS = {"torch": "shardmill.trainers.torch_streaming"}
-"""Where a form other than numpy is made: the module has `wrap(stream)`."""
 
 
 def stream(
@@ -78,8 +64,7 @@ def stream(
     any number of ranks that divides it; None is the number of ranks.
     """
     arguments = {**locals(), "rank": 0, "world": 1, "to": "numpy"}
-    if to != "numpy" and to not in _FORMS:
-        raise OptionError("{to}: " + choices(str(to), ["numpy", *_FORMS], verb="wanted"), to=to)
+    form = chosen_form(to)
     if pack not in PACKS:
         raise OptionError("{pack}: " + choices(str(pack), PACKS, verb="wanted"), pack=pack)
     own_rank, own_world = rank_and_world(rank, world)
@@ -99,9 +84,9 @@ def stream(
     bins = None
     if pack != "sequential":
         bins = BinRules(algorithm=pack, seed=seed if shuffle else None)
-    pipeline = make_pipeline(
-        inputs,
-        make_stream_tokenizer(tokenizer, ids, vocab_size=vocab_size, engine=engine),
+    pipeline = Pipeline(
+        source=inputs,
+        tokenizer=make_stream_tokenizer(tokenizer, ids, vocab_size=vocab_size, engine=engine),
         order=StreamOrder(seed=seed, shuffle=shuffle, repeat=repeat),
         bins=bins,
         loss=LossRules(),
@@ -112,8 +97,7 @@ def stream(
         num_streams=num_streams,
         remake=partial(_open_again, arguments),
     )
-    opened = TextStream(pipeline, rank=own_rank, world=own_world)
-    return opened if to == "numpy" else import_module(_FORMS[to]).wrap(opened)
+    return form(TextStream(pipeline, rank=own_rank, world=own_world))
 
 
 def _open_again(arguments: dict[str, Any]) -> Pipeline:
@@ -139,6 +123,8 @@ def _document_ids(
                 eot=...,
             )
         eos = tokenizer.vocab_size
+    if max_doc_tokens is not None:
+        whole_number(max_doc_tokens, "max_doc_tokens")
     pad = named.get("pad", eos if eos is not None else named.get("bos", 0))
     return DocumentIds(
         bos_id=named.get("bos"),
@@ -148,76 +134,3 @@ def _document_ids(
         add_eos=append_eot,
         max_doc_tokens=max_doc_tokens,
     )
-
-
-def make_pipeline(
-    source: Source,
-    tokenizer: StreamTokenizer,
-    *,
-    order: StreamOrder,
-    bins: BinRules | None,
-    loss: LossRules,
-    shape: BatchShape,
-    purpose: str = "train",
-    batch_documents: int = BATCH_DOCUMENTS,
-    num_streams: int | None = None,
-    remake: Callable[[], Pipeline] | None = None,
-) -> Pipeline:
-    """The parts of a stream, and what a state of it must match.
-
-    `batch_documents` is the limit with which the source was opened. Batch size, accumulation,
-    retries and the engine may change between runs; everything in `data` may not.
-    """
-    ids, described = tokenizer.ids, source.describe()
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    # the names are those of stored states
-    data: dict[str, object] = {
-        "purpose": purpose,
-        "dataset": source.name,
-        "revision": described.get("revision"),
-        "dataset_sha256": digest,
-        "tokenizer": tokenizer.fingerprint,
-        "seed": order.seed,
-        "shuffle": order.shuffle,
-        "shuffle_buffer_size": order.buffer_documents if order.shuffle else None,
-        "shuffle_buffer_bytes": order.buffer_bytes if order.shuffle else None,
-        "repeat": order.repeat,
-        "max_eval_samples": order.max_documents,
-        "state_update_interval": batch_documents,
-        "packing_mode": "sequential" if bins is None else "bin",
-        "seq_len": shape.seq_len,
-        "mask_boundary_loss": loss.mask_boundary_loss,
-        "train_on_eos": loss.train_on_eos,
-        "packing_algorithm": bins and bins.algorithm,
-        "packing_buffer_docs": bins and bins.buffer_documents,
-        "packing_buffer_tokens": bins and bins.buffer_tokens,
-        "packing_max_docs_per_bin": bins and bins.max_per_row,
-    }
-    return Pipeline(
-        source=source,
-        encoder=SharedEncoder(partial(_proved_encoder, tokenizer, source)),
-        order=order,
-        documents=DocumentRules(
-            bos_id=ids.bos_id if ids.add_bos else None,
-            eos_id=ids.eos_id if ids.add_eos else None,
-            max_doc_tokens=ids.max_doc_tokens,
-            vocab_size=tokenizer.vocab_size,
-        ),
-        bins=bins,
-        pad_id=ids.pad_id,
-        loss=loss,
-        shape=shape,
-        data={name: _plain(value) for name, value in data.items()},
-        num_streams=num_streams,
-        remake=remake,
-    )
-
-
-def _plain(value: object) -> JSON:
-    """Ints and strings only, since some checkpoint savers take nothing else."""
-    return value if isinstance(value, int) else str(value)
-
-
-def _proved_encoder(tokenizer: StreamTokenizer, source: Source, first: Texts) -> Encoder:
-    corpus = first if isinstance(first, Sequence) else first.to_pylist()
-    return tokenizer.encoder(corpus=corpus, size_hint=source.size_hint())

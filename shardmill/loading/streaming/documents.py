@@ -22,9 +22,9 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import DividedSource, Source
 from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
 from shardmill.sampling import Permutation
-from shardmill.sampling.seeds import checked_seed
+from shardmill.sampling.order import checked_seed
 from shardmill.sources import stamp_of
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import byte_lengths
 
 log = logging.getLogger(__name__)
 

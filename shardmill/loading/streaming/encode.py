@@ -14,13 +14,12 @@ from threading import Event
 
 import numpy as np
 
-from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, StateMismatchError, TokenizerError, TokenRangeError
+from shardmill.errors import StateMismatchError, TokenizerError, TokenRangeError
 from shardmill.loading.streaming.documents import Block, DocumentStream, ReadCounts, StreamCursor
+from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.protocols import Encoder
 from shardmill.records import OffsetArray, Ragged
-from shardmill.sources.batches import BatchLimits, cut
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import BatchLimits, byte_lengths, cut
 from shardmill.threads import read_ahead
 
 SLICE = BatchLimits(num_bytes=2 * 2**20, num_documents=2**15)
@@ -40,35 +39,10 @@ class Encoded:
     read: ReadCounts  # up to the end of the block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentRules:
-    """How the ids of a text become a document. Every field changes the stream."""
-
-    bos_id: int | None = None  # before each document
-    eos_id: int | None = None  # after each document that was not cut
-    max_doc_tokens: int | None = None  # ids of the text, without BOS and EOS
-    vocab_size: int | None = None  # every id is below it; None: not known
-
-    def __post_init__(self) -> None:
-        if self.max_doc_tokens is not None:
-            whole_number(self.max_doc_tokens, "max_doc_tokens")
-        if self.vocab_size is not None:
-            whole_number(self.vocab_size, "vocab_size")
-        for name in ("bos_id", "eos_id"):
-            value = getattr(self, name)
-            if value is not None and whole_number(value, name, least=0) >= self.num_ids:
-                raise OptionError(f"{{{name}}}: wanted less than {self.num_ids:,}", **{name: value})
-
-    @property
-    def num_ids(self) -> int:
-        """One more than the largest possible id; ids are int32."""
-        return min(2**31, self.vocab_size or 2**31)
-
-
 def encoded_ahead(
     documents: DocumentStream,
     encoder: Encoder,
-    rules: DocumentRules,
+    tokenizer: StreamTokenizer,
     *,
     start: StreamCursor | None = None,
     skip: int = 0,
@@ -84,7 +58,7 @@ def encoded_ahead(
     def encode() -> Generator[Encoded, None, None]:
         blocks = read_ahead(documents.blocks(start, stop=stop), depth=1, stop=stop)
         with closing(blocks):
-            yield from encode_blocks(blocks, encoder, rules, skip=skip)
+            yield from encode_blocks(blocks, encoder, tokenizer, skip=skip)
 
     ahead = read_ahead(encode(), depth=2, stop=stop, interrupt=interrupt, patience=PATIENCE)
     with closing(ahead) as encoded:
@@ -92,7 +66,7 @@ def encoded_ahead(
 
 
 def encode_blocks(
-    blocks: Iterator[Block], encoder: Encoder, rules: DocumentRules, *, skip: int = 0
+    blocks: Iterator[Block], encoder: Encoder, tokenizer: StreamTokenizer, *, skip: int = 0
 ) -> Generator[Encoded, None, None]:
     """The documents of the blocks, without the first `skip` of the first block.
 
@@ -106,11 +80,13 @@ def encode_blocks(
             )
         sizes = byte_lengths(block.texts)[skip:]
         for start, stop in cut(sizes, SLICE) or [(0, 0)]:
-            yield _encode(block, skip + start, skip + stop, encoder, rules)
+            yield _encode(block, skip + start, skip + stop, encoder, tokenizer)
         skip = 0
 
 
-def _encode(block: Block, start: int, stop: int, encoder: Encoder, rules: DocumentRules) -> Encoded:
+def _encode(
+    block: Block, start: int, stop: int, encoder: Encoder, tokenizer: StreamTokenizer
+) -> Encoded:
     ids = Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
     if start < stop:
         ids = encoder.encode_batch(block.texts.slice(start, stop - start))
@@ -119,20 +95,20 @@ def _encode(block: Block, start: int, stop: int, encoder: Encoder, rules: Docume
             f"{_location(block.start)}: the encoder {encoder!r} gave {len(ids):,} sequences for "
             f"{stop - start:,} texts; wanted one for each"
         )
-    values = ids.values
-    if len(values) and (values.min() < 0 or values.max() >= rules.num_ids):
-        index = int(np.flatnonzero((values < 0) | (values >= rules.num_ids))[0])
+    values, num_ids = ids.values, min(tokenizer.vocab_size, 2**31)  # documents are int32
+    if len(values) and (values.min() < 0 or values.max() >= num_ids):
+        index = int(np.flatnonzero((values < 0) | (values >= num_ids))[0])
         document = int(np.searchsorted(ids.offsets, index, side="right")) - 1
         raise TokenRangeError(
             f"{_location(block.start)}, document {start + document:,} of the block: id "
             f"{values[index]:,} at {index - ids.offsets[document]:,}, wanted 0 to "
-            f"{rules.num_ids - 1:,}; the encoder does not belong to this vocabulary"
+            f"{num_ids - 1:,}; the encoder does not belong to this vocabulary"
         )
-    documents, lost = frame(ids, rules)
+    documents, lost = frame(ids, tokenizer.ids)
     return Encoded(block=block.start, first=start, ids=documents, cut=lost, read=block.end.read)
 
 
-def frame(ids: Ragged, rules: DocumentRules) -> tuple[Ragged, OffsetArray]:
+def frame(ids: Ragged, rules: DocumentIds) -> tuple[Ragged, OffsetArray]:
     """The ids of texts as int32 documents, and how many ids each lost at its end.
 
     BOS 1, EOS 2, at most 2 ids:  [4 5 | 6 7 8 | ] -> [1 4 5 2 | 1 6 7 | ] and [0 1 0].
@@ -140,8 +116,8 @@ def frame(ids: Ragged, rules: DocumentRules) -> tuple[Ragged, OffsetArray]:
     lengths, most = ids.lengths, rules.max_doc_tokens
     lost = np.zeros_like(lengths) if most is None else np.maximum(lengths - most, 0)
     kept, filled = lengths - lost, lengths > 0
-    has_bos = filled & (rules.bos_id is not None)
-    has_eos = filled & (lost == 0) & (rules.eos_id is not None)
+    has_bos = filled & rules.add_bos
+    has_eos = filled & (lost == 0) & rules.add_eos
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum(kept + has_bos + has_eos, out=offsets[1:])
     text = ids.values
@@ -156,7 +132,7 @@ def frame(ids: Ragged, rules: DocumentRules) -> tuple[Ragged, OffsetArray]:
         (rules.bos_id, offsets[:-1][has_bos]),
         (rules.eos_id, offsets[1:][has_eos] - 1),
     ):
-        if token is not None:
+        if len(at):
             values[at] = token
             is_text[at] = False
     values[is_text] = text

@@ -22,7 +22,8 @@ from shardmill.loading.streaming.encode import Encoded
 from shardmill.packing import PACKERS, Algorithm, PackPlan, takes_seed
 from shardmill.records import OffsetArray, Ragged
 from shardmill.sampling import Permutation
-from shardmill.store.readers.copying import lay_pieces, take
+from shardmill.store.readers.files import take
+from shardmill.store.readers.packed_rows import fill_rows
 
 Tokens = npt.NDArray[np.int32]
 
@@ -387,7 +388,7 @@ def _packed_rows(
     before = np.concatenate(([0], np.cumsum(length)))
     tokens = np.full((len(order), width), pad_id, np.int32)
     columns = Ragged(before[:-1] - before[offsets[:-1]][row], offsets)
-    lay_pieces(
+    fill_rows(
         columns,
         length,
         (partial(take, documents.values), documents.offsets[example] + start, tokens),

@@ -1,36 +1,37 @@
 """The state of a stream: a small JSON value that says where each of its streams resumes.
 
-A state holds ints and strings only, no text and no token. A state of other data, another order or
-another version is refused and every difference is named; so is one that was edited. `join_states`
-makes one state from those of all processes.
+A state holds ints and strings only, no text and no token. Besides the envelope of all states it has
+a seal, so that one that was edited is refused. `join_states` makes one state from those of all
+processes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from operator import add, attrgetter, sub
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from shardmill.errors import StateMismatchError
+from shardmill.loading.state import (
+    State,
+    differences,
+    read_envelope,
+    refuse_differences,
+    write_envelope,
+)
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.rows import RowPosition, StreamRows
 from shardmill.records import JSON
 
-VERSION = 1
 KIND = "shardmill.stream"
 MAX_STREAMS = 2**20
 """A run has thousands of consumers at most; a larger number in a state is damage."""
-MAX_COUNT = 2**63 - 1
-State = dict[str, JSON]
-
-_KEYS = {"version", "kind", "num_streams", "streams", "totals", "data", "seal"}
-_EDITED = "it was changed since it was saved"
-_UNCHANGED = "pass the state as the stream gave it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,6 @@ class Saved:
     num_streams: int  # of the whole run
     positions: Mapping[int, Position]  # of the streams in this state
     data: Mapping[str, JSON]  # what identifies the stream
-    is_intact: bool = True  # False: its seal does not fit; see check_seal
 
     @property
     def totals(self) -> Counts:
@@ -155,14 +155,13 @@ def write_state(saved: Saved, cache: dict[int, tuple[StreamCursor, str]]) -> Sta
         if stream not in cache or cache[stream][0] is not block:
             cache[stream] = (block, _cursor_text(block))
         streams[str(stream)] = position_text(position, cache[stream][1])
-    state: State = {
-        "version": VERSION,
-        "kind": KIND,
-        "num_streams": saved.num_streams,
-        "streams": streams,
-        "totals": dict(zip(NAMES, _values(saved.totals), strict=True)),
-        "data": dict(saved.data),
-    }
+    state = write_envelope(
+        KIND,
+        num_streams=saved.num_streams,
+        streams=streams,
+        totals=dict(zip(NAMES, _values(saved.totals), strict=True)),
+        data=dict(saved.data),
+    )
     return {**state, "seal": _seal(state)}
 
 
@@ -194,85 +193,98 @@ def _seal(state: Mapping[str, Any]) -> str:
 
 # reading
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
-def read_state(state: object) -> Saved:
-    """What `state` says, if its form is right. Its seal is checked by `check_seal`."""
-    found = _checked_form(state)
-    num_streams = _count(found["num_streams"], "num_streams")
-    if not 1 <= num_streams <= MAX_STREAMS:
-        _refuse("num_streams", num_streams, f"1 to {MAX_STREAMS}")
-    streams, totals, data = found["streams"], found["totals"], found["data"]
-    if not isinstance(streams, Mapping) or not streams:
-        _refuse("streams", streams, "an object with a text for each stream")
+
+class _Place(msgspec.Struct, forbid_unknown_fields=True):
+    epoch: _Count
+    unit: _Count
+    cursor: dict[str, Any] | None
+    skip: _Count
+    number: _Count
+    tally: Annotated[list[_Count], msgspec.Meta(min_length=5, max_length=5)]
+
+
+class _Stream(msgspec.Struct, forbid_unknown_fields=True):
+    """The text of one stream."""
+
+    place: _Place
+    document: _Count
+    part: _Count
+    counts: Annotated[list[_Count], msgspec.Meta(min_length=len(NAMES), max_length=len(NAMES))]
+
+
+class _Form(msgspec.Struct):
+    num_streams: Annotated[int, msgspec.Meta(ge=1, le=MAX_STREAMS)]
+    streams: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
+    totals: dict[str, _Count]
+    data: dict[str, str | int | bool]
+    seal: str
+
+
+def read_state(
+    state: object,
+    own: Mapping[str, JSON] | None = None,
+    *,
+    there: str = "the state",
+    here: str = "this stream",
+) -> Saved:
+    """What `state` says. Refused if it was changed, or if its data are not `own` (None: any)."""
+    found = read_envelope(state, KIND, _Form.__struct_fields__)
+    try:
+        form = msgspec.convert(found, _Form)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _changed(str(error)) from error
     positions = {}
-    for key, text in streams.items():
-        is_number = isinstance(key, str) and len(key) < 10 and key.isascii() and key.isdigit()
-        stream = int(key) if is_number else -1
-        if str(stream) != key or stream >= num_streams:
-            _refuse("stream", key, f"0 to {num_streams - 1}")
-        positions[stream] = read_position(text, stream)
-    if not isinstance(data, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, str | int) for name, value in data.items()
-    ):
-        _refuse("data", data, "names with numbers or strings")
-    saved = Saved(
-        num_streams=num_streams,
-        positions=positions,
-        data=dict(data),
-        is_intact=found["seal"] == _seal({key: found[key] for key in _KEYS - {"seal"}}),
-    )
-    if not isinstance(totals, Mapping) or totals.keys() != set(NAMES):
-        _refuse("totals", totals, f"exactly the keys {list(NAMES)}")
-    wrong = [
-        name
-        for name in NAMES
-        if _count(totals[name], f"totals: {name}") != getattr(saved.totals, name)
-    ]
+    for key, text in form.streams.items():
+        is_number = len(key) < 10 and key.isascii() and key.isdigit() and str(int(key)) == key
+        if not is_number or int(key) >= form.num_streams:
+            raise _changed(f"stream {key!r:.80}, wanted 0 to {form.num_streams - 1}")
+        positions[int(key)] = read_position(text, int(key))
+    saved = Saved(num_streams=form.num_streams, positions=positions, data=form.data)
+    totals = dict(zip(NAMES, _values(saved.totals), strict=True))
+    wrong = sorted({name for name, _ in form.totals.items() ^ totals.items()})
     if wrong:
-        raise StateMismatchError(
-            f"the state's totals do not follow from its streams: {', '.join(wrong)}; {_EDITED}"
-        )
+        raise _changed(f"its totals do not follow from its streams: {', '.join(wrong)}")
+    if own is not None:
+        refuse_differences(differences(form.data, own, there=there, here=here))
+    # last, so that a more specific message comes first
+    if form.seal != _seal({key: value for key, value in found.items() if key != "seal"}):
+        raise _changed("its seal does not fit its values")
     return saved
 
 
-def read_position(text: object, stream: int) -> Position:
+def read_position(text: str, stream: int) -> Position:
     """The position in `text`; StateMismatchError says what is wrong with it."""
-    where = f"stream {stream}"
-    found = _object(_parsed(text, where), ("place", "document", "part", "counts"), where)
-    names = ("epoch", "unit", "skip", "number")
-    cursor = _object(found["place"], (*names, "cursor", "tally"), f"{where}: place")
-    inner = cursor["cursor"]
-    if inner is not None and not isinstance(inner, dict):
-        _refuse(f"{where}: cursor", inner, "an object or null")
-    read_names = [one.name for one in fields(ReadCounts)]
-    read = ReadCounts(**_counts(cursor["tally"], read_names, f"{where}: tally"))
-    numbers = {name: _count(cursor[name], f"{where}: {name}") for name in names}
+    try:
+        found = msgspec.json.decode(text, type=_Stream)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _changed(f"stream {stream} is {text!r:.80}: {error}") from error
+    place = found.place
     return Position(
         row=RowPosition(
-            block=StreamCursor(cursor=inner, read=read, **numbers),
-            document=_count(found["document"], f"{where}: document"),
-            part=_count(found["part"], f"{where}: part"),
+            block=StreamCursor(
+                epoch=place.epoch,
+                unit=place.unit,
+                cursor=place.cursor,
+                skip=place.skip,
+                number=place.number,
+                read=ReadCounts(**dict(zip(_READ_NAMES, place.tally, strict=True))),
+            ),
+            document=found.document,
+            part=found.part,
         ),
-        counts=Counts(**_counts(found["counts"], NAMES, f"{where}: counts")),
+        counts=Counts(**dict(zip(NAMES, found.counts, strict=True))),
     )
 
 
-def check_data(data: Mapping[str, JSON], own: Mapping[str, JSON]) -> None:
-    """StateMismatchError names every difference between a state's data and this stream's."""
-    wrong = list(_differences(data, own, "the state", "this stream"))
-    if wrong:
-        raise StateMismatchError(
-            f"this state is not of this stream. {'; '.join(wrong)}. Open the stream with the "
-            "values of the state, or begin a new run without it"
-        )
+_READ_NAMES = tuple(one.name for one in fields(ReadCounts))
 
 
-def check_seal(saved: Saved) -> None:
-    """Refuse an edited state. Called last, so that a more specific message comes first."""
-    if not saved.is_intact:
-        raise StateMismatchError(
-            f"the state's seal does not fit its values; {_EDITED}: {_UNCHANGED}"
-        )
+def _changed(problem: str) -> StateMismatchError:
+    return StateMismatchError(
+        f"the state was changed since it was saved: {problem}; pass it as the stream gave it"
+    )
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> State:
@@ -282,104 +294,27 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> State:
     """
     if isinstance(states, Mapping) or not states:
         raise StateMismatchError("join_states wants a list with the state of every process")
-    saved = [read_state(state) for state in states]
-    first = saved[0]
-    positions: dict[int, Position] = {}
-    for number, one in enumerate(saved):
-        here = f"state {number} (from 0)"
+    first = read_state(states[0])
+    positions = dict(first.positions)
+    for number, state in enumerate(states[1:], 1):
+        name = f"state {number} (from 0)"
+        one = read_state(state, first.data, there=name, here="state 0")
         if one.num_streams != first.num_streams:
             raise StateMismatchError(
-                f"num_streams: state 0 has {first.num_streams}, {here} {one.num_streams}; join the "
+                f"num_streams: state 0 has {first.num_streams}, {name} {one.num_streams}; join the "
                 "states of one run"
             )
-        wrong = list(_differences(one.data, first.data, here, "state 0"))
-        if wrong:
-            raise StateMismatchError(f"these are states of different runs. {'; '.join(wrong)}")
-        check_seal(one)
         twice = sorted(positions.keys() & one.positions.keys())
         if twice:
             raise StateMismatchError(
-                f"{here} holds streams {twice}, which an earlier state holds too; pass the state "
+                f"{name} holds streams {twice}, which an earlier state holds too; pass the state "
                 "of each process once"
             )
         positions |= one.positions
     missing = sorted(set(range(first.num_streams)) - positions.keys())
     if missing:
         raise StateMismatchError(
-            f"streams {missing} of {first.num_streams} are in none of the {len(saved)} states; "
+            f"streams {missing} of {first.num_streams} are in none of the {len(states)} states; "
             "join the states of all processes"
         )
     return write_state(replace(first, positions=dict(sorted(positions.items()))), {})
-
-
-def _checked_form(state: object) -> Mapping[str, Any]:
-    if not isinstance(state, Mapping):
-        raise StateMismatchError(
-            f"a state is a dict, as the stream gave it; found a {type(state).__name__}"
-        )
-    if state.get("kind") != KIND:
-        raise StateMismatchError(
-            f"not the state of a stream: its kind is {state.get('kind')!r:.80}, wanted {KIND!r}"
-        )
-    version = state.get("version")
-    if isinstance(version, bool) or version != VERSION:
-        raise StateMismatchError(
-            f"version: the state has {version!r:.80}, this shardmill reads {VERSION}; use the "
-            "shardmill that wrote it"
-        )
-    if state.keys() != _KEYS:
-        raise StateMismatchError(
-            f"the state has unknown keys {sorted(map(str, state.keys() - _KEYS))!r:.200} and lacks "
-            f"{sorted(_KEYS - state.keys())}; {_UNCHANGED}"
-        )
-    return state
-
-
-def _parsed(text: object, where: str) -> object:
-    if not isinstance(text, str):
-        _refuse(where, text, "a string")
-    try:
-        return json.loads(text, parse_constant=lambda name: _refuse(where, name, "a number"))
-    except (ValueError, RecursionError):  # not JSON, or a number of thousands of digits
-        _refuse(where, text, "JSON")
-
-
-def _object(value: object, names: Sequence[str], where: str) -> dict[str, Any]:
-    """`value` if it is an object with exactly these keys."""
-    if not isinstance(value, dict):
-        _refuse(where, value, "an object")
-    if value.keys() != set(names):
-        _refuse(where, sorted(value), f"exactly the keys {sorted(names)}")
-    return value
-
-
-def _counts(value: object, names: Sequence[str], where: str) -> dict[str, int]:
-    if not isinstance(value, list) or len(value) != len(names):
-        _refuse(where, value, f"a list of {len(names)} counts")
-    return {
-        name: _count(count, f"{where}: {name}") for name, count in zip(names, value, strict=True)
-    }
-
-
-def _count(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-        _refuse(where, value, "a whole number from 0 to 2**63 - 1")
-    return value
-
-
-def _refuse(where: str, found: object, wanted: str) -> NoReturn:
-    raise StateMismatchError(
-        f"the state's {where} is {found!r:.120}, wanted {wanted}; {_EDITED}: {_UNCHANGED}"
-    )
-
-
-def _differences(
-    found: Mapping[str, JSON], own: Mapping[str, JSON], there: str, here: str
-) -> Iterator[str]:
-    for name in sorted(found.keys() | own.keys()):
-        if name not in found:
-            yield f"{name}: {there} does not have it, {here} has {own[name]!r:.80}"
-        elif name not in own:
-            yield f"{name}: {there} has {found[name]!r:.80}, {here} does not know it"
-        elif type(found[name]) is not type(own[name]) or found[name] != own[name]:
-            yield f"{name}: {there} has {found[name]!r:.80}, {here} {own[name]!r:.80}"

@@ -8,20 +8,24 @@ the stream stays after the last batch that it gave, and `next` tries again from 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.state import State
 from shardmill.loading.streaming.documents import DocumentStream, StreamCursor, StreamOrder
-from shardmill.loading.streaming.encode import DocumentRules, encoded_ahead
+from shardmill.loading.streaming.encode import encoded_ahead
 from shardmill.loading.streaming.rows import (
     BinRules,
     RowPosition,
@@ -35,19 +39,20 @@ from shardmill.loading.streaming.state import (
     Counts,
     Position,
     Saved,
-    State,
     StreamStats,
-    check_data,
-    check_seal,
     read_state,
     write_state,
 )
+from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts
 from shardmill.records import JSON, Batch, Ragged, next_token_pairs
 from shardmill.threads import StoppedError
 
 log = logging.getLogger(__name__)
+
+BATCH_DOCUMENTS = 2000
+"""Most documents between two cursors of a source: what a resume reads again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,34 +115,72 @@ class SharedEncoder:
     The engines use all cores within a call, and one that checks itself counts its calls.
     """
 
-    def __init__(self, make: Callable[[Texts], Encoder]) -> None:
-        """`make` gets the first texts, on which an engine can be proved."""
-        self._make = make
+    def __init__(self, tokenizer: StreamTokenizer, source: Source) -> None:
+        self._tokenizer, self._source = tokenizer, source
         self._encoder: Encoder | None = None
         self._lock = threading.Lock()
 
     def encode_batch(self, texts: Texts) -> Ragged:
         with self._lock:
-            if self._encoder is None:
-                self._encoder = self._make(texts)
+            if self._encoder is None:  # an engine is proved on the first texts
+                corpus = texts if isinstance(texts, Sequence) else texts.to_pylist()
+                size_hint = self._source.size_hint()
+                self._encoder = self._tokenizer.encoder(corpus=corpus, size_hint=size_hint)
             return self._encoder.encode_batch(texts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pipeline:
-    """All parts of a stream, ready to be opened."""
+    """All parts of a stream, ready to be opened.
+
+    Batch size, accumulation, retries and the engine may change between runs; everything in `data`
+    may not.
+    """
 
     source: Source
-    encoder: Encoder  # used from several threads: see SharedEncoder
+    tokenizer: StreamTokenizer
     order: StreamOrder
-    documents: DocumentRules
     bins: BinRules | None = None  # None: documents end to end, cut every seq_len + 1
-    pad_id: int
     loss: LossRules
     shape: BatchShape
-    data: Mapping[str, JSON]  # ints and strings that a state must match, by name
+    purpose: str = "train"
+    batch_documents: int = BATCH_DOCUMENTS  # the limit with which the source was opened
     num_streams: int | None = None  # None: one for each rank
     remake: Callable[[], Pipeline] | None = None  # what a pickle holds instead of the parts
+
+    @cached_property
+    def encoder(self) -> SharedEncoder:
+        return SharedEncoder(self.tokenizer, self.source)
+
+    @cached_property
+    def data(self) -> dict[str, JSON]:
+        """Ints and strings that a state must match, by the names of stored states."""
+        described, order, bins = self.source.describe(), self.order, self.bins
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+        values: dict[str, object] = {
+            "purpose": self.purpose,
+            "dataset": self.source.name,
+            "revision": described.get("revision"),
+            "dataset_sha256": digest,
+            "tokenizer": self.tokenizer.fingerprint,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "shuffle_buffer_size": order.buffer_documents if order.shuffle else None,
+            "shuffle_buffer_bytes": order.buffer_bytes if order.shuffle else None,
+            "repeat": order.repeat,
+            "max_eval_samples": order.max_documents,
+            "state_update_interval": self.batch_documents,
+            "packing_mode": "sequential" if bins is None else "bin",
+            "seq_len": self.shape.seq_len,
+            "mask_boundary_loss": self.loss.mask_boundary_loss,
+            "train_on_eos": self.loss.train_on_eos,
+            "packing_algorithm": bins and bins.algorithm,
+            "packing_buffer_docs": bins and bins.buffer_documents,
+            "packing_buffer_tokens": bins and bins.buffer_tokens,
+            "packing_max_docs_per_bin": bins and bins.max_per_row,
+        }
+        # some checkpoint savers take nothing but ints and strings
+        return {name: v if isinstance(v, int) else str(v) for name, v in values.items()}
 
     def rows(
         self,
@@ -154,12 +197,12 @@ class Pipeline:
         ahead = encoded_ahead(
             documents,
             self.encoder,
-            self.documents,
+            self.tokenizer,
             start=start.block,
             skip=start.document,
             interrupt=interrupt,
         )
-        seq_len, pad_id = self.shape.seq_len, self.pad_id
+        seq_len, pad_id = self.shape.seq_len, self.tokenizer.pad_id
         with closing(ahead) as encoded:
             if self.bins is None:
                 rows = sequential_rows(encoded, seq_len=seq_len, pad_id=pad_id, start=start)
@@ -239,7 +282,8 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
         if self._ended:
             raise StopIteration
         shape = self.pipeline.shape
-        tokens = np.full((shape.rows, shape.seq_len + 1), self.pipeline.pad_id, np.int32)
+        pad_id = self.pipeline.tokenizer.pad_id
+        tokens = np.full((shape.rows, shape.seq_len + 1), pad_id, np.int32)
         segments = np.zeros_like(tokens)
         rows = self._opened()
         try:
@@ -265,9 +309,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch that `state` followed. A refused state changes nothing."""
-        saved = read_state(state)
-        check_data(saved.data, self.pipeline.data)
-        check_seal(saved)
+        saved = read_state(state, self.pipeline.data)
         own = self._checked_streams(saved)
         self._end_threads()
         self._num_streams = saved.num_streams

@@ -29,14 +29,14 @@ Kind = Literal["hf", "byte", "sentencepiece"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentIds:
-    """The ids around documents and of padding."""
+    """How the ids of a text become a document, and the id of padding."""
 
     bos_id: int | None
     eos_id: int | None
     pad_id: int
-    add_bos: bool
-    add_eos: bool
-    max_doc_tokens: int | None
+    add_bos: bool  # before each document
+    add_eos: bool  # after each document that was not cut
+    max_doc_tokens: int | None  # ids of the text, without BOS and EOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

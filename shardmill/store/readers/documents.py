@@ -4,9 +4,12 @@ Starts out of order are refused: up to 4 million of them are all checked, otherw
 window meets (`shardmill verify` checks all). Documents without tokens have no effect.
 
 Everything follows from the borders: the columns of windows at which another document begins.
-tokens of a window a a b b b c borders: columns 2 and 5 doc_ids of inputs 0 0 1 1 1 (seq_len = 5;
-the sixth token is only a label) position_ids 0 1 0 1 2 cu_seqlens 0 2 5 labels a . b b . `.` is
-IGNORE_INDEX: it would be another document's token
+
+    tokens of a window    a a b b b c     borders: columns 2 and 5
+    doc_ids of inputs     0 0 1 1 1       seq_len = 5: the sixth token is only a label
+    position_ids          0 1 0 1 2
+    cu_seqlens            0 2 5
+    labels                a . b b .       `.` is IGNORE_INDEX: it is another document's token
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class Borders:
 
     num_windows: int
     length: int  # tokens of a window
-    places: OffsetArray  # (k,) window * length + column, ascending, each once, column >= 1
+    positions: OffsetArray  # (k,) window * length + column, ascending, each once, column >= 1
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -65,23 +68,23 @@ def find_borders(document_starts: OffsetArray, starts: OffsetArray, length: int)
     # counts [2 0 1], first [5 7 9]: entries 5 6 9
     entries = np.arange(len(window)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     columns = document_starts[entries] - starts[window]
-    places = window * length + columns
-    steps = np.diff(places)
-    if len(places) and (columns.min() < 1 or columns.max() >= length or (steps < 0).any()):
+    positions = window * length + columns
+    steps = np.diff(positions)
+    if len(positions) and (columns.min() < 1 or columns.max() >= length or (steps < 0).any()):
         raise _disorder(int(entries.min()), int(entries.max()))
-    return Borders(len(starts), length, places[np.append(True, steps > 0)[: len(places)]])
+    return Borders(len(starts), length, positions[np.append(True, steps > 0)[: len(positions)]])
 
 
 def borders_after(ids: npt.NDArray[Any], eos: int) -> Borders:
     """The borders in windows (n, length) when the token `eos` closes its document."""
     num_windows, length = ids.shape
-    places = np.flatnonzero(ids == eos) + 1
-    return Borders(num_windows, length, places[places % length != 0])
+    positions = np.flatnonzero(ids == eos) + 1
+    return Borders(num_windows, length, positions[positions % length != 0])
 
 
 def mask_labels(labels: npt.NDArray[Any], borders: Borders) -> None:
     """Ignore labels that belong to another document than their input: (n, length - 1), in place."""
-    windows, columns = np.divmod(borders.places, borders.length)
+    windows, columns = np.divmod(borders.positions, borders.length)
     labels[windows, columns - 1] = IGNORE_INDEX
 
 
@@ -120,7 +123,7 @@ def cut_segments(borders: Borders) -> Segments:
 
 
 class DocumentWindows:
-    """Windows of a space whose documents are known. Holds the starts as they are given."""
+    """Windows of a space whose documents are known."""
 
     def __init__(self, space: TokenSpace, document_starts: OffsetArray) -> None:
         self.space = space
@@ -169,7 +172,7 @@ def _heads(borders: Borders) -> OffsetArray:
 
 def _inner_borders(borders: Borders) -> tuple[OffsetArray, OffsetArray]:
     """Window and column of the borders at inputs: the last token of a window is none."""
-    windows, columns = np.divmod(borders.places, borders.length)
+    windows, columns = np.divmod(borders.positions, borders.length)
     inside = columns < borders.length - 1
     return windows[inside], columns[inside]
 

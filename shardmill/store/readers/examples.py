@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, overload
+from functools import partial
+from typing import Any, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError
 from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
-from shardmill.store.readers.pread import held_by
 from shardmill.store.readers.token_space import (
     MAX_MAPS,
     ReaderName,
     as_positions,
     first_outside,
+    held_by,
     open_tokens,
 )
-
-if TYPE_CHECKING:
-    from shardmill.store import Store
+from shardmill.store.store import Store, document_spans
 
 
 class Example(NamedTuple):
@@ -42,9 +41,10 @@ class SplitView:
     Every document is here, also those that are excluded from training.
     """
 
-    def __init__(self, store: Store, split: str) -> None:
+    def __init__(self, store: Store, split: str, numbers: range | None = None) -> None:
+        """`numbers`: those of the documents, in this order; None: all of them."""
         self.store, self.split = store, split
-        self._numbers = range(store.num_documents(split))
+        self._numbers = range(store.num_documents(split)) if numbers is None else numbers
         self._chats = ChatSpace(store, split) if store.is_chat else None
         self._tokens = open_tokens(store, split)
         self._starts = store.document_starts(split)
@@ -70,8 +70,7 @@ class SplitView:
             found = self._chats.examples([number])
             return Example(ids=found.ids.values, loss_mask=found.mask)
         total = self._tokens.num_tokens
-        last = number == len(self._starts) - 1
-        start, stop = int(self._starts[number]), total if last else int(self._starts[number + 1])
+        (start,), (stop,) = document_spans(self._starts, np.array([number]), total)
         if not 0 <= start <= stop <= total:
             raise _damaged(self.store, self.split, f"document {number:,} is at {start:,}..{stop:,}")
         return self._tokens.read(start, stop)
@@ -86,13 +85,7 @@ class SplitView:
         return f"SplitView({str(self.store.folder)!r}, {self.split!r}, {len(self):,}{of} {kind})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _view, (self.store, self.split, self._numbers)
-
-
-def _view(store: Store, split: str, numbers: range) -> SplitView:
-    view = SplitView(store, split)
-    view._numbers = numbers
-    return view
+        return SplitView, (self.store, self.split, self._numbers)
 
 
 class ChatSpace:
@@ -103,7 +96,7 @@ class ChatSpace:
     ) -> None:
         """`max_maps`, `reader`: as in `TokenSpace`."""
         self.store, self.split = store, split
-        self._options = (max_maps, reader)
+        self._reopen = partial(ChatSpace, max_maps=max_maps, reader=reader)
         self._tokens = open_tokens(store, split, max_maps=max_maps, reader=reader)
         self.reader = self._tokens.reader
         self._starts = held_by(self.reader, store.document_starts(split))
@@ -146,7 +139,7 @@ class ChatSpace:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.store, self.split, *self._options)
+        return self._reopen, (self.store, self.split)
 
     def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
         """Where these conversations start and stop in the token space of the split."""
@@ -154,10 +147,7 @@ class ChatSpace:
         wrong = first_outside(array, len(self) - 1)
         if wrong is not None:
             raise IndexError(f"example {array[wrong]:,} of {len(self):,}")
-        starts = self._starts[array]
-        stops = np.full(len(array), self._tokens.num_tokens, np.int64)
-        inner = array < len(self) - 1
-        stops[inner] = self._starts[array[inner] + 1]
+        starts, stops = document_spans(self._starts, array, self._tokens.num_tokens)
         sound = (starts >= 0) & (stops > starts) & (stops <= self._tokens.num_tokens)
         if not sound.all():
             number = int(array[np.flatnonzero(~sound)[0]])
@@ -196,7 +186,3 @@ def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, Offset
     offsets = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets
-
-
-def _reopen(store: Store, split: str, max_maps: int, reader: ReaderName) -> ChatSpace:
-    return ChatSpace(store, split, max_maps=max_maps, reader=reader)

@@ -1,6 +1,6 @@
 """The shard files of one token space, as they were when it was opened.
 
-A descriptor is given only for a file that still has its size and its modification time. So no
+A file is opened only if it still has its size and its modification time. So no
 mapped page is past the end of a file, where reading would kill the process, and shards of a
 replaced store are never mixed with the old ones. Nothing can be promised about a file that is cut
 while it is mapped. Files pickle by name and are checked again where they arrive; those of a store
@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.records import OffsetArray, TokenFile
+from shardmill.store.layout import ITEMSIZE
 
 if TYPE_CHECKING:
     from shardmill.store import Store
@@ -25,10 +27,13 @@ if TYPE_CHECKING:
 DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 """Bytes of a token to the dtype of a shard on disk."""
 
-_WIDTHS = {"uint16": 2, "uint32": 4}
+BLOCK_BYTES = 256 * 1024
+"""The buffer of gathered ids before their cast: small enough for a core's own cache."""
+
+WindowView = npt.NDArray[np.void]
 
 _OPEN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-"""A pipe in the place of a shard must not block; its size is then found to be wrong."""
+"""A pipe instead of a shard must not block; its size is then found to be wrong."""
 
 _CHECK = "check the store with `shardmill verify`, then copy or build it again"
 
@@ -36,29 +41,44 @@ _CHECK = "check the store with `shardmill verify`, then copy or build it again"
 class ShardFiles:
     """The non-empty files, in order. Holds names and numbers, some hundred bytes per shard."""
 
-    def __init__(self, files: Iterable[TokenFile], *, of: tuple[Store, str] | None = None) -> None:
+    def __init__(
+        self,
+        paths: list[str],
+        numbers: OffsetArray,
+        width: int,
+        modified: OffsetArray | None = None,
+    ) -> None:
+        """`numbers` (3, shards): tokens of each shard, bytes of each of them, bytes before the
+        first. `width`: bytes of the widest token. `modified`: when each was written, in ns; None:
+        look, and check the sizes."""
+        self.paths, self.width = paths, width
+        self.counts, self.widths, self.offsets = numbers
+        self._of: tuple[Store, str] | None = None  # the store and the split they come from
+        self._modified = self._modification_times() if modified is None else modified
+
+    @classmethod
+    def of_files(cls, files: Iterable[TokenFile]) -> ShardFiles:
+        """Files that need not come from a store."""
         listed = [(file, _width(file)) for file in files]
         held = [(file, width) for file, width in listed if file.num_tokens]
-        self.width = max((width for _, width in listed), default=2)  # of the widest token
-        self.paths = [str(file.path.absolute()) for file, _ in held]
-        self.counts: OffsetArray = np.array([file.num_tokens for file, _ in held], np.int64)
-        self.widths: OffsetArray = np.array([width for _, width in held], np.int64)
-        self.offsets: OffsetArray = np.array([file.offset for file, _ in held], np.int64)
-        self._of = of  # the store and the split, when they come from one
-        self._modified = self._modification_times()
+        numbers = [(file.num_tokens, width, file.offset) for file, width in held]
+        return cls(
+            [str(file.path.absolute()) for file, _ in held],
+            np.ascontiguousarray(np.array(numbers, np.int64).reshape(-1, 3).T),
+            max((width for _, width in listed), default=2),
+        )
 
     @classmethod
     def of_store(cls, store: Store, split: str) -> ShardFiles:
         """The shards of a split, whose sizes the store has checked. They pickle as the store."""
-        files = cls((), of=(store, split))
         filled = [shard for shard in store.entry(split).shards if shard.tokens]
-        files.width = _WIDTHS[store.dtype]
-        files.paths = [f"{store.folder}/{shard.file}" for shard in filled]
-        files.counts = np.array([shard.tokens for shard in filled], np.int64)
-        files.widths = np.full(len(filled), files.width, np.int64)
-        files.offsets = np.zeros(len(filled), np.int64)
+        numbers = np.zeros((3, len(filled)), np.int64)
+        numbers[0] = [shard.tokens for shard in filled]
+        numbers[1] = width = ITEMSIZE[store.dtype]
+        paths = [f"{store.folder}/{shard.file}" for shard in filled]
         # only the last shard can be empty
-        files._modified = store.modified[split][: len(filled)]
+        files = cls(paths, numbers, width, store.modified[split][: len(filled)])
+        files._of = store, split
         return files
 
     def __len__(self) -> int:
@@ -67,16 +87,11 @@ class ShardFiles:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._of is not None:
             return ShardFiles.of_store, self._of
-        numbers = np.stack((self.counts, self.widths, self.offsets))
-        return ShardFiles._reopen, (self.paths, numbers, self.width)
-
-    @classmethod
-    def _reopen(cls, paths: list[str], numbers: OffsetArray, width: int) -> ShardFiles:
-        files = cls(())
-        files.paths, files.width = paths, width
-        files.counts, files.widths, files.offsets = numbers
-        files._modified = files._modification_times()
-        return files
+        return ShardFiles, (
+            self.paths,
+            np.stack((self.counts, self.widths, self.offsets)),
+            self.width,
+        )
 
     def num_bytes(self, shard: int) -> int:
         """Of its tokens."""
@@ -138,9 +153,9 @@ class ShardFiles:
 
 
 def _width(file: TokenFile) -> int:
-    width = _WIDTHS.get(file.dtype)
+    width = ITEMSIZE.get(file.dtype)
     if width is None:
-        raise OptionError(f"{file.path}: dtype {file.dtype!r}; wanted one of {sorted(_WIDTHS)}")
+        raise OptionError(f"{file.path}: dtype {file.dtype!r}; wanted one of {sorted(ITEMSIZE)}")
     if file.num_tokens < 0:
         raise OptionError(f"{file.path}: {file.num_tokens:,} tokens; wanted 0 or more")
     if file.offset < 0 or file.offset % width:
@@ -161,6 +176,21 @@ def running_edges(counts: OffsetArray) -> OffsetArray:
 def part_of(edges: OffsetArray, positions: OffsetArray) -> OffsetArray:
     """The part of each token position. Parts are not empty, and positions are inside."""
     return edges.searchsorted(positions, side="right") - 1
+
+
+def view_windows(tokens: npt.NDArray[Any], length: int) -> WindowView:
+    """Every window of `length` tokens as one opaque item: item `i` begins at token `i`, and numpy
+    gathers such items with one memcpy each. Shares the memory of `tokens`."""
+    shape = (max(0, len(tokens) - length + 1),)
+    width = tokens.itemsize
+    return np.ndarray(shape, f"V{length * width}", buffer=tokens, strides=(width,))
+
+
+def take(values: npt.NDArray[Any], starts: OffsetArray, size: int) -> npt.NDArray[Any]:
+    """(n, size): the values from each start on. Starts were checked."""
+    if size == 1:
+        return values[starts, None]
+    return view_windows(values, size)[starts].view(values.dtype).reshape(-1, size)
 
 
 def pieces(edges: OffsetArray, start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """Read shards through memory maps: the fast reader, and a portable one.
 
-`RangedReader` (64-bit Linux) reserves one range of addresses and maps every shard to its own place
-in it, so that all shards are one array and a window may cross them. `GroupedReader` maps shard by
+`RangedReader` (64-bit Linux) reserves one range of addresses and maps every shard into it,
+so that all shards are one array and a window may cross them. `GroupedReader` maps shard by
 shard with nothing but Python's own `mmap`. Both map a shard at first touch, keep at most
 `max_maps` of them, and may be shared by threads. No view of mapped memory leaves this file.
 """
@@ -24,14 +24,16 @@ import numpy.typing as npt
 
 from shardmill.errors import StoreError
 from shardmill.records import IntArray, OffsetArray
-from shardmill.store.readers.copying import (
+from shardmill.store.readers.files import (
+    BLOCK_BYTES,
+    DTYPES,
+    ShardFiles,
     WindowView,
-    copy_long,
-    copy_viewed,
-    is_long,
+    part_of,
+    pieces,
+    running_edges,
     view_windows,
 )
-from shardmill.store.readers.files import DTYPES, ShardFiles, part_of, pieces, running_edges
 
 SUPPORTED = sys.platform == "linux" and sys.maxsize > 2**32
 """Whether `AddressRange` works here: 64-bit Linux."""
@@ -41,6 +43,7 @@ HUGE_PAGE = 2 * 2**20
 pieces (recent kernels do, for files written in large pieces): random reads then wait less for
 address translation. Nothing is asked of the kernel, and nothing is lost where it does not."""
 
+_LONG_ROW_BYTES = 16 * 1024  # for longer rows the second copy costs more than a Python step per row
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MADV_WILLNEED = 3
@@ -148,7 +151,7 @@ def plan_layout(
 class _MappedShards:
     """Which shards are mapped into the range: at most `limit`, the least recently used go first.
 
-    Without a lock of its own: the caller lets no thread read while shards are mapped or unmapped.
+    It has no lock: the caller lets no thread read while shards are mapped or unmapped.
     """
 
     def __init__(
@@ -183,7 +186,7 @@ class _MappedShards:
         return True
 
     def _map(self, shard: int) -> None:
-        at, num_bytes = self._place(shard)
+        at, num_bytes = self._span(shard)
         skip = self._files.file_bytes(shard) - num_bytes
         descriptor = self._files.open(shard)
         try:
@@ -217,12 +220,30 @@ class _MappedShards:
         for shard in oldest.tolist():
             self._mapped[shard] = False
             self._num_mapped -= 1
-            self._addresses.unmap(*self._place(shard))
+            self._addresses.unmap(*self._span(shard))
 
-    def _place(self, shard: int) -> tuple[int, int]:
+    def _span(self, shard: int) -> tuple[int, int]:
         """Where its map begins, and its bytes: the tokens and the end of a header before them."""
         lead = int(self._layout.leads[shard])
         return int(self._layout.addresses[shard]), lead + self._files.num_bytes(shard)
+
+
+def _copy_windows(
+    tokens: IntArray, windows: WindowView, starts: OffsetArray, out: npt.NDArray[Any]
+) -> None:
+    """Gather `windows`, which is `view_windows(tokens, out.shape[1])`, and cast them into `out`.
+
+    One gather and one cast per block of rows. Half of the cost of random windows is waiting for
+    memory, so the first token of every window is loaded before: these loads do not depend on each
+    other and wait together.
+    """
+    step = BLOCK_BYTES // windows.itemsize
+    if len(starts) > step:
+        for row in range(0, len(starts), step):
+            _copy_windows(tokens, windows, starts[row : row + step], out[row : row + step])
+        return
+    tokens[starts]  # only to load them into the cache
+    out[...] = windows[starts].view(tokens.dtype).reshape(out.shape)
 
 
 Visit: TypeAlias = Callable[[OffsetArray, slice, slice], None]
@@ -265,7 +286,7 @@ class RangedReader:
         """Copy the `out.shape[1]` tokens from `starts[i]` on to `out[i]`. Starts were checked."""
         windows = self._ready.get(out.shape[1])
         if windows is not None:
-            copy_viewed(self._tokens[self._only_width], windows, starts, out)
+            _copy_windows(self._tokens[self._only_width], windows, starts, out)
         elif self._complete:
             self._copy(starts, out)
         else:
@@ -342,15 +363,16 @@ class RangedReader:
         length = out.shape[1]
         windows = self._views.get((width, length))
         if windows is None:
-            if is_long(self._tokens[width], length):
-                copy_long(self._tokens[width], items, out)
+            if length * width >= _LONG_ROW_BYTES:
+                for row, start in enumerate(items.tolist()):
+                    out[row] = self._tokens[width][start : start + length]
                 return
             if len(self._views) >= _MAX_VIEWS:
                 self._views, self._ready = {}, {}
             windows = self._views[width, length] = view_windows(self._tokens[width], length)
         if self._complete and self._only_width:
             self._ready[length] = windows
-        copy_viewed(self._tokens[width], windows, items, out)
+        _copy_windows(self._tokens[width], windows, items, out)
 
     def _copy_pieces(self, start: int, row: npt.NDArray[Any]) -> None:
         """One window over a gap or a change of dtype."""

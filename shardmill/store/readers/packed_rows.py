@@ -1,4 +1,11 @@
-"""Rows of a pack plan, many at a time.
+"""Packed rows: how they are filled, and the rows of a pack plan, many at a time.
+
+`fill_rows` is the one place where packed rows are filled, for stores, streams and other formats.
+
+Pieces are copied in chunks: 150 tokens are three chunks of 64, from 0, from 64 and from 86 on. One
+copy moves 64 tokens and needs two positions, where token by token it would be 64 copies and 128
+positions. Chunks that overlap carry the same values, so their order does not matter. A piece of
+less than 64 is copied token by token.
 
 Row `i` holds exactly the pieces that the plan puts there, and padding; a label is trained if its
 example trains it. Work grows with the rows asked for; memory beside them is 8 bytes per row of the
@@ -8,24 +15,79 @@ made again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError
 from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
-from shardmill.store import PlanArrays, Store, StoredPlan, check_plan, open_store, read_plan
-from shardmill.store.plans import NAMES
-from shardmill.store.readers.copying import lay_pieces, take
+from shardmill.store import Store, StoredPlan, open_store, read_plan
+from shardmill.store.plans import NAMES, PlanArrays, check_plan
 from shardmill.store.readers.examples import spread
-from shardmill.store.readers.pread import held_by
-from shardmill.store.readers.token_space import ReaderName, as_positions, first_outside, open_tokens
+from shardmill.store.readers.files import take, view_windows
+from shardmill.store.readers.token_space import (
+    ReaderName,
+    as_positions,
+    first_outside,
+    held_by,
+    open_tokens,
+)
+from shardmill.store.store import document_spans
 
+_CHUNK = 64  # tokens copied at a time
 _PREFETCH = 2048  # tokens of a piece that are prefetched at a time
+
+ReadChunks: TypeAlias = Callable[[OffsetArray, int], npt.NDArray[Any]]
+"""`read(starts, size)` gives (n, size): the values from each start on, as `take` does."""
+
+
+def fill_rows(
+    columns: Ragged,
+    lengths: OffsetArray,
+    *copies: tuple[ReadChunks, OffsetArray, npt.NDArray[Any]],
+) -> OffsetArray:
+    """Copy pieces of examples into packed rows.
+
+    `columns` holds for each row the columns at which its pieces begin; piece `i`, counted over all
+    rows, has `lengths[i]` tokens. Each copy is (how to read, where the pieces begin there, the rows
+    to fill); rows are contiguous and of the dtype that is read. What no piece covers stays as it
+    is. Returns where pieces begin in the rows end to end.
+    """
+    targets = columns.values.astype(np.int64, copy=False)
+    row = np.repeat(np.arange(len(columns)), columns.lengths)
+    chunks = list(_chunks(lengths))
+    for read, starts, rows in copies:
+        targets = row * rows.shape[1] + columns.values
+        out = rows.reshape(-1)
+        for size, piece, offset in chunks:
+            found = read(starts[piece] + offset, size)
+            if size == 1:
+                out[targets[piece] + offset] = found[:, 0]
+            else:
+                windows = view_windows(out, size)
+                opaque = np.ascontiguousarray(found).view(windows.dtype)[:, 0]
+                windows[targets[piece] + offset] = opaque
+    return targets
+
+
+def _chunks(lengths: OffsetArray) -> Iterator[tuple[int, OffsetArray, OffsetArray]]:
+    """All pieces as chunks of at most two sizes: (size, of which piece, where in it)."""
+    long = lengths >= _CHUNK
+    for size, chosen in ((_CHUNK, np.flatnonzero(long)), (1, np.flatnonzero(~long))):
+        if len(chosen):
+            own = lengths[chosen]
+            counts = -(-own // size)
+            ends = np.cumsum(counts)
+            offset = np.arange(ends[-1])
+            offset -= np.repeat(ends - counts, counts)
+            offset *= size
+            np.minimum(offset, np.repeat(own - size, counts), out=offset)
+            yield size, np.repeat(chosen, counts), offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +98,7 @@ class RowPieces:
     examples: OffsetArray  # (k,) the example of each piece
     starts: OffsetArray  # (k,) its first token, in the token space of the split
     lengths: OffsetArray  # (k,) its tokens
-    places: OffsetArray  # (k,) the column of its row at which it begins
+    columns: OffsetArray  # (k,) the column of its row at which it begins
     used: OffsetArray  # (n,) columns of each row before the padding at its end
 
 
@@ -83,8 +145,8 @@ class PackSpace:
         ids = np.full((num_rows, self.row_len), self.pad_id, self.dtype)
         trained = np.zeros((num_rows, self.row_len), np.bool_)
         bits, first_bits = self._mask_of(pieces)
-        starts = Ragged(pieces.places, pieces.offsets)
-        targets = lay_pieces(
+        starts = Ragged(pieces.columns, pieces.offsets)
+        targets = fill_rows(
             starts,
             pieces.lengths,
             (self._tokens.gather_unchecked, pieces.starts, ids),
@@ -106,9 +168,9 @@ class PackSpace:
         sizes = lengths if step == 1 else -(-lengths // step) * step
         ends = np.cumsum(sizes)
         before = ends - sizes
-        places = before - np.repeat(before[offsets[:-1]], np.diff(offsets))
+        columns = before - np.repeat(before[offsets[:-1]], np.diff(offsets))
         last = offsets[1:] - 1
-        used = places[last] + sizes[last]
+        used = columns[last] + sizes[last]
         capacity = self.plan.facts.options.capacity
         if len(used) and used.max() > capacity:
             row = int(rows[used.argmax()])
@@ -118,7 +180,7 @@ class PackSpace:
             examples=examples,
             starts=starts,
             lengths=lengths,
-            places=places,
+            columns=columns,
             used=used,
         )
 
@@ -151,10 +213,7 @@ class PackSpace:
     ) -> tuple[OffsetArray, OffsetArray]:
         """Where these pieces begin in the token space, and how long they are."""
         arrays, num_tokens = self._arrays, self._tokens.num_tokens
-        starts = self._documents[examples]
-        stops = np.full(len(examples), num_tokens, np.int64)
-        inner = examples < len(self._documents) - 1
-        stops[inner] = self._documents[examples[inner] + 1]
+        starts, stops = document_spans(self._documents, examples, num_tokens)
         sound = (starts >= 0) & (starts <= stops) & (stops <= num_tokens)
         cuts = arrays.cut_pieces
         if len(cuts):
@@ -176,8 +235,8 @@ class PackSpace:
     def _mask_of(self, pieces: RowPieces) -> tuple[BoolArray, OffsetArray]:
         """The whole bytes that hold mask bits of pieces, unpacked, and where each piece begins."""
         first_byte = pieces.starts >> 3
-        places, offsets = spread(first_byte, (pieces.starts + pieces.lengths + 7) >> 3)
-        bits = np.unpackbits(self._mask_bits[places], bitorder="little").view(np.bool_)
+        positions, offsets = spread(first_byte, (pieces.starts + pieces.lengths + 7) >> 3)
+        bits = np.unpackbits(self._mask_bits[positions], bitorder="little").view(np.bool_)
         return bits, 8 * offsets[:-1] + (pieces.starts & 7)
 
     def _damaged(self, what: str) -> DamagedStoreError:

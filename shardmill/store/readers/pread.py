@@ -12,44 +12,32 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import threading
 import weakref
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError, StoreError
 from shardmill.records import IntArray, OffsetArray
-from shardmill.store.readers.copying import BLOCK_BYTES, take
-from shardmill.store.readers.files import DTYPES, ShardFiles, part_of, pieces, running_edges
+from shardmill.store.readers.files import (
+    BLOCK_BYTES,
+    DTYPES,
+    ShardFiles,
+    part_of,
+    pieces,
+    running_edges,
+    take,
+)
 
 try:
     import resource
 except ImportError:  # Windows, which has no preadv either
     resource = None  # type: ignore[assignment]
 
-SUPPORTED = hasattr(os, "preadv")
-
 _MAX_OPEN = 512
 """Descriptors of all readers of a process together; a quarter of its limit if that is less."""
-
-_NETWORK = {
-    *("lustre", "wekafs", "gpfs", "beegfs", "ceph", "afs", "orangefs", "pvfs2", "panfs"),
-    *("nfs", "nfs4", "cifs", "smb3", "fuse", "fuseblk"),
-}
-"""File systems on which files are not mapped. Lustre and WekaFS refuse maps after some hundred. On
-all of them a server, network or daemon that fails under a mapped page causes a SIGBUS."""
-
-_MAX_COPIED = 64 * 2**20
-"""Bytes of an index or mask: 8 million documents, or the mask of 500 million tokens."""
-
-Values = TypeVar("Values", bound=npt.NDArray[Any])
-
-_MOUNTS = Path("/proc/self/mountinfo")
 
 
 class _Descriptor:
@@ -264,43 +252,3 @@ def _close_all() -> None:
         readers = list(_readers)
     for reader in readers:
         reader._held.clear()
-
-
-def held_by(reader: str, array: Values) -> Values:
-    """A mapped index, mask or plan for `reader`: with "pread" it is copied into memory, so that
-    cutting the file does no harm, unless it is larger than 64 MiB."""
-    return array.copy() if reader == "pread" and array.nbytes <= _MAX_COPIED else array
-
-
-def reader_for(paths: Iterable[str], mounts: str | None = None) -> Literal["mapped", "pread"]:
-    """How to read these files: "pread" if any is on a network file system, else "mapped"."""
-    if not SUPPORTED:
-        return "mapped"
-    text = read_mounts() if mounts is None else mounts
-    folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - 100,000 plain strings
-    kinds = [file_system_of(os.path.realpath(folder), text) or "" for folder in folders]
-    network = any(kind in _NETWORK or kind.startswith("fuse.") for kind in kinds)
-    return "pread" if network else "mapped"
-
-
-def read_mounts() -> str:
-    """The mount table of Linux; empty elsewhere."""
-    try:
-        return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-def file_system_of(path: str, mounts: str) -> str | None:
-    """The type of the file system of an absolute path; None if it is unknown."""
-    longest, kind = -1, None
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if len(fields) < 5 or not after:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
-        inside = point == "/" or path == point or path.startswith(f"{point}/")
-        if inside and len(point) >= longest:  # of two mounts at one point the later one is visible
-            longest, kind = len(point), after.split()[0]
-    return kind

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,9 @@ from shardmill.records import IntArray, OffsetArray, TokenFile
 from shardmill.store import Store, open_store
 from shardmill.store.layout import META
 from shardmill.store.manifest import MAX_META_BYTES, refuse_remote
-from shardmill.store.readers import mapped, pread
+from shardmill.store.readers import mapped
 from shardmill.store.readers.files import ShardFiles
+from shardmill.store.readers.pread import PreadReader
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,22 @@ network file systems and "mapped" elsewhere. "ranged" (one address range, 64-bit
 "grouped" (one map per shard, everywhere) are the two ways to map."""
 
 READERS: tuple[ReaderName, ...] = get_args(ReaderName)
+
+_HAS_PREADV = hasattr(os, "preadv")
+
+_NETWORK = {
+    *("lustre", "wekafs", "gpfs", "beegfs", "ceph", "afs", "orangefs", "pvfs2", "panfs"),
+    *("nfs", "nfs4", "cifs", "smb3", "fuse", "fuseblk"),
+}
+"""File systems on which files are not mapped. Lustre and WekaFS refuse maps after some hundred. On
+all of them a server, network or daemon that fails under a mapped page causes a SIGBUS."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_MAX_COPIED = 64 * 2**20
+"""Bytes of an index or mask: 8 million documents, or the mask of 500 million tokens."""
+
+Values = TypeVar("Values", bound=npt.NDArray[Any])
 
 
 class Reader(Protocol):
@@ -81,9 +98,9 @@ class TokenSpace(Closing):
             )
         if reader not in READERS:
             raise OptionError(f"{{reader}}: wanted {', '.join(map(repr, READERS))}", reader=reader)
-        if reader == "pread" and not pread.SUPPORTED:
+        if reader == "pread" and not _HAS_PREADV:
             raise OptionError("{reader}: this system has no preadv; wanted 'mapped'", reader=reader)
-        self._files = files if isinstance(files, ShardFiles) else ShardFiles(files)
+        self._files = files if isinstance(files, ShardFiles) else ShardFiles.of_files(files)
         self._max_maps = max_maps
         self._choice = reader
         self._opened: tuple[int, Reader] | None = None  # the process id and its reader
@@ -98,7 +115,7 @@ class TokenSpace(Closing):
     ) -> IntArray:
         """Row `i` holds the `length` tokens from `starts[i]` on: (n, length).
 
-        `out`, if given, is filled and returned: of that shape, and of any integer dtype that holds
+        `out`, if passed, is filled and returned: of that shape, and of any integer dtype that holds
         every value of `dtype` (int32 and int64 hold uint16). Otherwise a new array of `dtype`.
         """
         return self.gather_unchecked(self._checked(starts, length), length, out)
@@ -109,14 +126,13 @@ class TokenSpace(Closing):
         stop = whole_number(stop, "stop", least=None)
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start:,}..{stop:,} of {self.num_tokens:,}")
-        out = np.empty((1, stop - start), self.dtype)
-        if start < stop:
-            self._reader().fill(np.array([start], np.int64), out)
-        tokens: IntArray = out[0]
+        if start == stop:
+            return np.empty(0, self.dtype)
+        tokens: IntArray = self.gather_unchecked(np.array([start], np.int64), stop - start)[0]
         return tokens
 
     def prefetch(self, starts: npt.ArrayLike, length: int) -> None:
-        """Tell the kernel that these windows will be gathered soon; returns at once.
+        """Ask the kernel to read these windows ahead; returns at once.
 
         Worth its microseconds (a system call a window) only for data that is not in memory.
         """
@@ -197,12 +213,12 @@ class TokenSpace(Closing):
 
     def _chosen(self) -> Literal["mapped", "pread"]:
         if self._choice == "auto":
-            return pread.reader_for(self._files.paths)
+            return reader_for(self._files.paths)
         return "pread" if self._choice == "pread" else "mapped"
 
     def _open_reader(self) -> Reader:
         if self.reader == "pread":
-            return pread.PreadReader(self._files, max_open=self._max_maps)
+            return PreadReader(self._files, max_open=self._max_maps)
         if self._choice == "ranged" or (self._choice != "grouped" and mapped.SUPPORTED):
             try:
                 return mapped.RangedReader(self._files, max_maps=self._max_maps)
@@ -218,6 +234,43 @@ def open_tokens(
 ) -> TokenSpace:
     """All tokens of a split. Pickles as the store's path and fingerprint; see `TokenSpace`."""
     return TokenSpace(ShardFiles.of_store(store, split), max_maps=max_maps, reader=reader)
+
+
+def held_by(reader: str, array: Values) -> Values:
+    """A mapped index, mask or plan for `reader`: with "pread" it is copied into memory, so that
+    cutting the file does no harm, unless it is larger than 64 MiB."""
+    return array.copy() if reader == "pread" and array.nbytes <= _MAX_COPIED else array
+
+
+def reader_for(paths: Iterable[str], mounts: str | None = None) -> Literal["mapped", "pread"]:
+    """How to read these files: "pread" if any is on a network file system, else "mapped".
+
+    `mounts`: the mount table of Linux; by default that of this process, empty elsewhere.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            mounts = ""
+    folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - 100,000 plain strings
+    kinds = [file_system_of(os.path.realpath(folder), mounts) or "" for folder in folders]
+    network = any(kind in _NETWORK or kind.startswith("fuse.") for kind in kinds)
+    return "pread" if network and _HAS_PREADV else "mapped"
+
+
+def file_system_of(path: str, mounts: str) -> str | None:
+    """The type of the file system of an absolute path; None if it is unknown."""
+    longest, kind = -1, None
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        inside = point == "/" or path == point or path.startswith(f"{point}/")
+        if inside and len(point) >= longest:  # of two mounts at one point the later one is visible
+            longest, kind = len(point), after.split()[0]
+    return kind
 
 
 def as_positions(positions: npt.ArrayLike) -> OffsetArray:

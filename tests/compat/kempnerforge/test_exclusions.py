@@ -22,7 +22,8 @@ from shardmill.compat.nemotron import PackedDataset
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading import PackSource
 from shardmill.records import Ragged
-from shardmill.store import PlanOptions, exclude_documents, exclude_spans, remove_exclusion
+from shardmill.store import PlanOptions, exclude_documents, exclude_spans
+from shardmill.store.exclusions import remove_exclusion
 from shardmill.testing.chat_stores import build_small_chat_store
 from shardmill.testing.stores import build_small_store
 from tests.packs import FIVE

@@ -24,6 +24,7 @@ from shardmill.compat.kempnerforge import (
 )
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.sampling import InOrder, Mixture, Permutation
+from shardmill.sampling.shares import whole_shares
 from tests.compat.kempnerforge.counting import Numbers
 
 FEW = settings(max_examples=50, deadline=None)
@@ -82,7 +83,8 @@ def shares(weights: list[int]) -> list[Fraction]:
 )
 def test_an_epoch_is_a_run_of_the_endless_mixture(weights, world, epoch, shuffle, temperature):
     order = Permutation if shuffle else InOrder
-    mixture = Mixture(SIZES, weights, seed=3, temperature=temperature, order=order)
+    shares = whole_shares(weights, ["0", "1", "2"], temperature=temperature)
+    mixture = Mixture(SIZES, shares, seed=3, order=order)
     samplers = ranks(world, weights, shuffle=shuffle, temperature=temperature)
     for sampler in samplers:
         sampler.set_epoch(epoch)

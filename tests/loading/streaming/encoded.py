@@ -11,9 +11,32 @@ from hypothesis import strategies as st
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
 from shardmill.loading.streaming.rows import RowPosition, StreamRows
+from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.records import Ragged
+from shardmill.tokenizers import ByteTokenizer
 
 PAD = 0
+
+
+def framing(
+    *,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    max_doc_tokens: int | None = None,
+    vocab_size: int = 2**40,
+) -> StreamTokenizer:
+    """A tokenizer that frames documents with the ids that are not None."""
+    ids = DocumentIds(
+        bos_id=bos_id,
+        eos_id=eos_id,
+        pad_id=PAD,
+        add_bos=bos_id is not None,
+        add_eos=eos_id is not None,
+        max_doc_tokens=max_doc_tokens,
+    )
+    return StreamTokenizer(
+        tokenizer=ByteTokenizer(), fingerprint="framing", vocab_size=vocab_size, ids=ids
+    )
 
 
 @dataclass(frozen=True)

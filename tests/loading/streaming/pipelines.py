@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
 
@@ -16,18 +16,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shardmill.loading.streaming.documents import StreamOrder
-from shardmill.loading.streaming.encode import DocumentRules
 from shardmill.loading.streaming.rows import BinRules
-from shardmill.loading.streaming.stream import (
-    BatchShape,
-    LossRules,
-    Pipeline,
-    SharedEncoder,
-    TextStream,
-)
+from shardmill.loading.streaming.stream import BatchShape, LossRules, Pipeline, TextStream
+from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.protocols import Texts
 from shardmill.records import Batch, Ragged
 from shardmill.testing.streaming import UnitsSource
+from tests.loading.streaming.encoded import framing
 
 SPAN, EOS, PAD = 1000, 999_999, 0
 ARRAYS = ("input_ids", "labels", "attention_mask", "segment_ids")
@@ -42,6 +37,16 @@ class NumberEncoder:
             [int(number) * SPAN + 1 + np.arange(int(length)) for number, length in pairs],
             dtype=np.int32,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberTokenizer(StreamTokenizer):
+    """Its engine is `engine_class`, whatever the texts are."""
+
+    engine_class: type[NumberEncoder] = NumberEncoder
+
+    def encoder(self, **options: Any) -> Any:
+        return self.engine_class()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +65,18 @@ class Case:
     def lengths(self) -> list[int]:
         return [length for unit in self.units for length in unit]
 
-    def pipeline(self, **changes: Any) -> Pipeline:
+    def pipeline(self, *, encoder: type[NumberEncoder] = NumberEncoder, **changes: Any) -> Pipeline:
+        framed = framing(eos_id=EOS, max_doc_tokens=self.max_doc_tokens)
+        options = {one.name: getattr(framed, one.name) for one in fields(framed)}
         numbers = iter(range(1, len(self.lengths) + 1))
         rows = [[f"{next(numbers)}:{length}" for length in unit] for unit in self.units]
         parts: dict[str, Any] = {
             "source": UnitsSource(rows, batch_rows=self.batch_rows),
-            "encoder": SharedEncoder(lambda first: NumberEncoder()),
+            "tokenizer": NumberTokenizer(engine_class=encoder, **options),
             "order": self.order,
-            "documents": DocumentRules(eos_id=EOS, max_doc_tokens=self.max_doc_tokens),
             "bins": self.bins,
-            "pad_id": PAD,
             "loss": LossRules(mask_boundary_loss=False),
             "shape": self.shape,
-            "data": {"seed": self.order.seed, "source": "units"},
             "num_streams": self.num_streams,
         }
         return Pipeline(**(parts | changes))

@@ -71,6 +71,11 @@ def test_a_stream_resumes_exactly(pages: Path, pack: Any) -> None:
         other_seed.load_state_dict(json.loads(state))
 
 
+def test_a_limit_of_no_tokens_is_refused(pages: Path) -> None:
+    with pytest.raises(OptionError, match="max_doc_tokens=0: wanted at least 1"):
+        opened(pages, max_doc_tokens=0)
+
+
 def test_every_document_comes_once_in_an_epoch_over_all_ranks(pages: Path) -> None:
     options = {"pack": "first-fit", "repeat": False, "world": 2}
     found, states = [], []

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.errors import OptionError, StateMismatchError, TokenizerError, TokenRangeError
+from shardmill.errors import StateMismatchError, TokenizerError, TokenRangeError
 from shardmill.loading.streaming import encode
 from shardmill.loading.streaming.documents import (
     Block,
@@ -24,7 +24,7 @@ from shardmill.loading.streaming.documents import (
     StreamCursor,
     StreamOrder,
 )
-from shardmill.loading.streaming.encode import DocumentRules, encode_blocks, encoded_ahead, frame
+from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, frame
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
 from shardmill.testing.streaming import UnitsSource
@@ -37,6 +37,7 @@ from shardmill.tokenizers import (
     train_tokenizer,
 )
 from tests.helpers import wait_for
+from tests.loading.streaming.encoded import framing
 
 BYTES = ByteTokenizer(byte_offset=3)
 WORDS = ["a", "bc", "def", "", "\u00e9\u4e2d", "x" * 40]
@@ -74,9 +75,9 @@ def framed_slowly(ids, rules):
     most=st.none() | st.integers(1, 12),
 )
 def test_documents_are_framed_as_the_rules_say(documents, dtype, bos_id, eos_id, most):
-    rules = DocumentRules(bos_id=bos_id, eos_id=eos_id, max_doc_tokens=most)
-    found, cut = frame(Ragged.from_sequences(documents, dtype), rules)
-    wanted = [framed_slowly(ids, rules) for ids in documents]
+    rules = framing(bos_id=bos_id, eos_id=eos_id, max_doc_tokens=most)
+    found, cut = frame(Ragged.from_sequences(documents, dtype), rules.ids)
+    wanted = [framed_slowly(ids, rules.ids) for ids in documents]
     assert [ids.tolist() for ids in found] == [ids for ids, _ in wanted]
     assert cut.tolist() == [count for _, count in wanted]
     assert found.values.dtype == np.int32
@@ -84,8 +85,8 @@ def test_documents_are_framed_as_the_rules_say(documents, dtype, bos_id, eos_id,
 
 
 def test_a_cut_document_has_no_end():
-    rules = DocumentRules(bos_id=1, eos_id=2, max_doc_tokens=2)
-    ids, cut = frame(Ragged.from_sequences([[4, 5], [6, 7, 8], []]), rules)
+    rules = framing(bos_id=1, eos_id=2, max_doc_tokens=2)
+    ids, cut = frame(Ragged.from_sequences([[4, 5], [6, 7, 8], []]), rules.ids)
     assert [one.tolist() for one in ids] == [[1, 4, 5, 2], [1, 6, 7], []]
     assert cut.tolist() == [0, 1, 0]
 
@@ -102,7 +103,7 @@ def test_slices_and_skips_never_change_the_documents(blocks, skip, num_bytes, sl
     made = [
         block_of(texts, number=100 * n, slice_from=slice_from) for n, texts in enumerate(blocks)
     ]
-    rules = DocumentRules(eos_id=2)
+    rules = framing(eos_id=2)
     before = encode.SLICE
     encode.SLICE = BatchLimits(num_bytes=num_bytes, num_documents=3)
     try:
@@ -123,7 +124,7 @@ def test_slices_and_skips_never_change_the_documents(blocks, skip, num_bytes, sl
 
 def test_a_slice_holds_about_two_megabytes():
     block = block_of(["x" * 500_000] * 9 + ["y" * 5_000_000, "z"])
-    sizes = [len(one.ids) for one in encode_blocks(iter([block]), BYTES, DocumentRules())]
+    sizes = [len(one.ids) for one in encode_blocks(iter([block]), BYTES, framing())]
     assert sizes == [4, 4, 1, 1, 1]
 
 
@@ -137,14 +138,14 @@ def test_skipped_documents_are_not_encoded():
 
     watching = Watching()
     blocks = [block_of(["a", "b", "c"]), block_of(["d"], number=3)]
-    list(encode_blocks(iter(blocks), watching, DocumentRules(), skip=2))
+    list(encode_blocks(iter(blocks), watching, framing(), skip=2))
     assert watching.seen == 2
 
 
 def test_an_empty_block_passes():
-    (one,) = encode_blocks(iter([block_of([])]), BYTES, DocumentRules(eos_id=2))
+    (one,) = encode_blocks(iter([block_of([])]), BYTES, framing(eos_id=2))
     assert (len(one.ids), one.first, one.ids.values.dtype) == (0, 0, np.int32)
-    (all_done,) = encode_blocks(iter([block_of(["a", "b"])]), BYTES, DocumentRules(), skip=2)
+    (all_done,) = encode_blocks(iter([block_of(["a", "b"])]), BYTES, framing(), skip=2)
     assert (len(all_done.ids), all_done.first) == (0, 2)
 
 
@@ -160,7 +161,7 @@ class Fixed:
 
 @pytest.mark.parametrize(("documents", "found"), [([[1], [2, -1]], -1), ([[1], [2, 300]], 300)])
 def test_an_id_outside_the_vocabulary_is_refused_with_its_document(documents, found):
-    rules = DocumentRules(vocab_size=300)
+    rules = framing(vocab_size=300)
     blocks = iter([block_of(["a", "b", "c"])])
     with pytest.raises(TokenRangeError, match=f"epoch 0.*document 2 of the block: id {found} at 1"):
         list(encode_blocks(blocks, Fixed(documents), rules, skip=1))
@@ -169,33 +170,18 @@ def test_an_id_outside_the_vocabulary_is_refused_with_its_document(documents, fo
 def test_an_id_that_int32_cannot_hold_is_refused():
     blocks = iter([block_of(["a"])])
     with pytest.raises(TokenRangeError, match=r"id 2,147,483,648 at 0, wanted 0 to 2,147,483,647"):
-        list(encode_blocks(blocks, Fixed([[2**31]], "uint32"), DocumentRules()))
+        list(encode_blocks(blocks, Fixed([[2**31]], "uint32"), framing()))
 
 
 def test_an_encoder_that_loses_a_text_is_refused():
     blocks = iter([block_of(["a", "b"])])
     with pytest.raises(TokenizerError, match="gave 1 sequences for 2 texts"):
-        list(encode_blocks(blocks, Fixed([[1]]), DocumentRules()))
+        list(encode_blocks(blocks, Fixed([[1]]), framing()))
 
 
 def test_a_skip_beyond_the_block_is_refused():
     with pytest.raises(StateMismatchError, match="3 documents of the block are done, but it holds"):
-        list(encode_blocks(iter([block_of(["a", "b"])]), BYTES, DocumentRules(), skip=3))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_doc_tokens": 0},
-        {"bos_id": -1},
-        {"eos_id": 300, "vocab_size": 300},
-        {"eos_id": 2**31},
-        {"vocab_size": 0},
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(options):
-    with pytest.raises(OptionError):
-        DocumentRules(**options)
+        list(encode_blocks(iter([block_of(["a", "b"])]), BYTES, framing(), skip=3))
 
 
 @pytest.mark.parametrize("engine", ["reference", pytest.param("auto", marks=pytest.mark.slow)])
@@ -205,14 +191,14 @@ def test_every_encoder_takes_slices_of_blocks(tmp_path, engine):
     tokenizer = open_tokenizer(train_tokenizer(tmp_path, texts=texts, spec=spec).model)
     encoder = choose_encoder(tokenizer, engine=engine, check="full", corpus=texts[:50])
     block = block_of(texts, slice_from=5)
-    rules = DocumentRules(eos_id=3, vocab_size=tokenizer.vocab_size)
+    rules = framing(eos_id=3, vocab_size=tokenizer.vocab_size)
     found = joined(encode_blocks(iter([block]), encoder, rules, skip=33))
     assert found == [[*tokenizer.encode(text), 3] for text in texts[33:]]
 
 
 def test_documents_ahead_are_those_of_the_plain_generators():
     source = MemorySource([f"text {n}" for n in range(500)])
-    order, rules = StreamOrder(shuffle=True, buffer_documents=60), DocumentRules(eos_id=2)
+    order, rules = StreamOrder(shuffle=True, buffer_documents=60), framing(eos_id=2)
     documents = DocumentStream(source, order)
     wanted = list(encode_blocks(documents.blocks(), BYTES, rules))
     found = list(encoded_ahead(documents, BYTES, rules))
@@ -235,7 +221,7 @@ def test_closing_ends_all_threads_at_once():
     source = MemorySource([f"text {n}" for n in range(500)])
     order = StreamOrder(shuffle=True, repeat=True, buffer_documents=10)
     for taken in range(6):
-        encoded = encoded_ahead(DocumentStream(source, order), BYTES, DocumentRules())
+        encoded = encoded_ahead(DocumentStream(source, order), BYTES, framing())
         assert num_threads() == before
         began = time.monotonic()
         with closing(encoded):
@@ -250,12 +236,12 @@ def test_errors_of_the_source_and_of_the_encoder_come_out_in_their_place():
         raise OSError("the line is dead")
 
     source = MemorySource(texts, limits=BatchLimits(num_documents=1))
-    encoded = encoded_ahead(DocumentStream(source, StreamOrder()), BYTES, DocumentRules())
+    encoded = encoded_ahead(DocumentStream(source, StreamOrder()), BYTES, framing())
     assert joined([next(encoded)]) == [[100]]
     with pytest.raises(OSError, match="the line is dead"):
         list(encoded)
     source = MemorySource(["a", "b"], limits=BatchLimits(num_documents=1))
-    rules = DocumentRules(vocab_size=101)
+    rules = framing(vocab_size=101)
     encoded = encoded_ahead(DocumentStream(source, StreamOrder()), BYTES, rules)
     assert joined([next(encoded)]) == [[100]]
     with pytest.raises(TokenRangeError, match="id 101 at 0"):
@@ -274,7 +260,7 @@ def test_closing_does_not_wait_for_a_source_in_a_long_pause():
 
     before = num_threads()
     source = MemorySource(texts, limits=BatchLimits(num_documents=1))
-    encoded = encoded_ahead(DocumentStream(source, StreamOrder()), BYTES, DocumentRules())
+    encoded = encoded_ahead(DocumentStream(source, StreamOrder()), BYTES, framing())
     next(encoded)
     assert began_to_wait.wait(600)
     encoded.close()
@@ -296,7 +282,7 @@ def test_closing_gives_up_a_block_in_the_making_behind_the_batch_being_read():
     before = num_threads()
     source = MemorySource(texts, limits=BatchLimits(num_documents=1))
     order = StreamOrder(shuffle=True, buffer_bytes=100)
-    encoded = encoded_ahead(DocumentStream(source, order), BYTES, DocumentRules())
+    encoded = encoded_ahead(DocumentStream(source, order), BYTES, framing())
     assert len(next(encoded).ids) == 1
     wait_for(lambda: len(read) >= 3)
     encoded.close()
@@ -324,12 +310,13 @@ def test_a_program_may_end_with_an_open_stream():
     code = """
 from shardmill.sources import MemorySource
 from shardmill.loading.streaming.documents import DocumentStream
-from shardmill.loading.streaming.encode import DocumentRules, encoded_ahead
+from shardmill.loading.streaming.encode import encoded_ahead
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.tokenizers import ByteTokenizer
+from tests.loading.streaming.encoded import framing
 source = MemorySource(["text"] * 5000)
 order = StreamOrder(shuffle=True, repeat=True, buffer_documents=1000)
-encoded = encoded_ahead(DocumentStream(source, order), ByteTokenizer(), DocumentRules())
+encoded = encoded_ahead(DocumentStream(source, order), ByteTokenizer(), framing())
 print(len(next(encoded).ids))
 """
     done = subprocess.run(

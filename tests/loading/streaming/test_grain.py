@@ -135,7 +135,7 @@ def test_an_error_comes_behind_the_batches_before_it_and_again_when_asked_again(
             return super().encode_batch(texts)
 
     case = Case(units=((3,) * 12,), batch_rows=1, shape=BatchShape(batch_size=1, seq_len=3))
-    pipeline = case.pipeline(encoder=Breaking())
+    pipeline = case.pipeline(encoder=Breaking)
     iterator: Any = iterate(CheckpointedDataset(partial(TextStream, pipeline)), prefetch=prefetch)
     assert len(some(iterator, 8)) == 8
     state = iterator.get_state()

@@ -228,7 +228,7 @@ class BreakingEncoder(NumberEncoder):
 
 def test_an_error_of_the_encoder_comes_at_its_batch_each_time() -> None:
     case = Case(units=((3,) * 12,), batch_rows=2, shape=BatchShape(batch_size=1, seq_len=3))
-    with TextStream(case.pipeline(encoder=BreakingEncoder())) as iterator:
+    with TextStream(case.pipeline(encoder=BreakingEncoder)) as iterator:
         assert len(some(iterator, 6)) == 6
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no ids for 7:3"):
@@ -249,7 +249,7 @@ def test_an_interrupt_loses_nothing() -> None:
     with CASE.open() as undisturbed:
         wanted = list(undisturbed)
     case = replace(CASE, batch_rows=1)
-    with TextStream(case.pipeline(encoder=Interrupted())) as iterator:
+    with TextStream(case.pipeline(encoder=Interrupted)) as iterator:
         got = []
         for _ in range(20):
             try:

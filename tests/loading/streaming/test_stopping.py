@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,20 @@ def test_closing_ends_a_thread_that_waits_for_a_result() -> None:
         never.set()
 
 
-def test_a_result_that_timed_out_is_told_as_such() -> None:
+def test_items_made_before_a_shared_stop_are_still_given() -> None:
+    stop = threading.Event()
+
+    def outer() -> Iterator[int]:
+        with closing(read_ahead(iter(range(3)), stop=stop)) as inner:
+            yield from inner
+
+    items = read_ahead(outer(), depth=3, stop=stop)
+    first = next(items)
+    wait_for_condition(stop.is_set)  # the inner one has ended, and closing it stops both threads
+    assert [first, *items] == [0, 1, 2]
+
+
+def test_a_result_that_timed_out_is_raised_as_such() -> None:
     def late() -> int:
         raise TimeoutError("the line is slow")
 
