@@ -41,8 +41,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
 """Page -> lines of its commands that are not run here, each with the reason or with what runs it.
 A line that is no longer on its page fails the test, so the list cannot grow old."""
 
-SLOW = {"tutorial.md", "README.md", "building.md", "clusters.md", "packed.md", "cli.md"}
-
 
 def page_id(path: Path) -> str:
     return path.relative_to(ROOT).as_posix().removeprefix("docs/")
@@ -61,17 +59,13 @@ def bucket() -> Iterator[dict[str, str]]:
         yield server.environment()
 
 
-def marked(path: Path) -> object:
-    slow = [pytest.mark.slow] if path.name in SLOW else []
-    return pytest.param(path, marks=slow, id=page_id(path))
-
-
 def has_code(path: Path) -> bool:
     return path != FORMAT and any(block.language != "text" for block in blocks_of(path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # many processes: on a busy machine a page takes minutes
-@pytest.mark.parametrize("path", [marked(path) for path in PAGES if has_code(path)])
+@pytest.mark.parametrize("path", [path for path in PAGES if has_code(path)], ids=page_id)
 def test_the_blocks_of_a_page_run(path: Path, world: Path, tmp_path: Path, request) -> None:
     shutil.copytree(world.parent, tmp_path / "copy", symlinks=True)
     reach = {"AWS_EC2_METADATA_DISABLED": "true"}

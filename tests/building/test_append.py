@@ -111,6 +111,7 @@ def is_full(store: Path, fill) -> bool:
     return None not in limits and open_store(store).manifest.ledger.tokens.kept == sum(limits)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     kind=st.sampled_from(["jsonl", "parquet", "lines", "texts"]),

@@ -124,6 +124,7 @@ def test_an_error_of_the_disk_at_any_moment_is_told_and_resume_goes_on(corpus, w
     assert at > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_file_larger_than_the_system_allows_is_one_clear_error(corpus, workers):
     """RLIMIT_FSIZE is the system's own: no byte of ours is pretended."""
@@ -157,6 +158,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_full_disk_is_told_and_resume_goes_on_when_there_is_room(corpus, tiny_disk, workers):
     wanted = build(corpus, corpus.parent / "whole")

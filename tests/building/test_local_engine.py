@@ -15,6 +15,7 @@ from tests.building.processes import lives, wait_for
 from tests.building.tasks import Doing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("act", "words"), [("kill", "killed by signal 9"), ("exit", "code 7")])
 def test_a_lost_task_tells_how_its_workers_died(tmp_path, act, words):
     with LocalEngine(1) as engine:
@@ -50,6 +51,7 @@ for report in LocalEngine(2).run(0, iter(tasks)):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_die_with_their_parent(tmp_path, end):
     parent = subprocess.Popen(

@@ -39,6 +39,7 @@ def build(corpus: Path, out: Path, limits: tuple[int, int] | None = None, **mann
     return folder_digest(out)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(
     unit_bytes=st.sampled_from([1, 2_999, 10_000, 50_000, 10**9]),

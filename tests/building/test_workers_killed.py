@@ -135,6 +135,7 @@ with open_workplace(Path(sys.argv[1]), {}, stamps=[], resume=False) as work:
 """
 
 
+@pytest.mark.slow
 def test_nobody_builds_here_while_a_worker_of_a_dead_builder_lives(tmp_path):
     """Workers hold the lock with their builder. This one cannot know that it should die."""
     command = [sys.executable, "-c", LEFT_BEHIND, str(tmp_path / "s")]

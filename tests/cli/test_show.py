@@ -106,6 +106,7 @@ def test_nothing_in_the_data_reaches_the_terminal_unseen(show):
     assert "\\x1b[31mred\\x1b]0;title\\x07\\r\\x9b2J\\u200b\\u202eabc\\x00" in out
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_every_character_is_visible_and_visible_ones_stay(text: str) -> None:
     shown = visible(text)

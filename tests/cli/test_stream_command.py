@@ -196,6 +196,7 @@ def test_no_steps_are_no_batches_and_a_state_to_begin_with(run) -> None:
     assert rows_of(run("--steps", "2", "--json", "--show", "9", "--state", "s.json")) == whole
 
 
+@pytest.mark.slow
 def test_without_grain_the_batches_are_the_same(run, tmp_path) -> None:
     wanted = rows_of(run("--steps", "3", "--json", "--show", "9"))
     code = (

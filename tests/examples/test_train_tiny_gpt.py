@@ -280,6 +280,7 @@ def test_a_config_with_flags_trains_a_packed_mixture_and_resumes(tmp_path):
     assert "this state belongs to another run" in other.stderr
 
 
+@pytest.mark.slow
 def test_flags_that_nothing_takes_are_refused(tmp_path):
     for words, message in (
         (["--data.dataset_pth=x"], "did you mean 'dataset_path'"),

@@ -124,6 +124,7 @@ def test_a_damaged_index_is_refused_or_read_right(tmp_path_factory, data):
     assert tokens.view("<u2").tolist() == [1, 2, 3, 65535, 0, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # theirs
 def test_megatron_core_reads_what_we_write(tmp_path):
     """The real reader, when megatron-core is installed."""

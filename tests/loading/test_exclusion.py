@@ -129,6 +129,7 @@ def test_laws_of_order_and_resume_hold_under_exclusions(pair):
     assert stream.take(range(150)).item.tolist() != stream.take_all(range(150)).item.tolist()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples(max_examples=12),

@@ -57,6 +57,7 @@ def names(result, case):
     return [row["name"] for row in result["cases"][case]]
 
 
+@pytest.mark.slow
 def test_every_case_has_the_limit_ours_and_a_peer(done):
     _, result = done
     limit = "copy and cast in order (the limit)"

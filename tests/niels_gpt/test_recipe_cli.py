@@ -65,6 +65,7 @@ def spans(store: Store, split: str) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+@pytest.mark.slow
 def test_build_all_makes_the_prescribed_tree(flags: list[str], tmp_path: Path, model: Path) -> None:
     done = run(*flags)
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
 
 
+@pytest.mark.slow
 def test_the_recipes_tokenizer_travels_to_a_worker(model: Path) -> None:
     tokenizer = CacheTokenizer(load_tokenizer(model, num_threads=3))
     code = (
@@ -64,6 +65,7 @@ def test_the_pieces_of_articles_are_the_articles(tmp_path_factory, lines, num_fi
     assert wanted == list(articles(whole))
 
 
+@pytest.mark.slow
 def test_articles_are_built_alike_by_any_number_of_workers(tmp_path, monkeypatch):
     path = tmp_path / "wiki.train.raw"
     path.write_text(

@@ -59,6 +59,7 @@ def test_rows_and_memory_of_every_packer_are_reported_and_judged(tmp_path) -> No
     assert (code, result["passed"]) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_missed_target_sets_the_exit_code(packers, monkeypatch, capsys) -> None:
     pack = importlib.import_module("pack")
     monkeypatch.setattr(pack, "OVER_BOUND", 0.5)

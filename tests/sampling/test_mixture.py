@@ -66,6 +66,7 @@ def test_every_prefix_of_every_phase_keeps_every_share(data, num_sources: int) -
     assert_sources_are_exhausted_before_they_repeat(mixture, 200)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), num_sources=st.integers(2, 5), length=st.integers(1, 12))
 def test_deviations_do_not_add_up_over_many_changes_of_weights(

@@ -60,6 +60,7 @@ def json_bodies(draw: st.DrawFn) -> bytes:
     return b"\xef\xbb\xbf" + body if draw(st.booleans()) else body
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(bodies=st.lists(json_bodies(), min_size=1, max_size=3), limits=LIMITS, num_bytes=NUM_BYTES)
 def test_json_lines_cut_anywhere_are_the_same(
@@ -140,6 +141,7 @@ def test_many_small_files_cut_into_runs_are_the_same(
     assert_cut_is_the_source(source, num_bytes)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(
     body=json_bodies(),

@@ -35,6 +35,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", TYPES)
 def test_another_process_trains_the_same_bytes(tmp_path: Path, model_type: str) -> None:
     """Another hash seed, another number of cores and threads: the same two files."""

@@ -51,6 +51,7 @@ def test_a_small_mask_by_hand():
     ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(doc_ids=rows_of_documents(40), block_size=st.sampled_from([8, 16]))
 def test_the_block_mask_allows_exactly_what_the_dense_one_does(doc_ids, block_size):

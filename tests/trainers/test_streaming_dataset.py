@@ -96,6 +96,7 @@ def test_the_workers_of_all_processes_share_every_document(num_workers: int) -> 
     assert sorted(found) == sorted(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("steps", [0, 1, 4, 7])
 def test_a_stateful_loader_resumes_exactly(num_workers: int, steps: int) -> None:

@@ -482,6 +482,7 @@ def test_the_plan_of_a_store_is_a_dataset(plan: Path) -> None:
     assert batch["labels"][weighs].tolist() == [19, 20, 21, 12, 13, 10, 11, 12]
 
 
+@pytest.mark.slow
 def test_workers_read_a_plan_each_through_its_own_maps(plan: Path) -> None:
     dataset = create_sft_dataset(plan, max_num_samples=7, seed=3)
     wanted = [as_lists(dataset[number]) for number in range(7)]

@@ -45,6 +45,7 @@ def blocks_or_none(source, order, *, stream=0, num_streams=1, most=60):
         return None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(
     units=rows_of_units(),

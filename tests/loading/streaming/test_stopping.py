@@ -88,6 +88,7 @@ def test_a_result_that_timed_out_is_raised_as_such() -> None:
             next(items)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2, None])
 def test_closing_does_not_wait_for_the_batch_that_is_being_made(prefetch: int | None) -> None:
     if prefetch is None:
@@ -124,6 +125,7 @@ def refused(stream: Iterator[Any]) -> None:
         next(stream)
 
 
+@pytest.mark.slow
 def test_two_threads_on_one_stream_are_told_apart_from_the_start() -> None:
     with open_stream(ENDLESS) as stream:
         asking = threading.Thread(target=refused, args=(stream,))
