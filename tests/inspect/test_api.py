@@ -24,8 +24,13 @@ from shardmill.records import IGNORE_INDEX, ROLES, Conversation, Ragged
 from shardmill.sources import MemoryChats
 from shardmill.store import PlanOptions, open_store
 from shardmill.store.readers import open_pack
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples, read_examples
-from shardmill.testing.stores import build_small_store, read_documents
+from shardmill.testing.stores import (
+    build_small_chat_store,
+    build_small_store,
+    make_examples,
+    read_documents,
+    read_examples,
+)
 from shardmill.tokenizers import open_tokenizer
 from tests.inspect.conftest import CONFIG, OPENED, SPECIALS, TEXTS, ask, open_desk
 

@@ -22,8 +22,7 @@ from shardmill.records import Ragged
 from shardmill.sources import JsonlSource
 from shardmill.store import read_manifest
 from shardmill.store.manifest import write_manifest
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import run_command
 

@@ -20,8 +20,7 @@ from shardmill.inspect.diff import diff_stores
 from shardmill.loading import ChatRows
 from shardmill.records import Ragged
 from shardmill.store import verify
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.packs import FIVE
 from tests.store.test_manifest import sealed
 
