@@ -66,7 +66,7 @@ STATE_BYTES = 1024
 """A state is smaller than this, as JSON."""
 
 Row: TypeAlias = Any
-"""What tells one sample from another, with `==`."""
+"""What identifies a sample, compared with `==`."""
 Rows: TypeAlias = Callable[[Any], Sequence[Row]]
 """The rows of a batch, in order."""
 

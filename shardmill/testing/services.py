@@ -2,7 +2,7 @@
 
 `LoopbackHub` serves folders of dataset files to the real `datasets` and `huggingface_hub`:
 repository info, tree, paths-info, resolve with byte ranges; no uploads, no authentication.
-`LoopbackS3` is `moto` in a process of its own with a proxy before it, for the real `s3fs`;
+`LoopbackS3` is `moto` in its own process with a proxy before it, for the real `s3fs`;
 signatures are not checked. Both log every request, and a `Fault` strikes exactly as often as asked.
 
     with LoopbackHub() as hub:

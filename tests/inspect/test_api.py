@@ -208,11 +208,11 @@ def test_pages_of_a_document_are_its_parts(desk):
         for name in ("ids", "texts", "trained", "turn", "marker"):
             assert part["view"][name] == whole["view"][name][start : start + 7]
         assert part["turns"] == whole["turns"]
-    behind = ask(desk, address, store=CHATS, document=5, start=10_000)["view"]
-    assert (behind["ids"], behind["start"]) == ([], whole["num_tokens"])
+    after = ask(desk, address, store=CHATS, document=5, start=10_000)["view"]
+    assert (after["ids"], after["start"]) == ([], whole["num_tokens"])
 
 
-def test_of_a_document_with_many_turns_the_seen_ones_are_told(desk, monkeypatch):
+def test_of_a_document_with_many_turns_the_seen_ones_are_listed(desk, monkeypatch):
     monkeypatch.setattr(documents, "MOST_TURNS", 2)
     address = f"{STORE}/documents/{{document}}"
     whole = ask(desk, address, store=CHATS, document=5)
