@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from shardmill.protocols import ConversationSource, CuttableSource, DividedSource, Source, continues
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 __all__ = [
     "Account",
@@ -118,7 +118,7 @@ def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
     return _resumed(make_source, account)
 
 
-def _resumed(make_source: Callable[[], Any], account: Callable[[Iterable[Any]], T]) -> T:
+def _resumed(make_source: Callable[[], Any], account: Callable[[Iterable[Any]], _T]) -> _T:
     batches = list(make_source().batches())
     for number, batch in enumerate(batches):
         cursor = json.loads(json.dumps(batch.cursor))
