@@ -460,7 +460,7 @@ build_store(
     tokenizer=open_tokenizer("byte"),
     spec=BuildSpec(shard_bytes=100_000),
     resume=True,
-    on_progress=lambda _: time.sleep(0.05),
+    on_progress=lambda _: time.sleep(0.01),
 )
 """
 
@@ -470,7 +470,7 @@ def test_killed_twenty_times_at_random_and_resumed_the_bytes_are_the_same(tmp_pa
     rng = np.random.default_rng(int(os.environ.get("SHARDMILL_KILL_SEED", "7")))
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    for number in range(40):
+    for number in range(20):
         rows = [
             json.dumps({"text": f"{number}-{row} " + "word " * int(rng.integers(1, 60))})
             for row in range(200)
