@@ -158,9 +158,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_full_disk_is_one_error_and_a_resume_continues_later(
-    corpus, tiny_disk, workers
-):
+def test_a_full_disk_is_one_error_and_a_resume_continues_later(corpus, tiny_disk, workers):
     wanted = build(corpus, corpus.parent / "whole")
 
     def fill_it_up(_progress) -> None:
