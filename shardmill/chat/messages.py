@@ -150,8 +150,12 @@ def reason_to_drop(messages: object, policy: TrainPolicy | None = None) -> str |
     checked = check_messages(messages)
     if isinstance(checked, str):
         return checked
-    if trained_messages(checked, policy or TrainPolicy()).any():
-        return None
+    trained = trained_messages(checked, policy or TrainPolicy())
+    return None if trained.any() else why_untrained(checked)
+
+
+def why_untrained(checked: Sequence[CheckedMessage]) -> str:
+    """The reason code of a conversation in which no message is trained."""
     assistant = any(message.role == ASSISTANT for message in checked)
     return "nothing_trained" if assistant else "no_assistant"
 

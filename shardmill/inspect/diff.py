@@ -22,7 +22,7 @@ from shardmill.inspect.document_diff import (
     compare_documents,
 )
 from shardmill.store import Manifest, Store, open_store, read_exclusions
-from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry
+from shardmill.store.manifest import ListedFile, ShardEntry, SplitEntry
 
 __all__ = ["DocumentPlace", "OrderBreak", "SplitDocuments", "StoreDiff", "diff_stores"]
 
@@ -230,7 +230,7 @@ def _counts(split: SplitEntry | None) -> dict[str, int] | None:
 
 
 def _hashes(split: SplitEntry) -> dict[str, str]:
-    files: list[FileEntry | ShardEntry] = [split.index, *split.shards]
+    files: list[ListedFile | ShardEntry] = [split.index, *split.shards]
     if split.chat is not None:
         files += [split.chat.mask, split.chat.turns, split.chat.roles]
     return {entry.file: entry.sha256 for entry in files}

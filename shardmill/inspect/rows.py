@@ -96,7 +96,7 @@ def row_page(
 def _plan_row(space: PackSpace, pieces: RowPieces, at: int, number: int) -> dict[str, JSON]:
     """Row `number`, which is row `at` of `pieces`."""
     part = slice(*pieces.offsets[at : at + 2].tolist())
-    columns = [array[part].tolist() for array in (pieces.examples, pieces.places, pieces.lengths)]
+    columns = [array[part].tolist() for array in (pieces.examples, pieces.columns, pieces.lengths)]
     return {
         "row": number,
         "used": int(pieces.used[at]),
@@ -120,7 +120,7 @@ def row_view(
     pieces, rows = space.pieces([number]), space.rows([number])
     start = min(page[0], space.row_len)
     stop = min(start + page[1], space.row_len)
-    starts, ends = pieces.places, pieces.places + pieces.lengths
+    starts, ends = pieces.columns, pieces.columns + pieces.lengths
     column = np.arange(start, stop)
     owner = np.searchsorted(starts, column, side="right") - 1
     owner[column >= ends[owner]] = -1
@@ -237,7 +237,7 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
     # of a store, or of a folder whose end token is known
     if source.split is not None or getattr(source, "eos_token_id", None) is not None:
         borders = source.borders(np.array([plan.window]))
-        edges = np.append(edges, borders.places)
+        edges = np.append(edges, borders.positions)
         if moment.documents:
             mask_labels(labels, borders)
     elif moment.documents:

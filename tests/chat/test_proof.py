@@ -15,8 +15,7 @@ import pytest
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
-from shardmill.chat.proof.battery import battery, battery_sha256
-from shardmill.chat.proof.example import match_turns
+from shardmill.chat.proof.examples import battery, battery_sha256, match_turns
 from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError

@@ -225,7 +225,7 @@ def test_rows_of_a_plan_are_those_of_its_space(desk, place, plan_names):
         assert [row["used"] for row in page["rows"]] == pieces.used.tolist()
         for number, row in enumerate(page["rows"]):
             part = slice(*pieces.offsets[number : number + 2])
-            columns = pieces.examples[part], pieces.places[part], pieces.lengths[part]
+            columns = pieces.examples[part], pieces.columns[part], pieces.lengths[part]
             assert [tuple(piece.values()) for piece in row["pieces"]] == list(
                 zip(*(column.tolist() for column in columns), strict=True)
             )

@@ -100,7 +100,7 @@ def test_a_call_that_works_on_folders_refuses_a_url(
     call: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match=r"URL.*(build_to|pull)") as caught:
+    with pytest.raises(OptionError, match=r"URL.*(shardmill.build|pull)") as caught:
         CALLS[call](url)
     assert "SECRET" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

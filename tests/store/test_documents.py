@@ -131,7 +131,7 @@ def test_an_end_token_closes_its_own_document(ids):
         for column in range(1, 6)
         if tokens[column - 1] == 3
     ]
-    assert borders.places.tolist() == wanted
+    assert borders.positions.tolist() == wanted
 
 
 def test_an_index_out_of_order_is_refused(tmp_path):

@@ -396,7 +396,7 @@ from shardmill.loading import ChatRows, PackSource, TokenSource
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 if kind == "web":
     source = TokenSource(folder, seq_len=20, reader="pread")
-    read = lambda: source.borders(every).places.tolist()
+    read = lambda: source.borders(every).positions.tolist()
 elif kind == "packs":
     source = PackSource(folder, "train-64-split", pad_id=0, reader="pread")
     read = lambda: source.batch(every).labels.tolist()

@@ -16,7 +16,7 @@ from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, Sto
 from shardmill.records import Ragged, TokenFile
 from shardmill.store import Manifest, open_store
 from shardmill.store.layout import index_header
-from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry, write_manifest
+from shardmill.store.manifest import ListedFile, ShardEntry, SplitEntry, write_manifest
 from shardmill.testing.stores import build_small_store, plain_facts
 
 
@@ -233,7 +233,7 @@ def sparse_store(folder: Path, shards: int, tokens: int) -> None:
             )
         )
     (folder / "train_idx.npy").write_bytes(index_header(1) + bytes(8))
-    index = FileEntry(file="train_idx.npy", entries=1, sha256=sha256)
+    index = ListedFile(file="train_idx.npy", entries=1, sha256=sha256)
     total = shards * tokens
     split = SplitEntry(tokens=total, documents=1, index=index, shards=entries, chat=None)
     facts = plain_facts({})

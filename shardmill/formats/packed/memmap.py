@@ -183,7 +183,7 @@ class MemmapShard(Closing):
             logger.warning(
                 "%s: an old shard, without hashes, whose manifest does not say how its loss masks "
                 "are aligned: taken as 'roll_right', which is what the code that writes such "
-                "manifests does; give loss_mask_alignment='label' if you know better",
+                "manifests does; pass the alignment 'label' if you know better",
                 self.folder,
             )
         return found or "roll_right"

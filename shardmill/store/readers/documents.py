@@ -35,7 +35,7 @@ class Borders:
 
     num_windows: int
     length: int  # tokens of a window
-    places: OffsetArray  # (k,) window * length + column, ascending, each once, column >= 1
+    positions: OffsetArray  # (k,) window * length + column, ascending, each once, column >= 1
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,23 +68,23 @@ def find_borders(document_starts: OffsetArray, starts: OffsetArray, length: int)
     # counts [2 0 1], first [5 7 9]: entries 5 6 9
     entries = np.arange(len(window)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     columns = document_starts[entries] - starts[window]
-    places = window * length + columns
-    steps = np.diff(places)
-    if len(places) and (columns.min() < 1 or columns.max() >= length or (steps < 0).any()):
+    positions = window * length + columns
+    steps = np.diff(positions)
+    if len(positions) and (columns.min() < 1 or columns.max() >= length or (steps < 0).any()):
         raise _disorder(int(entries.min()), int(entries.max()))
-    return Borders(len(starts), length, places[np.append(True, steps > 0)[: len(places)]])
+    return Borders(len(starts), length, positions[np.append(True, steps > 0)[: len(positions)]])
 
 
 def borders_after(ids: npt.NDArray[Any], eos: int) -> Borders:
     """The borders in windows (n, length) when the token `eos` closes its document."""
     num_windows, length = ids.shape
-    places = np.flatnonzero(ids == eos) + 1
-    return Borders(num_windows, length, places[places % length != 0])
+    positions = np.flatnonzero(ids == eos) + 1
+    return Borders(num_windows, length, positions[positions % length != 0])
 
 
 def mask_labels(labels: npt.NDArray[Any], borders: Borders) -> None:
     """Ignore labels that belong to another document than their input: (n, length - 1), in place."""
-    windows, columns = np.divmod(borders.places, borders.length)
+    windows, columns = np.divmod(borders.positions, borders.length)
     labels[windows, columns - 1] = IGNORE_INDEX
 
 
@@ -106,7 +106,9 @@ def cut_segments(borders: Borders) -> Segments:
             f"{num_windows:,} windows of {seq_len:,} inputs are {total:,} tokens; cu_seqlens are "
             f"int32, so a batch holds at most {_MAX_TOKENS:,}: ask for fewer windows"
         )
-    heads = _heads(borders)
+    windows, columns = _inner_borders(borders)
+    # pieces begin at every window and every border
+    heads = np.sort(np.append(np.arange(num_windows) * seq_len, windows * seq_len + columns))
     edges = np.append(heads, total)
     lengths = np.diff(edges)
     # lengths [2 3]: steps [0 1 -1 1 1] -> positions [0 1 0 1 2]. A sum is quicker than np.repeat,
@@ -151,28 +153,15 @@ class DocumentWindows:
             mask_labels(labels, borders)
         segments = cut_segments(borders)
         if true_positions:
-            self._count_from_the_start(positions, segments)
+            before = self.document_starts.searchsorted(positions, side="right") - 1
+            missed = positions - self.document_starts[before]
+            segments.position_ids[...] += np.where(segments.doc_ids == 0, missed[:, None], 0)
         return DocumentBatch(input_ids=input_ids, labels=labels, segments=segments)
-
-    def _count_from_the_start(self, starts: OffsetArray, segments: Segments) -> None:
-        before = self.document_starts.searchsorted(starts, side="right") - 1
-        missed = starts - self.document_starts[before]
-        segments.position_ids[...] += np.where(segments.doc_ids == 0, missed[:, None], 0)
-
-
-def _heads(borders: Borders) -> OffsetArray:
-    """Where pieces begin in the inputs of all windows: at every border and every window."""
-    windows, columns = _inner_borders(borders)
-    seq_len = borders.length - 1
-    heads = np.concatenate((np.arange(borders.num_windows), windows)) * seq_len
-    heads[borders.num_windows :] += columns
-    heads.sort(kind="stable")
-    return heads
 
 
 def _inner_borders(borders: Borders) -> tuple[OffsetArray, OffsetArray]:
     """Window and column of the borders at inputs: the last token of a window is none."""
-    windows, columns = np.divmod(borders.places, borders.length)
+    windows, columns = np.divmod(borders.positions, borders.length)
     inside = columns < borders.length - 1
     return windows[inside], columns[inside]
 
