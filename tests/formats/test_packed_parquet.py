@@ -235,8 +235,8 @@ def test_a_damaged_file_gives_an_error_of_ours_or_the_right_bins(tmp_path_factor
     try:
         found = read_all(path)
     except OptionError:  # it does not say its pack size
-        # one bit of the footer can hide all metadata: it looks like the file of somebody else, who
-        # is asked for the pack size, and whose pages have checksums
+        # one bit of the footer can hide all metadata: it looks like the file of another program, so
+        # the caller gives the pack size; its pages still have checksums
         with suppress(StoreError):
             assert read_all(path, pack_size=1000) == bins
     except StoreError:
