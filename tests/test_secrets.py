@@ -171,7 +171,7 @@ def test_storage_options_are_in_no_repr_error_or_file(tmp_path, caplog) -> None:
             tokens = store.open_tokens("train")
             shown = repr([store, tokens, sent, got, sent.to_json(), open_folder(url, options)])
             with pytest.raises(ValueError) as wrong:
-                store.shards("nosuch")
+                store.open_tokens("nosuch")
     with pytest.raises(ValueError) as gone:  # the server is
         pull(url, tmp_path / "late", storage_options=options)
     for error in (wrong.value, gone.value):
