@@ -66,11 +66,11 @@ def write_next_token_pairs(
 ) -> None:
     """`next_token_pairs`, written into `inputs[where]` and `labels[where]`."""
     inputs[where] = ids[..., :-1]
-    if trained is None:
-        labels[where] = ids[..., 1:]
-    else:
-        ignored = labels.dtype.type(ignore_index)
-        labels[where] = np.where(trained[..., 1:], ids[..., 1:], ignored)
+    following = ids[..., 1:]
+    if trained is not None:
+        following = following.astype(labels.dtype)  # a copy; copyto is five times as fast as where
+        np.copyto(following, ignore_index, where=~trained[..., 1:])
+    labels[where] = following
 
 
 @dataclass(frozen=True, slots=True, eq=False)
