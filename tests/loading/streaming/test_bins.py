@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.errors import OptionError, StateMismatchError
+from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
 from shardmill.loading.streaming.rows import BinRules, RowPosition, bin_rows
@@ -241,18 +241,3 @@ def test_a_state_of_other_documents_is_refused() -> None:
     start = RowPosition(block=place_of(blocks, 0), document=1, part=2)
     with pytest.raises(StateMismatchError, match=r"2 of its rows are done .* it gives 0"):
         rows_of(blocks, BinRules(), 3, start=start)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"buffer_documents": 0}, "buffer_documents=0: wanted at least 1"),
-        ({"buffer_tokens": 0}, "buffer_tokens=0: wanted at least 1"),
-        ({"max_per_row": 0}, "max_per_row=0: wanted at least 1"),
-        ({"seed": -1}, "seed=-1: wanted at least 0"),
-        ({"algorithm": "worst-fit"}, "algorithm='worst-fit': wanted one of best-fit, first-fit"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(options, message) -> None:
-    with pytest.raises(OptionError, match=message):
-        BinRules(**options)

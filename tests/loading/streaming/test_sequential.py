@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.errors import OptionError, StateMismatchError
+from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming import rows as rows_module
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
@@ -167,8 +167,3 @@ def test_a_state_of_other_documents_is_refused() -> None:
         rows_of(blocks, 3, start=RowPosition(block=place, document=1, part=1))
     with pytest.raises(StateMismatchError, match="nothing comes from there"):
         rows_of(blocks, 3, start=RowPosition(block=place_of(blocks, 1), document=1, part=1))
-
-
-def test_a_row_holds_at_least_one_input() -> None:
-    with pytest.raises(OptionError, match="seq_len=0: wanted at least 1"):
-        rows_of((), 0)
