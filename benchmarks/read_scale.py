@@ -29,7 +29,7 @@ from read_corpus import SPLIT, plain_facts
 from shardmill.loading import Batch, Loader, SampleStream, TokenSource
 from shardmill.store.layout import index_header
 from shardmill.store.manifest import (
-    FileEntry,
+    ListedFile,
     ShardEntry,
     SplitEntry,
     make_manifest,
@@ -66,7 +66,7 @@ def write_sparse_store(folder: Path, num_shards: int) -> None:
     starts = np.arange(10 * num_shards, dtype="<i8") * DOCUMENT_TOKENS
     data = index_header(len(starts)) + starts.tobytes()
     (folder / f"{SPLIT}_idx.npy").write_bytes(data)
-    index = FileEntry(
+    index = ListedFile(
         file=f"{SPLIT}_idx.npy", entries=len(starts), sha256=hashlib.sha256(data).hexdigest()
     )
     tokens = num_shards * SHARD_TOKENS

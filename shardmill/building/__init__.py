@@ -6,12 +6,12 @@ to the `assembly` of the store; `run` publishes it. `api` has the functions for 
 """
 
 from shardmill.building.api import build, pack
-from shardmill.building.chats import ExampleBatch, build_chats, build_examples
-from shardmill.building.documents import BuildPlan, build_store, plan_store
+from shardmill.building.chats import build_chats
 from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan, plan_name
 from shardmill.building.plan import BuildSpec, Feed
-from shardmill.building.run import BuildReport
+from shardmill.building.resources import BuildPlan, plan_store
+from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import BuildCost, Progress
 
 __all__ = [
@@ -19,12 +19,10 @@ __all__ = [
     "BuildPlan",
     "BuildReport",
     "BuildSpec",
-    "ExampleBatch",
     "Feed",
     "Progress",
     "build",
     "build_chats",
-    "build_examples",
     "build_plan",
     "build_store",
     "has_unfinished_build",

@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from shardmill.arguments import check_local, choices
 from shardmill.building.chats import build_chats
-from shardmill.building.documents import build_store
 from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan
 from shardmill.building.plan import BuildSpec, Feed
 from shardmill.building.resources import RunOn
-from shardmill.building.run import BuildReport
+from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import OnProgress
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
@@ -36,6 +36,11 @@ from shardmill.urls import Url
 
 Inputs = str | Path | Sequence[str | Path]
 OnBad = Literal["error", "skip"]
+_DOCUMENTS_ONLY = (
+    *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
+    *("workers", "unit_bytes", "memory", "run_on", "ray_address"),
+)
+_CHATS_ONLY = ("shape", "train_on", "train_on_eot", "val_fraction")
 _FIELD_ROWS = 1000
 """How many rows are read to list the fields there are."""
 
@@ -100,27 +105,7 @@ def build(
     names the form of the records (default: found in the first one). `train_on` says which turns
     carry loss.
     """
-    documents_only = {
-        "field": field,
-        "val_tokens": val_tokens,
-        "max_tokens": max_tokens,
-        "dtype": dtype,
-        "append_eot": append_eot,
-        "engine_check": engine_check,
-        "workers": workers,
-        "unit_bytes": unit_bytes,
-        "memory": memory,
-        "run_on": run_on,
-        "ray_address": ray_address,
-        "append": append,
-    }
-    chats_only = {
-        "shape": shape,
-        "train_on": train_on,
-        "train_on_eot": train_on_eot,
-        "val_fraction": val_fraction,
-    }
-    _refuse_given(chats_only if template is None else documents_only, is_chat=template is not None)
+    _refuse_other_kind(locals())
     folder, url = output_folder(out, scratch)
     _check_target(folder, report, may_exist=resume or overwrite)
     if append and url is not None:
@@ -130,6 +115,9 @@ def build(
             append=True,
         )
     specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
+    run: Callable[..., BuildReport]
+    source: Source | ConversationSource
+    how: dict[str, Any] = {"engine": engine, "resume": resume, "on_progress": on_progress}
     if template is None:
         feed = open_feed(
             inputs,
@@ -140,62 +128,48 @@ def build(
             max_tokens=max_tokens,
             check=not resume,
         )
-        source: Source | ConversationSource = feed.source
-        opened = _open_tokenizer(tokenizer, specials)
+        source = feed.source
         split_rule = f"the first {val_tokens:,} tokens to val, then train"
-        spec = BuildSpec(
-            dataset_name=name or source.name,
-            split_rule=split_rule if val_tokens else "all to train",
-            seed=seed or 0,
-            shard_bytes=shard_bytes,
-            dtype=dtype,
-            append_eot=append_eot,
+        run = partial(
+            build_store,
+            [feed],
+            tokenizer=_open_tokenizer(tokenizer, specials),
+            spec=BuildSpec(
+                dataset_name=name or source.name,
+                split_rule=split_rule if val_tokens else "all to train",
+                seed=seed or 0,
+                shard_bytes=shard_bytes,
+                dtype=dtype,
+                append_eot=append_eot,
+            ),
+            engine_check=engine_check,
+            workers=workers,
+            unit_bytes=unit_bytes,
+            memory=memory,
+            run_on=run_on,
+            ray_address=ray_address,
+            append=append,
+            **how,
         )
-
-        def run(folder: Path, overwrite: bool) -> BuildReport:
-            return build_store(
-                [feed],
-                folder,
-                tokenizer=opened,
-                spec=spec,
-                engine=engine,
-                engine_check=engine_check,
-                resume=resume,
-                overwrite=overwrite,
-                workers=workers,
-                unit_bytes=unit_bytes,
-                memory=memory,
-                run_on=run_on,
-                ray_address=ray_address,
-                on_progress=on_progress,
-                append=append,
-            )
     else:
-        chats = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error")
-        source = chats
+        source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error")
         bound = open_template(template, tokenizer, specials)
-
-        def run(folder: Path, overwrite: bool) -> BuildReport:
-            return build_chats(
-                chats,
-                folder,
-                template=bound.template,
-                tokenizer=bound.tokenizer,
-                bind=bound.bind,
-                spec=BuildSpec(
-                    dataset_name=name or chats.name, seed=seed or 0, shard_bytes=shard_bytes
-                ),
-                policy=TrainPolicy(train_on=train_on, train_on_eot=train_on_eot),
-                val_fraction=val_fraction,
-                engine=engine,
-                resume=resume,
-                overwrite=overwrite,
-                on_progress=on_progress,
-            )
-
+        run = partial(
+            build_chats,
+            source,
+            template=bound.template,
+            tokenizer=bound.tokenizer,
+            bind=bound.bind,
+            spec=BuildSpec(
+                dataset_name=name or source.name, seed=seed or 0, shard_bytes=shard_bytes
+            ),
+            policy=TrainPolicy(train_on=train_on, train_on_eot=train_on_eot),
+            val_fraction=val_fraction,
+            **how,
+        )
     _check_report(report, source)
     if url is None:
-        done = run(folder, overwrite)
+        done = run(folder, overwrite=overwrite)
     else:
         from shardmill.remote.build_to import build_to
 
@@ -204,7 +178,7 @@ def build(
         ) as outgoing:
             # What a resume finds in the scratch folder was not sent yet: `overwrite` speaks of the
             # store at the URL.
-            done = run(outgoing.folder, overwrite and not resume)
+            done = run(outgoing.folder, overwrite=overwrite and not resume)
         sent = outgoing.receipt
         done = replace(
             done,
@@ -364,16 +338,18 @@ def _open_tokenizer(
     return tokenizer
 
 
-def _refuse_given(options: Mapping[str, object], *, is_chat: bool) -> None:
-    """Refuse options of the other kind of build."""
+def _refuse_other_kind(given: Mapping[str, object]) -> None:
+    """Refuse options that the other kind of build has."""
+    is_chat = given["template"] is not None
     defaults: Mapping[str, object] = build.__kwdefaults__ or {}
-    for name, value in options.items():
-        if value != defaults[name]:
-            kind = "documents, but a template makes" if is_chat else "conversations, but without a"
-            rest = (
-                " these inputs conversations" if is_chat else " template the inputs are documents"
+    for name in _DOCUMENTS_ONLY if is_chat else _CHATS_ONLY:
+        if given[name] != defaults[name]:
+            why = (
+                "is for documents, but a template makes these inputs conversations"
+                if is_chat
+                else "is for conversations, but without a template the inputs are documents"
             )
-            raise OptionError(f"{{{name}}}: is for {kind}{rest}", **{name: value})
+            raise OptionError(f"{{{name}}}: {why}", **{name: given[name]})
 
 
 def _check_target(folder: Path, report: str | Path | None, *, may_exist: bool) -> None:

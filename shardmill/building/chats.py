@@ -3,16 +3,13 @@
 No mask is written without a proof. Nothing is cut, so a store serves every sequence length. Every
 conversation is kept whole or listed among the drops. Its split depends on the seed and its group
 (else its position in the source) and on nothing else, so a group is never divided.
-
-`build_examples` does the same for examples that are tokenised already.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -22,19 +19,13 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building.assembly import LedgerCounter
 from shardmill.building.journal import (
     EncodedBatch,
-    Receipt,
-    SegmentWriter,
-    UnitKey,
-    load_segment,
-    open_workplace,
     target_of,
 )
 from shardmill.building.plan import BuildSpec, Unit
 from shardmill.building.resources import plan_memory
-from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build, store_facts
+from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
@@ -46,14 +37,9 @@ from shardmill.records import (
     Conversation,
     ConversationBatch,
     Cursor,
-    Drop,
-    IntArray,
-    OffsetArray,
-    Ragged,
 )
 from shardmill.sources import limited
 from shardmill.storage.files import describe_difference
-from shardmill.store import StoreWriter, check_target, publish_folder
 from shardmill.threads import read_ahead
 
 log = logging.getLogger(__name__)
@@ -274,108 +260,3 @@ def _check_proof(proof: Certificate, template: ChatTemplate, policy: TrainPolicy
             f"the certificate is of another template or policy ({changes[0]}); prove this one, or "
             "pass none"
         )
-
-
-Assign = Callable[[int], Mapping[str, IntArray]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleBatch:
-    """Some tokenised examples of a stream, and those that were left out."""
-
-    ids: Ragged  # the kept examples
-    kept: OffsetArray  # (len(ids),) position of each within this batch, ascending
-    num_read: int
-    drops: tuple[Drop, ...] = ()
-
-
-def build_examples(
-    batches: Iterable[ExampleBatch],
-    folder: str | Path,
-    *,
-    tokenizer: Tokenizer,
-    spec: BuildSpec,
-    assign: Assign,
-    produced_by: dict[str, JSON] | None = None,
-    overwrite: bool = False,
-) -> BuildReport:
-    """Write examples to a store at `folder`, one token file for each split.
-
-    `assign(num_read)` gives the numbers of the examples of each split, over all that were read.
-    """
-    started = time.monotonic()
-    target = target_of(folder)
-    rules = TokenRules.of(spec, tokenizer)
-    check_target(target, overwrite=overwrite)
-    with open_workplace(target, {}, stamps=[], resume=False) as work:
-        receipts, numbers = _spool(batches, work.segments, rules, spec.dataset_name or target.name)
-        splits, owner = _owners(assign, sum(receipt.num_read for receipt in receipts))
-        staged = work.staging()
-        with StoreWriter(staged, splits=splits, dtype=rules.dtype, shard_bytes=None) as out:
-            counter = LedgerCounter()
-            for receipt, number in zip(receipts, numbers, strict=True):
-                first = 0
-                for batch in load_segment(work.segments, receipt, rules.dtype):
-                    examples, stop = batch.documents, first + len(batch.documents)
-                    for index, split in enumerate(splits):
-                        out.append(split, examples.keep(owner[number[first:stop]] == index))
-                    out.record_drops(batch.drops)
-                    kept = {"documents": len(examples), "tokens": len(examples.values)}
-                    counter.add(batch, batch.drops, kept)
-                    first = stop
-            facts = store_facts(
-                spec,
-                tokenizer,
-                sources=[],
-                ledger=counter.ledger(),
-                produced_by=produced_by or {},
-                options={},
-                unit="example",
-            )
-            manifest = out.finish(facts)
-        publish_folder(staged, target, overwrite=overwrite)
-    seconds = time.monotonic() - started
-    return BuildReport(folder=target, manifest=manifest, seconds=seconds, resumed=False)
-
-
-def _spool(
-    batches: Iterable[ExampleBatch], folder: Path, rules: TokenRules, source: str
-) -> tuple[list[Receipt], list[OffsetArray]]:
-    """Segments on disk, and for each the numbers of its examples among all that were read."""
-    receipts: list[Receipt] = []
-    numbers: list[OffsetArray] = []
-    read = 0
-    key = UnitKey(feed=0, start=0, stop=1, plan="", inputs="")
-    segment, mine = SegmentWriter(folder, key, after=None), [np.empty(0, np.int64)]
-    try:
-        for batch in batches:
-            examples = rules.fit(batch.ids, source=source, first=read)
-            segment.add(
-                EncodedBatch(documents=examples, drops=batch.drops, num_read=batch.num_read)
-            )
-            mine.append(batch.kept + read)
-            read += batch.num_read
-            if segment.is_due:
-                receipts.append(segment.seal({}, last=False))
-                numbers.append(np.concatenate(mine))
-                segment = SegmentWriter(folder, key, after=receipts[-1])
-                mine = [np.empty(0, np.int64)]
-        receipts.append(segment.seal({}, last=True))
-        numbers.append(np.concatenate(mine))
-    finally:
-        segment.abandon()
-    return receipts, numbers
-
-
-def _owners(assign: Assign, num_read: int) -> tuple[tuple[str, ...], npt.NDArray[np.int16]]:
-    """For each example the number of its split; refuses what is not a partition."""
-    assigned = assign(num_read)
-    owner = np.full(num_read, -1, np.int16)
-    for index, examples in enumerate(assigned.values()):
-        owner[examples] = index
-    if (owner < 0).any() or sum(map(len, assigned.values())) != num_read:
-        raise OptionError(
-            f"the split rule must put each of {num_read:,} examples into one split; it gave "
-            + ", ".join(f"{split}: {len(numbers):,}" for split, numbers in assigned.items())
-        )
-    return tuple(assigned), owner

@@ -36,13 +36,13 @@ from shardmill.errors import BuildError, BuildLockedError, OptionError, Unfinish
 from shardmill.records import JSON, BoolArray, ChatExamples, Cursor, Drop, IntArray, Ragged
 from shardmill.storage.atomic import (
     HashedFile,
+    LockedFile,
     atomic_write,
     cannot_write,
     is_temporary,
     sync_folder,
 )
 from shardmill.storage.files import describe_difference
-from shardmill.storage.locks import LockedFile
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def target_of(folder: str | Path) -> Path:
     refuse_url(
         folder,
         "the folder of the store",
-        instead="to build to a URL use shardmill.build or `shardmill build --out URL`",
+        instead="to build to a URL use shardmill.build, or shardmill.remote.build_to around this",
     )
     try:
         return Path(folder).resolve()
@@ -162,9 +162,11 @@ def remove_workplace(store: Path, plan: dict[str, JSON]) -> None:
         return
     _refuse_foreign(folder)
     with _locked(folder / "lock", store):
-        left: Any = _read_json(folder / "plan.json")
-        # An append notes besides which store it continues.
-        if left is None or {**left["plan"], "continues": 0} == {**_as_read(plan), "continues": 0}:
+        left = _read_json(folder / "plan.json")
+        earlier = None if left is None else left.get("plan")
+        if isinstance(earlier, dict):
+            earlier.pop("continues", None)  # which store an append continues
+        if left is None or earlier == _as_read(plan):
             shutil.rmtree(folder)
 
 

@@ -19,6 +19,7 @@ from typing import (
     Protocol,
     TypeAlias,
     TypedDict,
+    Unpack,
     cast,
     runtime_checkable,
 )
@@ -26,17 +27,24 @@ from typing import (
 import numpy as np
 
 from shardmill.building import plan
+from shardmill.building.journal import target_of
 from shardmill.building.plan import (
     SINGLE_PROCESS_UNIT_BYTES,
     UNIT_BYTES,
+    BuildSpec,
+    Feed,
     FeedChunks,
+    check_feeds,
+    cut_feed,
     read_chunks,
+    unit_ranges,
 )
 from shardmill.building.worker import TokenRules
 from shardmill.errors import BuildError, OptionError
 from shardmill.machine import available_memory, num_cores
 from shardmill.protocols import Source, Tokenizer
 from shardmill.records import Cursor
+from shardmill.sources import limited
 from shardmill.tokenizers import thread_limits
 from shardmill.tokenizers.base import EngineSource
 
@@ -275,6 +283,61 @@ def _density(feed: FeedChunks, tokenizer: Tokenizer) -> tuple[float, float]:
                 break
     size = max(size, 1)
     return num_bytes / size * tokens / max(encoded, 1), documents / size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """What a build would take."""
+
+    feeds: tuple[FeedEstimate, ...]
+    workers: int  # processes at most; 1: no other process
+    memory_bytes: int  # of all processes together, when no document is large
+    most_document: int  # bytes of text: a larger document is refused
+    free_bytes: int  # on the disk of the store, now
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """Needed at the peak; None when the size of a source is unknown."""
+        known = [feed.disk_bytes for feed in self.feeds if feed.disk_bytes is not None]
+        return sum(known) if len(known) == len(self.feeds) else None
+
+
+def plan_store(
+    feeds: Sequence[Feed],
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    spec: BuildSpec,
+    **workers: Unpack[WorkerKeywords],
+) -> BuildPlan:
+    """What `build_store` would take with these arguments. Nothing is written: a chunk of each
+    source is read, and some kilobytes of it are encoded. Ray is asked only if its address is given.
+    """
+    check_feeds(feeds)
+    rules = TokenRules.of(spec, tokenizer)
+    workers["run_on"] = "local" if workers.get("ray_address") is None else "ray"
+    with open_workers(workers) as options:
+        memory, unit_bytes = options.memory_plan(), options.size_of_units()
+    max_document = memory.max_document(tokenizer)
+    estimates = []
+    for feed in limited_feeds(feeds, max_document):
+        chunks = cut_feed(feed)
+        num_units = sum(1 for _ in unit_ranges(chunks.sizes, unit_bytes, {}))
+        estimates.append(estimate_feed(chunks, tokenizer, rules, num_units=num_units))
+    target = target_of(folder)
+    existing = next(path for path in (target, *target.parents) if path.is_dir())
+    return BuildPlan(
+        feeds=tuple(estimates),
+        workers=memory.workers,
+        memory_bytes=memory.total_bytes,
+        most_document=max_document,
+        free_bytes=shutil.disk_usage(existing).free,
+    )
+
+
+def limited_feeds(feeds: Sequence[Feed], max_document: int) -> list[Feed]:
+    """The same feeds, whose sources do not read documents that would not fit."""
+    return [replace(feed, source=limited(feed.source, max_document)) for feed in feeds]
 
 
 def check_space(

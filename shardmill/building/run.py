@@ -1,4 +1,6 @@
-"""Run a build: workplace, journal, staged store, publication. The same for documents and chats.
+"""Run a build: workplace, journal, staged store, publication.
+
+`build_store` builds documents; `run_build` builds whatever a `BuildJob` describes.
 
 Same job and same input give the same bytes, with any number of workers, killed and resumed or not.
 The store appears whole or not at all.
@@ -15,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
-from shardmill.building.append import AppendPlan
+from shardmill.building.append import AppendPlan, plan_append
 from shardmill.building.assembly import (
     Assembly,
     BatchWriter,
@@ -32,17 +34,26 @@ from shardmill.building.journal import (
     has_unfinished_build,
     open_workplace,
     remove_workplace,
+    target_of,
 )
 from shardmill.building.plan import (
     RECORDED,
     BuildSpec,
     Feed,
     FeedChunks,
+    check_feeds,
     cut_feed,
+    plan_json,
     plan_sha256,
     plan_work,
 )
-from shardmill.building.resources import WorkerOptions, check_space
+from shardmill.building.resources import (
+    WorkerKeywords,
+    WorkerOptions,
+    check_space,
+    limited_feeds,
+    open_workers,
+)
 from shardmill.building.scheduler import (
     BuildCost,
     OnProgress,
@@ -50,7 +61,7 @@ from shardmill.building.scheduler import (
     Scheduler,
     WorkerPool,
 )
-from shardmill.building.worker import EncoderChoice, UnitEncoder
+from shardmill.building.worker import ChunkEncoder, EncoderChoice, TokenRules, UnitEncoder
 from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
@@ -68,6 +79,7 @@ from shardmill.store import (
 )
 from shardmill.store.layout import check_shape
 from shardmill.store.origins import write_origins
+from shardmill.store.writer import open_old
 from shardmill.tokenizers import EngineCheck, EngineChoice, model_sha256_of, vocab_size_of
 
 log = logging.getLogger(__name__)
@@ -181,6 +193,58 @@ class RunKeywords(TypedDict, total=False):
     overwrite: bool  # replace a finished store, in the moment the new one is whole
 
 
+class StoreKeywords(RunKeywords, WorkerKeywords, total=False):
+    """The options of `build_store`."""
+
+
+def build_store(
+    feeds: Sequence[Feed],
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    spec: BuildSpec,
+    append: bool = False,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[StoreKeywords],
+) -> BuildReport:
+    """Tokenise the feeds into a store at `folder`.
+
+    `append` keeps a finished store of the same options: the one feed names its old files,
+    unchanged, and new ones, which are appended. The result is the store of a build of all files in
+    this order; without new files it stays as it is. `overwrite` then only discards the work of an
+    append that was stopped. For the other options see `RunKeywords` and `WorkerKeywords`.
+    """
+    target, appending = target_of(folder), None
+    splits = check_feeds(feeds)
+    run: dict[str, Any] = {**options}
+    dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
+    with open_workers(cast(WorkerKeywords, dividing)) as workers:
+        max_document = workers.memory_plan().max_document(tokenizer)
+        feeds = limited_feeds(feeds, max_document)
+        if append and not is_finished(target):
+            log.info("%s: no store here yet: all of it is built", target)
+        elif append:
+            engine = run.get("engine", "auto")
+            appending = plan_append(
+                open_old(target), feeds, spec=spec, tokenizer=tokenizer, engine=engine
+            )
+            feeds = [appending.feed]
+        rules = TokenRules.of(spec, tokenizer)
+        job = BuildJob(
+            target=target,
+            sources=[feed.source for feed in feeds],
+            feeds=feeds,
+            splits=splits,
+            encoder=ChunkEncoder(rules=rules, max_document=max_document),
+            tokenizer=tokenizer,
+            spec=spec,
+            plan=plan_json(feeds, spec, tokenizer, rules.dtype),
+            append=appending,
+            on_progress=on_progress,
+        )
+        return run_build(job, workers, **run)
+
+
 def run_build(
     job: BuildJob,
     workers: WorkerOptions | None = None,
@@ -272,7 +336,6 @@ def _assemble(
             meter=ProgressMeter(feeds, job.on_progress),
             journal=work.segments,
         ).run()
-        pool.choice.ensure_chosen()
         has_ends = rules.end_id is not None
         facts = store_facts(
             job.spec,

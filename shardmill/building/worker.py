@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,7 @@ from shardmill.errors import (
 )
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
-from shardmill.sources.batches import too_large
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import byte_lengths, too_large
 from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
@@ -56,7 +55,6 @@ from shardmill.tokenizers.base import as_list
 log = logging.getLogger(__name__)
 
 _LONG_DOCUMENT = 300  # tokens
-_Item = TypeVar("_Item")
 
 
 def append_to_each(documents: Ragged, token: int, dtype: npt.DTypeLike) -> Ragged:
@@ -222,11 +220,6 @@ class EncoderChoice:
             self._remember(self._chosen.produced_by)
         return self._chosen
 
-    def ensure_chosen(self) -> None:
-        """Choose now, if nothing had to be encoded."""
-        if self._work.read_note("produced_by") is None:
-            self.encoder([])
-
     def drop(self, mismatch: EngineMismatchError) -> None:
         """The fast engine made an error: its work is discarded, and from now on, also after a
         resume, the reference is used."""
@@ -244,7 +237,8 @@ class EncoderChoice:
     def produced_by(self) -> dict[str, JSON]:
         """For the manifest: engine, versions and proof, as the first run of this build had them."""
         noted = self._work.read_note("produced_by")
-        assert noted is not None, "an encoder was chosen before the journal was full"
+        if noted is None:  # nothing had to be encoded
+            noted = self.encoder([]).produced_by
         dropped = self._work.read_note("dropped_engine")
         return {**noted, "dropped_engine": dropped} if dropped else noted
 
@@ -315,13 +309,13 @@ class ChunkEncoder:
         batch stays in the caches of its core. A reference engine makes an object for every token
         and keeps its thread, which has its own memory for them.
         """
-        reading = read_ahead if provider.has_spare_cores else _in_turn
-        with closing(reading(read_chunks(unit.chunks, cursor))) as batches:
+        spare, chunks = provider.has_spare_cores, read_chunks(unit.chunks, cursor)
+        with closing(read_ahead(chunks) if spare else chunks) as batches:
             first = next(batches, None)
             encoder = provider.encoder(first.batch.texts if first is not None else [])
             rest = chain([first], batches) if first is not None else iter(())
-            encoding = _in_turn if encoder.is_fast and not provider.has_spare_cores else read_ahead
-            with closing(encoding(self._encoded(rest, encoder))) as encoded:
+            made = self._encoded(rest, encoder)
+            with closing(read_ahead(made) if spare or not encoder.is_fast else made) as encoded:
                 for found, ids in encoded:
                     batch = found.batch
                     encoder.watch(batch.texts, ids)
@@ -343,7 +337,7 @@ class ChunkEncoder:
 
     def _encoded(
         self, batches: Iterator[ChunkBatch], encoder: ChosenEncoder
-    ) -> Iterator[tuple[ChunkBatch, Ragged]]:
+    ) -> Generator[tuple[ChunkBatch, Ragged], None, None]:
         for found in batches:
             texts = found.batch.texts
             longest = int(byte_lengths(texts).max(initial=0))
@@ -353,10 +347,6 @@ class ChunkEncoder:
             ids = encoder.encode_unwatched(texts)
             assert len(ids) == len(texts), "an encoder gives one sequence for each text"
             yield found, ids
-
-
-def _in_turn(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    yield from items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from shardmill.arguments import whole_number
 from shardmill.cli.options import Split, read_state
 from shardmill.errors import OptionError
-from shardmill.inspect.steps import Moment
+from shardmill.inspect.rows import Moment
 from shardmill.loading import PlannedSample, RowSource, SampleStream
 from shardmill.loading.config import (
     DataConfig,

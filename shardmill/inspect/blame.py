@@ -1,156 +1,71 @@
-"""From a token of a store to where it came from: file, row and characters.
+"""Where the tokens of a store came from: source, file, row and characters.
 
-In: a store, the position of a token, the input that the store was built from, its tokenizer.
-Out: a `Blame`.
-Promise: the row is read again by the code that built the store, encoded again and compared with the
-stored ids; what is not equal is an error, never an answer.
-Not here: the table that makes it quick (shards, build), looking for text in a store.
-
-Where tokens of a store came from: the public functions.
-
-In: a store, positions of tokens, the input of the build, the tokenizer.  Out: a `Blame` for each.
-Promise: a document is read and encoded once, however many of its tokens are asked for.
-Not here: finding rows (documents, conversations), characters (spans).
-
-The input of a store, as its caller has it now.
-
-In: a manifest, and the sources that the caller opened.  Out: the very sources of the build.
-Promise: what is not the input that the manifest describes (its files by name, size and hash, read
-in the same manner) is refused by name; files that were added since are left out. Names of sources
-and folders do not count: the input may lie elsewhere.
-Not here: opening files by name (sources, cli).
+The row is read again by the code that built the store, encoded again and compared with the stored
+ids; what is not equal is an error, never an answer. A document is read and encoded once, however
+many of its tokens are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from shardmill.chat import ChatTemplate
-from shardmill.errors import OptionError, SourceError
-from shardmill.inspect.blame_lookup import SourceLookup, find_conversation, pieces_of, rendering_of
-from shardmill.inspect.blame_records import (
-    Blame,
+from shardmill.errors import OptionError
+from shardmill.inspect.blame_lookup import (
+    ChatLookup,
     FoundBy,
-    Piece,
-    Proof,
-    Spans,
-    span_at,
-    span_of,
-    spans_of,
+    SourceLookup,
+    document_span,
+    stored_ids,
 )
+from shardmill.inspect.inputs import Inputs, matched_inputs
+from shardmill.inspect.tokens import tokenizer_mismatch
 from shardmill.protocols import ConversationSource, Source, Tokenizer
-from shardmill.records import JSON, ROLES, IntArray
-from shardmill.sources import (
-    ConcatSource,
-    FileSource,
-    HubParquetSource,
-    HubSource,
-    RowLocation,
-    append_files,
-    only_files,
-)
-from shardmill.storage.files import describe_difference
-from shardmill.store import Manifest, Store, open_store
+from shardmill.records import ROLES, IntArray
+from shardmill.sources import RowLocation
+from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace
 
-AnySource: TypeAlias = Source | ConversationSource
-Inputs: TypeAlias = AnySource | Sequence[AnySource] | None
+__all__ = ["Blame", "blame_document", "blame_token", "blame_tokens"]
 
-_NEXT = "name the input that the store was built from, with the options of its build"
-
-
-def matched_inputs(manifest: Manifest, inputs: Inputs) -> list[AnySource]:
-    """One source for each that the store was built from, in their order."""
-    recorded = manifest.sources
-    if not recorded:
-        raise OptionError(
-            "this store does not tell what it was built from (it was converted, or made of "
-            "examples in a program), so nobody can say where its tokens came from"
-        )
-    if inputs is None:
-        return [_reopened(one) for one in recorded]
-    given = list(inputs) if isinstance(inputs, Sequence) else [inputs]
-    if len(given) != len(recorded):
-        names = ", ".join(repr(one.get("name")) for one in recorded)
-        raise OptionError(
-            f"{len(given)} inputs, but the store was built from {len(recorded)} sources: {names}; "
-            "give one for each, in this order"
-        )
-    return [_matched(source, one) for source, one in zip(given, recorded, strict=True)]
-
-
-def _reopened(recorded: dict[str, Any]) -> AnySource:
-    """A hub's dataset can be found again; where files lie no store tells."""
-    if recorded.get("kind") != "hub":
-        raise OptionError(
-            f"the store was built from {_words(recorded)}, and does not tell where that lies; "
-            "say so with --input (inputs=), as the build was told"
-        )
-    options = {key: recorded[key] for key in ("name", "config", "split", "field", "revision")}
-    shuffle = recorded.get("shuffle")
-    if shuffle:
-        options["shuffle"] = (shuffle["seed"], shuffle["buffer_size"])
-    by_files = "num_files" in recorded  # else it was streamed
-    opened = HubParquetSource if by_files else HubSource
-    return _matched(opened(recorded["dataset"], **options), recorded)
-
-
-def _matched(source: AnySource, recorded: dict[str, Any]) -> AnySource:
-    if isinstance(source, FileSource | ConcatSource):
-        source = _same_files(source, recorded)
-    changes = describe_difference(_nameless(recorded), _nameless(source.describe()))
-    if changes:
-        raise SourceError(
-            f"source {source.name!r} is not what the store was built from (then -> now): "
-            f"{changes[0]:.300}; {_NEXT}"
-        )
-    return source
-
-
-def _same_files(source: Source, recorded: dict[str, Any]) -> Source:
-    """The files of the build in its order, without others."""
-    try:
-        found = append_files(source, recorded)
-    except (SourceError, OptionError) as error:
-        what = str(error).partition(";")[0]
-        raise SourceError(f"{what}; {_NEXT}") from error
-    left = only_files(found.source, found.old) if found.num_new else found.source
-    assert left is not None, "a description of files has some"
-    return left
-
-
-def _nameless(value: object) -> JSON:
-    """Without what depends on where the input lies."""
-    if isinstance(value, dict):
-        return {key: _nameless(one) for key, one in value.items() if key != "name"}
-    if isinstance(value, list | tuple):
-        return [_nameless(one) for one in value]
-    return cast(JSON, value)
-
-
-def _words(recorded: dict[str, Any]) -> str:
-    """A source for an error."""
-    listed = recorded.get("files") or recorded.get("inputs") or ()
-    files = [one["file"] for one in listed if isinstance(one, dict) and "file" in one]
-    shown = f": {', '.join(map(repr, files[:3]))}{' ...' if len(files) > 3 else ''}"
-    return f"{recorded.get('name')!r} ({recorded.get('kind')}{shown if files else ''})"
+Kind: TypeAlias = Literal["text", "end", "template", "turn"]
+_REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Some tokens of one document."""
+class Blame:
+    """Where one token came from."""
 
     split: str
-    document: int
-    first: int  # the position of its first token
-    ids: IntArray  # all of it
-    offsets: range  # which of them are asked for
+    token: int  # its position in the split
+    token_id: int
+    document: int  # the document or conversation it is in, a number of the split
+    offset: int  # its position in that
+    source: str  # the name of the source
+    file: str | None  # among the inputs; None: the source is not made of files
+    row: int | None  # a line counts from 1, a row of Parquet or a hub from 0; None: a whole file
+    row_id: str  # as dropped rows are named: "pages.jsonl:17"; or a conversation's own id
+    own_id: str | None  # the row's own field "id"
+    kind: Kind  # "end": appended by the build; "template": put there by the chat template; "turn":
+    # of a turn that a Jinja template wrote, which does not separate words from markers
+    text: str  # the row's text, cleaned as the build did; of a chat, the words of the turn
+    start: int | None  # characters start..stop of `text`; None: the token has no text
+    stop: int | None
+    turn: int | None = None  # of a conversation, from 0; None: a document, or before the first turn
+    role: str | None = None  # who speaks in it
+    part: str | None = None  # "content", "reasoning", "tool_call" or "tools"
+    found_by: FoundBy  # "counting": the input was read from its start
+
+    @property
+    def characters(self) -> str:
+        """The text of the token; a part of a character has the whole character."""
+        return "" if self.start is None else self.text[self.start : self.stop]
 
 
 def blame_token(
@@ -168,7 +83,7 @@ def blame_token(
     `inputs` are the sources of the build, opened as they were then, one for each feed; only a
     dataset of a hub is found without. `template` is needed for a store that was rendered with a
     Jinja template. `fill`: the order in which the build filled the splits, where nothing else
-    tells it.
+    records it.
     """
     (found,) = blame_tokens(
         store,
@@ -184,7 +99,8 @@ def blame_token(
 
 def blame_document(store: str | Path | Store, split: str, document: int) -> range:
     """The positions of the tokens of a document, for `blame_tokens`."""
-    return range(*span_of(_opened(store), split, document))
+    opened = store if isinstance(store, Store) else open_store(store)
+    return range(*document_span(opened, split, document))
 
 
 def blame_tokens(
@@ -197,119 +113,130 @@ def blame_tokens(
     template: ChatTemplate | None = None,
     fill: Sequence[str] | None = None,
 ) -> list[Blame]:
-    """As `blame_token`, of neighbours."""
-    store = _opened(store)
+    """As `blame_token`, for tokens that follow one another."""
+    store = store if isinstance(store, Store) else open_store(store)
     total = store.num_tokens(split)
     if tokens.step != 1 or not 0 <= tokens.start < tokens.stop <= total:
         raise OptionError(
             f"tokens {tokens.start:,}..{tokens.stop:,}: split {split!r} has {total:,} tokens; "
             "wanted some of them"
         )
+    problem = tokenizer_mismatch(store.manifest, tokenizer, repr(tokenizer))
+    if problem is not None:
+        raise OptionError(problem)
     sources = matched_inputs(store.manifest, inputs)
-    with closing(Proof(store, tokenizer)) as proof:
-        found: list[Blame] = []
-        texts = cast(Sequence[Source], sources)
-        documents = None if store.is_chat else SourceLookup(proof, texts, fill)
-        for asked in _documents(proof, split, tokens):
-            if documents is None:
-                found += _of_conversation(proof, asked, sources, template)
-            else:
-                found += _of_document(proof, asked, documents)
-    return found
-
-
-def _opened(store: str | Path | Store) -> Store:
-    return store if isinstance(store, Store) else open_store(store)
-
-
-def _documents(proof: Proof, split: str, tokens: range) -> Iterator[_Asked]:
-    """The documents that these tokens stand in."""
-    starts = proof.store.document_starts(split)
+    texts: SourceLookup | None = None
+    if store.is_chat:
+        (source,) = cast(Sequence[ConversationSource], sources)
+        chats = ChatLookup(store.manifest, tokenizer, template, source)
+    else:
+        texts = SourceLookup(store, tokenizer, cast(Sequence[Source], sources), fill)
+    starts = store.document_starts(split)
+    found: list[Blame] = []
     token = tokens.start
     while token < tokens.stop:
         document = int(starts.searchsorted(token, "right")) - 1  # never one without tokens
-        first, stop = span_of(proof.store, split, document)
-        end = min(stop, tokens.stop)
-        yield _Asked(
-            split=split,
-            document=document,
-            first=first,
-            ids=proof.stored(split, document),
-            offsets=range(token - first, end - first),
-        )
-        token = end
+        first, stop = document_span(store, split, document)
+        offsets = range(token - first, min(stop, tokens.stop) - first)
+        ids = stored_ids(store, split, document)
+        if texts is not None:
+            facts = _document_facts(texts, split, document, offsets)
+        else:
+            facts = _conversation_facts(chats, store, split, document, ids, offsets)
+        found += [
+            Blame(
+                split=split,
+                token=first + offset,
+                token_id=int(ids[offset]),
+                document=document,
+                offset=offset,
+                **one,
+            )
+            for offset, one in zip(offsets, facts, strict=True)
+        ]
+        token = min(stop, tokens.stop)
+    return found
 
 
-def _of_document(proof: Proof, asked: _Asked, documents: SourceLookup) -> Iterator[Blame]:
-    found = documents.find(asked.split, asked.document)
-    name = str(proof.store.manifest.sources[found.feed].get("name"))
-    encoded = np.array(proof.tokenizer.encode(found.text), np.int64)
-    spans = spans_of(proof.tokenizer, found.text, encoded)
-    for offset in asked.offsets:
-        one = _blame(asked, offset, found.place, source=name, text=found.text)
-        one = replace(one, found_by=found.found_by)
-        if offset >= len(encoded):
-            yield replace(one, kind="end")
-            continue
-        span = span_at(proof.tokenizer, found.text, encoded, spans, offset)
-        yield one if span is None else replace(one, start=span[0], stop=span[1])
+def _document_facts(
+    lookup: SourceLookup, split: str, document: int, offsets: range
+) -> Iterator[dict[str, Any]]:
+    """Those fields of `Blame` that depend on the row."""
+    text, location, feed, found_by = lookup.find(split, document)
+    encoded = np.array(lookup.tokenizer.encode(text), np.int64)
+    span_at = span_finder(lookup.tokenizer, text, encoded)
+    row = _row_facts(lookup.store, feed, location, found_by)
+    for offset in offsets:
+        kind = "text" if offset < len(encoded) else "end"
+        start, stop = (span_at(offset) if kind == "text" else None) or (None, None)
+        yield {**row, "kind": kind, "text": text, "start": start, "stop": stop}
 
 
-def _of_conversation(
-    proof: Proof, asked: _Asked, sources: Sequence[AnySource], template: ChatTemplate | None
-) -> Iterator[Blame]:
-    tokenizer, manifest = proof.tokenizer, proof.store.manifest
-    rendering = rendering_of(manifest, tokenizer, template)
-    (source,) = cast(Sequence[ConversationSource], sources)
-    conversation, place = find_conversation(
-        source, rendering, asked.split, asked.document, asked.ids
-    )
-    with closing(ChatSpace(proof.store, asked.split)) as space:
-        example = space.examples([asked.document])
-    pieces = pieces_of(conversation, rendering)
-    name = str(manifest.sources[0].get("name"))
-    spans = {piece.start: _spans(tokenizer, piece, asked.ids) for piece in pieces or ()}
-    for offset in asked.offsets:
-        one = _blame(asked, offset, place, source=name, text="")
+def _conversation_facts(
+    lookup: ChatLookup, store: Store, split: str, document: int, ids: IntArray, offsets: range
+) -> Iterator[dict[str, Any]]:
+    """The same of a conversation, whose ids these are."""
+    conversation, location = lookup.find(split, document, ids)
+    with closing(ChatSpace(store, split)) as space:
+        example = space.examples([document])
+    row = _row_facts(store, 0, location, "counting")
+    pieces = lookup.pieces(conversation)
+    spans = [
+        span_finder(lookup.tokenizer, piece.text, ids[piece.start : piece.stop])
+        for piece in pieces or ()
+    ]
+    for offset in offsets:
+        facts: dict[str, Any] = {**row, "text": "", "start": None, "stop": None}
         turn = int(example.turn_starts.searchsorted(offset, "right")) - 1
         if turn >= 0:
-            one = replace(one, turn=turn, role=ROLES[int(example.turn_roles[turn])])
-        piece = next((p for p in pieces or () if p.start <= offset < p.stop), None)
-        if piece is None:
-            yield replace(one, kind="turn" if pieces is None and turn >= 0 else "template")
-            continue
-        ids, at = asked.ids[piece.start : piece.stop], offset - piece.start
-        span = span_at(tokenizer, piece.text, ids, spans[piece.start], at)
-        one = replace(one, text=piece.content, part=piece.part)
-        if span is not None:
-            one = replace(one, start=span[0] + piece.lead, stop=span[1] + piece.lead)
-        yield one
+            facts |= {"turn": turn, "role": ROLES[int(example.turn_roles[turn])]}
+        facts["kind"] = "turn" if pieces is None and turn >= 0 else "template"
+        for piece, span_at in zip(pieces or (), spans, strict=True):
+            if piece.start <= offset < piece.stop:
+                facts |= {"kind": "text", "text": piece.content, "part": piece.part}
+                span = span_at(offset - piece.start)
+                if span is not None:
+                    facts |= {"start": span[0] + piece.lead, "stop": span[1] + piece.lead}
+        yield facts
 
 
-def _spans(tokenizer: Tokenizer, piece: Piece, ids: IntArray) -> Spans:
-    return spans_of(tokenizer, piece.text, ids[piece.start : piece.stop])
+def _row_facts(store: Store, feed: int, location: RowLocation, found_by: FoundBy) -> dict[str, Any]:
+    return {
+        "source": str(store.manifest.sources[feed].get("name")),
+        "file": location.file,
+        "row": location.row,
+        "row_id": location.id,
+        "own_id": location.own_id,
+        "found_by": found_by,
+    }
 
 
-def _blame(asked: _Asked, offset: int, place: RowLocation, *, source: str, text: str) -> Blame:
-    """All but the characters; counting is the way of conversations."""
-    by: FoundBy = "counting"
-    return Blame(
-        split=asked.split,
-        token=asked.first + offset,
-        token_id=int(asked.ids[offset]),
-        document=asked.document,
-        offset=offset,
-        source=source,
-        file=place.file,
-        row=place.row,
-        row_id=place.id,
-        own_id=place.own_id,
-        kind="text",
-        text=text,
-        start=None,
-        stop=None,
-        found_by=by,
-    )
+def span_finder(
+    tokenizer: Tokenizer, text: str, ids: IntArray
+) -> Callable[[int], tuple[int, int] | None]:
+    """A function from the number of a token to its characters start..stop of `text`.
+
+    Exact where the tokenizer has `spans`, as those of this library do. For any other, the text is
+    decoded up to the token and compared; what does not decode to the text has no characters.
+    """
+    spans = getattr(tokenizer, "spans", None)
+    known = spans(text) if callable(spans) else None
+    if known is not None and len(known) == len(ids):
+        return lambda at: (int(known[at][0]), int(known[at][1]))
+
+    def decoded_span(at: int) -> tuple[int, int] | None:
+        before = _reached(tokenizer.decode(ids[:at]), text)
+        after = _reached(tokenizer.decode(ids[: at + 1]), text)
+        return None if before is None or after is None else (before[0], after[1])
+
+    return decoded_span
 
 
-__all__ = ["Blame", "blame_document", "blame_token", "blame_tokens"]
+def _reached(decoded: str, text: str) -> tuple[int, int] | None:
+    """How far a beginning of the text reaches: in whole characters, and with one that is begun."""
+    if text.startswith(decoded):
+        return len(decoded), len(decoded)
+    whole = decoded.rstrip(_REPLACEMENT)
+    if text.startswith(whole) and whole != decoded:
+        return len(whole), min(len(whole) + 1, len(text))
+    return None

@@ -1,27 +1,13 @@
-"""Two stores become the list of what differs between them.
+"""Everything that differs between two stores: facts, files, documents, order, masks, exclusions.
 
-In: two finished stores on this machine.  Out: a `StoreDiff`.
-Promise: stores are only read; files with equal hashes are not read at all; memory does not grow
-with documents.
-Not here: whether a store is damaged (`verify`), pack plans.
-
-Everything that differs between two stores.
-
-In: two folders.  Out: a `StoreDiff`.
-Promise: equal manifests need no further look: they hold the hash of every file. What is excluded
-from training counts too.
-Not here: printing (cli), damage (`verify`).
-
-What two manifests say differently.
-
-In: two manifests.  Out: sentences by section, "before -> now".
-Promise: pure; every fact of a manifest is in one section, but for totals and file names.
-Not here: documents (documents.py).
+Stores are only read, and files with equal hashes not even that, so damage is not found here: use
+`verify`. Equal manifests need no further look, since they hold the hash of every file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +15,111 @@ import msgspec
 import numpy as np
 
 from shardmill.errors import ManifestError
-from shardmill.inspect.document_diff import compare_documents
-from shardmill.inspect.document_match import DocumentPlace, OrderBreak, SplitDocuments, StoreDiff
-from shardmill.store import Exclusions, Manifest, Store, open_store, read_exclusions
-from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry
+from shardmill.inspect.document_diff import (
+    DocumentPlace,
+    OrderBreak,
+    SplitDocuments,
+    compare_documents,
+)
+from shardmill.store import Manifest, Store, open_store, read_exclusions
+from shardmill.store.manifest import ListedFile, ShardEntry, SplitEntry
+
+__all__ = ["DocumentPlace", "OrderBreak", "SplitDocuments", "StoreDiff", "diff_stores"]
 
 _TOKENIZER = ("tokenizer_fingerprint", "tokenizer_sha256", "vocab_size", "special_token_ids")
 _ELSEWHERE = {"sources", "splits", "ledger", "dropped", "format", "version", "built", *_TOKENIZER}
 _SHOWN = 20  # sentences of a section
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDiff:
+    """All that differs between two stores, called a and b."""
+
+    a: str  # the folders
+    b: str
+    identical: bool  # every file that the manifests list, the manifests, and what is excluded
+    facts: dict[str, tuple[str, ...]]  # section -> sentences, "before -> now"; none, no section
+    documents: tuple[SplitDocuments, ...]  # by split
+    moved: int  # documents that are in both stores, but in splits of other names
+    trained_share: tuple[float, float] | None  # of all tokens; None: not both hold conversations
+
+
+def diff_stores(a: str | Path, b: str | Path) -> StoreDiff:
+    """Compare two finished stores on this machine."""
+    left, right = open_store(a), open_store(b)
+    excluded = tuple(_excluded(left, right))
+    try:
+        same = left.manifest == right.manifest
+        facts = differing_facts(left.manifest, right.manifest)
+    except RecursionError as error:
+        raise ManifestError(
+            f"{a}, {b}: sources or options of a manifest are nested too deeply to be compared"
+        ) from error
+    if same:
+        moved = 0
+        splits = tuple(
+            SplitDocuments(split=name, both=left.num_documents(name)) for name in left.splits
+        )
+    else:
+        splits, moved = compare_documents(left, right)
+    return StoreDiff(
+        a=str(a),
+        b=str(b),
+        identical=same and not excluded,
+        facts=facts | ({"exclusions": excluded} if excluded else {}),
+        documents=splits,
+        moved=moved,
+        trained_share=_trained_shares(left.manifest, right.manifest),
+    )
+
+
+def _excluded(left: Store, right: Store) -> Iterator[str]:
+    """Where other tokens are excluded. Positions mean the same tokens in equal stores only."""
+    before, now = read_exclusions(left), read_exclusions(right)
+    for split in dict.fromkeys([*left.splits, *right.splits]):
+        if not np.array_equal(before.spans(split), now.spans(split)):
+            counts = [
+                f"{found.num_tokens(split):,} tokens by "
+                f"{sum(entry.split == split for entry in found.entries):,} entries"
+                for found in (before, now)
+            ]
+            yield f"{split}: {' -> '.join(counts)}"
+
+
+def _trained_shares(a: Manifest, b: Manifest) -> tuple[float, float] | None:
+    ledgers = a.ledger, b.ledger
+    before, now = (
+        None if one.chat is None else one.chat.trained_tokens / max(one.tokens.kept, 1)
+        for one in ledgers
+    )
+    return None if before is None or now is None else (before, now)
+
+
 def differing_facts(a: Manifest, b: Manifest) -> dict[str, tuple[str, ...]]:
-    """Section -> sentences. A section with nothing to say is not there."""
+    """What two manifests say differently: section -> sentences "before -> now".
+
+    Every fact of a manifest is in one section, except totals and file names. A section without
+    differences is left out.
+    """
     before, now = (msgspec.to_builtins(manifest) for manifest in (a, b))
     chats = [one["options"].pop("chat", None) for one in (before, now)]
+    tokenizers: list[Any] = [{name: one[name] for name in _TOKENIZER} for one in (before, now)]
     sections = {
-        "tokenizer": changes(_part(before, _TOKENIZER), _part(now, _TOKENIZER)),
+        "tokenizer": changes(*tokenizers),
         "template": changes(*chats),
         "options": changes(_without(before, _ELSEWHERE), _without(now, _ELSEWHERE)),
         "sources": _source_changes(before["sources"], now["sources"]),
         "splits": _split_changes(a.splits, b.splits),
         "ledger": changes(before["ledger"], now["ledger"]),
     }
-    found = {name: list(lines) for name, lines in sections.items()}
-    return {name: _shown(lines) for name, lines in found.items() if lines}
+    found = {}
+    for name, section in sections.items():
+        lines = list(section)
+        if len(lines) > _SHOWN:
+            lines = [*lines[:_SHOWN], f"and {len(lines) - _SHOWN:,} more"]
+        if lines:
+            found[name] = tuple(lines)
+    return found
 
 
 def changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
@@ -68,7 +135,7 @@ def changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _source_changes(before: list[Any], now: list[Any]) -> Iterator[str]:
-    """How files are read, then which they are. A manifest may say anything of its sources."""
+    """How files are read, then which they are. A manifest may hold anything about its sources."""
     found = [
         *changes([_bare(one) for one in before], [_bare(one) for one in now]),
         *_file_changes(*(dict(_files(sources)) for sources in (before, now))),
@@ -88,8 +155,8 @@ def _file_changes(
     for name in old:
         if name in new and _changed(old[name], new[name]):
             sizes = [entry.get("bytes") for entry in (old[name], new[name])]
-            told = [f"{size:,}" if isinstance(size, int) else repr(size) for size in sizes]
-            yield f"changed {name}: {told[0]} -> {told[1]} bytes"
+            shown = [f"{size:,}" if isinstance(size, int) else repr(size) for size in sizes]
+            yield f"changed {name}: {shown[0]} -> {shown[1]} bytes"
     left, right = [n for n in old if n in new], [n for n in new if n in old]
     for first, second in zip(left, right, strict=True):
         if first != second:
@@ -137,7 +204,7 @@ def _is_concat(source: Any) -> bool:
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the content differs, as far as both tell the same of it."""
+    """Whether the content differs, by the facts that both record."""
     return any(old[key] != new[key] for key in old.keys() & new.keys() if key != "file")
 
 
@@ -163,14 +230,10 @@ def _counts(split: SplitEntry | None) -> dict[str, int] | None:
 
 
 def _hashes(split: SplitEntry) -> dict[str, str]:
-    files: list[FileEntry | ShardEntry] = [split.index, *split.shards]
+    files: list[ListedFile | ShardEntry] = [split.index, *split.shards]
     if split.chat is not None:
         files += [split.chat.mask, split.chat.turns, split.chat.roles]
     return {entry.file: entry.sha256 for entry in files}
-
-
-def _part(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: facts[name] for name in names}
 
 
 def _without(facts: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
@@ -180,79 +243,3 @@ def _without(facts: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _shown(lines: list[str]) -> tuple[str, ...]:
-    more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
-    return (*lines[:_SHOWN], *more)
-
-
-def diff_stores(a: str | Path, b: str | Path) -> StoreDiff:
-    """Compare two finished stores on this machine."""
-    left, right = open_store(a), open_store(b)
-    try:
-        return _diff(left, right, str(a), str(b))
-    except RecursionError as error:
-        raise ManifestError(
-            f"{a}, {b}: sources or options of a manifest are nested too deeply to be compared"
-        ) from error
-
-
-def _diff(left: Store, right: Store, a: str, b: str) -> StoreDiff:
-    excluded = tuple(_excluded(left, right))
-    same = left.manifest == right.manifest
-    if same:
-        splits, moved = tuple(_all_of(left, name) for name in left.splits), 0
-    else:
-        found = compare_documents(left, right)
-        splits, moved = found.splits, found.moved
-    return StoreDiff(
-        a=a,
-        b=b,
-        identical=same and not excluded,
-        facts=differing_facts(left.manifest, right.manifest)
-        | ({"exclusions": excluded} if excluded else {}),
-        documents=splits,
-        moved=moved,
-        trained_share=_shares(left.manifest, right.manifest),
-    )
-
-
-def _excluded(left: Store, right: Store) -> Iterator[str]:
-    """Where other tokens are excluded. Positions mean the same tokens in equal stores only."""
-    before, now = read_exclusions(left), read_exclusions(right)
-    for split in dict.fromkeys([*left.splits, *right.splits]):
-        if not np.array_equal(before.spans(split), now.spans(split)):
-            yield f"{split}: {_told(before, split)} -> {_told(now, split)}"
-
-
-def _told(exclusions: Exclusions, split: str) -> str:
-    entries = sum(entry.split == split for entry in exclusions.entries)
-    return f"{exclusions.num_tokens(split):,} tokens by {entries:,} entries"
-
-
-def _all_of(store: Store, split: str) -> SplitDocuments:
-    return SplitDocuments(
-        split=split,
-        both=store.num_documents(split),
-        only_a=0,
-        only_b=0,
-        other_mask=0,
-        first_only_a=(),
-        first_only_b=(),
-        first_other_mask=(),
-        order=None,
-    )
-
-
-def _shares(a: Manifest, b: Manifest) -> tuple[float, float] | None:
-    shares = []
-    for manifest in (a, b):
-        chat, tokens = manifest.ledger.chat, manifest.ledger.tokens.kept
-        if chat is None:
-            return None
-        shares.append(chat.trained_tokens / max(tokens, 1))
-    return shares[0], shares[1]
-
-
-__all__ = ["DocumentPlace", "OrderBreak", "SplitDocuments", "StoreDiff", "diff_stores"]

@@ -1,17 +1,9 @@
-"""Documents of a store: a list, their lengths, and one of them token by token.
+"""Documents of a store: a list, their lengths, one token by token, and a search.
 
-In: a store that is open, a split, numbers.  Out: facts for JSON.
-Promise: work and memory are those of what is asked for; a histogram of many documents is one of
-evenly spread runs of them, and says of how many; the trained tokens are those of the loss mask.
-Not here: searching (search), texts of tokens (words).
-
-Find documents by text, number or source, a second at a time.
-
-In: a store that is open, a split, what to look for, a cursor.  Out: matches and the next cursor.
-Promise: a call ends after about a second or 50 matches; going on with the cursor looks at every
-document once, from the first to the last, however long they are; a document is told once, with its
-first match.
-Not here: an index. Every search reads the store.
+Work and memory are those of what is asked for. Lengths of many documents are those of evenly spread
+runs of them, and the answer says of how many. There is no index: a search reads the store, for
+about a second or up to 50 matches; continued with its cursor, it looks at every document once, from
+the first to the last, and finds a document once, at its first match.
 """
 
 from __future__ import annotations
@@ -19,17 +11,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.inspect.stores import NotThereError, OpenStore
-from shardmill.inspect.tokens import LEAD, TAIL, Tokens, Words, preview, shown
-from shardmill.records import JSON, ROLES, BoolArray, IntArray, OffsetArray
+from shardmill.inspect.tokens import LEAD, TAIL, Tokens, TokenTexts, preview, shown
+from shardmill.records import JSON, ROLES, BoolArray, IntArray
 from shardmill.store import read_origins
 from shardmill.store.origins import FEED
 
@@ -37,8 +28,15 @@ PREVIEW = 160  # characters
 _PREVIEW_TOKENS = 96
 _BLOCK = 2**16  # documents or bytes looked at a time
 LOOK_AT_ALL = 2**22
-"""Documents whose lengths are all counted; of more a part is."""
+"""Documents whose lengths are all counted; of more, a part is."""
 MOST_TURNS = 2000
+SECONDS = 1.0
+MOST_MATCHES = 50
+MOST_QUERY = 200  # characters
+_TOKENS = 4096  # of a document, searched at a time
+_PAGE = 256  # documents whose starts are read at a time
+_CURSOR = re.compile(r"([0-9]{1,16})\.([0-9]{1,16})", re.ASCII)
+KINDS = ("text", "id", "source")
 
 
 def document_page(opened: OpenStore, split: str, page: tuple[int, int]) -> dict[str, JSON]:
@@ -47,11 +45,11 @@ def document_page(opened: OpenStore, split: str, page: tuple[int, int]) -> dict[
     first = min(page[0], total)
     edges = opened.spans(split, first, min(first + page[1], total)).tolist()
     documents: list[JSON] = []
-    for place, (start, stop) in enumerate(pairwise(edges)):
+    for number, (start, stop) in enumerate(pairwise(edges), first):
         role, text = beginning(opened, split, start, stop)
         documents.append(
             {
-                "document": first + place,
+                "document": number,
                 "start": start,
                 "tokens": stop - start,
                 "trained": trained_in(opened, split, start, stop),
@@ -63,7 +61,7 @@ def document_page(opened: OpenStore, split: str, page: tuple[int, int]) -> dict[
 
 
 def beginning(opened: OpenStore, split: str, start: int, stop: int) -> tuple[str | None, str]:
-    """What a document is listed with: its first words, and who says them (None: no conversation).
+    """The role (None: no conversation) and the first words that a document is listed with.
 
     Of a conversation it is the first user turn, since agents share their system prompts; one
     without a user is listed with its first turn.
@@ -74,7 +72,7 @@ def beginning(opened: OpenStore, split: str, start: int, stop: int) -> tuple[str
         first, last = np.searchsorted(arrays.turn_starts, (start, stop)).tolist()
         roles = np.array(arrays.turn_roles[first : min(last, first + MOST_TURNS)])
         if len(roles):
-            turn = int(np.argmax(roles == ROLES.index("user")))  # 0 when no user is there
+            turn = int(np.argmax(roles == ROLES.index("user")))  # 0 when there is no user
             role = _role(int(roles[turn]))
             start = int(arrays.turn_starts[first + turn])
             if first + turn + 1 < last:
@@ -88,15 +86,15 @@ def beginning(opened: OpenStore, split: str, start: int, stop: int) -> tuple[str
 
 def _opening(opened: OpenStore, role: str | None) -> str:
     """The text that the chat template writes before a turn of this role, such as
-    "<|im_start|>user"; "" when the store does not say, as with a Jinja template."""
-    words, options = opened.reading.words, opened.store.manifest.options
-    if words is None or role is None:
+    "<|im_start|>user"; "" when the store does not record it, as with a Jinja template."""
+    texts, options = opened.reading.texts, opened.store.manifest.options
+    if texts is None or role is None:
         return ""
     try:
         template: dict[str, Any] = options["chat"]["template"]
         ids, parts = template["markers"], template["spec"]["roles"][role]["before"]
         return "".join(
-            words.decode(np.array([ids[part["marker"]]])) if "marker" in part else part["text"]
+            texts.decode(np.array([ids[part["marker"]]])) if "marker" in part else part["text"]
             for part in parts
         )
     except (KeyError, TypeError, TokenizerError):  # then it is listed with the text
@@ -119,7 +117,7 @@ def trained_in(opened: OpenStore, split: str, start: int, stop: int) -> int | No
         if first == start >> 3:
             part[0] &= 0xFF << (start & 7) & 0xFF  # bits of tokens before
         if last == (stop + 7) >> 3 and stop & 7:
-            part[-1] &= (1 << (stop & 7)) - 1  # bits of tokens behind
+            part[-1] &= (1 << (stop & 7)) - 1  # bits of tokens after
         count += int(np.bitwise_count(part).sum())
     return count
 
@@ -166,30 +164,28 @@ def _mask(opened: OpenStore, split: str, start: int, stop: int) -> BoolArray:
 def _turns(
     opened: OpenStore, split: str, document: tuple[int, int], seen: tuple[int, int]
 ) -> tuple[IntArray, list[JSON]]:
-    """Which turn each seen token is of, and the turns: all, or those that are seen if there are
+    """Which turn each seen token is in, and the turns: all, or those that are seen if there are
     too many."""
     arrays = opened.chat_arrays(split)
     first, last = np.searchsorted(arrays.turn_starts, document).tolist()
-    place = np.arange(*seen)
-    turn = np.searchsorted(arrays.turn_starts[first:last], place, side="right") - 1
+    turn = np.searchsorted(arrays.turn_starts[first:last], np.arange(*seen), side="right") - 1
     low, high = 0, last - first
     if high > MOST_TURNS:
         low, high = (max(0, int(turn[0])), int(turn[-1]) + 1) if len(turn) else (0, 0)
     chosen = slice(first + low, first + min(high, low + MOST_TURNS))
-    starts: OffsetArray = np.array(arrays.turn_starts[chosen], np.int64)
-    behind = chosen.stop
-    end = int(arrays.turn_starts[behind]) if behind < last else document[1]
+    starts = arrays.turn_starts[chosen].tolist()
+    end = int(arrays.turn_starts[chosen.stop]) if chosen.stop < last else document[1]
     roles = arrays.turn_roles[chosen].tolist()
     turns: list[JSON] = [
         {
-            "turn": low + number,
+            "turn": number,
             "role": _role(role),
             "start": start - document[0],
             "stop": stop - document[0],
             "trained": trained_in(opened, split, start, stop),
         }
         for number, (role, (start, stop)) in enumerate(
-            zip(roles, pairwise([*starts.tolist(), end]), strict=True)
+            zip(roles, pairwise([*starts, end]), strict=True), low
         )
     ]
     return turn, turns
@@ -214,17 +210,9 @@ def _histogram(opened: OpenStore, split: str) -> dict[str, JSON]:
     edges = 1 << np.arange(63, dtype=np.int64)
     counts = np.zeros(64, np.int64)
     for start in range(0, looked_at, _BLOCK):
-        places = np.searchsorted(edges, lengths[start : start + _BLOCK], side="right")
-        counts += np.bincount(places, minlength=64)
+        bins = np.searchsorted(edges, lengths[start : start + _BLOCK], side="right")
+        counts += np.bincount(bins, minlength=64)
     used = np.flatnonzero(counts)
-    bins: list[JSON] = [
-        {
-            "from": 0 if place == 0 else 1 << (place - 1),
-            "to": 1 << place,
-            "count": int(counts[place]),
-        }
-        for place in range(int(used[0]), int(used[-1]) + 1)
-    ]
     middle = (looked_at - 1) // 2, looked_at // 2
     facts: dict[str, JSON] = {
         "shortest": int(lengths.min()),
@@ -232,8 +220,16 @@ def _histogram(opened: OpenStore, split: str) -> dict[str, JSON]:
         "mean": float(lengths.mean()),
     }
     lengths.partition(middle)  # in place: the order is not needed any more
-    facts["median"] = float(lengths[list(middle)].mean())
-    return {"bins": bins, **facts, "looked_at": looked_at, "documents": total}
+    return {
+        "bins": [
+            {"from": 0 if at == 0 else 1 << (at - 1), "to": 1 << at, "count": int(counts[at])}
+            for at in range(int(used[0]), int(used[-1]) + 1)
+        ],
+        **facts,
+        "median": float(lengths[list(middle)].mean()),
+        "looked_at": looked_at,
+        "documents": total,
+    }
 
 
 def even_runs(total: int, most: int, run: int) -> list[tuple[int, int]]:
@@ -241,71 +237,30 @@ def even_runs(total: int, most: int, run: int) -> list[tuple[int, int]]:
     if total <= most:
         return [(start, min(start + run, total)) for start in range(0, total, run)]
     count = most // run
-    starts = [(total - run) * place // max(1, count - 1) for place in range(count)]
+    starts = [(total - run) * number // max(1, count - 1) for number in range(count)]
     return [(start, start + run) for start in starts]
-
-
-SECONDS = 1.0
-MOST_MATCHES = 50
-MOST_QUERY = 200  # characters
-_TOKENS = 4096  # of a document, looked at a time
-_PAGE = 256  # documents whose places are read at a time
-_CURSOR = re.compile(r"([0-9]{1,16})\.([0-9]{1,16})", re.ASCII)
-KINDS = ("text", "id", "source")
-
-
-class SearchCursor(NamedTuple):
-    """Where a search goes on."""
-
-    document: int
-    token: int = 0  # of the document
-
-    def __str__(self) -> str:
-        return f"{self.document}.{self.token}"
-
-
-@dataclass(slots=True)
-class SearchResult:
-    """What a call has so far."""
-
-    matches: list[JSON]
-    scanned: int = 0  # documents
-    unreadable: int = 0  # those of them with ids that are no text
-    next: SearchCursor | None = None
 
 
 def search(
     opened: OpenStore, split: str, kind: str, text: str, after: str | None
 ) -> dict[str, JSON]:
-    """Documents that match, in their order."""
-    total = opened.store.num_documents(split)
-    place = _cursor(after, total)
+    """Documents that match, in their order; continues `after` the "next" of an earlier answer."""
+    total, cursor = opened.store.num_documents(split), (0, 0)
+    if after is not None:
+        known = _CURSOR.fullmatch(after)
+        if known is None or int(known[1]) >= total:
+            raise OptionError(f"after={after[:40]!r}: wanted the `next` of the previous answer")
+        cursor = int(known[1]), int(known[2])
     if kind == "text":
-        found = _by_text(opened, split, text, place)
+        found = _by_text(opened, split, text, cursor)
     elif kind == "id":
         found = _by_number(opened, split, text)
     else:
-        found = _by_source(opened, split, text, place)
-    after = None if found.next is None else str(found.next)
-    return {
-        "matches": found.matches,
-        "next": after,
-        "scanned": found.scanned,
-        "unreadable": found.unreadable,
-        "total": total,
-    }
+        found = _by_source(opened, split, text, cursor[0])
+    return {"next": None, "unreadable": 0, **found, "total": total}
 
 
-def _cursor(after: str | None, total: int) -> SearchCursor:
-    if after is None:
-        return SearchCursor(0)
-    known = _CURSOR.fullmatch(after)
-    if known is None or int(known[1]) >= total:
-        raise OptionError(f"after={after[:40]!r}: wanted the `next` of the answer before")
-    return SearchCursor(int(known[1]), int(known[2]))
-
-
-def _by_number(opened: OpenStore, split: str, text: str) -> SearchResult:
+def _by_number(opened: OpenStore, split: str, text: str) -> dict[str, JSON]:
     total = opened.store.num_documents(split)
     number = int(text) if re.fullmatch(r"[0-9]{1,16}", text, re.ASCII) else total
     if number >= total:
@@ -313,37 +268,33 @@ def _by_number(opened: OpenStore, split: str, text: str) -> SearchResult:
             f"q={text[:40]!r}: no document of split {split!r}; wanted a number from 0 to "
             f"{total - 1:,}"
         )
-    return SearchResult([_first_lines(opened, split, number)], scanned=1)
+    return {"matches": [_first_lines(opened, split, number)], "scanned": 1}
 
 
-def _by_source(opened: OpenStore, split: str, text: str, place: SearchCursor) -> SearchResult:
-    """A store of one source has no other documents; of several its table of origins tells."""
+def _by_source(opened: OpenStore, split: str, text: str, first: int) -> dict[str, JSON]:
+    """All documents of a store of one source; of several, its table of origins says which."""
     names = [str(source.get("name")) for source in opened.store.manifest.sources]
     if text not in names:
         raise OptionError(f"q={text[:80]!r}: no source of this store; wanted one of {names[:20]}")
-    first, end = 0, opened.store.num_documents(split)
+    start, end = 0, opened.store.num_documents(split)
     if len(names) > 1:
-        first, end = _documents_of(opened, split, names.index(text))
-    start = max(first, place.document)
+        origins = read_origins(opened.folder, opened.store.manifest)
+        if origins is None:
+            raise OptionError(
+                f"{opened.folder}: has several sources and no table of origins, so it is not known "
+                "which source a document came from; search for text"
+            )
+        # the documents of one source follow one another
+        edges = np.append(origins.first(split), end)
+        source = names.index(text)
+        start, end = edges[origins.table[:, FEED].searchsorted([source, source + 1])].tolist()
+    start = max(start, first)
     stop = max(start, min(end, start + MOST_MATCHES))
-    numbers = range(start, stop)
-    matches = [_first_lines(opened, split, number) for number in numbers]
-    return SearchResult(
-        matches, scanned=len(numbers), next=SearchCursor(stop) if stop < end else None
-    )
-
-
-def _documents_of(opened: OpenStore, split: str, feed: int) -> tuple[int, int]:
-    """The documents start..stop of a split that one of its sources gave; they are neighbours."""
-    origins = read_origins(opened.folder, opened.store.manifest)
-    if origins is None:
-        raise OptionError(
-            f"{opened.folder}: of several sources, and it has no table of origins, which would "
-            "tell from which one a document is; search for text"
-        )
-    edges = np.append(origins.first(split), opened.store.num_documents(split))
-    rows = origins.table[:, FEED].searchsorted([feed, feed + 1])
-    return int(edges[rows[0]]), int(edges[rows[1]])
+    return {
+        "matches": [_first_lines(opened, split, number) for number in range(start, stop)],
+        "scanned": stop - start,
+        "next": f"{stop}.0" if stop < end else None,
+    }
 
 
 def _first_lines(opened: OpenStore, split: str, number: int) -> JSON:
@@ -352,30 +303,35 @@ def _first_lines(opened: OpenStore, split: str, number: int) -> JSON:
     return {"document": number, "at": None, "role": role, "snippet": snippet, "from": 0, "to": 0}
 
 
-def _by_text(opened: OpenStore, split: str, text: str, place: SearchCursor) -> SearchResult:
-    words = opened.reading.words
-    if words is None:
+def _by_text(opened: OpenStore, split: str, text: str, cursor: tuple[int, int]) -> dict[str, JSON]:
+    texts = opened.reading.texts
+    if texts is None:
         raise OptionError(f"text cannot be searched: {opened.reading.why}")
     if len(text) > MOST_QUERY:
         raise OptionError(f"q: {len(text):,} characters; wanted at most {MOST_QUERY:,}")
-    end, found = time.monotonic() + SECONDS, SearchResult([])
-    for number, start, stop in _documents(opened, split, place.document):
-        at = place.token if number == place.document else 0
+    end, matches = time.monotonic() + SECONDS, list[JSON]()
+    scanned = unreadable = 0
+
+    def answer(cursor: str | None) -> dict[str, JSON]:
+        counts = {"scanned": scanned, "unreadable": unreadable}
+        return {"matches": matches, **counts, "next": cursor}
+
+    for number, start, stop in _documents(opened, split, cursor[0]):
+        at = cursor[1] if number == cursor[0] else 0
         while at == 0 or at < stop - start:
-            if time.monotonic() > end or len(found.matches) >= MOST_MATCHES:
-                found.next = SearchCursor(number, at)
-                return found
+            if time.monotonic() > end or len(matches) >= MOST_MATCHES:
+                return answer(f"{number}.{at}")
             try:
-                match, looked = _match(opened, split, (start, stop), at, text, words)
-            except TokenizerError:  # the document itself says why
-                found.unreadable += 1
+                match, looked = _match(opened, split, (start, stop), at, text, texts)
+            except TokenizerError:  # the view of the document says why
+                unreadable += 1
                 break
             if match is not None:
-                found.matches.append({"document": number, **match})
+                matches.append({"document": number, **match})
                 break
             at += looked
-        found.scanned += 1
-    return found
+        scanned += 1
+    return answer(None)
 
 
 def _documents(opened: OpenStore, split: str, first: int) -> Iterator[tuple[int, int, int]]:
@@ -388,33 +344,33 @@ def _documents(opened: OpenStore, split: str, first: int) -> Iterator[tuple[int,
 
 
 def _match(
-    opened: OpenStore, split: str, document: tuple[int, int], at: int, text: str, words: Words
+    opened: OpenStore, split: str, document: tuple[int, int], at: int, text: str, texts: TokenTexts
 ) -> tuple[dict[str, JSON] | None, int]:
     """The first match in the next tokens from `at` on, and how many were looked at."""
     begin, end = document
     lead = min(at, LEAD)
-    over = 4 * len(text)  # a match goes on behind them: a character has at most four tokens
+    over = 4 * len(text)  # a match may continue after them: a character has at most four tokens
     ids = opened.open_tokens(split).read(begin + at - lead, min(end, begin + at + _TOKENS + over))
-    most = words.fitting(ids)
-    if most <= lead:  # what stands before is too long to be decoded with it
+    most = texts.fitting(ids)
+    if most <= lead:  # what comes before is too long to be decoded with it
         ids, lead = ids[lead:], 0
-        most = words.fitting(ids)
+        most = texts.fitting(ids)
     looked = _TOKENS if most == len(ids) else max(1, most - lead - over)
     ids = ids[:most]
-    whole = words.decode(ids)
-    place = whole.find(text)
-    if place < 0:
+    whole = texts.decode(ids)
+    start = whole.find(text)
+    if start < 0:
         return None, looked
-    borders = words.borders(ids, whole)
-    last = int(np.searchsorted(borders, place, side="right")) - 1
-    token = int(np.searchsorted(borders, borders[last]))  # the first of a character's tokens
-    return {"at": at - lead + token, **_snippet(whole, place, len(text))}, looked
+    offsets = texts.offsets(ids, whole)
+    last = int(np.searchsorted(offsets, start, side="right")) - 1
+    token = int(np.searchsorted(offsets, offsets[last]))  # the first of a character's tokens
+    return {"at": at - lead + token, **_snippet(whole, start, len(text))}, looked
 
 
-def _snippet(whole: str, place: int, length: int) -> dict[str, JSON]:
-    """The match with what is around it. Its borders count UTF-16 units, as a page does."""
-    start = max(0, place - max(0, PREVIEW - length) // 2)
-    snippet = whole[start : max(place + length, start + PREVIEW)]
-    before = len(whole[start:place].encode("utf-16-le", "surrogatepass")) // 2
-    inside = len(whole[place : place + length].encode("utf-16-le", "surrogatepass")) // 2
+def _snippet(whole: str, at: int, length: int) -> dict[str, JSON]:
+    """A match with what is around it. Its ends count UTF-16 units, as a page does."""
+    start = max(0, at - max(0, PREVIEW - length) // 2)
+    snippet = whole[start : max(at + length, start + PREVIEW)]
+    before = len(whole[start:at].encode("utf-16-le", "surrogatepass")) // 2
+    inside = len(whole[at : at + length].encode("utf-16-le", "surrogatepass")) // 2
     return {"snippet": snippet, "from": before, "to": before + inside}

@@ -1,19 +1,10 @@
-"""Serve the inspector on one address. The one importer of uvicorn.
+"""The facts over HTTP, on one address. The one importer of starlette and uvicorn.
 
-In: a `Desk`, a host, a port.  Out: a server that answers until it is stopped.
-Promise: the address is bound before it is printed, so it can be opened at once; Ctrl-C closes every
-connection; nothing is logged but errors. A connection that is not being answered keeps its place
-only while nobody else needs it, and never for longer than `WAIT_SECONDS` twice.
-Not here: what is answered (web), messages (cli).
-
-The facts over HTTP. The one importer of starlette.
-
-In: a `Desk`, a folder of page files, the hosts that may be named.  Out: an ASGI application.
-Promise: read-only; only requests whose Host is one of ours are answered, so a page elsewhere cannot
-read the data through a name of its own; no other origin may ask or start anything; nothing that
-is sent back runs as code, and no file is read but the listed ones. Work is done in a few threads;
-one that is slow holds up no other.
-Not here: sockets (serve), what is answered (api).
+Read-only. Only requests whose Host is ours are answered, so a page elsewhere cannot read the data
+through a name of its own; no other origin may ask or start anything; nothing that is sent back runs
+as code, and no file is served but the listed ones. Answers are made in a few threads, and a slow
+one holds up no other. A connection that is not being answered is kept only while no other needs its
+slot, and never for longer than twice `WAIT_SECONDS`.
 """
 
 from __future__ import annotations
@@ -28,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError, missing_extra
-from shardmill.inspect.api import GET, LONG, POST, Answer, Desk
-from shardmill.inspect.stores import NotThereError, Query
+from shardmill.inspect.api import GET, LONG, POST, Answer, Desk, Query
+from shardmill.inspect.stores import NotThereError
 from shardmill.records import JSON
 
 try:
@@ -42,6 +33,11 @@ try:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as missing:
     raise missing_extra("starlette", "view") from missing
+try:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as missing:
+    raise missing_extra("uvicorn", "view") from missing
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {
@@ -61,6 +57,15 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+MOST_CONNECTIONS = 96
+"""Connections that wait for a request; of more, the one that has waited longest is closed."""
+
+WAIT_SECONDS = 15.0
+"""How often a connection is looked at; one that did nothing since the last time is closed."""
+
+_BACKLOG = 24
+"""Connections accepted in one turn of the event loop. Between accepting a connection and reading
+its request are about three turns, so a flood of 3 * 24 cannot push out a client that asks."""
 _NO_PAGE = "no-page.html"
 _AT_ONCE = 4  # requests that are worked on; others wait
 _LONG_AT_ONCE = 2  # of those that may take a second, beside the others
@@ -76,7 +81,7 @@ class Hosts:
 
     def known(self, header: str) -> bool:
         """Our own address, a loopback one, or, when bound to all addresses, any that is a number:
-        a name could be anybody's."""
+        a name could belong to anyone."""
         host, colon, port = header.rpartition(":")
         if not colon or port.endswith("]"):
             host, port = header, "80"
@@ -85,15 +90,11 @@ class Hosts:
         own = f"[{self.host}]" if ":" in self.host else self.host
         if host.lower() in (*_LOOPBACK, own.lower()):
             return True
-        return self.host in ("0.0.0.0", "::") and _is_number(host)
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
+        try:
+            ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return self.host in ("0.0.0.0", "::")
 
 
 def build_app(desk: Desk, hosts: Hosts, page: Path = PAGE) -> ASGIApp:
@@ -146,7 +147,7 @@ def _endpoint(
         given = request.query_params.multi_items()
         values = dict(given) | request.path_params
         if len(values) != len(given) + len(request.path_params):
-            raise OptionError("a name is there twice; wanted each name once")
+            raise OptionError("a name was sent twice; wanted each name once")
         async with gate:
             body = await run_in_threadpool(work, values)
         return _json(body, status)
@@ -200,11 +201,11 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return _error(500, "an error of shardmill itself; the terminal that it runs in shows it")
+    return _error(500, "an error in shardmill itself; the terminal that it runs in shows it")
 
 
 class _Guard:
-    """In front of everything: who may ask, and what every answer says."""
+    """Comes before everything else: who may ask, and the headers of every answer."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts
@@ -230,7 +231,7 @@ class _Guard:
         if len(found) != 1:
             return _error(400, f"{len(found)} Host headers; wanted one")
         if not self._hosts.known(found[0]):
-            return _error(421, f"Host {found[0][:80]!r}: not this server; use the address it told")
+            return _error(421, f"Host {found[0][:80]!r}: wanted the address it printed")
         asked_by = headers.get("sec-fetch-site", ["none"])[0]
         if scope["path"].startswith("/api/") and asked_by not in ("same-origin", "none"):
             return _error(403, "asked by a page of another site; only our own page may")
@@ -247,23 +248,6 @@ def _foreign_post(headers: dict[str, list[str]], own: str) -> Response | None:
     if [one.lower() for one in origin] != [own.lower()]:
         return _error(403, f"Origin {origin[0][:80]!r}: wanted {own}")
     return None
-
-
-try:
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as missing:
-    raise missing_extra("uvicorn", "view") from missing
-
-MOST_CONNECTIONS = 96
-"""Connections that wait for a request; of more, the one that has waited longest is closed."""
-
-WAIT_SECONDS = 15.0
-"""How often a connection is looked at; one that did nothing since the last time is closed."""
-
-_BACKLOG = 24
-"""Connections accepted in one turn of the event loop. Between accepting a connection and reading
-its request lie about three turns, so a flood of 3 * 24 cannot push out a client that asks."""
 
 
 class _Connection(H11Protocol):
@@ -293,7 +277,7 @@ class _Connection(H11Protocol):
         return not made and not self.flow.write_paused
 
     def _begin_waiting(self) -> None:
-        """Make room: close the connection that has waited longest, if there are too many."""
+        """Close the connection that has waited longest, if there are too many."""
         self._since = self.loop.time()
         waiting = [
             one
@@ -309,7 +293,7 @@ class _Connection(H11Protocol):
 
     def _look_again(self) -> None:
         """Close it if no request began and no byte of an answer left since the last look: bytes of
-        an unfinished request are no progress, or one byte a second would hold it for ever."""
+        an unfinished request are no progress, or one byte a second would hold it forever."""
         seen = self.cycle, self.transport.get_write_buffer_size()
         if seen == self._seen and not self._is_answered:
             self.transport.abort()  # close() would wait for a client that does not read
@@ -319,7 +303,7 @@ class _Connection(H11Protocol):
 
 
 class Server:
-    """A bound address with an application behind it. `url` is what to open."""
+    """An application on a bound address. `url` is what to open."""
 
     def __init__(self, listener: socket.socket, hosts: Hosts, desk: Desk, page: Path) -> None:
         self.hosts = hosts
@@ -366,7 +350,7 @@ def open_server(desk: Desk, host: str, port: int, page: Path = PAGE) -> Iterator
     except OSError as error:
         raise OptionError(
             f"--host {host} --port {port}: cannot be bound ({error.strerror or error}); is "
-            f"something else there? --port 0 takes a free one"
+            "another program there? --port 0 takes a free one"
         ) from error
     with listener:
         yield Server(listener, Hosts(host=host, port=listener.getsockname()[1]), desk, page)

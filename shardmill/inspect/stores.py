@@ -1,42 +1,21 @@
-"""The stores that a page may look at.
+"""The stores that a page may look at, and what its first view shows of one.
 
-In: folders, tokenizers.  Out: stores by number, opened when they are asked for.
-Promise: only these stores are ever read; a store that cannot be opened is told with its reason and
-hides no other; one that was built again is opened again; few large stores are open at a time.
-Not here: what is in a store (opened), requests (api).
-
-One store that is open, and everything of it that is opened when it is asked for.
-
-In: a store, how its ids are read.  Out: tokens, documents, conversations, plans, each opened once.
-Promise: opening reads no token; what is large stays on disk; threads may share it.
-Not here: which stores there are (shelf), facts for a view (overview, documents, plans).
-
-The tokenizer of a store, opened by name.
-
-In: a name, special tokens, stores.  Out: a Tokenizer; the ids that are structure.
-Promise: a tokenizer is used for a store only if it is the one that the store was built with; other
-words would be shown for its ids.
-Not here: flags (cli), texts of single tokens (words).
-
-What a request asks, checked at the border.
-
-In: names and values, as text.  Out: numbers, choices and texts.
-Promise: anything that is missing, unknown, twice, no number or out of bounds is an `OptionError`
-that names it, what was found and what is wanted.
-Not here: which addresses there are (api).
+Only these stores are ever read, each opened when it is asked for. A store that cannot be opened is
+listed with its reason and hides no other; one that was built again is opened again; few large
+stores are open at a time. Opening reads no token, and the facts here come from the manifest, so the
+work does not grow with documents or tokens.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from shardmill.errors import (
@@ -46,12 +25,11 @@ from shardmill.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from shardmill.inspect.blame_records import made_by
-from shardmill.inspect.tokens import Reading, Words
+from shardmill.inspect.tokens import Reading, TokenTexts, tokenizer_mismatch
 from shardmill.loading import PackSource
 from shardmill.loading.packed_rows import checked_pad_id
 from shardmill.protocols import Tokenizer
-from shardmill.records import IntArray, OffsetArray
+from shardmill.records import JSON, IntArray, OffsetArray
 from shardmill.store import (
     Exclusions,
     Manifest,
@@ -62,7 +40,7 @@ from shardmill.store import (
     read_exclusions,
     read_manifest,
 )
-from shardmill.store.layout import META
+from shardmill.store.layout import DTYPES, ITEMSIZE, META
 from shardmill.store.manifest import refuse_remote
 from shardmill.store.plans import PACKS, SUFFIX
 from shardmill.store.readers import PackSpace, TokenSpace, open_tokens
@@ -70,41 +48,37 @@ from shardmill.store.store import ChatArrays
 from shardmill.tokenizers import open_tokenizer
 
 T = TypeVar("T")
+_FileStamp = tuple[int, int, int]
 
+MOST_STORES = 1000
+MOST_SHARDS = 250_000
+"""Of all stores that are open at a time; the one in use may have more."""
+NO_TOKENIZER = (
+    "no tokenizer was named, so ids are shown: start `shardmill view` with --tokenizer and the one "
+    "that this store was built with, and the same --special, to see text"
+)
 _MAPS = 256  # shards mapped at a time: a page looks at few
 
 
+class NotThereError(OptionError):
+    """A document or row whose number is well formed, but which does not exist."""
+
+
 class OpenStore:
-    """A store on the shelf. It keeps what was opened until it is let go itself."""
+    """A store that is open. It keeps what was opened of it until it is dropped itself."""
 
     def __init__(self, store: Store, reading: Reading) -> None:
-        self.store, self.reading = store, reading
-        # with `name`, what a loading.TokenSource asks of a store that is open already
+        self.store, self.reading, self.folder = store, reading, store.folder
+        # with `name` and `open_tokens`, what loading.TokenSource needs of a store that is open
         self.splits, self.dtype, self.fingerprint = store.splits, store.dtype, store.fingerprint
+        self.name, self.is_chat = store.folder.name, store.is_chat
         self._lock = threading.Lock()
         self._making: dict[Hashable, threading.Lock] = {}  # what takes long holds up nothing else
         self._kept: dict[Hashable, Any] = {}
 
     @property
-    def name(self) -> str:
-        return self.store.folder.name
-
-    @property
-    def folder(self) -> Path:
-        return self.store.folder
-
-    @property
-    def is_chat(self) -> bool:
-        return self.store.is_chat
-
-    @property
-    def why(self) -> str:
-        """Why its ids are not read as text; "" when they are."""
-        return self.reading.why or ""
-
-    @property
     def exclusions(self) -> Exclusions:
-        """As they are now: they come and go while the store stays."""
+        """As they are now: they may change while the store is open."""
         return read_exclusions(self.store)
 
     def open_tokens(self, split: str) -> TokenSpace:
@@ -125,23 +99,27 @@ class OpenStore:
         if len(edges) and (edges[0] < 0 or edges[-1] > total or (np.diff(edges) < 0).any()):
             raise DamagedStoreError(
                 f"{self.folder}, split {split!r}: the index gives documents {first:,}..{last:,} "
-                f"impossible places; check it with `shardmill verify`"
+                f"impossible positions; check it with `shardmill verify`"
             )
         return edges
 
     def plans(self) -> dict[str, StoredPlan | StoreError]:
-        """Every plan by name, or why it cannot be used. Looked at again when one is written."""
+        """Every plan by name, or why it cannot be used. Read again when one is written."""
         files = sorted((self.folder / PACKS).glob(f"*{SUFFIX}"))
-        stamp = tuple((path.name, path.stat().st_mtime_ns) for path in files)
-        return self.keep(("plans", stamp), lambda: dict(plans_of(self.store)))
+        mtimes = tuple((path.name, path.stat().st_mtime_ns) for path in files)
+        return self.keep(("plans", mtimes), lambda: dict(plans_of(self.store)))
+
+    def plan_names(self) -> str:
+        """For an error."""
+        return ", ".join(self.plans()) or "none yet: make one with `shardmill pack`"
 
     def plan(self, name: str, split: str | None = None) -> PackSpace:
         """The rows of a plan that is listed; names are looked up, never joined to a path."""
-        plans = self.plans()
-        if name not in plans:
-            known = ", ".join(plans) or "none yet: make one with `shardmill pack`"
-            raise StoreNotFoundError(f"{self.folder}: no plan {name!r}; its plans are: {known}")
-        found = plans[name]
+        found = self.plans().get(name)
+        if found is None:
+            raise StoreNotFoundError(
+                f"{self.folder}: no plan {name!r}; its plans are: {self.plan_names()}"
+            )
         if isinstance(found, StoreError):
             raise found
         if split is not None and found.facts.split != split:
@@ -153,13 +131,13 @@ class OpenStore:
         return self.keep(key, partial(PackSpace, self.store, found, pad_id=pad_id))
 
     def pack_source(self, name: str, split: str | None = None) -> PackSource:
-        """The same as a source of a training."""
+        """The rows of a plan as a source of a training."""
         plan = self.plan(name, split).plan
         key = ("source", name, plan.fingerprint, self.exclusions.sha256)
         return self.keep(key, partial(PackSource, self.folder, plan.path))
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, made once."""
+        """What `make` returns, made once."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
         with making:
@@ -172,22 +150,10 @@ def open_named(name: str, specials: Mapping[str, str] | None, *stores: Store) ->
     """The tokenizer `name`, refused unless it is that of all these stores."""
     opened = open_tokenizer(name, specials=specials)
     for store in stores:
-        problem = mismatch(name, opened, store.manifest)
+        problem = tokenizer_mismatch(store.manifest, opened, f"--tokenizer {name}")
         if problem is not None:
             raise OptionError(problem)
     return opened
-
-
-def mismatch(name: str, opened: Tokenizer, manifest: Manifest) -> str | None:
-    """Why this tokenizer does not read the ids of this store; None when it does."""
-    if made_by(manifest, opened):
-        return None
-    return (
-        f"--tokenizer {name}: not the tokenizer of this store (fingerprint "
-        f"{opened.fingerprint[:16]}, the store's is "
-        f"{(manifest.tokenizer_fingerprint or 'unknown')[:16]}); its ids would be read as "
-        "other words: name the one that the store was built with, with the same --special"
-    )
 
 
 def marker_ids(*stores: Store) -> IntArray:
@@ -199,28 +165,8 @@ def marker_ids(*stores: Store) -> IntArray:
     return np.array(sorted(found), np.int64)
 
 
-MOST_SHARDS = 250_000
-"""Of all stores that are open at a time; the one in use may have more."""
-
-MOST_STORES = 1000
-NO_TOKENIZER = (
-    "no tokenizer was named, so ids are shown: start `shardmill view` with --tokenizer and the one "
-    "that this store was built with, and the same --special, to see text"
-)
-_Stamp = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What the list of stores says of one."""
-
-    kind: str | None  # "text" or "chat"; None when it cannot be opened
-    splits: tuple[str, ...]
-    error: str | None
-
-
 def find_stores(folders: Sequence[Path]) -> list[Path]:
-    """Each folder that is a store, and the stores right inside of those that are none."""
+    """Each folder that is a store, and the stores directly inside those that are not."""
     found: list[Path] = []
     for folder in folders:
         refuse_remote(folder)
@@ -237,13 +183,10 @@ def find_stores(folders: Sequence[Path]) -> list[Path]:
     return unique
 
 
-def _stores_in(folder: Path) -> Iterator[Path]:
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        # a build that is not finished lies in a hidden folder
-        if not path.name.startswith(".") and (path / META).is_file():
-            yield path
+def _stores_in(folder: Path) -> list[Path]:
+    """A build that is not finished is in a hidden folder, and left out."""
+    inside = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in inside if path.name[0] != "." and (path / META).is_file()]
 
 
 def names_apart(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -264,21 +207,21 @@ def names_apart(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 class Tokenizers:
-    """The tokenizers that were named, each opened once and used where it fits."""
+    """The tokenizers that were named, each opened once and used for the stores it fits."""
 
     def __init__(self, names: Sequence[str], specials: Mapping[str, str] | None) -> None:
-        self._opened = [(name, Words(open_named(name, specials))) for name in names]
+        self._opened = [(name, TokenTexts(open_named(name, specials))) for name in names]
 
     def of(self, store: Store) -> tuple[str | None, Reading]:
         """The name of the store's own one, and how its ids are read."""
-        problems = []
-        for name, words in self._opened:
-            problem = mismatch(name, words.tokenizer, store.manifest)
+        problems, markers = [], marker_ids(store)
+        for name, texts in self._opened:
+            problem = tokenizer_mismatch(store.manifest, texts.tokenizer, f"--tokenizer {name}")
             if problem is None:
-                return name, Reading(words=words, why=None, markers=marker_ids(store))
+                return name, Reading(texts=texts, why=None, markers=markers)
             problems.append(problem)
         why = "; ".join(problems) or NO_TOKENIZER
-        return None, Reading(words=None, why=why, markers=marker_ids(store))
+        return None, Reading(texts=None, why=why, markers=markers)
 
 
 class Shelf:
@@ -290,8 +233,8 @@ class Shelf:
         self._tokenizers = tokenizers
         self._lock = threading.Lock()
         self._locks = [threading.Lock() for _ in self.paths]
-        self._open: OrderedDict[int, tuple[_Stamp, OpenStore]] = OrderedDict()
-        self._summaries: dict[int, tuple[_Stamp, Summary]] = {}
+        self._open: OrderedDict[int, tuple[_FileStamp, OpenStore]] = OrderedDict()
+        self._summaries: dict[int, tuple[_FileStamp, dict[str, JSON]]] = {}
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -306,7 +249,7 @@ class Shelf:
         """The store, open; as it is on disk now."""
         path = self.path(number)
         with self._locks[number]:
-            stamp = _stamp(path)
+            stamp = _file_stamp(path)
             with self._lock:
                 known = self._open.get(number)
                 if known is not None and known[0] == stamp:
@@ -317,8 +260,14 @@ class Shelf:
             with self._lock:
                 self._open[number] = stamp, opened
                 self._open.move_to_end(number)
-                self._let_go()
+                # drop the stores that were not used for longest, until the rest is small enough
+                while len(self._open) > 1 and self._num_shards() > MOST_SHARDS:
+                    self._open.popitem(last=False)
             return opened
+
+    def _num_shards(self) -> int:
+        manifests = [opened.store.manifest for _, opened in self._open.values()]
+        return sum(len(split.shards) for one in manifests for split in one.splits.values())
 
     def manifest(self, number: int) -> Manifest:
         """What the store lists, also when its files are damaged."""
@@ -327,47 +276,67 @@ class Shelf:
         except ShardmillError:
             return read_manifest(self.path(number))
 
-    def tokenizer_name(self, opened: OpenStore) -> str | None:
-        return self._tokenizers.of(opened.store)[0]
-
-    def find(self, folder: Path) -> OpenStore | None:
-        """The store in this folder, if it stands on the shelf."""
+    def find(self, folder: Path) -> int | None:
+        """The number of the store in this folder, if it is one of these."""
         found = folder.absolute()
-        return self.store(self.paths.index(found)) if found in self.paths else None
+        return self.paths.index(found) if found in self.paths else None
 
-    def name_of(self, folder: Path) -> str | None:
-        """What the store in this folder is called, if it is on the shelf."""
-        found = folder.absolute()
-        return self.names[self.paths.index(found)] if found in self.paths else None
+    def lines(self) -> list[JSON]:
+        """A line for each store in the list of them; one that cannot be opened has its reason."""
+        return [
+            {"store": number, "name": name, "path": str(path), **self._summary(number)}
+            for number, (name, path) in enumerate(zip(self.names, self.paths, strict=True))
+        ]
 
-    def summary(self, number: int) -> Summary:
-        """What the list says; opens the store once."""
-        path = self.path(number)
+    def _summary(self, number: int) -> dict[str, JSON]:
+        """Opens the store once."""
         try:
-            stamp = _stamp(path)
+            stamp = _file_stamp(self.path(number))
             known = self._summaries.get(number)
             if known is not None and known[0] == stamp:
                 return known[1]
             store = self.store(number).store
         except (ShardmillError, OSError) as error:
-            return Summary(kind=None, splits=(), error=str(error))
-        kind = "chat" if store.is_chat else "text"
-        made = Summary(kind=kind, splits=store.splits, error=None)
+            return {"kind": None, "splits": [], "error": str(error)}
+        made: dict[str, JSON] = {"kind": _kind(store), "splits": [*store.splits], "error": None}
         self._summaries[number] = stamp, made
         return made
 
-    def _let_go(self) -> None:
-        """Of the stores that were not used for longest, until the rest is small enough."""
-        while len(self._open) > 1 and sum(map(_size, self._open.values())) > MOST_SHARDS:
-            self._open.popitem(last=False)
+    def facts(self, number: int) -> dict[str, JSON]:
+        """Everything that the first view of a store shows."""
+        opened = self.store(number)
+        store, manifest = opened.store, opened.store.manifest
+        plain: dict[str, Any] = msgspec.to_builtins(
+            {
+                name: getattr(manifest, name)
+                for name in ("ledger", "sources", "options", "produced_by", "special_token_ids")
+            }
+        )
+        return {
+            "store": number,
+            "name": self.names[number],
+            "path": str(store.folder),
+            "kind": _kind(store),
+            "unit": manifest.unit,
+            "dtype": store.dtype,
+            "vocab_size": manifest.vocab_size,
+            "fingerprint": store.fingerprint,
+            "tokenizer": {
+                "name": self._tokenizers.of(store)[0],
+                "open": opened.reading.texts is not None,
+                "why": opened.reading.why,
+                "fingerprint": manifest.tokenizer_fingerprint,
+            },
+            "splits": [_split_facts(manifest, name) for name in store.splits],
+            **plain,
+            "repaired": plain["ledger"]["repaired"],
+            "plans": [_plan_line(name, plan) for name, plan in opened.plans().items()],
+            "exclusions": _exclusion_facts(opened),
+        }
 
 
-def _size(entry: tuple[_Stamp, OpenStore]) -> int:
-    return sum(len(split.shards) for split in entry[1].store.manifest.splits.values())
-
-
-def _stamp(path: Path) -> _Stamp:
-    """By which a store is known again: the file that is written last."""
+def _file_stamp(path: Path) -> _FileStamp:
+    """Changes when the store is built again: it is that of the file that is written last."""
     try:
         found = (path / META).stat()
     except OSError as error:
@@ -377,76 +346,74 @@ def _stamp(path: Path) -> _Stamp:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-_DIGITS = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_MOST_TEXT = 1000
-
-MOST_PAGE = 500
-"""Entries of a list in one answer."""
+def _kind(store: Store) -> str:
+    return "chat" if store.is_chat else "text"
 
 
-class NotThereError(OptionError):
-    """A document or row whose number is well formed, but which does not exist."""
+def _split_facts(manifest: Manifest, name: str) -> dict[str, JSON]:
+    split = manifest.splits[name]
+    return {
+        "name": name,
+        "tokens": split.tokens,
+        "documents": split.documents,
+        "shards": len(split.shards),
+        "bytes": split.tokens * ITEMSIZE[DTYPES[manifest.token_dtype]],
+        "trained_tokens": split.chat.trained_tokens if split.chat else None,
+        "turns": split.chat.num_turns if split.chat else None,
+    }
 
 
-class Query:
-    """The values of one request."""
+def _plan_line(name: str, plan: StoredPlan | StoreError) -> dict[str, JSON]:
+    """A plan in the list; one that cannot be used has its reason."""
+    if isinstance(plan, StoreError):
+        return {"name": name, "error": str(plan)}
+    facts = plan.facts
+    return {
+        "name": name,
+        "split": facts.split,
+        "seq_len": facts.options.seq_len,
+        "rows": facts.metrics.num_rows,
+        "pieces": facts.metrics.num_pieces,
+        "utilisation": facts.utilisation,
+        "error": None,
+    }
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = dict(values)
-        self._asked: set[str] = set()
 
-    def number(
-        self, name: str, default: int | None = None, *, least: int = 0, most: int = 2**53 - 1
-    ) -> int:
-        """A whole number; without a default it must be there."""
-        value = self.optional(name)
-        if value is None:
-            if default is None:
-                raise OptionError(f"{name} is missing: wanted {name}=NUMBER")
-            return default
-        wanted = f"wanted a whole number from {least:,} to {most:,}"
-        if not _DIGITS.fullmatch(value):
-            raise OptionError(f"{name}={value[:40]!r}: {wanted}")
-        if not least <= int(value) <= most:
-            raise OptionError(f"{name}={int(value):,}: {wanted}")
-        return int(value)
+def _exclusion_facts(opened: OpenStore) -> dict[str, JSON] | None:
+    """What is not trained on any more; None: everything is."""
+    try:
+        found = opened.exclusions
+    except StoreError as error:
+        return {"entries": 0, "documents": 0, "tokens": 0, "sha256": "", "error": str(error)}
+    if not found.entries:
+        return None
+    return {
+        "error": None,
+        "entries": len(found.entries),
+        "documents": sum(len(entry.documents or ()) for entry in found.entries),
+        "tokens": sum(found.num_tokens(split) for split in opened.splits),
+        "sha256": found.sha256,
+    }
 
-    def whole(self, name: str, *, least: int = 0, most: int = 2**53 - 1) -> int | None:
-        """A whole number, or None when it was not sent."""
-        return None if self.optional(name) is None else self.number(name, least=least, most=most)
 
-    def page(self, limit: int = 100, *, most: int = MOST_PAGE) -> tuple[int, int]:
-        """start and limit."""
-        return self.number("start", 0), self.number("limit", limit, least=1, most=most)
-
-    def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
-        value = self.optional(name)
-        if value is None and default is not None:
-            return default
-        if value is None or value not in choices:
-            found = f"{name} is missing" if value is None else f"{name}={value[:80]!r}"
-            raise OptionError(f"{found}: wanted one of {', '.join(map(repr, choices))}")
-        return value
-
-    def text(self, name: str) -> str:
-        value = self.optional(name)
-        if not value:
-            raise OptionError(f"{name} is missing: wanted {name}=TEXT")
-        return value
-
-    def optional(self, name: str) -> str | None:
-        """As it was sent; "" counts as not sent."""
-        self._asked.add(name)
-        value = self._values.get(name) or None
-        if value is not None and len(value) > _MOST_TEXT:
-            raise OptionError(f"{name}: {len(value):,} characters; wanted at most {_MOST_TEXT:,}")
-        return value
-
-    def done(self) -> None:
-        """After the answer is made: refuse names that nobody asked for."""
-        unknown = sorted(self._values.keys() - self._asked)
-        if unknown:
-            raise OptionError(
-                f"{', '.join(name[:40] for name in unknown[:8])}: unknown here; wanted any of "
-                f"{', '.join(sorted(self._asked)) or 'nothing'}"
-            )
+def shard_page(
+    manifest: Manifest, name: str, page: tuple[int, int], statuses: Mapping[str, str] | None
+) -> dict[str, JSON]:
+    """Some shards of a split. `statuses` of files that are not sound; None: not checked yet."""
+    start, limit = page
+    split, width = manifest.splits[name], ITEMSIZE[DTYPES[manifest.token_dtype]]
+    return {
+        "total": len(split.shards),
+        "shards": [
+            {
+                "shard": number,
+                "file": shard.file,
+                "tokens": shard.tokens,
+                "documents": shard.documents,
+                "bytes": shard.tokens * width,
+                "sha256": shard.sha256,
+                "status": "unchecked" if statuses is None else statuses.get(shard.file, "ok"),
+            }
+            for number, shard in enumerate(split.shards[start : start + limit], start)
+        ],
+    }

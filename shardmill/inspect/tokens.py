@@ -1,23 +1,14 @@
-"""Some tokens as a page shows them.
+"""Tokens as a page shows them: what each one adds to the text.
 
-In: ids and what is known of each.  Out: the VIEW of the JSON contract.
-Promise: every list has one entry a token; texts are cut to MOST_TEXT characters and the cut ones
-are named; without a tokenizer, or with ids that it does not have, the ids themselves are the texts,
-and a note says why.
-Not here: texts (words), where tokens come from (documents, plans, steps).
+The texts of all tokens, joined, are the decoded text, whatever the tokenizer does; a character that
+is spread over several tokens is shown at the last of them. Without a tokenizer, or with ids that it
+does not have, the ids themselves are the texts, and a note says why.
 
-What each token adds to the text.
-
-In: a tokenizer, ids.  Out: one text for each id.
-Promise: the texts joined are the decoded text of all ids, whatever the tokenizer does; a character
-that is spread over tokens comes with the last of them; memory and work are bounded by the ids given
-and by MOST_CHARACTERS. Nothing is decoded from the start again and again.
-Not here: which ids (documents, plans, steps), cutting long texts (view).
-
-A text is decoded once, whole; then borders are found in it. What a token adds behind another one is
-remembered by its id, and is right nearly always, so the borders are one walk along the text:
-    ids 12 7 7      " the" "a" "a"      the text " theaa": borders 0 4 5 6
-Where it is not (pieces of a character, a space that is dropped at a beginning), a few tokens around
+A text is decoded once, as a whole; then the offset of each token is found in it. What a token adds
+after another one is remembered by its id and is right nearly always, so this is one walk along the
+text:
+    ids 12 7 7      " the" "a" "a"      the text " theaa": offsets 0 4 5 6
+Where it is wrong (parts of a character, a space that is dropped at the start), the tokens around
 are decoded one more at a time and compared with the text.
 """
 
@@ -35,22 +26,39 @@ import numpy as np
 from shardmill.errors import TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.records import JSON, BoolArray, IntArray, OffsetArray
+from shardmill.store import Manifest
+from shardmill.tokenizers import model_sha256_of
 
 MOST_CHARACTERS = 2**22
-"""Of a text that is decoded at a time: a token may be megabytes long."""
+"""Of a text that is decoded at once: a token may be megabytes long."""
 
 LEAD, TAIL = 32, 8
-"""Tokens before and behind the wanted ones that are decoded with them: a character has at most four
-bytes, and a tokenizer may look at what is before a token."""
+"""Tokens before and after the wanted ones that are decoded with them: a character has at most four
+bytes, and a tokenizer may look at what comes before a token."""
 
-_BEFORE, _RUN = 8, 16  # tokens around a place that the walk could not pass
-_MOST_PREFIXES = 64  # whole prefixes decoded in a call, when nothing else helps
+MOST_TEXT = 300
+"""Characters of one token that are shown."""
+
+_BEFORE, _RUN = 8, 16  # tokens around an offset where the walk failed
+_MOST_PREFIXES = 64  # whole prefixes decoded in one call, when nothing else helps
 _LONG = 4096  # characters of a token that is not remembered
 _BROKEN = "\ufffd"
 
 
-class Words:
-    """The texts of tokens of one tokenizer. Threads may share it."""
+def tokenizer_mismatch(manifest: Manifest, tokenizer: Tokenizer, name: str) -> str | None:
+    """Why this tokenizer, called `name` by the user, cannot read the ids of a store; or None."""
+    known = {manifest.tokenizer_fingerprint, manifest.tokenizer_sha256} - {None}
+    if known & {tokenizer.fingerprint, model_sha256_of(tokenizer)}:
+        return None
+    return (
+        f"{name}: not the tokenizer of this store (fingerprint {tokenizer.fingerprint[:16]}, the "
+        f"store's is {(manifest.tokenizer_fingerprint or 'unknown')[:16]}); its ids would be read "
+        "as other text: name the one that the store was built with, with the same --special"
+    )
+
+
+class TokenTexts:
+    """The texts of the tokens of one tokenizer. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -63,57 +71,55 @@ class Words:
         return self.tokenizer.decode(ids)
 
     def fitting(self, ids: IntArray) -> int:
-        """How many of the ids may be decoded at a time; at least one, if there is one."""
-        unique, place = np.unique(ids, return_inverse=True)
+        """How many of the ids may be decoded at once; at least one, if there is one."""
+        unique, inverse = np.unique(ids, return_inverse=True)
         lengths = np.array([self._of(number)[0] for number in unique.tolist()], np.int64)
-        total = np.cumsum(lengths[place])
+        total = np.cumsum(lengths[inverse])
         return min(len(ids), max(1, int(np.searchsorted(total, MOST_CHARACTERS))))
 
     def texts(self, ids: IntArray, start: int = 0, stop: int | None = None) -> list[str]:
-        """The texts of the tokens start..stop of `ids`, seen among the others."""
-        stop = len(ids) if stop is None else stop
+        """The texts of the tokens start..stop of `ids`, decoded among the others."""
         if not len(ids):
             return []
         text = self.decode(ids)
-        borders = self.borders(ids, text).tolist()
-        return [text[borders[at] : borders[at + 1]] for at in range(start, stop)]
+        offsets = self.offsets(ids, text).tolist()
+        return [text[first:last] for first, last in pairwise(offsets)][start:stop]
 
-    def borders(self, ids: IntArray, text: str) -> OffsetArray:
-        """(len(ids) + 1,) where in their text each token begins, and the end."""
+    def offsets(self, ids: IntArray, text: str) -> OffsetArray:
+        """(len(ids) + 1,) where in `text`, which is theirs, each token starts, and the end."""
         listed = ids.tolist()
-        borders = [0]
+        offsets = [0]
         prefixes = _MOST_PREFIXES
-        while len(borders) <= len(listed):
-            at, place = len(borders) - 1, borders[-1]
+        while len(offsets) <= len(listed):
+            at, offset = len(offsets) - 1, offsets[-1]
             piece = self._of(listed[at])[1]
-            if piece is not None and text.startswith(piece, place):
-                borders.append(place + len(piece))
+            if piece is not None and text.startswith(piece, offset):
+                offsets.append(offset + len(piece))
                 continue
-            near = self._near(ids, at, place, text)
+            near = self._near(ids, at, offset, text)
             if near is None:
                 prefix = self.decode(ids[: at + 1]) if prefixes else ""
                 prefixes = max(0, prefixes - 1)
-                near = [max(place, common(prefix, text))]
-            borders += near
-        borders[-1] = len(text)
-        return np.minimum(np.maximum.accumulate(np.array(borders, np.int64)), len(text))
+                near = [max(offset, common(prefix, text))]
+            offsets += near
+        offsets[-1] = len(text)
+        return np.minimum(np.maximum.accumulate(np.array(offsets, np.int64)), len(text))
 
-    def _near(self, ids: IntArray, at: int, place: int, text: str) -> list[int] | None:
-        """The borders behind the tokens from `at` on, if what is decoded around them is the text
-        that stands at `place`."""
+    def _near(self, ids: IntArray, at: int, offset: int, text: str) -> list[int] | None:
+        """Where the tokens from `at` on end, if what is decoded around them is the text at
+        `offset`."""
         first, last = max(0, at - _BEFORE), min(len(ids), at + _RUN)
         around = self.decode(ids[first : min(len(ids), last + TAIL)])
         known = [
             common(self.decode(ids[first:stop]) if stop > first else "", around)
             for stop in range(at, last + 1)
         ]
-        found = around[known[0] : max(known)]
-        if not text.startswith(found, place):
+        if not text.startswith(around[known[0] : max(known)], offset):
             return None
-        return [place + max(0, one - known[0]) for one in known[1:]]
+        return [offset + max(0, one - known[0]) for one in known[1:]]
 
     def _of(self, number: int) -> tuple[int, str | None]:
-        """Characters of a token, and what it adds behind another one; None: nobody can say."""
+        """Characters of a token, and what it adds after another one; None: unknown."""
         found = self._known.get(number)
         if found is None:
             anchor, before = self._anchor
@@ -139,20 +145,11 @@ def common(prefix: str, text: str) -> int:
     return sound
 
 
-def unreadable(error: TokenizerError) -> str:
-    """The note of a view that shows ids in place of texts."""
-    return f"ids are shown: {error}"
-
-
-MOST_TEXT = 300
-"""Characters of one token that are shown."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How ids of a store become text."""
 
-    words: Words | None  # None: there is no tokenizer
+    texts: TokenTexts | None  # None: there is no tokenizer
     why: str | None  # then: why, and what to do
     markers: IntArray  # ids that are structure
 
@@ -165,12 +162,12 @@ class Tokens:
     start: int  # the shown ones are ids[start:stop]
     stop: int
     at: int  # the offset of ids[start] in the document or row
-    edges: Sequence[int] = ()  # where in ids another text begins: each is decoded alone
+    edges: Sequence[int] = ()  # where in ids another text starts: each is decoded alone
 
 
 def some_of(ids: IntArray, start: int, stop: int, edges: IntArray) -> Tokens:
-    """The tokens start..stop of a row, in which other texts begin at `edges`; of what stands around
-    them no more than decoding needs."""
+    """The tokens start..stop of a row in which other texts start at `edges`, with no more around
+    them than decoding needs."""
     first, last = max(0, start - LEAD), min(len(ids), stop + TAIL)
     inner = edges[(edges > first) & (edges < last)] - first
     return Tokens(
@@ -190,16 +187,18 @@ def shown(
     piece: IntArray | None = None,
     turn: IntArray | None = None,
 ) -> dict[str, JSON]:
-    """The VIEW; the arrays are those of the tokens that are shown."""
-    ids = tokens.ids[tokens.start : tokens.stop]
+    """The "view" of an answer: lists with one entry for each shown token, as the arrays have.
+
+    It ends early when the texts are too long to be decoded at once.
+    """
     texts, note = _texts(tokens, reading)
-    ids = ids[: len(texts)]
+    ids = tokens.ids[tokens.start : tokens.start + len(texts)]
     return {
         "start": tokens.at,
         "stop": tokens.at + len(ids),
         "ids": ids.tolist(),
         "texts": [text[:MOST_TEXT] for text in texts],
-        "cut": [place for place, text in enumerate(texts) if len(text) > MOST_TEXT],
+        "cut": [at for at, text in enumerate(texts) if len(text) > MOST_TEXT],
         "trained": _listed(trained, len(ids)),
         "marker": np.isin(ids, reading.markers).astype(int).tolist(),
         "piece": _listed(piece, len(ids)),
@@ -210,24 +209,25 @@ def shown(
 
 def preview(ids: IntArray, reading: Reading, most: int) -> str:
     """The beginning of a text."""
-    if reading.words is not None:
+    if reading.texts is not None:
         try:
-            return reading.words.decode(ids[: reading.words.fitting(ids)])[:most]
-        except TokenizerError:  # the document itself says why
+            return reading.texts.decode(ids[: reading.texts.fitting(ids)])[:most]
+        except TokenizerError:  # the view of the document says why
             pass
     return " ".join(map(str, ids.tolist()))[:most]
 
 
 def _texts(tokens: Tokens, reading: Reading) -> tuple[list[str], str | None]:
-    """Of the tokens to show, less of them when they are too long; and a note."""
+    """Of the tokens to show, fewer of them when they are too long; and a note."""
     ids, start, stop = tokens.ids, tokens.start, tokens.stop
-    if reading.words is None:
-        return _numbers(ids[start:stop]), reading.why
+    numbers = [str(number) for number in ids[start:stop].tolist()]
+    if reading.texts is None:
+        return numbers, reading.why
     try:
-        most, edges = reading.words.fitting(ids), [*tokens.edges]
-        if start and most <= start:  # what stands before is too long to be decoded with it
+        most, edges = reading.texts.fitting(ids), [*tokens.edges]
+        if start and most <= start:  # what comes before is too long to be decoded with it
             ids, edges = ids[start:], [edge - start for edge in edges]
-            start, stop, most = 0, stop - start, reading.words.fitting(ids)
+            start, stop, most = 0, stop - start, reading.texts.fitting(ids)
         if most < len(ids):
             ids, stop = ids[:most], min(stop, most)
         inner = [edge for edge in sorted({*edges}) if 0 < edge < len(ids)]
@@ -235,14 +235,10 @@ def _texts(tokens: Tokens, reading: Reading) -> tuple[list[str], str | None]:
         for first, last in pairwise([0, *inner, len(ids)]):
             if last > start and first < stop:
                 part = max(start, first) - first, min(stop, last) - first
-                texts += reading.words.texts(ids[first:last], *part)
+                texts += reading.texts.texts(ids[first:last], *part)
     except TokenizerError as error:
-        return _numbers(tokens.ids[start : tokens.stop]), unreadable(error)
+        return numbers, f"ids are shown: {error}"
     return texts, None
-
-
-def _numbers(ids: IntArray) -> list[str]:
-    return [str(number) for number in ids.tolist()]
 
 
 def _listed(values: Any, count: int) -> JSON:

@@ -324,7 +324,7 @@ def borders_of(sources: Sequence[RowSource], step: Step) -> Borders:
         if isinstance(rows, slice):
             return own
         # the third row of this source is row 7 of the batch: its borders move there
-        row, column = np.divmod(own.places, own.length)
+        row, column = np.divmod(own.positions, own.length)
         found.append(rows[row] * own.length + column)
     places = np.concatenate(found)
     places.sort()

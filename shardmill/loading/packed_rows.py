@@ -221,10 +221,10 @@ class PackSource(StoredRows):
         """Where pieces begin in these rows, and the padding after the last one."""
         pieces, length = self._space.pieces(items), self.seq_len + 1
         row = np.repeat(np.arange(len(items)), np.diff(pieces.offsets))
-        inner = np.flatnonzero(pieces.places)
+        inner = np.flatnonzero(pieces.columns)
         padded = np.flatnonzero(pieces.used < length)
         places = np.concatenate(
-            (row[inner] * length + pieces.places[inner], padded * length + pieces.used[padded])
+            (row[inner] * length + pieces.columns[inner], padded * length + pieces.used[padded])
         )
         places.sort()
         return Borders(len(items), length, places)

@@ -251,7 +251,7 @@ class TokenSource(StoredRows):
         places = [np.empty(0, np.int64)]
         for part in self._parts(len(items)):  # read just before, so cached
             ids = self._windows.gather_unchecked(items[part])
-            places.append(borders_after(ids, self.eos_token_id).places + part.start * length)
+            places.append(borders_after(ids, self.eos_token_id).positions + part.start * length)
         return Borders(len(items), length, np.concatenate(places))
 
     def spans(self, items: OffsetArray) -> OffsetArray:

@@ -23,8 +23,7 @@ from shardmill.remote.contents import LARGEST, OnProgress, TransferReceipt, loca
 from shardmill.remote.folder import Listing, RemoteFolder, open_destination
 from shardmill.remote.pull import remote_contents
 from shardmill.remote.push import MARKER, PROBE, clean_up, is_push_of, send
-from shardmill.storage.atomic import cache_folder
-from shardmill.storage.locks import LockedFile
+from shardmill.storage.atomic import LockedFile, cache_folder
 from shardmill.store.layout import META
 from shardmill.urls import Url
 

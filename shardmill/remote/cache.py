@@ -5,7 +5,7 @@ A file is visible whole or not at all. Files and those being fetched never take 
 dies holds nothing. Each file is fetched by one thread of one process at a time, while the others
 wait for it. Network disks without `flock` are not supported.
 
-The protocol, in locks of the kernel (storage/locks.py):
+The protocol, in locks of the kernel (storage/atomic.py):
 1. Names change only under `.lock`: a part appears, becomes the file, goes; a file goes. So names do
    not change while `.lock` is held.
 2. A part is locked exclusively while it is fetched, from the moment it is claimed. A part that is
@@ -31,7 +31,7 @@ from pathlib import Path
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, ShardmillError, StoreError
-from shardmill.storage.locks import LockedFile
+from shardmill.storage.atomic import LockedFile
 
 Fetch = Callable[[Path], None]
 """Writes the whole file to the part at this path; what is there already is its beginning."""

@@ -5,14 +5,12 @@ Every row read is a document or conversation, an empty one, or a drop with an id
 """
 
 from shardmill.sources.append import Appended, append_files, files_of, only_files
-from shardmill.sources.batches import BatchLimits, cut, limited, stamp_of, too_large
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import BatchLimits, byte_lengths, cut, limited, stamp_of, too_large
 from shardmill.sources.conversations import ChatSource
 from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
 from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
-from shardmill.sources.hub import HubOptions, HubSource, iter_rows
-from shardmill.sources.hub_parquet import HubParquetSource, open_hub
+from shardmill.sources.hub import HubOptions, HubParquetSource, HubSource, iter_rows, open_hub
 from shardmill.sources.memory import MemoryChats, MemorySource
 from shardmill.sources.open import is_hub_dataset, open_chats, open_source
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES

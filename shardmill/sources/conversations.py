@@ -19,9 +19,15 @@ from typing import Any, NamedTuple, cast
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
-from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of, fields_of
-from shardmill.sources.formats.json_rows import Object
-from shardmill.sources.formats.jsonl import OnBad, check_on_bad
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    fields_of,
+    grouped,
+    utf8_bytes,
+)
+from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
 from shardmill.sources.formats.parquet import without_nulls
 from shardmill.sources.hub import HubSplit
 from shardmill.sources.message_trees import TreeRow, TreeRules, read_tree_row, threads
@@ -124,48 +130,43 @@ def batched(
     """Batches from `start` on; `groups` begin with the one that `start` is in.
 
     A batch takes items while they fit, at least one. It may end inside a group, so that a tree of a
-    million threads needs no batch of its own.
+    million threads is not one batch.
     """
-    held: list[Item] = []
-    num_bytes = num_repaired = 0
-    end = start
-    for item, cursor, repaired in _items_with_cursors(groups, start):
-        size = text_bytes(item) if isinstance(item, Conversation) else 0
-        is_full = num_bytes + size > limits.num_bytes or len(held) == limits.num_documents
-        if held and is_full:
-            yield _batch(held, num_repaired, to_json(end))
-            held, num_bytes, num_repaired = [], 0, 0
-        held.append(item)
-        num_bytes += size
-        num_repaired += repaired and isinstance(item, Conversation)
-        end = cursor
-    if held:
-        yield _batch(held, num_repaired, to_json(end))
+    found = _items_with_cursors(groups, start)
+    for held in grouped(((one, text_bytes(one[0])) for one in found), limits):
+        items = [item for item, _, _ in held]
+        kept = [(item, repaired) for item, _, repaired in held if isinstance(item, Conversation)]
+        num_repaired = sum(repaired for _, repaired in kept)
+        yield ConversationBatch(
+            conversations=tuple(item for item, _ in kept),
+            num_read=len(items),
+            counts={"invalid_utf8": num_repaired} if num_repaired else {},
+            drops=tuple(item for item in items if isinstance(item, Drop)),
+            cursor=to_json(held[-1][1]),
+        )
 
 
-def text_bytes(conversation: Conversation) -> int:
+def text_bytes(conversation: Item) -> int:
     """UTF-8 bytes of every string in a conversation's messages and tools, without keys."""
+    if isinstance(conversation, Drop):
+        return 0
     total = 0
     stack: list[Any] = [conversation.tools or ()]
     for message in conversation.messages:
         for value in message.values():
             if type(value) is str:  # nearly always, so the quick way
-                total += len(value) if value.isascii() else _utf8_bytes(value)
+                total += utf8_bytes(value)
             elif value is not None:
                 stack.append(value)
     while stack:
         value = stack.pop()
         if isinstance(value, str):
-            total += _utf8_bytes(value)
+            total += utf8_bytes(value)
         elif isinstance(value, Mapping):
             stack += value.values()
         elif isinstance(value, list | tuple):
             stack += value
     return total
-
-
-def _utf8_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _items_with_cursors(
@@ -196,16 +197,6 @@ def _no_such_items(skip: int) -> SourceError:
     return SourceError(
         f"the cursor is after {skip:,} conversations of one row or tree, which does not have that "
         "many; resume with the input the cursor came from"
-    )
-
-
-def _batch(items: list[Item], num_repaired: int, cursor: Cursor) -> ConversationBatch:
-    return ConversationBatch(
-        conversations=tuple(item for item in items if isinstance(item, Conversation)),
-        num_read=len(items),
-        counts={"invalid_utf8": num_repaired} if num_repaired else {},
-        drops=tuple(item for item in items if isinstance(item, Drop)),
-        cursor=cursor,
     )
 
 
@@ -269,7 +260,7 @@ def _group(held: list[_PlacedRow]) -> ConversationGroup:
     return ConversationGroup(items(), held[-1].end, any(placed.repaired for placed in held))
 
 
-class ChatSource:
+class ChatSource(NamedSource):
     """Conversations of several inputs, read one after the other. Made by `open_chats`."""
 
     def __init__(
@@ -283,24 +274,19 @@ class ChatSource:
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         check_on_bad(on_bad)
+        super().__init__(name, limits)
         self._inputs = tuple(inputs)
-        self._name = name
         self._named = None if shape is None else shape_named(shape)
         self._rules = rules or TreeRules()
         if self._named is not None:
             self._check_rules(self._named)
         self._on_bad = on_bad
-        self._limits = limits
         self._found: ConversationShape | None = None
         self._together: bool | None = None
         self._description: dict[str, JSON] | None = None
 
     def __repr__(self) -> str:
         return f"ChatSource({self._name!r}, inputs={len(self._inputs):,})"
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) and finds the shape; then remembers."""
@@ -363,15 +349,14 @@ class ChatSource:
 
     def _parse(self, cursor: Cursor) -> ChatCursor:
         keys = ("input", "name", "position", "done")
-        number, name, position, done = fields_of(cursor, keys, self._name)
-        counts = counts_of({"input": number, "done": done}, ("input", "done"), self._name)
-        if counts[0] >= len(self._inputs) or self._inputs[counts[0]].name != name:
+        number, name, position, done = fields_of(cursor, keys, self._name, counts=("input", "done"))
+        if number >= len(self._inputs) or self._inputs[number].name != name:
             raise SourceError(
-                f"source {self._name!r}: the cursor is in input {counts[0]}, {name!r:.80}, which "
-                f"is not so among its {len(self._inputs):,}; resume with the input the cursor came "
+                f"source {self._name!r}: the cursor is in input {number}, {name!r:.80}, which is "
+                f"not so among its {len(self._inputs):,}; resume with the input the cursor came "
                 "from"
             )
-        return ChatCursor(counts[0], position, counts[1])
+        return ChatCursor(number, position, done)
 
     def _rows(self, start: ChatCursor) -> Iterator[tuple[int, InputRow]]:
         """Every row after a cursor, with the number of its input."""

@@ -1,11 +1,16 @@
-"""Hugging Face datasets as rows or documents, streamed by the client library.
+"""Hugging Face datasets as rows or documents: streamed by the client, or read by byte ranges.
 
-The revision is resolved to a commit before reading and pinned. With `shuffle` the order is exactly
-the client's own. A dropped connection, a 5xx or a timeout is retried with growing pauses, and the
-stream continues at the exact row. To resume, the last rows before the cursor are read again and
-compared: through the client's own state where that leads to the same rows, else by counting from
-the start (always when shuffled: the client's shuffle buffer is not in its state). Other rows there
-are an error. The client is imported on first use and needs the extra "hub".
+The revision is resolved to a commit before reading and pinned. `HubSource` streams what the client
+gives; with `shuffle` the order is exactly the client's own. A dropped connection, a 5xx or a
+timeout is retried with growing pauses, and the stream continues at the exact row. To resume, the
+last rows before the cursor are read again and compared: through the client's own state where that
+leads to the same rows, else by counting from the start (always when shuffled: the client's shuffle
+buffer is not in its state). Other rows there are an error.
+
+`HubParquetSource` gives the same documents of a dataset of Parquet files, in the same order: the
+client decides which files make the split. Only footers and the text column are fetched, and
+resuming fetches nothing before the cursor's row group. `open_hub` chooses between the two. The
+client is imported on first use and needs the extra "hub".
 """
 
 from __future__ import annotations
@@ -15,25 +20,38 @@ import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, cast
 
-import numpy as np
-
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
-from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of, fields_of
-from shardmill.sources.cleaning import choose_field, clean, strings_to_arrow
-from shardmill.sources.source import InputRow, RowLocation
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    choose_field,
+    fields_of,
+    grouped,
+    make_batch,
+    null_rows,
+    strings_to_arrow,
+    utf8_bytes,
+)
+from shardmill.sources.formats.parquet import ParquetFormat, columns_of, open_parquet
+from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
 from shardmill.storage.hub import (
     HubDataset,
+    HubInput,
+    ParquetSplit,
     bounded_client,
     client_version,
-    columns_of,
+    declared_columns,
     load_stream,
+    parquet_split,
     resolve_revision,
 )
 from shardmill.storage.retry import RetryPolicy
@@ -60,8 +78,7 @@ class HubOptions:
     retry_delay: float = 1.0  # seconds before the first retry; doubles each time
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0:
-            raise OptionError("{max_retries}: wanted 0 or more", max_retries=self.max_retries)
+        whole_number(self.max_retries, "max_retries", least=0)
         if self.retry_delay < 0:
             raise OptionError("{retry_delay}: wanted 0 or more", retry_delay=self.retry_delay)
         if self.shuffle is not None and self.shuffle[1] < 1:
@@ -101,6 +118,9 @@ class HubSplit:
     def retry(self) -> RetryPolicy:
         return RetryPolicy(max_retries=self.options.max_retries, delay=self.options.retry_delay)
 
+    def __str__(self) -> str:
+        return f"{str(Url(self.dataset))!r}, split={self.options.split!r}"
+
     def pinned(self, columns: tuple[str, ...] | None = None) -> HubDataset:
         return HubDataset(
             dataset=self.dataset,
@@ -135,7 +155,7 @@ class HubSplit:
             with bounded_client():
                 return load_stream(pinned).features
 
-        declared = columns_of(self.retry.call(features, str(pinned)))
+        declared = declared_columns(self.retry.call(features, str(pinned)))
         if declared is not None:
             return list(declared)
         first = next(self.rows(None), None)
@@ -144,18 +164,21 @@ class HubSplit:
         assert isinstance(first.value, dict)
         return [(name, isinstance(value, str)) for name, value in first.value.items()]
 
+    def choose_field(self, columns: Iterable[tuple[str, bool]]) -> str:
+        """The column that holds the text."""
+        where = f"hub dataset {self.dataset}"
+        return choose_field(columns, wanted=self.options.field, where=where)
+
     def check_cursor(self, position: JSON) -> _HubCursor:
         """A cursor of this dataset's rows, or an error."""
-        keys = _HubCursor._fields
-        rows, overlap, digest, state = fields_of(position, keys, self.dataset)
-        counts: JSON = {"rows": rows, "overlap": overlap}
-        num_rows, num_known = counts_of(counts, ("rows", "overlap"), self.dataset)
-        if not isinstance(digest, str) or not 0 < num_known <= num_rows:
+        keys, counts = _HubCursor._fields, ("rows", "overlap")
+        cursor = _HubCursor(*fields_of(position, keys, self.dataset, counts=counts))
+        if not isinstance(cursor.digest, str) or not 0 < cursor.overlap <= cursor.rows:
             raise SourceError(
                 f"hub dataset {self.dataset}: not a cursor of a hub dataset: {position!r:.200}; "
                 "use a cursor of this source, or start over"
             )
-        return _HubCursor(num_rows, num_known, digest, state)
+        return cursor
 
     def rows(self, position: JSON, columns: tuple[str, ...] | None = None) -> Iterator[InputRow]:
         """Each row from `position` on (None: the start), retried. Positions are functions."""
@@ -238,7 +261,7 @@ def _open(source: HubDataset, state: JSON) -> _Rows:
                 before = None if source.shuffle else stream.state_dict()
 
 
-class HubSource:
+class HubSource(NamedSource):
     """Documents of one split of a hub dataset. Options are those of `HubOptions`."""
 
     def __init__(
@@ -249,22 +272,12 @@ class HubSource:
         limits: BatchLimits = DEFAULT_LIMITS,
         **options: Any,
     ) -> None:
+        super().__init__(name or dataset, limits)
         self._split = HubSplit(dataset, options)
-        self._name = name or dataset
-        self._limits = limits
         self._field: str | None = None
 
     def __repr__(self) -> str:
-        split = self._split
-        return f"HubSource({str(Url(split.dataset))!r}, split={split.options.split!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def limits(self) -> BatchLimits:
-        return self._limits
+        return f"HubSource({self._split})"
 
     @property
     def revision(self) -> str:
@@ -281,15 +294,6 @@ class HubSource:
             "shuffle": self._split.describe_shuffle(),
         }
 
-    def size_hint(self) -> int | None:
-        return None
-
-    def with_limits(self, limits: BatchLimits) -> Self:
-        """The same documents in other batches."""
-        source = copy(self)
-        source._limits = limits
-        return source
-
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         if cursor is not None:
             self._split.check_cursor(cursor)
@@ -303,61 +307,35 @@ class HubSource:
         return RowLocation(id=f"{self._split.dataset}:row {row}", row=row)
 
     def _read(self, cursor: Cursor | None) -> Iterator[TextBatch]:
+        for held in grouped(self._texts(cursor), self._limits):
+            array, repaired = strings_to_arrow([text for _, text in held])
+            missing = (held[number][0].id for number in null_rows(array))
+            position: Any = held[-1][0].position
+            yield make_batch(
+                array,
+                position(),
+                repaired=repaired,
+                drops=(Drop(id=id, reason="no_text") for id in missing),
+            )
+
+    def _texts(self, cursor: Cursor | None) -> Iterator[tuple[tuple[InputRow, str | None], int]]:
+        """Each row with its text, and the size of the text."""
         field = self._text_field()
-        held: list[InputRow] = []
-        texts: list[str | None] = []
-        num_bytes = 0
         for row in self._split.rows(cursor, (field,)):
-            text = self._text(row, field)
-            size = 0 if text is None else len(text.encode("utf-8", "surrogatepass"))
-            is_full = num_bytes + size > self._limits.num_bytes
-            if held and (is_full or len(held) == self._limits.num_documents):
-                yield _batch(held, texts)
-                held, texts, num_bytes = [], [], 0
-            held.append(row)
-            texts.append(text)
-            num_bytes += size
-        if held:
-            yield _batch(held, texts)
+            assert isinstance(row.value, dict)
+            text = row.value[field]
+            if text is not None and not isinstance(text, str):
+                raise SourceError(
+                    f"hub dataset {row.id}: the column {field!r} holds {type(text).__name__} "
+                    f"{text!r:.60}, wanted a string; name another with {{field}}",
+                    field=...,
+                )
+            yield (row, text), utf8_bytes(text or "")
 
     def _text_field(self) -> str:
         if self._field is None:
-            self._field = choose_field(
-                self._split.columns(),
-                wanted=self._split.options.field,
-                where=f"hub dataset {self._split.dataset}",
-            )
+            self._field = self._split.choose_field(self._split.columns())
         return self._field
-
-    def _text(self, row: InputRow, field: str) -> str | None:
-        assert isinstance(row.value, dict)
-        value = row.value[field]
-        if value is None or isinstance(value, str):
-            return value
-        raise SourceError(
-            f"hub dataset {row.id}: the column {field!r} holds {type(value).__name__} "
-            f"{value!r:.60}, wanted a string; name another with {{field}}",
-            field=...,
-        )
-
-
-def _batch(rows: list[InputRow], texts: list[str | None]) -> TextBatch:
-    array, repaired = strings_to_arrow(texts)
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    if repaired is not None:
-        repaired = repaired[~missing]
-    cleaned = clean(array.drop_null(), repaired=repaired)
-    position: Any = rows[-1].position
-    return TextBatch(
-        texts=cleaned.texts,
-        num_read=len(rows),
-        counts=cleaned.counts,
-        drops=tuple(
-            Drop(id=rows[number].id, reason="no_text")
-            for number in np.flatnonzero(missing).tolist()
-        ),
-        cursor=position(),
-    )
 
 
 def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -370,3 +348,137 @@ def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
         raise OptionError("iter_rows reads whole rows: leave out {field}", field=...)
     split.revision  # noqa: B018 - ask the hub now, not at the first row
     return (row.value for row in split.rows(None) if isinstance(row.value, dict))
+
+
+def open_hub(
+    dataset: str, *, name: str | None = None, limits: BatchLimits = DEFAULT_LIMITS, **options: Any
+) -> Source:
+    """A split of a hub dataset: by row groups when it is made of Parquet files, else as the client
+    streams it. Asks the hub. Options are those of `HubOptions`."""
+    if HubSplit(dataset, options).options.shuffle is not None:
+        return HubSource(dataset, name=name, limits=limits, **options)
+    source = HubParquetSource(dataset, name=name, limits=limits, **options)
+    if isinstance(source.found(), str):
+        pinned = {**options, "revision": source.revision}
+        return HubSource(dataset, name=name, limits=limits, **pinned)
+    return source
+
+
+class HubPiece(FileListSource):
+    """One Parquet file of a hub dataset, or some row groups of it. Small when pickled."""
+
+    def __init__(
+        self, file: HubInput, format: Format, *, name: str, described: dict[str, JSON]
+    ) -> None:
+        super().__init__((file,), format, name=name)
+        self._described = described  # what `describe` has of the whole split
+
+    def describe(self) -> dict[str, JSON]:
+        settings = self._format.options()
+        return {
+            "kind": "hub",
+            "name": self._name,
+            **self._described,
+            "field": settings.pop("field"),
+            "file": self._files[0].place.path,
+            "row_group": None,
+            **settings,
+        }
+
+    def _piece(self, files: tuple[HubInput, ...], format: Format) -> HubPiece:
+        name = self._name.removesuffix(self._format.range_name) + format.range_name
+        return HubPiece(files[0], format, name=name, described=self._described)
+
+
+class HubParquetSource(FileListSource):
+    """Documents of one split of a hub dataset of Parquet files. Options are those of `HubOptions`
+    without `shuffle`."""
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+        **options: Any,
+    ) -> None:
+        self._split = HubSplit(dataset, options)
+        if self._split.options.shuffle is not None:
+            raise OptionError(
+                f"hub dataset {dataset}: {{shuffle}} is the client's own order; use HubSource",
+                shuffle=...,
+            )
+        super().__init__((), ParquetFormat(limits=limits), name=name or dataset)
+        self._found: ParquetSplit | str | None = None
+        self._field: str | None = None
+
+    def __repr__(self) -> str:
+        return f"HubParquetSource({self._split})"
+
+    @property
+    def revision(self) -> str:
+        """The commit; asks the hub once."""
+        return self._split.revision
+
+    @property
+    def files(self) -> tuple[HubInput, ...]:
+        """In order, at least one; asks the hub once."""
+        if not self._files:
+            found, dataset, retry = self.found(), self._split.dataset, self._split.retry
+            if isinstance(found, str):
+                raise SourceError(
+                    f"hub dataset {dataset}, split {self._split.options.split}: {found}; "
+                    "open it with open_hub or HubSource"
+                )
+            self._files = tuple(
+                HubInput(place=file, name=f"{dataset}/{file.path}", retry=retry)
+                for file in found.files
+            )
+        return self._files
+
+    def found(self) -> ParquetSplit | str:
+        """The files of the split; or why it cannot be read by row groups. Asks the hub once."""
+        if self._found is None:
+            pinned = self._split.pinned()
+            self._found = self._split.retry.call(lambda: parquet_split(pinned), str(pinned))
+        return self._found
+
+    def describe(self) -> dict[str, JSON]:
+        """Asks the hub for the commit and the files, and perhaps for the columns."""
+        names = "\n".join(file.place.path for file in self.files)
+        return {
+            "kind": "hub",
+            "name": self._name,
+            **self._split.describe(),
+            **self._settled().options(),
+            # Which files make a split, and their order, depends on the client's version.
+            "num_files": len(self.files),
+            "sha256_of_names": hashlib.sha256(names.encode()).hexdigest(),
+        }
+
+    def _settled(self) -> Format:
+        """With the column: of those that are declared, else of those in the first file."""
+        files, found = self.files, self.found()
+        if self._field is None and isinstance(found, ParquetSplit):
+            columns: Iterable[tuple[str, bool]] | None = found.columns
+            if not columns:
+                with open_parquet(files[0]) as parquet:
+                    columns = columns_of(parquet.schema_arrow)
+            self._field = self._split.choose_field(columns)
+        return replace(cast(ParquetFormat, self._format), field=self._field)
+
+    def _piece(self, files: tuple[HubInput, ...], format: Format) -> Source:
+        described = self._split.describe()
+        pieces = [
+            HubPiece(
+                file,
+                format,
+                name=f"{self._name}/{file.place.path}{format.range_name}",
+                described=described,
+            )
+            for file in files
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        first = self.files.index(files[0])
+        return ConcatSource(pieces, name=f"{self._name}/parts {first} to {first + len(files) - 1}")

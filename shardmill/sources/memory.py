@@ -8,21 +8,27 @@ name: the caller vouches that the same name means the same content.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, TextBatch
-from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of
-from shardmill.sources.cleaning import clean, strings_to_arrow
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    counts_of,
+    grouped,
+    make_batch,
+    strings_to_arrow,
+    utf8_bytes,
+)
 from shardmill.sources.conversations import ChatCursor, ConversationGroup, batched
-from shardmill.sources.formats.json_rows import repaired
+from shardmill.sources.formats.jsonl import repaired
 from shardmill.sources.shapes import tidied
 from shardmill.sources.source import RowLocation
 
-Texts = Iterable[str] | Callable[[], Iterable[str]]
 Chat: TypeAlias = Conversation | Sequence[Mapping[str, Any]]
 
 _T = TypeVar("_T")
@@ -39,41 +45,24 @@ def _skipped(iterator: Iterator[_T], start: int, what: str, name: str) -> Iterat
     return iterator
 
 
-class MemorySource:
+class MemorySource(NamedSource):
     """Texts from a list, a generator, or a function that gives a fresh iterable at each call."""
 
     def __init__(
-        self, texts: Texts, *, name: str = "memory", limits: BatchLimits = DEFAULT_LIMITS
+        self,
+        texts: Iterable[str] | Callable[[], Iterable[str]],
+        *,
+        name: str = "memory",
+        limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         if isinstance(texts, str | bytes):
             raise SourceError(f"{name}: one {type(texts).__name__} is not a list of texts: [text]")
+        super().__init__(name, limits)
         self._texts = texts
-        self._name = name
-        self._limits = limits
         self._used_up = False
-
-    def __repr__(self) -> str:
-        return f"MemorySource({self._name!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def limits(self) -> BatchLimits:
-        return self._limits
 
     def describe(self) -> dict[str, JSON]:
         return {"kind": "memory", "name": self._name}
-
-    def size_hint(self) -> int | None:
-        return None
-
-    def with_limits(self, limits: BatchLimits) -> Self:
-        """The same documents in other batches."""
-        source = copy(self)
-        source._limits = limits
-        return source
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         start = 0 if cursor is None else counts_of(cursor, ("documents",), self._name)[0]
@@ -101,39 +90,22 @@ class MemorySource:
         return _skipped(iterator, start, "documents", self._name)
 
     def _read(self, texts: Iterator[str], start: int) -> Iterator[TextBatch]:
-        held: list[str] = []
-        num_bytes = 0
+        for held in grouped(self._sized(texts, start), self._limits):
+            start += len(held)
+            array, repaired = strings_to_arrow(held)
+            yield make_batch(array, {"documents": start}, repaired=repaired)
+
+    def _sized(self, texts: Iterator[str], start: int) -> Iterator[tuple[str, int]]:
         for number, text in enumerate(texts, start):
             if not isinstance(text, str):
                 raise SourceError(
                     f"source {self._name!r}, document {number:,} (from 0): "
                     f"found {type(text).__name__} {text!r:.60}, wanted str"
                 )
-            size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-            is_full = num_bytes + size > self._limits.num_bytes
-            if held and (is_full or len(held) == self._limits.num_documents):
-                yield _batch(held, number)
-                held, num_bytes = [], 0
-            held.append(text)
-            num_bytes += size
-            start = number + 1
-        if held:
-            yield _batch(held, start)
+            yield text, utf8_bytes(text)
 
 
-def _batch(texts: list[str], stop: int) -> TextBatch:
-    """Documents of which the last has the number `stop - 1`."""
-    array, repaired = strings_to_arrow(texts)
-    cleaned = clean(array, repaired=repaired)
-    return TextBatch(
-        texts=cleaned.texts,
-        num_read=len(texts),
-        counts=cleaned.counts,
-        cursor={"documents": stop},
-    )
-
-
-class MemoryChats:
+class MemoryChats(NamedSource):
     """Conversations from a list, or from a function that gives a fresh iterable at each call.
 
     As in files, CR LF becomes LF and half a surrogate pair U+FFFD. A conversation without an id is
@@ -152,32 +124,19 @@ class MemoryChats:
                 f"{name}: a {type(conversations).__name__} can be read only once, so nothing could "
                 "resume; pass a list, or a function that makes a new one"
             )
+        super().__init__(name, limits)
         self._conversations = conversations
-        self._name = name
-        self._limits = limits
-
-    def __repr__(self) -> str:
-        return f"MemoryChats({self._name!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def describe(self) -> dict[str, JSON]:
         return {"kind": "memory-chats", "name": self._name}
 
-    def size_hint(self) -> int | None:
-        return None
-
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
         start = 0 if cursor is None else counts_of(cursor, ("conversations",), self._name)[0]
-        given = self._conversations
-        chats = _skipped(
-            iter(given() if callable(given) else given), start, "conversations", self._name
-        )
-        groups = (self._group(chat, number) for number, chat in enumerate(chats, start))
+        found = self._conversations
+        chats = iter(found() if callable(found) else found)
+        rest = _skipped(chats, start, "conversations", self._name)
         return batched(
-            groups,
+            (self._group(chat, number) for number, chat in enumerate(rest, start)),
             ChatCursor(0, start),
             self._limits,
             lambda cursor: {"conversations": cursor.position},  # type: ignore[dict-item]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardmill.records import Conversation, Drop
-from shardmill.sources.cleaning import unix_lines
-from shardmill.sources.formats.json_rows import Object, kind_of
+from shardmill.sources.batches import unix_lines
+from shardmill.sources.formats.jsonl import Object, kind_of
 from shardmill.sources.source import BadRowError
 
 Message = dict[str, Any]

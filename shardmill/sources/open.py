@@ -17,11 +17,15 @@ from typing import Any
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
-from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, name_of
-from shardmill.sources.cleaning import BOM_BYTES
+from shardmill.sources.batches import BOM_BYTES, DEFAULT_LIMITS, BatchLimits, name_of
 from shardmill.sources.conversations import ChatSource, FileRows, HubRows
-from shardmill.sources.formats.json_rows import WHITE, JsonListFormat
-from shardmill.sources.formats.jsonl import JsonlFormat, JsonlSource, OnBad
+from shardmill.sources.formats.jsonl import (
+    WHITE,
+    JsonlFormat,
+    JsonListFormat,
+    JsonlSource,
+    OnBad,
+)
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubOptions, HubSource
@@ -154,12 +158,17 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
         signature.bind(where, **options)
     except TypeError as error:
         known = [name for name in signature.parameters if name != "where"]
-        strange = sorted(set(options) - set(known))
-        raise OptionError(
-            f"{Url(where)}: the option {', '.join(strange)} does not apply to this kind of "
-            f"input; options here: {', '.join(known)}"
-        ) from error
+        raise _not_for(str(Url(where)), options, known) from error
     return make(where, **options)
+
+
+def _not_for(where: str, options: dict[str, Any], known: list[str]) -> OptionError:
+    strange = sorted(set(options) - set(known))
+    return OptionError(
+        f"{where}: {', '.join(f'{{{name}}}' for name in strange)} does not apply to this kind of "
+        f"input; options here: {', '.join(known)}",
+        **dict.fromkeys(strange, ...),
+    )
 
 
 def _kind_of_files(where: str) -> str:
@@ -196,7 +205,7 @@ def _in_seeded_order(parts: Sequence[Source], seed: int) -> Source:
         return hashlib.sha256(json.dumps([seed, "file order", file.name]).encode()).hexdigest()
 
     if len(parts) == 1 and isinstance(parts[0], FileSource):
-        return parts[0].reordered(key)
+        return parts[0].of_files(sorted(parts[0].files, key=key))
     files: list[FileSource] = []
     for part in parts:
         if not isinstance(part, FileSource):
@@ -205,7 +214,7 @@ def _in_seeded_order(parts: Sequence[Source], seed: int) -> Source:
                 "without a seed, or its files: hf://datasets/owner/name/**/*.parquet",
                 seed=seed,
             )
-        files += part.each_file()
+        files += [part.of_files((file,), f"{part.name}/{file.name}") for file in part.files]
     files.sort(key=lambda source: key(source.files[0]))
     return ConcatSource(files, name=" + ".join(part.name for part in parts))
 
@@ -233,11 +242,9 @@ def open_chats(
     if len(set(map(str, hubs))) < len(hubs):
         raise SourceError("a hub dataset is named more than once; name it once")
     known = _TREE_OPTIONS + (_HUB_OPTIONS if hubs else [])
-    strange = sorted(set(options) - set(known))
-    if strange:
-        raise OptionError(
-            f"the option {', '.join(strange)} does not apply to this input; "
-            f"options here: {', '.join(['shape', 'name', 'on_bad', 'limits', *known])}"
+    if not set(options) <= set(known):
+        raise _not_for(
+            str(Url(str(parts[0]))), options, ["shape", "name", "on_bad", "limits", *known]
         )
     rules = TreeRules(**{key: options.pop(key) for key in _TREE_OPTIONS if key in options})
     files = iter(_files_of([part for part in parts if part not in hubs]))

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.records import Conversation, Drop
-from shardmill.sources.cleaning import unix_lines
-from shardmill.sources.formats.json_rows import Object, decode_value, kind_of
+from shardmill.sources.batches import unix_lines
+from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,

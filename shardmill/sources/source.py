@@ -9,30 +9,32 @@ find the row of a document again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import CuttableSource, DividedSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
     BatchLimits,
-    check_num_bytes,
+    NamedSource,
     coalesce,
-    counts_of,
     fields_of,
     limited,
     runs,
     stamp_of,
 )
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
+from shardmill.storage.hub import HubInput
 
-_SIZE_THREADS = 8
+_T = TypeVar("_T")
+_LOOK_THREADS = 8
 _STEP = 64  # rows that are passed at a time to find one: one alone costs nearly as much
 
 
@@ -142,38 +144,129 @@ class Format(ABC):
         known."""
 
 
-class FileSource:
-    """Files of one format, read one after the other."""
+class FileListSource(NamedSource, ABC):
+    """Files of one format, read one after the other, here or elsewhere."""
 
-    def __init__(self, files: tuple[InputFile, ...], format: Format, *, name: str) -> None:
+    def __init__(self, files: tuple[Any, ...], format: Format, *, name: str) -> None:
+        super().__init__(name, format.limits)
         self._files = files
         self._format = format
-        self._name = name
-        self._description: dict[str, JSON] | None = None
+
+    @property
+    def files(self) -> tuple[Any, ...]:
+        return self._files
+
+    @abstractmethod
+    def describe(self) -> dict[str, JSON]: ...
+
+    @abstractmethod
+    def _piece(self, files: tuple[Any, ...], format: Format) -> Source:
+        """A source of some neighbours among the files, or of a range of one."""
+
+    def _settled(self) -> Format:
+        return self._format.settled()
+
+    def limited(self, num_bytes: int) -> Self:
+        """The same source, which refuses a document over `num_bytes` before it is read whole."""
+        return self.with_limits(self.limits.refusing(num_bytes))
+
+    def with_limits(self, limits: BatchLimits) -> Self:
+        source = super().with_limits(limits)
+        source._format = replace(self._format, limits=limits)
+        return source
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        first, position = self._find(cursor)
+        return coalesce(self._read(first, position), self.limits)
+
+    def locate(
+        self, before: Cursor | None, after: Cursor, rows_before: int | None, /
+    ) -> RowLocation:
+        """The row that ends at the cursor `after`; the row before it ended at `before`."""
+        first, position = self._find(after)
+        start = before["position"] if before and before["file"] == after["file"] else None
+        found = self._format.locate(self.files[first], start, position, rows_before)
+        return replace(found, file=_name_in_cursor(self.files[first]))
+
+    def divide(self, at_least: int) -> Sequence[Source]:
+        """One source per file; when there are fewer than `at_least`, one per row group (which
+        reads the footers of Parquet files). Nothing is fingerprinted."""
+        whole_number(at_least, "at_least")
+        whole, files = self._settled(), self.files
+        parts: Sequence[Sequence[Format]] = [(whole,)] * len(files)
+        if len(files) < at_least:
+            parts = self._each(lambda file: whole.split(file, None), files)
+        pairs = zip(files, parts, strict=True)
+        return [self._piece((file,), part) for file, found in pairs for part in found]
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """Runs of files, and ranges of a file that is larger. Reads the footers of Parquet files,
+        and what `field=None` takes; nothing is fingerprinted."""
+        whole_number(num_bytes, "num_bytes")
+        whole, files = self._settled(), self.files
+        found = list(runs(self._each(whole.size_hint, files), num_bytes))
+        alone = [files[start] for start, stop in found if stop - start == 1]
+        splits = iter(self._each(lambda file: whole.split(file, num_bytes), alone))
+        pieces: list[Source] = []
+        for start, stop in found:
+            parts = next(splits) if stop - start == 1 else (whole,)
+            pieces += [self._piece(files[start:stop], part) for part in parts]
+        return pieces
+
+    def _each(self, look: Callable[[Any], _T], files: Sequence[Any]) -> list[_T]:
+        """A look at each file. Elsewhere it may take a request, so several run at a time."""
+        if all(isinstance(file.place, Path) for file in files):
+            return [look(file) for file in files]
+        with ThreadPoolExecutor(_LOOK_THREADS) as pool:
+            return list(pool.map(look, files))
+
+    def _find(self, cursor: Cursor | None) -> tuple[int, JSON]:
+        """The number of the cursor's file, and the position in it."""
+        if cursor is None:
+            return 0, None
+        name, position = fields_of(cursor, ("file", "position"), self._name)
+        for index, file in enumerate(self.files):
+            if _name_in_cursor(file) == name:
+                return index, position
+        raise SourceError(
+            f"source {self._name!r}: the cursor is in {name!r:.200}, which is not among its "
+            f"{len(self.files):,} files; resume with the input the cursor came from"
+        )
+
+    def _read(self, first: int, position: JSON) -> Iterator[TextBatch]:
+        format = self._settled()
+        for file in self.files[first:]:
+            can_change = isinstance(file, InputFile)  # a commit of a hub never changes
+            if can_change:
+                check_unchanged(file)
+            for batch in format.read(file, position):
+                cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
+                yield replace(batch, cursor=cursor)
+            if can_change:
+                check_unchanged(file)
+            position = None
+
+
+def _name_in_cursor(file: InputFile | HubInput) -> str:
+    return file.place.path if isinstance(file, HubInput) else file.name
+
+
+class FileSource(FileListSource):
+    """Files on this machine or on object storage."""
+
+    _description: dict[str, JSON] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r}, files={len(self._files):,})"
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def continues(self) -> bool:
         return self._format.continues
 
     @property
-    def files(self) -> tuple[InputFile, ...]:
-        return self._files
-
-    @property
     def part(self) -> str:
         """The range it reads of its file, "" for whole files; a store's origins depend on it."""
         return self._format.range_name
-
-    @property
-    def limits(self) -> BatchLimits:
-        return self._format.limits
 
     @property
     def settings(self) -> dict[str, JSON]:
@@ -197,7 +290,7 @@ class FileSource:
         return [[file.name, stamp_of_file(file)] for file in self._files]
 
     def size_hint(self) -> int | None:
-        return sum(self._sizes(self._format))
+        return sum(self._each(self._format.size_hint, self._files))
 
     def bytes_before(self, cursor: Cursor) -> int:
         """About how many bytes of `size_hint` are before a cursor. Decompresses up to there, so it
@@ -206,102 +299,18 @@ class FileSource:
         before = [self._format.size_hint(file) for file in self._files[:first]]
         return sum(before) + self._format.bytes_before(self._files[first], position)
 
-    def limited(self, num_bytes: int) -> Self:
-        """The same source, which refuses a document over `num_bytes` before it is read whole."""
-        return self.with_limits(self.limits.refusing(num_bytes))
-
-    def with_limits(self, limits: BatchLimits) -> Self:
-        """The same documents in other batches."""
+    def of_files(self, files: Iterable[InputFile], name: str | None = None) -> Self:
+        """The same source over some of its files, in this order. Copies look for the field
+        together."""
         source = copy(self)
-        source._format = replace(self._format, limits=limits)
-        return source
-
-    def of_files(self, files: tuple[InputFile, ...]) -> FileSource:
-        """The same source over some of its files, in this order."""
-        return FileSource(files, self._format.settled(), name=self._name)
-
-    def reordered(self, key: Callable[[InputFile], str]) -> Self:
-        """The same files, sorted by `key`."""
-        return self._with_files(sorted(self._files, key=key), self._name)
-
-    def each_file(self) -> list[Self]:
-        """A source for each file. They look for the field together."""
-        return [self._with_files((file,), f"{self._name}/{file.name}") for file in self._files]
-
-    def _with_files(self, files: Sequence[InputFile], name: str) -> Self:
-        source = copy(self)
-        source._files, source._name = tuple(files), name
+        source._files, source._name = tuple(files), name or self._name
         source._description = None
         return source
-
-    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        first, position = self._find(cursor)
-        return coalesce(self._read(first, position), self.limits)
-
-    def locate(
-        self, before: Cursor | None, after: Cursor, rows_before: int | None, /
-    ) -> RowLocation:
-        """The row that ends at the cursor `after`; the row before it ended at `before`."""
-        first, position = self._find(after)
-        start = before["position"] if before and before["file"] == after["file"] else None
-        return self._format.locate(self._files[first], start, position, rows_before)
-
-    def divide(self, at_least: int) -> Sequence[FileSource]:
-        """One source per file; when there are fewer than `at_least`, one per row group (which
-        reads the footers of Parquet files). Nothing is fingerprinted."""
-        check_at_least(at_least)
-        whole = self._format.settled()
-        if len(self._files) >= at_least:
-            return [self._piece((file,), whole) for file in self._files]
-        return [
-            self._piece((file,), part) for file in self._files for part in whole.split(file, None)
-        ]
-
-    def cut(self, num_bytes: int) -> Sequence[FileSource]:
-        """Runs of files, and ranges of a file that is larger. Reads the footers of Parquet files,
-        and what `field=None` takes; nothing is fingerprinted."""
-        check_num_bytes(num_bytes)
-        whole = self._format.settled()
-        pieces: list[FileSource] = []
-        for start, stop in runs(self._sizes(whole), num_bytes):
-            files = self._files[start:stop]
-            parts = whole.split(files[0], num_bytes) if len(files) == 1 else (whole,)
-            pieces += [self._piece(files, part) for part in parts]
-        return pieces
-
-    def _sizes(self, format: Format) -> list[int]:
-        """Of each file. On object storage a size may take a request, so several run at a time."""
-        if all(isinstance(file.place, Path) for file in self._files):
-            return [format.size_hint(file) for file in self._files]
-        with ThreadPoolExecutor(_SIZE_THREADS) as pool:
-            return list(pool.map(format.size_hint, self._files))
 
     def _piece(self, files: tuple[InputFile, ...], format: Format) -> FileSource:
         last = "" if len(files) == 1 else f" to {files[-1].name}"
         name = f"{self._name}/{files[0].name}{last}{format.range_name}"
         return FileSource(files, format, name=name)
-
-    def _find(self, cursor: Cursor | None) -> tuple[int, JSON]:
-        """The number of the cursor's file, and the position in it."""
-        if cursor is None:
-            return 0, None
-        name, position = fields_of(cursor, ("file", "position"), self._name)
-        for index, file in enumerate(self._files):
-            if file.name == name:
-                return index, position
-        raise SourceError(
-            f"source {self._name!r}: the cursor is in {name!r:.200}, which is not among its "
-            f"{len(self._files):,} files; resume with the input the cursor came from"
-        )
-
-    def _read(self, first: int, position: JSON) -> Iterator[TextBatch]:
-        format = self._format.settled()
-        for file in self._files[first:]:
-            check_unchanged(file)
-            for batch in format.read(file, position):
-                yield replace(batch, cursor={"file": file.name, "position": batch.cursor})
-            check_unchanged(file)
-            position = None
 
 
 class ConcatSource:
@@ -363,7 +372,7 @@ class ConcatSource:
     def divide(self, at_least: int) -> Sequence[Source]:
         """The pieces of the parts, in order; a part that cannot be divided is one piece. Each part
         is asked for its coarsest pieces, then for its share, then for all."""
-        check_at_least(at_least)
+        whole_number(at_least, "at_least")
         share = -(-at_least // len(self._parts))
         pieces: list[Source] = []
         for wanted in (1, share, at_least):
@@ -376,20 +385,26 @@ class ConcatSource:
 
     def cut(self, num_bytes: int) -> Sequence[Source]:
         """The pieces of the parts, in order; small parts together."""
-        check_num_bytes(num_bytes)
+        whole_number(num_bytes, "num_bytes")
         pieces = [
             part.cut(num_bytes) if isinstance(part, CuttableSource) else (part,)
             for part in self._parts
         ]
         sizes = [part.size_hint() for part in self._parts]
-        return join_small(pieces, sizes, num_bytes, name=self._name)
+        alone = [size if len(cut) == 1 else None for cut, size in zip(pieces, sizes, strict=True)]
+        joined: list[Source] = []
+        for start, stop in runs(alone, num_bytes):
+            found = [piece for cut in pieces[start:stop] for piece in cut]
+            if stop - start > 1:
+                found = [ConcatSource(found, name=f"{self._name}/parts {start} to {stop - 1}")]
+            joined += found
+        return joined
 
     def _find(self, cursor: Cursor | None) -> tuple[int, Cursor | None]:
         """The number of the cursor's part, and the cursor in it."""
         if cursor is None:
             return 0, None
-        part, inner = fields_of(cursor, ("part", "cursor"), self._name)
-        (first,) = counts_of({"part": part}, ("part",), self._name)
+        first, inner = fields_of(cursor, ("part", "cursor"), self._name, counts=("part",))
         if first >= len(self._parts) or not isinstance(inner, dict):
             raise SourceError(
                 f"source {self._name!r}: the cursor is in part {first} with {inner!r:.80}, but "
@@ -402,25 +417,6 @@ class ConcatSource:
             for batch in self._parts[number].batches(inner):
                 yield replace(batch, cursor={"part": number, "cursor": batch.cursor})
             inner = None
-
-
-def join_small(
-    pieces: Sequence[Sequence[Source]], sizes: Sequence[int | None], num_bytes: int, *, name: str
-) -> list[Source]:
-    """The pieces of each part, in order; parts of one piece are joined while they fit."""
-    alone = [size if len(cut) == 1 else None for cut, size in zip(pieces, sizes, strict=True)]
-    joined: list[Source] = []
-    for start, stop in runs(alone, num_bytes):
-        found = [piece for cut in pieces[start:stop] for piece in cut]
-        if stop - start > 1:
-            found = [ConcatSource(found, name=f"{name}/parts {start} to {stop - 1}")]
-        joined += found
-    return joined
-
-
-def check_at_least(at_least: int) -> None:
-    if at_least < 1:
-        raise OptionError("{at_least}: wanted the number of pieces, 1 or more", at_least=at_least)
 
 
 @runtime_checkable

@@ -136,10 +136,10 @@ def parquet_split(source: HubDataset) -> ParquetSplit | str:
         return "its configuration filters rows"
     if getattr(config, "on_bad_files", "error") != "error":
         return "its configuration leaves out bad files"
-    return ParquetSplit(files=known, columns=columns_of(builder.info.features))
+    return ParquetSplit(files=known, columns=declared_columns(builder.info.features))
 
 
-def columns_of(features: Any) -> tuple[tuple[str, bool], ...] | None:
+def declared_columns(features: Any) -> tuple[tuple[str, bool], ...] | None:
     """Each declared column and whether it holds strings; None if nothing is declared."""
     if features is None:
         return None
@@ -167,6 +167,20 @@ def file_size(file: HubFile) -> int:
     if len(sizes) != 1 or sizes[0] is None:
         raise SourceError(f"{file}: is not in commit {file.revision}; was the dataset rewritten?")
     return int(sizes[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubInput:
+    """A file of a hub dataset at a commit, read by retried requests."""
+
+    place: HubFile
+    name: str  # "owner/name/data/train-0.parquet", with the dataset as the caller wrote it
+    retry: RetryPolicy
+
+    @property
+    def num_bytes(self) -> int:
+        """Asks the hub."""
+        return self.retry.call(lambda: file_size(self.place), str(self.place))
 
 
 def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:

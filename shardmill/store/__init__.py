@@ -7,11 +7,13 @@ damaged is refused when it is opened or read, never read wrongly.
 from __future__ import annotations
 
 from shardmill.store.exclusions import (
+    ExcludeEntry,
     Exclusions,
     exclude_documents,
     exclude_spans,
     read_exclusions,
     refuse_excluded,
+    remove_exclusion,
 )
 from shardmill.store.manifest import (
     ChatLedger,
@@ -26,6 +28,8 @@ from shardmill.store.manifest import (
 )
 from shardmill.store.origins import Origins, read_origins
 from shardmill.store.plans import (
+    PlanFacts,
+    PlanMetrics,
     PlanOptions,
     StoredPlan,
     find_plan,
@@ -40,10 +44,15 @@ from shardmill.store.store import (
     open_store,
     publish_folder,
 )
-from shardmill.store.verify import verify
+from shardmill.store.verify import VerifyReport, verify
 from shardmill.store.writer import StoreWriter
 
 __all__ = [
+    "ExcludeEntry",
+    "remove_exclusion",
+    "PlanFacts",
+    "PlanMetrics",
+    "VerifyReport",
     "ChatLedger",
     "DocumentLedger",
     "Exclusions",

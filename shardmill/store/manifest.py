@@ -60,7 +60,7 @@ class ShardEntry(
     sha256: Sha256
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ListedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One other file. Its entries are documents (index), lines (dropped rows), bits (loss mask)
     or turns (their starts and roles)."""
 
@@ -72,9 +72,9 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ChatEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a split of conversations has beside its tokens."""
 
-    mask: FileEntry  # one bit per token: is it a training target?
-    turns: FileEntry  # where turns start in the token space of the split
-    roles: FileEntry  # who speaks in each turn
+    mask: ListedFile  # one bit per token: is it a training target?
+    turns: ListedFile  # where turns start in the token space of the split
+    roles: ListedFile  # who speaks in each turn
     num_turns: Count
     trained_tokens: Count  # bits that are 1
 
@@ -84,7 +84,7 @@ class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     tokens: Count
     documents: Count
-    index: FileEntry
+    index: ListedFile
     shards: list[ShardEntry]
     chat: ChatEntry | None  # of every split, or of none
 
@@ -155,7 +155,7 @@ class Manifest(StoreFacts, frozen=True, kw_only=True, forbid_unknown_fields=True
     token_dtype: StoredDtype
     shard_bytes: Count | None  # None: one file per split
     splits: dict[str, SplitEntry]
-    dropped: FileEntry | None
+    dropped: ListedFile | None
 
 
 class DroppedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ from shardmill.store.exclusions import (
 from shardmill.store.layout import DTYPES, EXCLUDE, INDEX_HEADER_BYTES, ORIGINS, index_header
 from shardmill.store.manifest import (
     DroppedRow,
-    FileEntry,
+    ListedFile,
     Manifest,
     ShardEntry,
     SplitEntry,
@@ -147,7 +147,7 @@ class _Check:
             path = self.folder / dropped.file
             yield from self._file(dropped, partial(_check_dropped, path=path, reasons=reasons))
 
-    def _file(self, entry: FileEntry | ShardEntry, check: Check) -> Iterator[str]:
+    def _file(self, entry: ListedFile | ShardEntry, check: Check) -> Iterator[str]:
         """The problems of a listed file; a disk that cannot be read is one more."""
         if entry.file not in self.sound:
             return

@@ -41,7 +41,7 @@ from shardmill.store.layout import (
 from shardmill.store.manifest import (
     ChatEntry,
     DroppedRow,
-    FileEntry,
+    ListedFile,
     Manifest,
     ShardEntry,
     SplitEntry,
@@ -337,7 +337,7 @@ class _IndexSink:
         self._file = HashedFile(folder / name)
         self._file.write(bytes(INDEX_HEADER_BYTES))
 
-    def take_over(self, old: Path, entry: FileEntry) -> None:
+    def take_over(self, old: Path, entry: ListedFile) -> None:
         """Begin with the starts of a finished index."""
         skip = INDEX_HEADER_BYTES
         for chunk in _checked_chunks(old / entry.file, entry.sha256):
@@ -352,7 +352,7 @@ class _IndexSink:
             self._file.write(part.view(np.uint8).data)
         self.entries += len(starts)
 
-    def finish(self, documents: ShardDocuments | None = None) -> FileEntry:
+    def finish(self, documents: ShardDocuments | None = None) -> ListedFile:
         """The entry of the file; `documents` is shown all its starts."""
         self._file.finish()
         path, sha256, skip = self._file.path, hashlib.sha256(), INDEX_HEADER_BYTES
@@ -368,7 +368,7 @@ class _IndexSink:
                 skip = 0
         except OSError as error:
             raise cannot_write(path, error) from error
-        return FileEntry(file=path.name, entries=self.entries, sha256=sha256.hexdigest())
+        return ListedFile(file=path.name, entries=self.entries, sha256=sha256.hexdigest())
 
     def abort(self) -> None:
         self._file.abort()
@@ -416,9 +416,9 @@ class _ChatSink:
         self._roles.abort()
 
 
-def _entry(file: HashedFile, entries: int) -> FileEntry:
+def _entry(file: HashedFile, entries: int) -> ListedFile:
     """The entry of a file of the store's own folder, finished here."""
-    return FileEntry(file=file.path.name, entries=entries, sha256=file.finish())
+    return ListedFile(file=file.path.name, entries=entries, sha256=file.finish())
 
 
 def _check_examples(examples: ChatExamples, *, where: str, first: int) -> None:
@@ -535,7 +535,7 @@ class _DropSink:
                 f"were {dict(self._reasons)}; every dropped row needs an id and a reason"
             )
 
-    def finish(self) -> FileEntry | None:
+    def finish(self) -> ListedFile | None:
         return None if self._file is None else _entry(self._file, self._reasons.total())
 
     def abort(self) -> None:

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from shardmill.arguments import whole_number
 from shardmill.errors import (
     EngineMismatchError,
     MissingExtraError,
@@ -380,9 +381,8 @@ def reopen_encoder(
 
 
 def thread_limits(num_threads: int) -> dict[str, str]:
-    """Environment variables for a process whose engines use so many threads."""
-    if num_threads < 1:
-        raise OptionError("{num_threads}: wanted 1 or more", num_threads=num_threads)
+    """Environment variables for a process whose engines use this number of threads."""
+    whole_number(num_threads, "num_threads")
     return {
         "FASTOKENS_BPE_THREADS": str(num_threads),
         "RAYON_NUM_THREADS": str(num_threads),

@@ -291,7 +291,7 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
         return spans
 
     def round_trips(self, text: str) -> bool:
-        """Whether decode(encode(text)) == text for sure; U+2581 stands for a space."""
+        """Whether decode(encode(text)) == text for sure; U+2581 is decoded as a space."""
         facts = self._facts
         exact = facts.byte_fallback and facts.identity and facts.keeps_whitespace
         return exact and facts.escapes_whitespace and SPACE_PIECE not in text

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import JSON
 from shardmill.storage.atomic import atomic_write
@@ -292,19 +293,15 @@ def _check_spec(spec: TrainSpec) -> None:
             )
     if len(set(strings)) != len(strings):
         raise OptionError(f"two special tokens have the same string: {dict(spec.specials)}")
-    if spec.vocab_size > MAX_VOCAB:
-        raise OptionError(
-            f"{{vocab_size}}: wanted at most {MAX_VOCAB:,}", vocab_size=spec.vocab_size
-        )
     smallest = 256 + len(strings) + (spec.model_type != "byte-bpe")
-    if spec.vocab_size < smallest:
+    if not smallest <= spec.vocab_size <= MAX_VOCAB:
         raise OptionError(
-            "{vocab_size} is too small for 256 bytes and the special tokens; wanted at least "
-            f"{smallest:,}",
+            f"{{vocab_size}}: wanted at least {smallest:,} (256 bytes and the special tokens) and "
+            f"at most {MAX_VOCAB:,}",
             vocab_size=spec.vocab_size,
         )
-    if spec.max_bytes is not None and spec.max_bytes < 1:
-        raise OptionError("{max_bytes}: wanted at least 1 or None", max_bytes=spec.max_bytes)
+    if spec.max_bytes is not None:
+        whole_number(spec.max_bytes, "max_bytes")
 
 
 def _check_target(folder: Path, overwrite: bool) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from shardmill.building import BuildSpec, build, has_unfinished_build, pack
+from shardmill.building import BuildSpec, build, build_store, has_unfinished_build, pack
 from shardmill.building.api import open_feed
-from shardmill.building.documents import build_store
 from shardmill.cli import main
 from shardmill.cli.commands.build import BuildOptions, ChatOptions, DocumentOptions
 from shardmill.cli.commands.pack import PackOptions

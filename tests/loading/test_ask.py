@@ -40,7 +40,7 @@ def write_large(folder: Path) -> np.ndarray:
     build_small_store(folder, {"train": Ragged.from_lengths(tokens, [2**22])}, shard_bytes=2**20)
     for path in folder.rglob("*.bin"):
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return tokens
 

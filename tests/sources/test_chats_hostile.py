@@ -14,7 +14,7 @@ import pytest
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
 from shardmill.sources import BatchLimits, open_chats
-from shardmill.sources.formats import json_rows
+from shardmill.sources.formats import jsonl
 from shardmill.testing.sources import ChatAccount, chat_account
 
 HI = [{"role": "user", "content": "hi"}]
@@ -170,7 +170,7 @@ def test_a_list_too_large_to_hold_is_refused_with_what_to_do(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + GOOD + b"]")
-    monkeypatch.setattr(json_rows, "MAX_LIST_BYTES", 20)
+    monkeypatch.setattr(jsonl, "MAX_LIST_BYTES", 20)
     with pytest.raises(SourceError, match=r"may have 20; .* jq -c"):
         read(path)
 

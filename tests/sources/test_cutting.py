@@ -360,5 +360,5 @@ def test_only_sources_that_can_be_cut_are_cuttable(tmp_path: Path) -> None:
     assert not isinstance(MemorySource(["a"]), CuttableSource)
     assert not continues(MemorySource(["a"]))
     for asked in (source, ConcatSource([source])):
-        with pytest.raises(OptionError, match="1 or more"):
+        with pytest.raises(OptionError, match="wanted at least 1"):
             asked.cut(0)

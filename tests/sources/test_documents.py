@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from shardmill.errors import SourceError
 from shardmill.records import Drop
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource, TextSource
-from shardmill.sources.batches import cut, text_bytes
-from shardmill.sources.cleaning import clean
+from shardmill.sources.batches import byte_lengths, cut, make_batch
 from shardmill.testing.sources import account, parquet_bytes
 
 
@@ -33,26 +32,26 @@ from shardmill.testing.sources import account, parquet_bytes
     ],
 )
 def test_cleaning_changes_line_ends_and_the_bom_and_nothing_else(raw: bytes, text: str) -> None:
-    cleaned = clean(pa.array([raw], pa.binary()))
+    cleaned = make_batch(pa.array([raw], pa.binary()), {})
     assert cleaned.texts.to_pylist() == [text]
     assert cleaned.counts == {"empty": 0, "invalid_utf8": 0}
 
 
 def test_invalid_bytes_are_replaced_and_their_documents_counted() -> None:
     raw = pa.array([b"good", b"bad \xff\xff", b"", b"\xef\xbb\xbf", b"cut \xe4\xb8"], pa.binary())
-    cleaned = clean(raw)
+    cleaned = make_batch(raw, {})
     assert cleaned.texts.to_pylist() == ["good", "bad \ufffd\ufffd", "cut \ufffd"]
     assert cleaned.counts == {"empty": 2, "invalid_utf8": 2}
 
 
 def test_a_carriage_return_and_a_newline_of_two_documents_are_not_joined() -> None:
-    cleaned = clean(pa.array(["a\r", "\nb", "\r\n"]))
+    cleaned = make_batch(pa.array(["a\r", "\nb", "\r\n"]), {})
     assert cleaned.texts.to_pylist() == ["a\r", "\nb", "\n"]
 
 
 def test_cleaning_a_slice_does_not_look_outside_it() -> None:
     whole = pa.array([b"\xff", b"a\r\nb", b"\xff"], pa.binary())
-    cleaned = clean(whole.slice(1, 1))
+    cleaned = make_batch(whole.slice(1, 1), {})
     assert cleaned.texts.to_pylist() == ["a\nb"]
     assert cleaned.counts == {"empty": 0, "invalid_utf8": 0}
 
@@ -84,7 +83,7 @@ def test_batches_are_about_four_mebibytes_and_a_huge_document_is_alone(tmp_path:
         assert account(batches).texts == rows
         for batch in batches:
             assert len(batch.texts) <= 8192
-            assert text_bytes(batch.texts) <= 4 * 2**20 or batch.texts.to_pylist() == [huge]
+            assert byte_lengths(batch.texts).sum() <= 4 * 2**20 or batch.texts.to_pylist() == [huge]
         assert len(batches) <= 8
 
 

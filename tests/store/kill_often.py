@@ -42,7 +42,7 @@ def build(staged: Path, target: Path, number: int) -> None:
 
 
 def found_in(folder: Path) -> int | None:
-    """Which version stands here, whole; None when nothing opens. Anything else is a failure."""
+    """Which version is here, whole; None when nothing opens. Anything else is a failure."""
     try:
         open_store(folder)
     except ShardmillError:

@@ -235,7 +235,7 @@ def test_a_chat_manifest_that_cannot_be_true_is_refused(tmp_path: Path, name: st
 
 
 def hidden_edit(folder: Path, kind: str, data: bytes, **counts: int) -> None:
-    """Change a chat file, its checksum and these counts: only the structure can tell."""
+    """Change a chat file, its checksum and these counts: only the structure shows it."""
     meta = json.loads((folder / "meta.json").read_bytes())
     chat = meta["splits"]["train"]["chat"]
     chat[kind]["sha256"] = hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Law 3 under SIGKILL: at every instant the place holds the old store or the new one, whole."""
+"""Done means done, under SIGKILL: the target always holds the whole old store or the new one."""
 
 from __future__ import annotations
 

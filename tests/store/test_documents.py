@@ -67,7 +67,7 @@ def test_the_picture_at_the_head_of_the_module(tmp_path):
     assert batch.segments.max_seqlen == 3
 
 
-def test_a_window_in_the_middle_of_a_document_counts_from_zero_unless_told(tmp_path):
+def test_a_window_in_the_middle_of_a_document_counts_from_zero_by_default(tmp_path):
     windows = DocumentWindows(space_of(tmp_path, 12), ints(0, 2, 8))
     restarted = windows.gather([4, 0], seq_len=6).segments.position_ids
     assert restarted.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 0, 1, 2, 3]]
@@ -131,7 +131,7 @@ def test_an_end_token_closes_its_own_document(ids):
         for column in range(1, 6)
         if tokens[column - 1] == 3
     ]
-    assert borders.places.tolist() == wanted
+    assert borders.positions.tolist() == wanted
 
 
 def test_an_index_out_of_order_is_refused(tmp_path):

@@ -172,7 +172,7 @@ def test_exclusions_of_another_store_are_refused(store: Path, tmp_path: Path) ->
 
 
 def sealed(store: Path, **changes: object) -> None:
-    """A file with a right seal and one entry that nobody of ours writes."""
+    """A file with a right seal and one entry that shardmill never writes."""
     entry = {"number": 1, "split": "train", "reason": "x", "documents": None, "steps": None}
     entry |= {"spans": [[0, 1]], **changes}
     body = encode_exclusions(open_store(store).fingerprint, [entry])  # type: ignore[list-item]

@@ -140,7 +140,7 @@ def test_hostile_headers_are_refused(tmp_path, header):
         open_token_folder(tmp_path)
 
 
-def test_tokens_behind_an_odd_header_are_refused_with_the_way_out(tmp_path):
+def test_tokens_after_an_odd_header_are_refused_with_the_way_out(tmp_path):
     header = b"{'descr': '<u2', 'fortran_order': False, 'shape': (4,)}"
     size = len(header).to_bytes(2, "little")
     path = tmp_path / "a.npy"

@@ -1,4 +1,4 @@
-"""The benchmark of this room runs, cleans up, and reports every contender."""
+"""The gather benchmark runs, cleans up, and reports every contender."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ json_values = st.recursive(
     name=st.none() | st.text(st.characters(codec="utf-8")),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
-def test_facts_come_back_as_they_were_given(options, name, seed, tmp_path_factory) -> None:
+def test_facts_are_read_back_as_they_were_written(options, name, seed, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("facts")
     facts = plain_facts({}, options=options, dataset_name=name, seed=seed, sources=[options])
     fields = {key: getattr(facts, key) for key in facts.__struct_fields__}

@@ -1,4 +1,4 @@
-"""Files whose tokens begin behind a header read like files without one."""
+"""Files whose tokens begin after a header read like files without one."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def changed(plan: StoredPlan, **arrays: object) -> StoredPlan:
     return replace(plan, arrays=replace(plan.arrays, **arrays))
 
 
-def test_a_plan_that_lies_never_reads_outside(store: Path) -> None:
+def test_a_false_plan_never_reads_outside(store: Path) -> None:
     plan = build_plan(store, options=SPLIT)
     files = open_store(store)
     huge = np.array([2**64 - 3], np.uint64)

@@ -317,7 +317,7 @@ def test_a_plan_of_other_tokens_is_refused_by_name(store: Path, plan: Path, tmp_
             check_plan(read_plan(plan), open_store(store))
 
 
-def test_all_plans_of_a_store_are_told_sound_or_not(store: Path, plan: Path) -> None:
+def test_all_plans_of_a_store_are_listed_sound_or_not(store: Path, plan: Path) -> None:
     plan.with_name("train-bad.plan").write_bytes(plan.read_bytes()[:-1])
     found = dict(plans_of(open_store(store)))
     assert list(found) == ["train-7", "train-bad"]

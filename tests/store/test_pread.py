@@ -172,7 +172,7 @@ def test_thousands_of_shards_are_read_with_256_file_descriptors(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
-def test_when_others_hold_all_descriptors_those_of_the_reader_make_room(tmp_path, monkeypatch):
+def test_when_no_descriptor_is_left_the_reader_releases_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(pread, "_make_room", lambda: None)  # the reader thinks it has few
     files = write_shards(tmp_path, [ShardShape(10, "uint16")] * 20)
     space = TokenSpace(files, reader="pread")
@@ -396,7 +396,7 @@ from shardmill.loading import ChatRows, PackSource, TokenSource
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 if kind == "web":
     source = TokenSource(folder, seq_len=20, reader="pread")
-    read = lambda: source.borders(every).places.tolist()
+    read = lambda: source.borders(every).positions.tolist()
 elif kind == "packs":
     source = PackSource(folder, "train-64-split", pad_id=0, reader="pread")
     read = lambda: source.batch(every).labels.tolist()

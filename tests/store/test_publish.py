@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_store_is_moved_to_a_missing_or_empty_place(tmp_path: Path) -> None:
+def test_a_store_is_moved_to_a_missing_or_empty_folder(tmp_path: Path) -> None:
     publish_folder(staged(tmp_path, [1, 2]), tmp_path / "deep" / "store", overwrite=False)
     assert tokens(tmp_path / "deep" / "store") == [1, 2]
     (tmp_path / "empty").mkdir()

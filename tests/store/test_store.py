@@ -16,7 +16,7 @@ from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, Sto
 from shardmill.records import Ragged, TokenFile
 from shardmill.store import Manifest, open_store
 from shardmill.store.layout import index_header
-from shardmill.store.manifest import FileEntry, ShardEntry, SplitEntry, write_manifest
+from shardmill.store.manifest import ListedFile, ShardEntry, SplitEntry, write_manifest
 from shardmill.testing.stores import build_small_store, plain_facts
 
 
@@ -77,7 +77,7 @@ def test_a_store_travels_to_a_spawned_process_as_its_path(store: Path) -> None:
     assert done.stdout.decode() == f"{open_store(store).fingerprint} [0, 3, 4]\n"
 
 
-def test_a_pickled_store_refuses_other_tokens_at_its_place(store: Path) -> None:
+def test_a_pickled_store_refuses_other_tokens_at_its_path(store: Path) -> None:
     data = pickle.dumps(open_store(store))
     store.rename(store.with_name("old"))
     build_small_store(store, {"train": Ragged.from_sequences([[9]])}, shard_bytes=8)
@@ -178,7 +178,7 @@ def test_a_split_folder_that_is_a_link_out_is_refused(store: Path) -> None:
         open_store(store)
 
 
-def test_a_store_behind_a_link_opens(store: Path) -> None:
+def test_a_store_opens_through_a_link(store: Path) -> None:
     link = store.with_name("link")
     link.symlink_to(store)
     assert open_store(link).num_tokens("train") == 6
@@ -233,7 +233,7 @@ def sparse_store(folder: Path, shards: int, tokens: int) -> None:
             )
         )
     (folder / "train_idx.npy").write_bytes(index_header(1) + bytes(8))
-    index = FileEntry(file="train_idx.npy", entries=1, sha256=sha256)
+    index = ListedFile(file="train_idx.npy", entries=1, sha256=sha256)
     total = shards * tokens
     split = SplitEntry(tokens=total, documents=1, index=index, shards=entries, chat=None)
     facts = plain_facts({})

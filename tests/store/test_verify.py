@@ -80,7 +80,7 @@ def test_all_damage_is_reported_not_only_the_first(tmp_path: Path) -> None:
 
 
 def edit_with_right_hashes(folder: Path, file: str, data: bytes) -> None:
-    """Change a file and hide it: only the structure can tell."""
+    """Change a file and hide it: only the structure shows it."""
     meta = json.loads((folder / "meta.json").read_bytes())
     entries = [e for s in meta["splits"].values() for e in (s["index"], *s["shards"])]
     (entry,) = [e for e in [*entries, meta["dropped"]] if e["file"] == file]

@@ -237,5 +237,5 @@ def test_thread_limits_bound_the_threads_of_a_process(
 
 
 def test_zero_threads_are_refused() -> None:
-    with pytest.raises(OptionError, match="1 or more"):
+    with pytest.raises(OptionError, match="wanted at least 1"):
         thread_limits(0)

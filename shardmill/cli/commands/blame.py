@@ -14,8 +14,8 @@ from shardmill.cli.printing import escape_brackets, named_tokenizer
 from shardmill.cli.steps import Rank, TrainingOrder, find_moment
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
-from shardmill.inspect.blame import AnySource, blame_document, blame_tokens
-from shardmill.inspect.blame_records import Blame
+from shardmill.inspect.blame import Blame, blame_document, blame_tokens
+from shardmill.inspect.inputs import AnySource
 from shardmill.sources import open_chats, open_source
 from shardmill.store import Store, open_store
 

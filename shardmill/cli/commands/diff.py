@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shardmill.cli.app import DONE, FOUND
-from shardmill.inspect.diff import diff_stores
-from shardmill.inspect.document_match import DocumentPlace, SplitDocuments, StoreDiff
+from shardmill.inspect.diff import DocumentPlace, SplitDocuments, StoreDiff, diff_stores
 from shardmill.protocols import Tokenizer
 from shardmill.store import open_store
 from shardmill.store.readers import open_tokens

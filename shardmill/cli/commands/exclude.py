@@ -26,7 +26,7 @@ from shardmill.cli.steps import (
 )
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
-from shardmill.inspect.steps import Moment
+from shardmill.inspect.rows import Moment
 from shardmill.loading import TokenSource
 from shardmill.loading.config import meant_split
 from shardmill.records import OffsetArray

@@ -31,7 +31,7 @@ from shardmill.cli.steps import (
 from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.blame import blame_document
-from shardmill.inspect.steps import Row, pack_columns, read_row
+from shardmill.inspect.rows import Row, pack_columns, read_row
 from shardmill.inspect.stores import marker_ids
 from shardmill.loading import PackSource
 from shardmill.loading.config import DataConfig

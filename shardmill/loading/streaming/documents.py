@@ -22,7 +22,7 @@ from shardmill.protocols import DividedSource, Source
 from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
 from shardmill.sampling import Permutation
 from shardmill.sources import stamp_of
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import byte_lengths
 
 log = logging.getLogger(__name__)
 

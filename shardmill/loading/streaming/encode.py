@@ -19,8 +19,7 @@ from shardmill.loading.streaming.documents import Block, DocumentStream, ReadCou
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.protocols import Encoder
 from shardmill.records import OffsetArray, Ragged
-from shardmill.sources.batches import BatchLimits, cut
-from shardmill.sources.cleaning import byte_lengths
+from shardmill.sources.batches import BatchLimits, byte_lengths, cut
 from shardmill.threads import read_ahead
 
 SLICE = BatchLimits(num_bytes=2 * 2**20, num_documents=2**15)

@@ -23,8 +23,7 @@ import zstandard
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Cursor, OffsetArray
-from shardmill.sources.batches import BatchLimits, counts_of, cut, too_large
-from shardmill.sources.cleaning import BOM_BYTES
+from shardmill.sources.batches import BOM_BYTES, BatchLimits, counts_of, cut, too_large
 from shardmill.sources.source import Format, RowLocation
 from shardmill.storage.files import InputFile, open_file
 
@@ -144,14 +143,7 @@ def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError
 
 def count_lines(file: InputFile, stop: int) -> int:
     """Lines that end before byte `stop` of the (decompressed) file. Reads them all."""
-    num_lines = 0
-    with closing(read_chunks(file, 0, _COUNT_BYTES)) as chunks:
-        for chunk in chunks:
-            if stop <= 0:
-                break
-            num_lines += chunk.count(b"\n", 0, stop)
-            stop -= len(chunk)
-    return num_lines
+    return sum(chunk.count(b"\n") for chunk in _between(file, 0, stop, _COUNT_BYTES))
 
 
 def _cut_block(
@@ -261,16 +253,26 @@ def _plain_chunks(file: InputFile, start: int, size: int, stop: int | None) -> I
     if start > file.num_bytes:
         raise _past_the_end(file, start, file.num_bytes)
     with open_file(file, start, stop) as stream:
-        while chunk := stream.read(_step(start, size, stop)):
+        while True:
+            # Up to `stop`, and after it in small steps to the end of a line.
+            left = size if stop is None else max(stop - start, 0) or _LOOK
+            chunk = stream.read(min(size, left))
+            if not chunk:
+                return
             yield bytes(chunk)  # of a local file it is bytes already
             start += len(chunk)
 
 
-def _step(start: int, size: int, stop: int | None) -> int:
-    """How much to read next: up to `stop`, and after it in small steps to the end of a line."""
-    if stop is None:
-        return size
-    return min(size, stop - start if start < stop else _LOOK)
+def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Iterator[bytes]:
+    """The decompressed bytes `start..stop`, in pieces of about `size`."""
+    if start >= stop:
+        return
+    with closing(read_chunks(file, start, size, stop)) as chunks:
+        for chunk in chunks:
+            yield chunk[: stop - start]
+            start += len(chunk)
+            if start >= stop:
+                return
 
 
 def stored_before(file: InputFile, num_bytes: int) -> int:
@@ -288,10 +290,9 @@ def _unpacked(
     raw: io.RawIOBase, name: str, size: int, *, step: int = _COMPRESSED_CHUNK
 ) -> Iterator[bytes]:
     """The decompressed bytes: of gzip in pieces of `size`, of zstd for each `step` of input."""
-    return _gzip_chunks(raw, size) if name.endswith(".gz") else _zstd_chunks(raw, step)
-
-
-def _gzip_chunks(raw: io.RawIOBase, size: int) -> Iterator[bytes]:
+    if not name.endswith(".gz"):
+        yield from _zstd_chunks(raw, step)
+        return
     with gzip.GzipFile(fileobj=raw) as stream:
         while chunk := stream.read(size):
             yield chunk
@@ -346,15 +347,12 @@ class ByteRange(NamedTuple):
             return 0
         # The newline before a line may be the byte before the range; one on the last byte of the
         # range begins a line after it.
-        offset, last = self.start - 1, self.stop - 1
-        with closing(read_chunks(file, offset, _LOOK, self.stop)) as chunks:
-            for chunk in chunks:
-                found = chunk.find(b"\n", 0, last - offset)
-                if found >= 0:
-                    return offset + found + 1
-                offset += len(chunk)
-                if offset >= last:
-                    break
+        offset = self.start - 1
+        for chunk in _between(file, offset, self.stop - 1):
+            found = chunk.find(b"\n")
+            if found >= 0:
+                return offset + found + 1
+            offset += len(chunk)
         return None
 
     def lines_before(self, file: InputFile) -> int:
@@ -434,7 +432,9 @@ class LineFormat(Format):
             start = self.range.first_line_in(file)
         if before is not None:
             start, _ = self._counts(file, before)
-        own_id = self._own_id(_last_line(file, start or 0, stop))
+        # The last line of these bytes; blank ones may be before it.
+        last = b"".join(_between(file, start or 0, stop)).strip().rpartition(b"\n")[2]
+        own_id = self._own_id(last)
         return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own_id)
 
     def _own_id(self, _line: bytes, /) -> str | None:
@@ -455,15 +455,3 @@ class LineFormat(Format):
                 "came from"
             )
         return start, line
-
-
-def _last_line(file: InputFile, start: int, stop: int) -> bytes:
-    """The last line of these bytes; blank ones may be before it."""
-    found: list[bytes] = []
-    with closing(read_chunks(file, start, _LOOK, stop)) as chunks:
-        for chunk in chunks:
-            found.append(chunk[: stop - start])
-            start += len(chunk)
-            if start >= stop:
-                break
-    return b"".join(found).strip().rpartition(b"\n")[2]

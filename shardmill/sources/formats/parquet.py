@@ -9,6 +9,7 @@ ranges that are fetched ahead; their footers are remembered.
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,30 +19,30 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardmill.errors import SourceError
-from shardmill.records import JSON, Drop, TextBatch
+from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
     BatchLimits,
+    byte_lengths,
+    choose_field,
     counts_of,
     cut,
+    make_batch,
     name_of,
+    null_rows,
     runs,
     too_large,
 )
-from shardmill.sources.cleaning import byte_lengths, choose_field, clean
-from shardmill.sources.formats.json_rows import Object
-from shardmill.sources.formats.jsonl import own_id
+from shardmill.sources.formats.jsonl import Object, own_id
 from shardmill.sources.source import FileSource, Format, InputRow, RowLocation
 from shardmill.storage.files import InputFile, Where, list_files, unreadable
-from shardmill.storage.hub import HubFile, fetch_range, file_size
+from shardmill.storage.hub import HubInput, fetch_range
 from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import Range, RangedFile, blocks_of
-from shardmill.storage.retry import RetryPolicy
 
 MOST_RANGES = 256
 """Ranges of one file, when it is split as finely as possible: each reads the footer."""
@@ -49,20 +50,6 @@ _READ_BYTES = 2**20  # else all of a column chunk is fetched before its first ro
 _READ_ROWS = 1024  # decoded at a time at least, where batches are smaller: each time has a cost
 _PAGE = 4  # a page, which Arrow holds whole, may be this many times as large as a document
 _FOOTER_BYTES = 16 * 2**20  # of remembered footers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubInput:
-    """A file of a hub dataset at a commit, read by retried requests."""
-
-    place: HubFile
-    name: str  # "owner/name/data/train-0.parquet", with the dataset as the caller wrote it
-    retry: RetryPolicy
-
-    @property
-    def num_bytes(self) -> int:
-        """Asks the hub."""
-        return self.retry.call(lambda: file_size(self.place), str(self.place))
 
 
 ParquetInput = InputFile | HubInput
@@ -237,22 +224,19 @@ class ParquetFormat(Format):
         with open_parquet(file, ahead) as parquet:
             metadata = parquet.metadata
             edges = _row_edges(metadata)
-            groups, skip = self._left(file, edges, position)
             _check_column(parquet.schema_arrow, column, str(file.place))
-            for group in groups:
+
+            def num_rows(group: int) -> int:
                 self._check_sizes(file, metadata, group)
                 num_bytes = _column_bytes(metadata, group, column)
-                size = _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, self.limits)
-                start = 0
-                for batch in parquet.iter_batches(size, row_groups=[group], columns=[column]):
-                    texts = batch.column(0).cast(pa.large_binary())
-                    done = min(max(skip - start, 0), len(texts))
-                    for first, stop in cut(byte_lengths(texts.slice(done)), self.limits):
-                        row = edges[group] + start + done + first
-                        after: JSON = {"row_group": group, "rows": start + done + stop}
-                        yield _batch(texts.slice(done + first, stop - first), file, row, after)
-                    start += len(texts)
-                skip = 0
+                return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, self.limits)
+
+            for group, start, batch in self._left_rows(parquet, file, position, num_rows, [column]):
+                texts = batch.column(0).cast(pa.large_binary())
+                for first, stop in cut(byte_lengths(texts), self.limits):
+                    row = edges[group] + start + first
+                    after: Cursor = {"row_group": group, "rows": start + stop}
+                    yield _batch(texts.slice(first, stop - first), file, row, after)
 
     def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
         """Whole rows of a whole file.
@@ -266,27 +250,43 @@ class ParquetFormat(Format):
                 twice = max(names, key=names.count)
                 raise SourceError(f"{file.place}: two columns {twice!r:.60}; rename one of them")
             edges = _row_edges(parquet.metadata)
-            groups, skip = self._left(file, edges, position)
-            for group in groups:
+
+            def num_rows(group: int) -> int:
                 stored = parquet.metadata.row_group(group)
-                size = _rows_at_a_time(stored.total_byte_size, stored.num_rows, DEFAULT_LIMITS)
-                start = 0
-                for batch in parquet.iter_batches(size, row_groups=[group]):
-                    done = min(max(skip - start, 0), batch.num_rows)
-                    try:
-                        found = batch.slice(done).to_pylist()
-                    except ValueError as error:  # not UTF-8, or two fields of one name in a struct
-                        raise SourceError(
-                            f"{file.place}, row group {group}, rows {start + done:,} to "
-                            f"{start + batch.num_rows:,}: cannot be read: {error}; write the file "
-                            "again"
-                        ) from error
-                    for row, value in enumerate(found, start + done):
-                        after: JSON = {"row_group": group, "rows": row + 1}
-                        id = f"{file.name}:row {edges[group] + row}"
-                        yield InputRow(without_nulls(value), id, after)
-                    start += batch.num_rows
-                skip = 0
+                return _rows_at_a_time(stored.total_byte_size, stored.num_rows, DEFAULT_LIMITS)
+
+            for group, start, batch in self._left_rows(parquet, file, position, num_rows):
+                try:
+                    found = batch.to_pylist()
+                except ValueError as error:  # not UTF-8, or two fields of one name in a struct
+                    raise SourceError(
+                        f"{file.place}, row group {group}, rows {start:,} to "
+                        f"{start + batch.num_rows:,}: cannot be read: {error}; write the file again"
+                    ) from error
+                for row, value in enumerate(found, start):
+                    after: JSON = {"row_group": group, "rows": row + 1}
+                    id = f"{file.name}:row {edges[group] + row}"
+                    yield InputRow(without_nulls(value), id, after)
+
+    def _left_rows(
+        self,
+        parquet: pq.ParquetFile,
+        file: ParquetInput,
+        position: JSON,
+        num_rows: Callable[[int], int],
+        columns: list[str] | None = None,
+    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """The rows that are left to read, `num_rows(group)` at a time: the row group, its rows
+        before these, and these."""
+        groups, skip = self._left(file, _row_edges(parquet.metadata), position)
+        for group in groups:
+            start = 0
+            size = num_rows(group)
+            for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+                done = min(max(skip - start, 0), batch.num_rows)
+                yield group, start + done, batch.slice(done)
+                start += batch.num_rows
+            skip = 0
 
     def locate(
         self, file: ParquetInput, _before: JSON, after: JSON, _rows_before: int | None, /
@@ -364,21 +364,10 @@ class ParquetSource(FileSource):
         super().__init__(files, format, name=name or name_of(where))
 
 
-def _batch(raw: pa.LargeBinaryArray, file: ParquetInput, row: int, position: JSON) -> TextBatch:
+def _batch(raw: pa.LargeBinaryArray, file: ParquetInput, row: int, position: Cursor) -> TextBatch:
     """`row` is the number of the first one in its file, `position` that after the last."""
-    missing: list[int] = []
-    if raw.null_count:
-        missing = np.flatnonzero(raw.is_null().to_numpy(zero_copy_only=False)).tolist()
-    cleaned = clean(raw.drop_null() if missing else raw)
-    return TextBatch(
-        texts=cleaned.texts,
-        num_read=len(raw),
-        counts=cleaned.counts,
-        drops=tuple(
-            Drop(id=f"{file.name}:row {row + number}", reason="no_text") for number in missing
-        ),
-        cursor=cast(dict[str, JSON], position),
-    )
+    ids = (f"{file.name}:row {row + number}" for number in null_rows(raw))
+    return make_batch(raw, position, drops=(Drop(id=id, reason="no_text") for id in ids))
 
 
 def _rows_at_a_time(num_bytes: int, num_rows: int, limits: BatchLimits) -> int:
@@ -471,8 +460,7 @@ def _without_nulls(value: Any) -> Any:
 
 _HEADER_BYTES = 2**16  # longer ones hold statistics of odd length
 _UNPACKED, _STORED = 2, 3
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
-_FIXED = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
+_TRUE, _FALSE, _I16, _I32, _I64, _BINARY, _STRUCT = 1, 2, 4, 5, 6, 8, 12
 _MOST_DEPTH = 8
 
 
@@ -485,64 +473,47 @@ def _page_sizes(stream: BinaryIO, start: int, stop: int) -> Iterator[int]:
     a page header end the list: reading the pages will report them."""
     while start < stop:
         stream.seek(start)
-        header = _Header(stream.read(min(_HEADER_BYTES, stop - start)))
+        header = io.BytesIO(stream.read(min(_HEADER_BYTES, stop - start)))
         try:
-            sizes = header.struct(0)
-        except (_NoHeader, IndexError):
+            sizes = _read_struct(header, 0)
+        except (_NoHeader, IndexError, OverflowError):
             return
         if sizes.get(_STORED, -1) < 0 or sizes.get(_UNPACKED, -1) < 0:
             return
         yield sizes[_UNPACKED]
-        start += header.offset + sizes[_STORED]
+        start += header.tell() + sizes[_STORED]
 
 
-@dataclass(slots=True)
-class _Header:
-    """Bytes, and how many of them were read."""
-
-    data: bytes
-    offset: int = 0
-
-    def struct(self, depth: int) -> dict[int, int]:
-        """The whole numbers among the fields of a struct, by field; other fields are skipped."""
-        numbers: dict[int, int] = {}
-        field = 0
-        while head := self._byte():
-            kind, step = head & 15, head >> 4
-            field = field + step if step else self._signed()
-            if kind in (_I16, _I32, _I64):
-                numbers[field] = self._signed()
-            else:
-                self._skip(kind, depth)
-        return numbers
-
-    def _skip(self, kind: int, depth: int) -> None:
-        if kind in _FIXED:
-            self.offset += _FIXED[kind]
-        elif kind in (_I16, _I32, _I64):
-            self._varint()
+def _read_struct(header: BinaryIO, depth: int) -> dict[int, int]:
+    """The whole numbers among the fields of a struct, by field; other fields are skipped."""
+    numbers: dict[int, int] = {}
+    field = 0
+    while head := header.read(1)[0]:
+        kind, step = head & 15, head >> 4
+        field = field + step if step else _zigzag(header)
+        if kind in (_I16, _I32, _I64):
+            numbers[field] = _zigzag(header)
         elif kind == _BINARY:
-            length = self._varint()  # first: it moves the offset itself
-            self.offset += length
+            length = _varint(header)  # first: it moves the offset itself
+            header.seek(length, io.SEEK_CUR)
         elif kind == _STRUCT and depth < _MOST_DEPTH:
-            self.struct(depth + 1)
-        else:  # page headers have neither lists nor maps
+            _read_struct(header, depth + 1)
+        elif kind not in (_TRUE, _FALSE):  # page headers have nothing else
             raise _NoHeader
+    return numbers
 
-    def _byte(self) -> int:
-        self.offset += 1
-        return self.data[self.offset - 1]
 
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
+def _varint(header: BinaryIO) -> int:
+    value = shift = 0
+    while True:
+        byte = header.read(1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+        shift += 7
 
-    def _signed(self) -> int:
-        """Zigzag: 0, -1, 1, -2, ... are written as 0, 1, 2, 3, ..."""
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
+
+def _zigzag(header: BinaryIO) -> int:
+    """0, -1, 1, -2, ... are written as 0, 1, 2, 3, ..."""
+    value = _varint(header)
+    return (value >> 1) ^ -(value & 1)

@@ -1,6 +1,6 @@
 """Plain text files: each file is one document, or with `split="line"` each line that is not empty.
 
-UTF-8 is assumed; see `cleaning`. Markdown is read as plain text. Only LF and CR LF end a line, and
+UTF-8 is assumed; see `batches`. Markdown is read as plain text. Only LF and CR LF end a line, and
 neither the line's end nor the file's BOM belongs to a document.
 """
 
@@ -15,8 +15,14 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, TextBatch
-from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of, name_of, too_large
-from shardmill.sources.cleaning import clean
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    counts_of,
+    make_batch,
+    name_of,
+    too_large,
+)
 from shardmill.sources.formats.lines import LineBlock, LineFormat
 from shardmill.sources.source import FileSource, Format, RowLocation
 from shardmill.storage.files import InputFile, Where, list_files, open_file
@@ -51,10 +57,7 @@ class TextFormat(Format):
             raise SourceError(f"{file.place}: changed while it was read; start over")
         if data.startswith(_UTF16_MARKS):
             logger.warning("%s begins like UTF-16; it is read as UTF-8 with losses", file.place)
-        cleaned = clean(pa.array([data], pa.large_binary()))
-        yield TextBatch(
-            texts=cleaned.texts, num_read=1, counts=cleaned.counts, cursor={"documents": 1}
-        )
+        yield make_batch(pa.array([data], pa.large_binary()), {"documents": 1})
 
     def locate(
         self, file: InputFile, _before: JSON, _after: JSON, _rows_before: int | None, /
@@ -74,15 +77,8 @@ class TextLineFormat(LineFormat):
     def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
         for block in self.blocks(file, position):
             texts = _lines_to_arrow(block)
-            if len(texts) == 0:
-                continue
-            cleaned = clean(texts)
-            yield TextBatch(
-                texts=cleaned.texts,
-                num_read=len(texts),
-                counts=cleaned.counts,
-                cursor=self.position_after(block),
-            )
+            if len(texts):
+                yield make_batch(texts, self.position_after(block))
 
 
 class TextSource(FileSource):

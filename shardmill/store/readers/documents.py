@@ -35,7 +35,7 @@ class Borders:
 
     num_windows: int
     length: int  # tokens of a window
-    places: OffsetArray  # (k,) window * length + column, ascending, each once, column >= 1
+    positions: OffsetArray  # (k,) window * length + column, ascending, each once, column >= 1
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,23 +68,23 @@ def find_borders(document_starts: OffsetArray, starts: OffsetArray, length: int)
     # counts [2 0 1], first [5 7 9]: entries 5 6 9
     entries = np.arange(len(window)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     columns = document_starts[entries] - starts[window]
-    places = window * length + columns
-    steps = np.diff(places)
-    if len(places) and (columns.min() < 1 or columns.max() >= length or (steps < 0).any()):
+    positions = window * length + columns
+    steps = np.diff(positions)
+    if len(positions) and (columns.min() < 1 or columns.max() >= length or (steps < 0).any()):
         raise _disorder(int(entries.min()), int(entries.max()))
-    return Borders(len(starts), length, places[np.append(True, steps > 0)[: len(places)]])
+    return Borders(len(starts), length, positions[np.append(True, steps > 0)[: len(positions)]])
 
 
 def borders_after(ids: npt.NDArray[Any], eos: int) -> Borders:
     """The borders in windows (n, length) when the token `eos` closes its document."""
     num_windows, length = ids.shape
-    places = np.flatnonzero(ids == eos) + 1
-    return Borders(num_windows, length, places[places % length != 0])
+    positions = np.flatnonzero(ids == eos) + 1
+    return Borders(num_windows, length, positions[positions % length != 0])
 
 
 def mask_labels(labels: npt.NDArray[Any], borders: Borders) -> None:
     """Ignore labels that belong to another document than their input: (n, length - 1), in place."""
-    windows, columns = np.divmod(borders.places, borders.length)
+    windows, columns = np.divmod(borders.positions, borders.length)
     labels[windows, columns - 1] = IGNORE_INDEX
 
 
@@ -172,7 +172,7 @@ def _heads(borders: Borders) -> OffsetArray:
 
 def _inner_borders(borders: Borders) -> tuple[OffsetArray, OffsetArray]:
     """Window and column of the borders at inputs: the last token of a window is none."""
-    windows, columns = np.divmod(borders.places, borders.length)
+    windows, columns = np.divmod(borders.positions, borders.length)
     inside = columns < borders.length - 1
     return windows[inside], columns[inside]
 

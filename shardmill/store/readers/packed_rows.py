@@ -98,7 +98,7 @@ class RowPieces:
     examples: OffsetArray  # (k,) the example of each piece
     starts: OffsetArray  # (k,) its first token, in the token space of the split
     lengths: OffsetArray  # (k,) its tokens
-    places: OffsetArray  # (k,) the column of its row at which it begins
+    columns: OffsetArray  # (k,) the column of its row at which it begins
     used: OffsetArray  # (n,) columns of each row before the padding at its end
 
 
@@ -145,7 +145,7 @@ class PackSpace:
         ids = np.full((num_rows, self.row_len), self.pad_id, self.dtype)
         trained = np.zeros((num_rows, self.row_len), np.bool_)
         bits, first_bits = self._mask_of(pieces)
-        starts = Ragged(pieces.places, pieces.offsets)
+        starts = Ragged(pieces.columns, pieces.offsets)
         targets = fill_rows(
             starts,
             pieces.lengths,
@@ -168,9 +168,9 @@ class PackSpace:
         sizes = lengths if step == 1 else -(-lengths // step) * step
         ends = np.cumsum(sizes)
         before = ends - sizes
-        places = before - np.repeat(before[offsets[:-1]], np.diff(offsets))
+        columns = before - np.repeat(before[offsets[:-1]], np.diff(offsets))
         last = offsets[1:] - 1
-        used = places[last] + sizes[last]
+        used = columns[last] + sizes[last]
         capacity = self.plan.facts.options.capacity
         if len(used) and used.max() > capacity:
             row = int(rows[used.argmax()])
@@ -180,7 +180,7 @@ class PackSpace:
             examples=examples,
             starts=starts,
             lengths=lengths,
-            places=places,
+            columns=columns,
             used=used,
         )
 
@@ -235,8 +235,8 @@ class PackSpace:
     def _mask_of(self, pieces: RowPieces) -> tuple[BoolArray, OffsetArray]:
         """The whole bytes that hold mask bits of pieces, unpacked, and where each piece begins."""
         first_byte = pieces.starts >> 3
-        places, offsets = spread(first_byte, (pieces.starts + pieces.lengths + 7) >> 3)
-        bits = np.unpackbits(self._mask_bits[places], bitorder="little").view(np.bool_)
+        positions, offsets = spread(first_byte, (pieces.starts + pieces.lengths + 7) >> 3)
+        bits = np.unpackbits(self._mask_bits[positions], bitorder="little").view(np.bool_)
         return bits, 8 * offsets[:-1] + (pieces.starts & 7)
 
     def _damaged(self, what: str) -> DamagedStoreError:

@@ -126,10 +126,9 @@ class TokenSpace(Closing):
         stop = whole_number(stop, "stop", least=None)
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start:,}..{stop:,} of {self.num_tokens:,}")
-        out = np.empty((1, stop - start), self.dtype)
-        if start < stop:
-            self._reader().fill(np.array([start], np.int64), out)
-        tokens: IntArray = out[0]
+        if start == stop:
+            return np.empty(0, self.dtype)
+        tokens: IntArray = self.gather_unchecked(np.array([start], np.int64), stop - start)[0]
         return tokens
 
     def prefetch(self, starts: npt.ArrayLike, length: int) -> None:
