@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.stream import BatchShape, TextStream
-from shardmill.trainers.grain import CheckpointedDataset, iterate
+from shardmill.trainers.grain import CheckpointedDataset, PrefetchedIterator
 from tests.loading.streaming.pipelines import (
     EOS,
     Case,
@@ -57,11 +57,11 @@ def test_whatever_grain_prefetches_a_state_is_that_behind_the_batch_given(
         batches, states = with_states(undisturbed)
     stop = data.draw(st.integers(0, len(batches)))
     dataset = CheckpointedDataset(case.open)
-    iterator: Any = iterate(dataset, prefetch=prefetch)
+    iterator: Any = PrefetchedIterator(dataset, prefetch)
     for number in range(stop):
         assert_equal([next(iterator)], batches[number : number + 1])
         assert iterator.get_state() == states[number + 1]
-    resumed: Any = iterate(dataset, prefetch=prefetch)
+    resumed: Any = PrefetchedIterator(dataset, prefetch)
     resumed.set_state(through_json(iterator.get_state()))
     iterator.close()
     assert_equal(some(resumed, len(batches) - stop), batches[stop:])
