@@ -1,12 +1,10 @@
-"""Conversations into a store of examples.
+"""Conversations into a store of examples, with the splits train and val.
 
-In: lists of messages.  Out: a finished store with the splits train and val.
-Promise: the split is `torch.randperm(n)` over the n examples read, its first
-`max(1, int(n * val_frac))` are val (none when n < 2), and both splits keep the input's order. A
-split by tree draws groups of chats instead and keeps each on one side. What cannot be rendered is
-dropped with an id and a reason. Memory does not grow with the tokens: examples wait in segments of
-a build's journal until the last one is read, because only then their splits can be drawn.
-Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.building).
+The split is `torch.randperm(n)` over the n examples read: its first `max(1, int(n * val_frac))` are
+val (none when n < 2), and both splits keep the input's order. A split by tree draws groups of chats
+instead and keeps each on one side. What cannot be rendered is dropped with an id and a reason.
+Memory does not grow with the tokens: examples wait in segments on disk until the last one is read,
+because only then can their splits be drawn.
 """
 
 from __future__ import annotations
@@ -124,11 +122,11 @@ def write_examples(
     overwrite: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
-    """Render, split and write: each in a thread of its own, as is reading.
+    """Read, render, split and write, each in a separate thread.
 
     `spec` says what the manifest records beside that.
     """
-    num_val(0, rule.val_frac)  # a senseless share or seed is refused before any work
+    num_val(0, rule.val_frac)  # an invalid share or seed is refused before any work
     seeded(rule.seed)
     started, target, groups = time.monotonic(), target_of(folder), _Groups()
     rules = TokenRules.of(spec, tokenizer)

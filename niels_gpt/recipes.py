@@ -1,9 +1,8 @@
-"""What the cache is made of: one small record for each source.
+"""The sources of the cache, one small record each.
 
-In: settings and a tokenizer.  Out: finished stores under pretrain/ and sft/, with one outcome each.
-Promise: a source that fails does not touch the others; a finished one is kept when resuming, if it
-was built from the same input with the same options.
-Not here: flags, bars and tables (niels_gpt.cache.cli).
+Building one writes a finished store under pretrain/ or sft/ and returns its outcome. A source that
+fails does not touch the others. When resuming, a finished store is kept if it was built from the
+same input with the same options.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def build_sources(run: Run, recipes: Iterable[Recipe]) -> list[Outcome]:
 def _refuse_unfinished(run: Run, folder: Path) -> None:
     if has_unfinished_build(folder) and not (run.resume or run.overwrite):
         raise UnfinishedBuildError(
-            f"{folder}: an earlier build stopped half-way: go on with --resume, or start again "
+            f"{folder}: an earlier build stopped half-way: continue with --resume, or start again "
             "with --overwrite"
         )
 

@@ -45,7 +45,7 @@ class Settings:
         ),
     )
     append_eot: bool = field(
-        default=True, metadata=_flag("put EOT behind each pretraining document")
+        default=True, metadata=_flag("put EOT after each pretraining document")
     )
 
     fineweb_path: Path | None = field(

@@ -1,7 +1,7 @@
 """The chat sources of the cache: dolly and oasst1.
 
-Promise: the plan of a build (input, options, tokenizer) is stored with it; resuming keeps a
-finished store whose plan is equal and refuses another, saying what differs.
+The plan of a build (input, options, tokenizer) is stored with it. Resuming keeps a finished store
+with an equal plan and refuses one with another plan, saying what differs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _finished(
     if changes:
         shown = "\n  ".join(changes[:8])
         raise StoreExistsError(
-            f"{folder}: a finished store of other input or options stands here (before -> now):\n"
+            f"{folder}: there is a finished store of other input or options (before -> now):\n"
             f"  {shown}\nbuild into another --cache-dir, or replace it with --overwrite"
         )
     return BuildReport(folder=folder, manifest=manifest, seconds=0.0, resumed=True)

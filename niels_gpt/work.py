@@ -1,4 +1,4 @@
-"""What every recipe is given, and the answer of one that has nothing to build."""
+"""What every recipe receives, and the outcome of one that has nothing to build."""
 
 from __future__ import annotations
 

@@ -227,6 +227,18 @@ class ChatExamples:
             turn_roles=self.turn_roles[turns],
         )
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[ChatExamples]) -> ChatExamples:
+        """All examples of all parts, in order."""
+        begins = np.cumsum([0, *(len(part.mask) for part in parts)])
+        starts = (part.turn_starts + at for part, at in zip(parts, begins[:-1], strict=True))
+        return cls(
+            ids=Ragged.concatenate([part.ids for part in parts] or [Ragged.from_sequences([])]),
+            mask=np.concatenate([np.empty(0, np.bool_), *(part.mask for part in parts)]),
+            turn_starts=np.concatenate([np.empty(0, np.int64), *starts]),
+            turn_roles=np.concatenate([np.empty(0, np.uint8), *(p.turn_roles for p in parts)]),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Batch(Generic[IdType]):

@@ -435,7 +435,7 @@ def test_a_legacy_file_is_converted_with_two_arguments(tmp_path, caplog) -> None
         manifest = convert_legacy_to_memmap(f"{tmp_path}/{name}.npy", f"{tmp_path}/{name}")
         assert (manifest["num_bins"], manifest["pack_size"]) == (2, 3)
         assert manifest["pack_size_rule"] == "longest_bin"
-        assert "pack_size=3, the length of its longest bin" in caplog.text
+        assert "taking 3, the length of its longest bin" in caplog.text
         shard = open_memmap_shard(tmp_path / name)
         assert shard.manifest.pack_size_rule == "longest_bin"
         for number, one in enumerate(bins):

@@ -1,11 +1,10 @@
 """`python -m niels_gpt.cache.cli build-all`: every source of the cache, one after the other.
 
-Files are read and encoded by all cores; a stream is read, encoded and written at the same time, in
-threads, with as many for the tokenizer as there are cores.
-Promise: one source's failure does not lose the others; the table says which failed, why, and how
-to go on; exit 0 when all is built, 1 when a source failed, 2 for a mistake in the call, 130 after
-Ctrl-C. The table goes to stdout, bars and messages to stderr.
-Not here: what a source is (niels_gpt.recipes), its defaults (niels_gpt.settings).
+Files are read and encoded by all cores. A stream is read, encoded and written at the same time, in
+threads, with one tokenizer thread per core. A source that fails does not stop the others: the table
+says which failed, why, and how to resume. Exit code 0 when all is built, 1 when a source failed, 2
+for a mistake in the call, 130 after Ctrl-C. The table is written to stdout, bars and messages to
+stderr.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _answered(words: Sequence[str]) -> int:
         print(f"{PROGRAM}: {_worded(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"stopped; go on with:\n  {_resume_command(words)}", file=sys.stderr)
+        print(f"stopped; resume with:\n  {_resume_command(words)}", file=sys.stderr)
         return 130
 
 
@@ -157,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         build.add_argument(
             name, action="append", default=[], metavar="NAMES", help=f"{words}: {names}"
         )
-    build.add_argument("--resume", action="store_true", help="go on; keep what is finished")
+    build.add_argument(
+        "--resume", action="store_true", help="continue an earlier build; keep what is finished"
+    )
     build.add_argument("--overwrite", action="store_true", help="replace finished stores")
     for field in dataclasses.fields(Settings):
         flag = "--" + field.name.replace("_", "-")

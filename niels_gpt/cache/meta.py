@@ -1,4 +1,4 @@
-"""meta.json files: written whole or not at all, the same dict always as the same bytes."""
+"""meta.json files: written atomically, and equal dicts always as equal bytes."""
 
 from __future__ import annotations
 

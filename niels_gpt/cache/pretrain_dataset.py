@@ -1,9 +1,8 @@
-"""Random windows over a split's token stream.
+"""Random windows of a split's tokens, as batches x, y of shape (B, T).
 
-In: a folder of shards.  Out: batches x, y of (B, T).
-Promise: y is x moved by one; a window lies inside one shard; every window is equally likely,
-because a shard is chosen with probability proportional to its number of windows; all randomness
-comes from the caller's torch generator; tokens are mapped, never loaded whole.
+y is x moved by one. A window is inside one shard, and every window is equally likely, because a
+shard is chosen with probability proportional to its number of windows. All randomness comes from
+the caller's torch generator. Tokens are mapped, never loaded whole.
 """
 
 from __future__ import annotations

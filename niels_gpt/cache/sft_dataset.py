@@ -1,11 +1,9 @@
 """Whole conversations as rows, with the loss on what the assistant said.
 
-In: a file of tokens and the starts of its examples.  Out: batches x, y, y_masked of (B, T).
-Promise: a row is one example from its start, cut after T + 1 tokens or padded with EOT; y_masked
-keeps the targets inside assistant spans, their closing EOT included, and is -100 elsewhere;
-padding is never trained; every row trains at least one token (examples that cannot, because the
-cut comes before the assistant speaks, are not drawn, and the log says how many).
-Not here: the rule of the spans (shardmill.chat.assistant_mask), packing.
+A row is one example from its start, cut after T + 1 tokens or padded with EOT. `y_masked` keeps the
+targets inside assistant spans, their closing EOT included, and is -100 elsewhere. Padding is never
+trained, and every row trains at least one token: examples that cannot, because the cut comes before
+the assistant speaks, are not drawn, and the log says how many.
 """
 
 from __future__ import annotations
@@ -85,7 +83,7 @@ class SFTExampleDataset:
     def _padded(
         self, examples: IntArray
     ) -> tuple[OffsetArray, np.ndarray[Any, np.dtype[np.bool_]]]:
-        """(n, T + 1) tokens, EOT behind each example, and where the tokens are the example's."""
+        """(n, T + 1) tokens, EOT after each example, and where the tokens are the example's."""
         starts, column = self._starts[examples], np.arange(self.T + 1)
         width = min(self.T + 1, self._space.num_tokens)
         # A row near the file's end is gathered further left and read from `shift` on.

@@ -1,10 +1,9 @@
-"""OpenAssistant messages as conversations: every way from a root to a leaf.
+"""OpenAssistant messages as conversations: one `Chat` for every path from a root to a leaf.
 
-In: flat messages with message_id and parent_id, in any order.  Out: one `Chat` per thread.
-Promise: time and memory are linear in the messages; no recursion. Each message has one fate: it
-is in a thread, or it is counted under a reason. All threads of a tree carry the tree's id as
-their group, so a split never parts siblings.
-Not here: the choice of good answers. Ranks and labels are not looked at.
+Messages with message_id and parent_id may come in any order. Time and memory are linear in the
+messages, without recursion. Each message is in a thread, or it is counted under a reason. All
+threads of a tree carry the tree's id as their group, so that a split can keep siblings together.
+Ranks and labels are not looked at.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Chats to fixed-size training batches, one list of ids at a time.
 
-In: a chat.  Out: its ids, which of them are trained, both at length S, and tensors of a batch.
-Promise: SYS first, then the turns as they come; the loss is on the assistant's words and their EOT;
-a packed row has length S and trains at least one token; the last assistant's EOT is in it. Text
-never becomes a special id, whatever the tokenizer does with the literal strings.
-Not here: the rules themselves. Who speaks is shardmill.chat.policy, the mask shardmill.chat.policy,
-what is left out of a row shardmill.chat.fit, the shift shardmill.chat.fit.
+SYS comes first, then the turns in order. The loss is on the assistant's words and their EOT. A
+packed row has length S, trains at least one token and holds the last assistant's EOT. Text never
+becomes a special id, whatever the tokenizer does with the literal strings. The mask follows
+`shardmill.chat.policy`; what is left out of a row follows `shardmill.chat.fit`.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ def serialize_chat_to_ids(
     Roles in any case and under their other names (human, gpt, ...). A literal special string in a
     content is text: where the tokenizer would make a special id of it, the string is encoded in
     two pieces. tokenizer: anything with encode(text); open a library's own object once with
-    shardmill.open_tokenizer, or it is opened anew in every call.
+    shardmill.open_tokenizer, or it is opened again in every call.
     """  # noqa: E501
     where = where_of(ex)
     turns = turns_of(ex, default_system_text, where)
@@ -193,7 +191,7 @@ def _encode_text(
     """The ids of a content whose literal special strings are text.
 
     A tokenizer that makes a special id of such a string, or refuses it, gets it in two pieces:
-    every occurrence is cut behind its first character, so no piece holds one.
+    every occurrence is cut after its first character, so no piece holds one.
     """
     cuts = [match.start() + 1 for match in _ANY_LITERAL.finditer(content)]
     if not cuts:

@@ -19,8 +19,9 @@ its end, or up to its last trained token if more than a quarter of the row would
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 import numpy as np
@@ -77,16 +78,10 @@ class FitCounts:
         return self.whole + self.turns_dropped + self.truncated + sum(self.dropped.values())
 
     def __add__(self, other: FitCounts) -> FitCounts:
-        reasons = sorted({*self.dropped, *other.dropped})
-        return FitCounts(
-            whole=self.whole + other.whole,
-            turns_dropped=self.turns_dropped + other.turns_dropped,
-            truncated=self.truncated + other.truncated,
-            dropped={r: self.dropped.get(r, 0) + other.dropped.get(r, 0) for r in reasons},
-            tokens_kept=self.tokens_kept + other.tokens_kept,
-            tokens_cut=self.tokens_cut + other.tokens_cut,
-            tokens_dropped=self.tokens_dropped + other.tokens_dropped,
-        )
+        dropped = Counter(self.dropped) + Counter(other.dropped)
+        names = [one.name for one in fields(self) if one.name != "dropped"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return FitCounts(dropped=dict(sorted(dropped.items())), **sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

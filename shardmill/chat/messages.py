@@ -10,7 +10,7 @@ of tokens writes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -54,19 +54,15 @@ def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
     return type(value) is dict or isinstance(value, Mapping)
 
 
-def call_texts(calls: object) -> tuple[str, ...] | None:
-    """One JSON text per call, in order; None if a call is malformed."""
-    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
-        return None
-    texts = tuple(_call_text(call) for call in calls)
-    return None if None in texts else texts  # type: ignore[return-value]
-
-
 def tool_texts(tools: object) -> tuple[str, ...] | None:
     """One JSON text per definition, in order; None if one is not a JSON object."""
-    if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
+    return _texts(tools, lambda tool: _json(tool) if is_object(tool) else None)
+
+
+def _texts(values: object, write: Callable[[object], str | None]) -> tuple[str, ...] | None:
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         return None
-    texts = tuple(_json(tool) if is_object(tool) else None for tool in tools)
+    texts = tuple(map(write, values))
     return None if None in texts else texts  # type: ignore[return-value]
 
 
@@ -150,8 +146,12 @@ def reason_to_drop(messages: object, policy: TrainPolicy | None = None) -> str |
     checked = check_messages(messages)
     if isinstance(checked, str):
         return checked
-    if trained_messages(checked, policy or TrainPolicy()).any():
-        return None
+    trained = trained_messages(checked, policy or TrainPolicy())
+    return None if trained.any() else why_untrained(checked)
+
+
+def why_untrained(checked: Sequence[CheckedMessage]) -> str:
+    """The reason code of a conversation in which no message is trained."""
     assistant = any(message.role == ASSISTANT for message in checked)
     return "nothing_trained" if assistant else "no_assistant"
 
@@ -214,7 +214,7 @@ def _check_texts(
         return "content_not_text"
     if reasoning is not None and not isinstance(reasoning, str):
         return "reasoning_not_text"
-    written = call_texts(calls) if calls else ()
+    written = _texts(calls, _call_text) if calls else ()
     if written is None:
         return "bad_tool_call"
     if not all(map(has_bytes, (content or "", reasoning or "", *written))):
@@ -226,9 +226,7 @@ def _join_parts(parts: Sequence[object]) -> str | None:
     """The text of a content given as parts; None if a part is not text."""
     texts = []
     for part in parts:
-        if not is_object(part) or part.get("type") != "text":
-            return None
-        text = part.get("text")
+        text = part.get("text") if is_object(part) and part.get("type") == "text" else None
         if not isinstance(text, str):
             return None
         texts.append(text)

@@ -85,6 +85,9 @@ class TrainPolicy:
     train_on: TrainOn = "assistant"
     train_on_eot: bool = True  # a trained turn also trains its end
 
+    def __str__(self) -> str:
+        return f"train_on={self.train_on}, train_on_eot={str(self.train_on_eot).lower()}"
+
 
 def check_policy(policy: TrainPolicy) -> None:
     """OptionError if the policy has an unknown value."""

@@ -27,15 +27,14 @@ gemma        system is folded into the first user turn; the assistant is called 
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from shardmill.arguments import nearest
+from shardmill.arguments import choices
 from shardmill.chat.messages import has_bytes
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import JSON, ROLES
@@ -62,8 +61,8 @@ Fragments: TypeAlias = tuple[Marker | Text, ...]
 class RoleSpec:
     """What surrounds the words of one role's turns."""
 
-    before: Fragments  # opens the turn; never trained
-    end: Fragments  # trained with a trained turn, if the policy trains ends
+    before: Fragments = ()  # opens the turn; never trained
+    end: Fragments = ()  # trained with a trained turn, if the policy trains ends
     after: Fragments = ()  # never trained
 
 
@@ -74,6 +73,11 @@ class Insert:
     before: Fragments = ()
     after: Fragments = ()
     between: Fragments = ()  # before `before`, if something of the turn precedes it
+
+
+Surrounding = TypeVar("Surrounding", RoleSpec, Insert)
+INSERTS = ("reasoning", "tool_call", "tools")
+"""The fields of a spec that are an `Insert`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,36 +95,36 @@ class TemplateSpec:
 
     def to_json(self) -> dict[str, JSON]:
         """`spec_from_json` gives an equal spec back."""
-        data: dict[str, JSON] = {"name": self.name, "begin": _json(self.begin), "trim": self.trim}
-        data["roles"] = {
-            role: {"before": _json(s.before), "end": _json(s.end), "after": _json(s.after)}
-            for role, s in sorted(self.roles.items())
-        }
+        data: dict[str, JSON] = {"name": self.name, "trim": self.trim}
+        data["begin"] = [asdict(piece) for piece in self.begin]
+        data["roles"] = {role: _parts(one) for role, one in sorted(self.roles.items())}
         if self.fold_system is not None:
             data["fold_system"] = self.fold_system
-        for key in ("reasoning", "tool_call", "tools"):
+        for key in INSERTS:
             insert: Insert | None = getattr(self, key)
             if insert is not None:
-                parts = {"before": insert.before, "after": insert.after, "between": insert.between}
-                data[key] = {part: _json(pieces) for part, pieces in parts.items() if pieces}
+                data[key] = {part: pieces for part, pieces in _parts(insert).items() if pieces}
         return data
+
+
+def _parts(surrounding: RoleSpec | Insert) -> dict[str, JSON]:
+    return {key: list(pieces) for key, pieces in asdict(surrounding).items()}
 
 
 def load_template_spec(path: str | Path) -> TemplateSpec:
     """A template from a .json or .toml file."""
     path = Path(path)
+    where = f"template {path}"
     if path.suffix not in (".json", ".toml"):
-        raise TemplateError(f"template {path}: wanted a file that ends in .json or .toml")
+        raise TemplateError(f"{where}: wanted a file that ends in .json or .toml")
     try:
         text = path.read_text("utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as problem:
-        raise TemplateError(f"template {path}: cannot be read: {problem.strerror}") from problem
+        raise TemplateError(f"{where}: cannot be read: {problem.strerror}") from problem
     except (ValueError, RecursionError) as problem:
-        raise TemplateError(
-            f"template {path}: not {path.suffix[1:].upper()}: {problem}"
-        ) from problem
-    return spec_from_json(data, where=f"template {path}")
+        raise TemplateError(f"{where}: not {path.suffix[1:].upper()}: {problem}") from problem
+    return spec_from_json(data, where=where)
 
 
 def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
@@ -135,18 +139,17 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
             f"{where}: trim is {trim!r} and fold_system {fold!r}; wanted true or false, and a text"
         )
     roles = _table(table.get("roles"), ROLES, f"{where}, roles")
-    inserts = {
-        key: _insert(table[key], f"{where}, {key}")
-        for key in ("reasoning", "tool_call", "tools")
-        if key in table
-    }
+    inserts = {key: table[key] for key in INSERTS if key in table}
     spec = TemplateSpec(
         name=name,
         begin=_pieces(table.get("begin", []), f"{where}, begin"),
-        roles={role: _role(value, f"{where}, roles.{role}") for role, value in roles.items()},
+        roles={
+            role: _surrounding(RoleSpec, one, f"{where}, roles.{role}")
+            for role, one in roles.items()
+        },
         fold_system=fold,
         trim=trim,
-        **inserts,
+        **{key: _surrounding(Insert, one, f"{where}, {key}") for key, one in inserts.items()},
     )
     _check_whole(spec, where)
     return spec
@@ -180,34 +183,28 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
                 )
 
 
-def _role(data: object, where: str) -> RoleSpec:
-    table = _table(data, RoleSpec.__dataclass_fields__, where)
-    parts = {
-        key: _pieces(table.get(key, []), f"{where}.{key}") for key in ("before", "end", "after")
-    }
-    return RoleSpec(**parts)
-
-
-def _insert(data: object, where: str) -> Insert:
-    keys = ("before", "after") if where.endswith("reasoning") else ("before", "after", "between")
+def _surrounding(kind: type[Surrounding], data: object, where: str) -> Surrounding:
+    keys = list(kind.__dataclass_fields__)
+    if where.endswith("reasoning"):
+        keys.remove("between")  # nothing of a turn precedes its reasoning
     table = _table(data, keys, where)
-    return Insert(**{key: _pieces(value, f"{where}.{key}") for key, value in table.items()})
+    return kind(**{key: _pieces(value, f"{where}.{key}") for key, value in table.items()})
 
 
 def _pieces(data: object, where: str) -> Fragments:
     if not isinstance(data, list | tuple):
         raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
-    return tuple(_piece(value, f"{where}[{number}]") for number, value in enumerate(data))
-
-
-def _piece(data: object, where: str) -> Marker | Text:
-    table = _table(data, ("marker", "text"), where)
-    if len(table) != 1:
-        raise TemplateError(f'{where} is {data!r}, wanted {{"marker": ...}} or {{"text": ...}}')
-    ((key, value),) = table.items()
-    if not isinstance(value, str) or not value or not has_bytes(value):
-        raise TemplateError(f"{where}.{key} is {value!r}, wanted a text")
-    return Marker(value) if key == "marker" else Text(value)
+    pieces: list[Marker | Text] = []
+    for number, piece in enumerate(data):
+        at = f"{where}[{number}]"
+        table = _table(piece, ("marker", "text"), at)
+        if len(table) != 1:
+            raise TemplateError(f'{at} is {piece!r}, wanted {{"marker": ...}} or {{"text": ...}}')
+        ((key, value),) = table.items()
+        if not isinstance(value, str) or not value or not has_bytes(value):
+            raise TemplateError(f"{at}.{key} is {value!r}, wanted a text")
+        pieces.append(Marker(value) if key == "marker" else Text(value))
+    return tuple(pieces)
 
 
 def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object]:
@@ -217,42 +214,35 @@ def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object
     known = list(keys)
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TemplateError(f"{where}: unknown key {key!r}{hint} (known: {', '.join(known)})")
+            raise TemplateError(f"{where}: unknown key {key!r}; {choices(str(key), known)}")
     return data
 
 
-def _json(pieces: Fragments) -> list[JSON]:
-    return [
-        {"marker": piece.marker} if isinstance(piece, Marker) else {"text": piece.text}
-        for piece in pieces
-    ]
+# The known templates are plain records, so that importing this module runs nothing.
 
 
-def _turn(before: list[JSON], end: str, after: str = "") -> JSON:
-    behind: list[JSON] = [{"text": after}] if after else []
-    return {"before": before, "end": [{"marker": end}], "after": behind}
+def _chatml(opening: str, *end: Text) -> RoleSpec:
+    return RoleSpec(
+        before=(Marker("<|im_start|>"), Text(opening)),
+        end=(*end, Marker("<|im_end|>")),
+        after=(Text("\n"),),
+    )
 
 
-def _chatml(opening: str) -> JSON:
-    return _turn([{"marker": "<|im_start|>"}, {"text": opening}], "<|im_end|>", "\n")
+def _llama(role: str) -> RoleSpec:
+    header = (Marker("<|start_header_id|>"), Text(role), Marker("<|end_header_id|>"), Text("\n\n"))
+    return RoleSpec(before=header, end=(Marker("<|eot_id|>"),))
 
 
-def _llama(header: str) -> JSON:
-    opening: list[JSON] = [
-        {"marker": "<|start_header_id|>"},
-        {"text": header},
-        {"marker": "<|end_header_id|>"},
-        {"text": "\n\n"},
-    ]
-    return _turn(opening, "<|eot_id|>")
+def _gemma(name: str) -> RoleSpec:
+    return RoleSpec(
+        before=(Marker("<start_of_turn>"), Text(f"{name}\n")),
+        end=(Marker("<end_of_turn>"),),
+        after=(Text("\n"),),
+    )
 
 
-def _gemma(name: str) -> JSON:
-    return _turn([{"marker": "<start_of_turn>"}, {"text": f"{name}\n"}], "<end_of_turn>", "\n")
-
-
+_EOT = (Marker("eot"),)
 _TOOL_INTRO = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -263,60 +253,50 @@ _TOOL_OUTRO = (
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 
-_DATA: tuple[dict[str, JSON], ...] = (
-    {
-        "name": "four-marker",
-        "roles": {
-            "system": _turn([{"marker": "sys"}], "eot"),
-            "user": _turn([{"marker": "usr"}], "eot"),
-            "assistant": _turn([{"marker": "asst"}], "eot"),
+KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
+    "four-marker": TemplateSpec(
+        name="four-marker",
+        roles={
+            "system": RoleSpec(before=(Marker("sys"),), end=_EOT),
+            "user": RoleSpec(before=(Marker("usr"),), end=_EOT),
+            "assistant": RoleSpec(before=(Marker("asst"),), end=_EOT),
         },
-    },
-    {
-        "name": "chatml",
-        "roles": {
+    ),
+    "chatml": TemplateSpec(
+        name="chatml",
+        roles={
             "system": _chatml("system\n"),
             "user": _chatml("user\n"),
             "assistant": _chatml("assistant\n"),
-            "tool": {
-                "before": [{"marker": "<|im_start|>"}, {"text": "tool\n<tool_response>\n"}],
-                "end": [{"text": "\n</tool_response>"}, {"marker": "<|im_end|>"}],
-                "after": [{"text": "\n"}],
-            },
+            "tool": _chatml("tool\n<tool_response>\n", Text("\n</tool_response>")),
         },
-        "reasoning": {"before": [{"text": "<think>\n"}], "after": [{"text": "\n</think>\n\n"}]},
-        "tool_call": {
-            "before": [{"text": "<tool_call>\n"}],
-            "after": [{"text": "\n</tool_call>"}],
-            "between": [{"text": "\n"}],
-        },
-        "tools": {
-            "before": [{"text": _TOOL_INTRO}],
-            "after": [{"text": _TOOL_OUTRO}],
-            "between": [{"text": "\n\n"}],
-        },
-    },
-    {
-        "name": "llama-3",
-        "begin": [{"marker": "<|begin_of_text|>"}],
-        "trim": True,
-        "roles": {
+        reasoning=Insert(before=(Text("<think>\n"),), after=(Text("\n</think>\n\n"),)),
+        tool_call=Insert(
+            before=(Text("<tool_call>\n"),),
+            after=(Text("\n</tool_call>"),),
+            between=(Text("\n"),),
+        ),
+        tools=Insert(
+            before=(Text(_TOOL_INTRO),), after=(Text(_TOOL_OUTRO),), between=(Text("\n\n"),)
+        ),
+    ),
+    "llama-3": TemplateSpec(
+        name="llama-3",
+        begin=(Marker("<|begin_of_text|>"),),
+        trim=True,
+        roles={
             "system": _llama("system"),
             "user": _llama("user"),
             "assistant": _llama("assistant"),
         },
-    },
-    {
-        "name": "gemma",
-        "begin": [{"marker": "<bos>"}],
-        "trim": True,
-        "fold_system": "\n\n",
-        "roles": {"user": _gemma("user"), "assistant": _gemma("model")},
-    },
-)
-
-KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
-    str(data["name"]): spec_from_json(data, where=f"template {data['name']}") for data in _DATA
+    ),
+    "gemma": TemplateSpec(
+        name="gemma",
+        begin=(Marker("<bos>"),),
+        trim=True,
+        fold_system="\n\n",
+        roles={"user": _gemma("user"), "assistant": _gemma("model")},
+    ),
 }
 """Name -> template."""
 
@@ -325,9 +305,7 @@ def known_template(name: str) -> TemplateSpec:
     """A known template by its name; otherwise OptionError with the nearest name."""
     if name in KNOWN_TEMPLATES:
         return KNOWN_TEMPLATES[name]
-    near = nearest(name, KNOWN_TEMPLATES)
-    hint = f"; did you mean {near!r}?" if near else ""
     raise OptionError(
-        f"no template is called {name!r}{hint} (known: {', '.join(KNOWN_TEMPLATES)}; or pass a "
-        ".json or .toml file)"
+        f"no template is called {name!r}; {choices(name, KNOWN_TEMPLATES)}; or pass a .json or "
+        ".toml file"
     )

@@ -110,7 +110,9 @@ def _open_tokens(path: Path, name: str, options: ConvertOptions) -> list[Foreign
     if path.is_dir():
         paths = sorted(path.glob(pattern))
         if not paths:
-            raise StoreNotFoundError(f"{path}: no {pattern} in this folder; check from_format=")
+            raise StoreNotFoundError(
+                f"{path}: no {pattern} in this folder; check {{from_format}}", from_format=...
+            )
     return [open_one(one, options) for one in paths]
 
 

@@ -124,16 +124,19 @@ def _datatrove_metadata(path: Path) -> tuple[str, int | None]:
 
 def _datatrove_dtype(path: Path, first_line: str, given: str | None) -> str:
     if given is not None and given not in _STORED:
-        raise OptionError(f"dtype={given!r}: wanted 'uint16' or 'uint32'")
+        raise OptionError("{dtype}: wanted 'uint16' or 'uint32'", dtype=given)
     width = first_line.rpartition("|")[2] if "|" in first_line else ""
     found = {"2": "<u2", "4": "<u4"}.get(width)
     asked = None if given is None else _STORED[given]
     if found and asked and found != asked:
-        raise OptionError(f"{path}: dtype={given!r}, but its .metadata says {first_line[-40:]!r}")
+        raise OptionError(
+            f"{path}: {{dtype}}, but its .metadata says {first_line[-40:]!r}", dtype=given
+        )
     stored = asked or found
     if stored is None:
         raise OptionError(
-            f"{path}: no .metadata says how wide its tokens are: pass dtype='uint16' or 'uint32'"
+            f"{path}: no .metadata says how wide its tokens are: pass {{dtype}} or 'uint32'",
+            dtype="uint16",
         )
     return stored
 
@@ -149,7 +152,8 @@ def _check_loss(path: Path, num_tokens: int) -> None:
     if left_out:
         raise StoreError(
             f"{path}: leaves {left_out:,} of {num_tokens:,} tokens out of the loss, and a store of "
-            "documents cannot say that: pass ignore_loss=True to train on all of them"
+            "documents cannot say that: pass {ignore_loss} to train on all of them",
+            ignore_loss=True,
         )
 
 

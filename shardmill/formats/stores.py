@@ -38,7 +38,7 @@ from shardmill.store import (
 )
 from shardmill.store.readers import open_tokens
 
-SHARD_BYTES = 2**27
+_SHARD_BYTES = 2**27
 
 
 class StoreSplit:
@@ -83,8 +83,6 @@ class StoreOptions:
     """What a new store contains and records."""
 
     split: str = "train"
-    dtype: str | None = None  # None: uint16 for tokens of one or two bytes, else uint32
-    shard_bytes: int | None = SHARD_BYTES
     name: str | None = None  # of the data
     tokenizer: TokenizerFacts | None = None  # that made the tokens; None: not known
 
@@ -109,9 +107,9 @@ def store_from_files(
 
 def _write(files: Sequence[ForeignFile], staged: Path, options: StoreOptions) -> None:
     narrow = all(np.dtype(file.dtype).itemsize < 4 for file in files)
-    dtype = options.dtype or ("uint16" if narrow else "uint32")
+    dtype = "uint16" if narrow else "uint32"
     with StoreWriter(
-        staged, splits=[options.split], dtype=dtype, shard_bytes=options.shard_bytes
+        staged, splits=[options.split], dtype=dtype, shard_bytes=_SHARD_BYTES
     ) as writer:
         for file in files:
             for batch in file.batches():

@@ -30,7 +30,7 @@ from shardmill.chat import (
     bind_template,
     spec_from_json,
 )
-from shardmill.chat.turns import Names, lay_out
+from shardmill.chat.token_template import Names, lay_out
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import ConversationSource, Source, Tokenizer, continues
 from shardmill.records import Conversation, ConversationBatch, Cursor, IntArray, OffsetArray

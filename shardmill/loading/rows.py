@@ -200,7 +200,7 @@ class TokenSource(StoredRows):
         self._documents: OffsetArray | None = None  # mapped at first use, in every process
         if self._of is not None:
             store, found = self._of
-            _check_store(store, eos_token_id)
+            check_store(store, eos_token_id)
             space = _open_space(store, found, reader)
             self.path, self.split = store.folder, found
             self.fingerprint = f"{store.fingerprint}/{found}"
@@ -360,7 +360,7 @@ def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | N
     return eos
 
 
-def _check_store(store: Store | TokenStore, eos_token_id: int | None) -> None:
+def check_store(store: Store | TokenStore, eos_token_id: int | None) -> None:
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
-from typing import Literal, Protocol, SupportsIndex, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -41,30 +41,26 @@ MAX_TOKENS = 2**62
 """Larger sums might overflow 64 bits."""
 
 
+class PackOptions(TypedDict, total=False):
+    """What every packer takes besides lengths and capacity."""
+
+    max_per_row: SupportsIndex | None  # pieces in a row; None, the default: no limit
+    align_to: SupportsIndex  # every piece starts at a multiple of it; 1 by default
+    long: Long  # examples over capacity; "error" by default
+
+
 def best_fit_decreasing(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
+    lengths: npt.ArrayLike, capacity: SupportsIndex, **options: Unpack[PackOptions]
 ) -> PackPlan:
     """Longest first, each into the fullest row that has room; ties go to the lower number."""
-    place = partial(_place_decreasing, FullestFirst)
-    return _plan(lengths, capacity, place, max_per_row, align_to, long)
+    return _plan(lengths, capacity, partial(_place_decreasing, FullestFirst), **options)
 
 
 def first_fit_decreasing(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
+    lengths: npt.ArrayLike, capacity: SupportsIndex, **options: Unpack[PackOptions]
 ) -> PackPlan:
     """Longest first, each into the first row that has room; ties go to the lower number."""
-    place = partial(_place_decreasing, OldestFirst)
-    return _plan(lengths, capacity, place, max_per_row, align_to, long)
+    return _plan(lengths, capacity, partial(_place_decreasing, OldestFirst), **options)
 
 
 def first_fit_shuffle(
@@ -72,9 +68,7 @@ def first_fit_shuffle(
     capacity: SupportsIndex,
     *,
     seed: int,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
+    **options: Unpack[PackOptions],
 ) -> PackPlan:
     """In an order chosen by the seed, each into the first row that has room.
 
@@ -88,19 +82,14 @@ def first_fit_shuffle(
         rows[order] = first_fit(sizes[order], room, limit)
         return rows
 
-    return _plan(lengths, capacity, place, max_per_row, align_to, long)
+    return _plan(lengths, capacity, place, **options)
 
 
 def concatenate(
-    lengths: npt.ArrayLike,
-    capacity: SupportsIndex,
-    *,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
+    lengths: npt.ArrayLike, capacity: SupportsIndex, **options: Unpack[PackOptions]
 ) -> PackPlan:
     """In the order given; a row ends where the next example does not fit."""
-    return _plan(lengths, capacity, next_fit, max_per_row, align_to, long)
+    return _plan(lengths, capacity, next_fit, **options)
 
 
 Algorithm: TypeAlias = Literal["best-fit", "first-fit", "first-fit-shuffle", "concatenate"]
@@ -133,9 +122,10 @@ def _plan(
     lengths: npt.ArrayLike,
     capacity: SupportsIndex,
     place: Place,
-    max_per_row: SupportsIndex | None,
-    align_to: SupportsIndex,
-    long: Long,
+    *,
+    max_per_row: SupportsIndex | None = None,
+    align_to: SupportsIndex = 1,
+    long: Long = "error",
 ) -> PackPlan:
     found = checked_lengths(lengths)
     room, step = whole_number(capacity, "capacity"), whole_number(align_to, "align_to")
@@ -171,6 +161,10 @@ def _plan(
 # fullest. So each row of a span takes as many as it can before the next one takes any, and a span
 # falls into at most three: rows that took all they could, one row that took the last items, and
 # rows that took none. Work is per span, never per row or item.
+#
+# The rule of a packer is which of the spans with room left it gives out: `take` removes the span
+# whose first row takes the next item, or returns None if none has room. Sizes never increase from
+# one call to the next.
 
 Span: TypeAlias = tuple[int, int, int, int]
 """Rows start..stop, the room that each has left, the items that each holds."""
@@ -178,20 +172,8 @@ Span: TypeAlias = tuple[int, int, int, int]
 _FLUSH = 2**18  # spans are kept as Python integers, which are large; write them out now and then
 
 
-class OpenRows(Protocol):
-    """Spans with room left. The rule of a packer is which of them it gives out."""
-
-    def put(self, span: Span) -> None: ...
-
-    def take(self, size: int) -> Span | None:
-        """Remove and return the span whose first row takes the next item; None if none has room.
-
-        `size` never increases from one call to the next.
-        """
-
-
 class FullestFirst:
-    """Best fit: the span with the least sufficient room, the oldest among equals."""
+    """Best fit gives out the span with the least sufficient room, the oldest among equals."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[Span]] = {}  # room -> heap, the oldest rows first
@@ -218,7 +200,7 @@ class FullestFirst:
 
 
 class OldestFirst:
-    """First fit: the oldest span with enough room."""
+    """First fit gives out the oldest span with enough room."""
 
     def __init__(self) -> None:
         self._fitting: list[Span] = []  # heap, the oldest rows first
@@ -234,7 +216,7 @@ class OldestFirst:
 
 
 def _place_decreasing(
-    rule: Callable[[], OpenRows], sizes: IntArray, capacity: int, max_per_row: int | None
+    rule: type[FullestFirst | OldestFirst], sizes: IntArray, capacity: int, max_per_row: int | None
 ) -> RowNumbers:
     """The row of each item, largest items first; equal sizes in the order of their numbers."""
     if not len(sizes):
@@ -254,7 +236,7 @@ def _place_decreasing(
 
 
 def _place_groups(
-    open_rows: OpenRows,
+    open_rows: FullestFirst | OldestFirst,
     group_sizes: list[int],
     group_counts: list[int],
     capacity: int,

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import BuildLockedError, StoreError, StoreExistsError, UnfinishedBuildError
-from shardmill.remote.contents import LARGEST, OnProgress, TransferReceipt, local_contents
+from shardmill.remote.contents import LARGEST, MARKER, local_contents, remote_contents
 from shardmill.remote.folder import Listing, RemoteFolder, open_destination
-from shardmill.remote.pull import remote_contents
-from shardmill.remote.push import MARKER, PROBE, clean_up, is_push_of, send
+from shardmill.remote.push import PROBE, clean_up, is_push_of, send
+from shardmill.remote.transfer import OnProgress, TransferReceipt
 from shardmill.storage.atomic import LockedFile, cache_folder
 from shardmill.store.layout import META
 from shardmill.urls import Url

@@ -50,7 +50,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
     pushing: str  # sha256 of the manifest
     host: str
-    machine: str | None  # tells apart machines, boots and containers; None: unknown
+    machine: str | None  # differs between machines, boots and containers; None: unknown
     pid: int
     started: int  # when the process started, as the kernel counts
     at_work: bool  # False: it is still checking whether it is alone

@@ -1,4 +1,4 @@
-"""What a finished folder consists of, according to its own manifest.
+"""What a finished folder consists of, here or at a URL, according to its own manifest.
 
 A manifest that is damaged, unfinished, lists no checksums or a name that could leave the folder is
 refused. A file that is not listed is not part of the folder, with two exceptions that carry their
@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from shardmill.errors import ManifestError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import is_sealed
-from shardmill.records import JSON
+from shardmill.remote.folder import Listing, RemoteFolder
 from shardmill.store import Exclusions, Manifest
 from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, decode_exclusions
 from shardmill.store.layout import EXCLUDE, FILE_NAME, META, ORIGINS
@@ -36,8 +33,11 @@ PACKED = "manifest.json"
 LARGEST = {META: MAX_META_BYTES, PACKED: 2**24}
 """The files that finish a folder, and how large each may be."""
 
-OnProgress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all; from any thread, one call at a time."""
+MARKER = ".shardmill-push.json"
+"""What an unfinished push leaves: which folder these files belong to."""
+
+ReadFile: TypeAlias = Callable[[str, int], bytes | None]
+"""A file of the folder, by name, of at most so many bytes; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,97 +61,68 @@ class Contents:
     exclusions: Exclusions | None = None  # of a store that has them; the manifest knows nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferReceipt:
-    """What a push or a pull did. Files and bytes include the manifest."""
-
-    folder: Path
-    url: str  # without secrets
-    kind: str
-    manifest_sha256: str
-    files: int
-    bytes: int
-    moved_files: int  # sent or fetched now
-    moved_bytes: int
-    kept_files: int  # there already, with the right sha256
-    seconds: float
-
-    def to_json(self) -> dict[str, JSON]:
-        return {**asdict(self), "folder": str(self.folder), "seconds": round(self.seconds, 3)}
-
-
-def transfer_receipt(
-    folder: Path,
-    url: str,
-    contents: Contents,
-    sizes: Mapping[str, int],
-    moved: Sequence[str],
-    *,
-    with_manifest: bool,
-    began: float,
-) -> TransferReceipt:
-    """The receipt of a transfer that moved the files `moved`, and perhaps the manifest."""
-    manifest_bytes = len(contents.manifest)
-    return TransferReceipt(
-        folder=folder,
-        url=url,
-        kind=contents.kind,
-        manifest_sha256=contents.manifest_sha256,
-        files=len(sizes) + 1,
-        bytes=sum(sizes.values()) + manifest_bytes,
-        moved_files=len(moved) + with_manifest,
-        moved_bytes=sum(sizes[name] for name in moved) + with_manifest * manifest_bytes,
-        kept_files=len(sizes) - len(moved) + 1 - with_manifest,
-        seconds=time.monotonic() - began,
-    )
-
-
-class TransferMeter:
-    """Bytes of many files, counted by many threads; a file that is restarted counts once."""
-
-    def __init__(self, total: int, progress: OnProgress | None) -> None:
-        self._total, self._progress = total, progress
-        self._done: dict[str, int] = {}
-        self._sum = 0
-        self._lock = threading.Lock()
-
-    def set(self, name: str, num_bytes: int) -> None:
-        """So many bytes of this file are done."""
-        with self._lock:
-            self._sum += num_bytes - self._done.get(name, 0)
-            self._done[name] = num_bytes
-            if self._progress is not None:
-                self._progress(self._sum, self._total)
-
-
 class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes: Count
     sha256: Sha256
 
 
 def local_contents(folder: Path) -> Contents:
-    """The finished folder on this disk."""
-    found = [name for name in LARGEST if (folder / name).is_file()]
-    if not found:
+    """The finished folder on this disk, with its table of origins."""
+
+    def read(name: str, max_bytes: int) -> bytes | None:
+        return read_plain_file(folder / name, max_bytes)
+
+    contents = _read_folder(read, str(folder), "finish it, or check the path")
+    return with_origins(contents, read, where=str(folder))
+
+
+def remote_contents(remote: RemoteFolder, found: Listing) -> Contents:
+    """The finished folder in `remote`, whose listing is `found`, without the table of origins."""
+    advice = "a push to here is unfinished" if MARKER in found else "check the URL"
+    return _read_folder(remote_reader(remote, found), remote.url, advice)
+
+
+def remote_reader(remote: RemoteFolder, found: Listing) -> ReadFile:
+    def read(name: str, max_bytes: int) -> bytes | None:
+        if name not in found:
+            return None
+        size = found[name]["size"]
+        if size > max_bytes:
+            raise StoreError(
+                f"{remote.url}/{name}: {size:,} bytes, wanted at most {max_bytes:,}; look there, "
+                "or check the URL"
+            )
+        return remote.read(name, size)
+
+    return read
+
+
+def list_remote(remote: RemoteFolder) -> Listing:
+    """The files of a remote folder.
+
+    A web server cannot be listed: it is asked for each file that no manifest names.
+    """
+    if not remote.is_web:
+        return remote.listing()
+    most = {**LARGEST, EXCLUDE: MAX_EXCLUDE_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
+    found = {name: remote.web_size(name, bound) for name, bound in most.items()}
+    return {name: {"size": size} for name, size in found.items() if size is not None}
+
+
+def _read_folder(read: ReadFile, where: str, advice: str) -> Contents:
+    manifests = {
+        name: data for name, most in LARGEST.items() if (data := read(name, most)) is not None
+    }
+    if not manifests:
         raise StoreNotFoundError(
-            f"{folder}: holds no {' and no '.join(LARGEST)}, so it is not a finished folder; "
-            "finish it, or check the path"
+            f"{where}: no {' and no '.join(LARGEST)}, so not a finished folder: {advice}"
         )
-    check_one(found, str(folder))
-    path = folder / found[0]
-    if path.is_symlink() or path.stat().st_size > LARGEST[found[0]]:
-        raise ManifestError(f"{path}: a link, or too large for a manifest; put the file itself")
-    contents = read_contents(found[0], path.read_bytes(), where=str(path))
-    excluded = (
-        read_plain_file(folder / EXCLUDE, MAX_EXCLUDE_BYTES) if contents.kind == "store" else None
-    )
-    contents = with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
-    table = folder / ORIGINS
-    if table.is_symlink() or not table.is_file():
-        if os.path.lexists(table):
-            log.warning("%s: a link, a pipe or a folder, not a file; it is left out", table)
-        return contents
-    return with_origins(contents, table.stat().st_size, table.read_bytes, where=str(table))
+    if len(manifests) > 1:
+        raise ManifestError(f"{where}: has {' and '.join(manifests)}; keep one kind in a folder")
+    ((name, manifest),) = manifests.items()
+    contents = read_contents(name, manifest, where=f"{where}/{name}")
+    excluded = read(EXCLUDE, MAX_EXCLUDE_BYTES) if contents.kind == "store" else None
+    return with_exclusions(contents, excluded, where=f"{where}/{EXCLUDE}")
 
 
 def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Contents:
@@ -160,33 +131,31 @@ def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Co
         return contents
     manifest = decode_manifest(contents.manifest, where=contents.manifest_name)
     exclusions = decode_exclusions(data, manifest, where=where)
-    fact = FileFact(name=EXCLUDE, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    return replace(contents, files=(*contents.files, fact), exclusions=exclusions)
+    return replace(_with_file(contents, EXCLUDE, data), exclusions=exclusions)
 
 
-def with_origins(
-    contents: Contents, size: int, read: Callable[[], bytes], *, where: str
-) -> Contents:
-    """The same store with the table of origins beside its manifest.
+def with_origins(contents: Contents, read: ReadFile, *, where: str) -> Contents:
+    """The same store with the table of origins beside its manifest, if there is one.
 
     A table that is damaged, or of another store, is left out with a warning: a store works without.
     """
+    path = f"{where}/{ORIGINS}"
     try:
-        if contents.manifest_name != META or size > MAX_ORIGINS_BYTES:
-            raise ManifestError(f"{where}: not a table of origins of a store")
-        data = read()
-        decode_origins(data, decode_manifest(contents.manifest, where=where), where=where)
+        data = read(ORIGINS, MAX_ORIGINS_BYTES)
+        if data is None:
+            return contents
+        if contents.kind != "store":
+            raise ManifestError(f"{path}: not a table of origins of a store")
+        decode_origins(data, decode_manifest(contents.manifest, where=where), where=path)
     except StoreError as error:
         log.warning("%s; it is left out", error)
         return contents
-    fact = FileFact(name=ORIGINS, size=size, sha256=hashlib.sha256(data).hexdigest())
+    return _with_file(contents, ORIGINS, data)
+
+
+def _with_file(contents: Contents, name: str, data: bytes) -> Contents:
+    fact = FileFact(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
     return replace(contents, files=(*contents.files, fact))
-
-
-def check_one(found: list[str], where: str) -> None:
-    """Refuse a folder with two manifests, which could be either kind."""
-    if len(found) > 1:
-        raise ManifestError(f"{where}: has {' and '.join(found)}; keep one kind in a folder")
 
 
 def read_contents(name: str, data: bytes, *, where: str) -> Contents:

@@ -14,7 +14,8 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 import fsspec
 
 from shardmill.arguments import is_url
-from shardmill.errors import DamagedStoreError, OptionError, StoreError
+from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.storage.object_store import connect, fetch_range, find_files
 from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url
@@ -115,77 +116,57 @@ class RemoteFolder:
 
     def read(self, name: str, num_bytes: int) -> bytes:
         """A small file of known size."""
-        if not self.is_web:
-            return b"".join(self.block(name, at, num_bytes) for at in range(0, num_bytes, BLOCK))
 
         def whole(pieces: Iterator[bytes]) -> bytes:
-            data = bytearray()
-            for piece in pieces:
-                data += piece
-                if len(data) > num_bytes:
-                    break
+            data = b"".join(pieces)
             if len(data) != num_bytes:
                 raise ConnectionError(f"{len(data):,} bytes came, wanted {num_bytes:,}")
-            return bytes(data)
+            return data
 
-        return self._from_web(name, whole) or b""
-
-    def block(self, name: str, start: int, size: int) -> bytes:
-        """`BLOCK` bytes from `start` on, or what is left of a file of `size` bytes."""
-        stop = min(start + BLOCK, size)
-        return self.call(lambda: fetch_range(self.fs, self.path(name), start, stop), name)
+        return self._use(name, num_bytes, whole)
 
     def sha256(self, name: str, size: int) -> str:
-        """The hash of a whole file of `size` bytes, read back. Empty if it is longer, or gone."""
-        if not self.is_web:
-            digest = hashlib.sha256()
-            for start in range(0, size, BLOCK):
-                digest.update(self.block(name, start, size))
-            return digest.hexdigest()
-
-        def hashed(pieces: Iterator[bytes]) -> str:
-            whole, total = hashlib.sha256(), 0
-            for piece in pieces:
-                whole.update(piece)
-                total += len(piece)
-                if total > size:  # a server may send without an end
-                    return ""
-            return whole.hexdigest()
-
-        return self._from_web(name, hashed) or ""
+        """The hash of a whole file of `size` bytes, read back. Empty if it is gone."""
+        try:
+            return self._use(name, size, _sha256)
+        except StoreNotFoundError:
+            return ""
 
     def web_size(self, name: str, most: int) -> int | None:
         """Bytes of a file of a web server, or None if it does not exist.
 
         The server may not say, so the file is read, up to a little more than `most` bytes.
         """
+        try:
+            return self._use(name, most, lambda pieces: sum(map(len, pieces)))
+        except StoreNotFoundError:
+            return None
 
-        def size(pieces: Iterator[bytes]) -> int:
-            total = 0
-            for piece in pieces:
-                total += len(piece)
-                if total > most:
-                    break
-            return total
+    def _use(self, name: str, size: int, use: Callable[[Iterator[bytes]], T]) -> T:
+        """What `use` makes of the pieces of a file of `size` bytes."""
+        return self.call(lambda: use(piece for _, piece in self.pieces(name, 0, size)), name)
 
-        return self._from_web(name, size)
+    def pieces(self, name: str, start: int, size: int) -> Iterator[tuple[int, bytes]]:
+        """A file of `size` bytes from `start` on, as (offset, bytes).
 
-    def _from_web(self, name: str, use: Callable[[Iterator[bytes]], T]) -> T | None:
-        """What `use` makes of a file of a web server; None if the file does not exist."""
-
-        def get() -> T | None:
-            try:
-                return use(piece for _, piece in self.web_pieces(name, 0))
-            except FileNotFoundError:
-                return None
-
-        return self.call(get, name)
-
-    def web_pieces(self, name: str, start: int) -> Iterator[tuple[int, bytes]]:
-        """A file of a web server in one request, as (offset, bytes). Without retries.
-
-        The first offset is `start`, or 0 if the server does not serve ranges.
+        A web server is asked once, without retries. It begins at 0 if it does not serve ranges, and
+        may send without an end: no more is read than a little over `size` bytes.
         """
+        if not self.is_web:
+            for at in range(start, size, BLOCK):
+                yield at, self.block(name, at, size)
+            return
+        for at, piece in self._web_pieces(name, start):
+            yield at, piece
+            if at + len(piece) > size:
+                return
+
+    def block(self, name: str, start: int, size: int) -> bytes:
+        """`BLOCK` bytes from `start` on, or what is left of a file of `size` bytes."""
+        stop = min(start + BLOCK, size)
+        return self.call(lambda: fetch_range(self.fs, self.path(name), start, stop), name)
+
+    def _web_pieces(self, name: str, start: int) -> Iterator[tuple[int, bytes]]:
         headers = {**self.fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -229,7 +210,7 @@ class RemoteFolder:
         `on_bytes` gets the number of bytes sent so far.
         """
         parts = {}
-        if {"s3", "s3a"} & set(self.protocols):
+        if {"s3", "s3a"} & self.protocols:
             parts = {"chunksize": part_bytes(source.stat().st_size), "max_concurrency": 2}
         meter = _Callback(on_bytes)
 
@@ -243,7 +224,7 @@ class RemoteFolder:
         self._make_parent(name)
         if self.is_local:
             return self.call(lambda: self._link(name, send), name)
-        path, kinds = self.path(name), set(self.protocols)
+        path, kinds = self.path(name), self.protocols
 
         def create() -> bool:
             try:
@@ -263,10 +244,8 @@ class RemoteFolder:
             send(path)
             return True
 
-        if "memory" in kinds:
-            with _memory_lock:
-                return self.call(create, name)
-        return self.call(create, name)
+        with _memory_lock if "memory" in kinds else nullcontext():
+            return self.call(create, name)
 
     def _link(self, name: str, send: Callable[..., None]) -> bool:
         """On a disk: write the whole file under another name, then give it its own in one step."""
@@ -306,20 +285,20 @@ class RemoteFolder:
         self.call(remove, name)
 
     @property
-    def protocols(self) -> tuple[str, ...]:
+    def protocols(self) -> frozenset[str]:
         found = self.fs.protocol
-        return (found,) if isinstance(found, str) else tuple(found)
+        return frozenset((found,) if isinstance(found, str) else found)
 
     @property
     def is_local(self) -> bool:
-        return bool({"file", "local"} & set(self.protocols))
+        return bool({"file", "local"} & self.protocols)
 
     @property
     def is_web(self) -> bool:
-        return bool({"http", "https"} & set(self.protocols))
+        return bool({"http", "https"} & self.protocols)
 
     def _make_parent(self, name: str) -> None:
-        if not _BUCKETS & set(self.protocols):  # there, this would make a bucket
+        if not _BUCKETS & self.protocols:  # there, this would make a bucket
             parent = self.path(name).rpartition("/")[0]
             self.call(lambda: self.fs.makedirs(parent, exist_ok=True))
 
@@ -328,6 +307,13 @@ def part_bytes(size: int) -> int:
     """Bytes per part of a file of `size` bytes: whole MiB, and never too many parts."""
     mib = 2**20
     return max(_PART, -(-size // (_MOST_PARTS * mib)) * mib)
+
+
+def _sha256(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _code(error: BaseException) -> str:

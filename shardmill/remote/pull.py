@@ -28,25 +28,27 @@ from shardmill.errors import (
 )
 from shardmill.formats.packed.memmap import open_memmap_shard
 from shardmill.remote.contents import (
-    LARGEST,
     Contents,
     FileFact,
-    OnProgress,
-    TransferMeter,
-    TransferReceipt,
-    check_one,
+    list_remote,
     local_contents,
-    read_contents,
-    transfer_receipt,
-    with_exclusions,
+    remote_contents,
+    remote_reader,
     with_origins,
 )
 from shardmill.remote.folder import Listing, RemoteFolder, open_folder
-from shardmill.remote.push import MARKER
-from shardmill.remote.transfer import check_local, check_size, fetch, in_parallel
+from shardmill.remote.transfer import (
+    OnProgress,
+    TransferMeter,
+    TransferReceipt,
+    check_local,
+    check_size,
+    fetch,
+    in_parallel,
+)
 from shardmill.storage.atomic import atomic_write, sync_folder
 from shardmill.store import Exclusions, Manifest, open_store, read_exclusions
-from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, write_exclusions
+from shardmill.store.exclusions import write_exclusions
 from shardmill.store.layout import EXCLUDE, META, ORIGINS
 from shardmill.store.manifest import decode_manifest, fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
@@ -70,34 +72,30 @@ def pull(
     found = list_remote(remote)
     contents = remote_contents(remote, found)
     # A local copy without the table of origins is complete, and stays without.
-    is_without = (target / META).exists() and not (target / ORIGINS).exists()
-    if ORIGINS in found and not is_without:
-        size, where = found[ORIGINS]["size"], f"{remote.url}/{ORIGINS}"
-        contents = with_origins(contents, size, lambda: remote.read(ORIGINS, size), where=where)
+    if not (target / META).exists() or (target / ORIGINS).exists():
+        contents = with_origins(contents, remote_reader(remote, found), where=remote.url)
     sizes = {
         fact.name: check_size(remote, fact, _size(remote, fact, found)) for fact in contents.files
     }
-    meter = TransferMeter(sum(sizes.values()) + len(contents.manifest), progress)
-    is_here = _is_here(target, contents)
-    if is_here:
+    sizes[contents.manifest_name] = len(contents.manifest)
+    meter = TransferMeter(sizes, progress, began)
+    if _is_here(target, contents):
         fetched = _take_exclusions(target, contents)
         in_parallel(workers, lambda fact: check_local(target / fact.name, fact), contents.files)
-    else:
-        with _staging(target, contents) as staged:
-            for parent in {(staged / fact.name).parent for fact in contents.files}:
-                parent.mkdir(exist_ok=True)
-            if contents.exclusions is None:
-                (staged / EXCLUDE).unlink(missing_ok=True)  # of an earlier try, and lifted since
+        return meter.receipt(target, remote.url, contents, fetched)
+    with _staging(target, contents) as staged:
+        for parent in {(staged / fact.name).parent for fact in contents.files}:
+            parent.mkdir(exist_ok=True)
+        if contents.exclusions is None:
+            (staged / EXCLUDE).unlink(missing_ok=True)  # of an earlier try, and lifted since
 
-            def one(fact: FileFact) -> str | None:
-                return _fetch_file(remote, staged, fact, sizes[fact.name], meter)
+        def one(fact: FileFact) -> str | None:
+            return _fetch_file(remote, staged, fact, sizes[fact.name], meter)
 
-            fetched = [name for name in in_parallel(workers, one, contents.files) if name]
-            _publish(staged, target, contents)
-            meter.set(contents.manifest_name, len(contents.manifest))
-    return transfer_receipt(
-        target, remote.url, contents, sizes, fetched, with_manifest=not is_here, began=began
-    )
+        fetched = [name for name in in_parallel(workers, one, contents.files) if name]
+        _publish(staged, target, contents)
+    meter.set(contents.manifest_name, len(contents.manifest))
+    return meter.receipt(target, remote.url, contents, [*fetched, contents.manifest_name])
 
 
 def verify_remote(
@@ -118,7 +116,7 @@ def verify_remote(
     except ManifestError as error:
         return VerifyReport(problems=[str(error)], files=1, tokens=0, documents=0)
     sizes = {fact.name: _size(remote, fact, found) for fact in contents.files}
-    meter = TransferMeter(sum(size or 0 for size in sizes.values()), on_progress)
+    meter = TransferMeter({name: size or 0 for name, size in sizes.items()}, on_progress)
 
     def problem(fact: FileFact) -> str | None:
         try:
@@ -132,15 +130,12 @@ def verify_remote(
         return None
 
     problems = [text for text in in_parallel(workers, problem, contents.files) if text]
-    if ORIGINS in found:
-        size = found[ORIGINS]["size"]
-        if size > MAX_ORIGINS_BYTES:
-            problems.append(f"{ORIGINS}: {size:,} bytes, wanted at most {MAX_ORIGINS_BYTES:,}")
-        else:
-            try:
-                decode_origins(remote.read(ORIGINS, size), manifest, where=ORIGINS)
-            except StoreError as error:
-                problems.append(str(error))
+    try:
+        table = remote_reader(remote, found)(ORIGINS, MAX_ORIGINS_BYTES)
+        if table is not None:
+            decode_origins(table, manifest, where=ORIGINS)
+    except StoreError as error:
+        problems.append(str(error))
     problems += foreign(dict.fromkeys((*sizes, EXCLUDE, ORIGINS), 0), dict.fromkeys(found))
     sound = len(sizes) - len(problems)
     return VerifyReport(
@@ -161,44 +156,11 @@ def remote_manifest(
     return manifest, contents.exclusions or nothing
 
 
-def list_remote(remote: RemoteFolder) -> Listing:
-    """The files of a remote folder.
-
-    A web server cannot be listed: it is asked for each file that no manifest names.
-    """
-    if not remote.is_web:
-        return remote.listing()
-    most = {**LARGEST, EXCLUDE: MAX_EXCLUDE_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
-    found = {name: remote.web_size(name, bound) for name, bound in most.items()}
-    return {name: {"size": size} for name, size in found.items() if size is not None}
-
-
 def _size(remote: RemoteFolder, fact: FileFact, found: Listing) -> int | None:
     """Bytes of a remote file; a web server is asked only if the manifest does not say."""
     if not remote.is_web:
         return found.get(fact.name, {}).get("size")
     return remote.web_size(fact.name, sys.maxsize) if fact.size is None else fact.size
-
-
-def remote_contents(remote: RemoteFolder, found: Mapping[str, Mapping[str, Any]]) -> Contents:
-    """The finished folder in `remote`, whose listing is `found`."""
-    names = [name for name in LARGEST if name in found]
-    if not names:
-        why = "a push to here is unfinished" if MARKER in found else "check the URL"
-        raise StoreNotFoundError(f"{remote.url}: no {' and no '.join(LARGEST)} there: {why}")
-    check_one(names, remote.url)
-    where, size = f"{remote.url}/{names[0]}", found[names[0]]["size"]
-    if size > LARGEST[names[0]]:
-        raise StoreError(f"{where}: {size:,} bytes, so no manifest of ours; check the URL")
-    contents = read_contents(names[0], remote.read(names[0], size), where=where)
-    if contents.kind != "store" or EXCLUDE not in found:
-        return contents
-    where, size = f"{remote.url}/{EXCLUDE}", found[EXCLUDE]["size"]
-    if size > MAX_EXCLUDE_BYTES:
-        raise StoreError(
-            f"{where}: {size:,} bytes, wanted at most {MAX_EXCLUDE_BYTES:,}; look there"
-        )
-    return with_exclusions(contents, remote.read(EXCLUDE, size), where=where)
 
 
 def _store_contents(remote: RemoteFolder, found: Listing) -> tuple[Contents, Manifest]:

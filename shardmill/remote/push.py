@@ -24,25 +24,26 @@ from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, St
 from shardmill.remote.claims import CLAIM, PushClaim, claim_folder
 from shardmill.remote.contents import (
     LARGEST,
+    MARKER,
     Contents,
     FileFact,
-    OnProgress,
-    TransferMeter,
-    TransferReceipt,
     local_contents,
     read_contents,
-    transfer_receipt,
     with_exclusions,
 )
 from shardmill.remote.folder import TEMPORARY, Listing, RemoteFolder, open_destination
-from shardmill.remote.transfer import check_local, in_parallel, is_same
+from shardmill.remote.transfer import (
+    OnProgress,
+    TransferMeter,
+    TransferReceipt,
+    check_local,
+    in_parallel,
+    is_same,
+)
 from shardmill.store.exclusions import MAX_EXCLUDE_BYTES
 from shardmill.store.layout import EXCLUDE, ORIGINS, looks_like_data
 
 log = logging.getLogger(__name__)
-
-MARKER = ".shardmill-push.json"
-"""What an unfinished push leaves: which folder these files belong to."""
 
 PROBE = ".shardmill-probe"
 """Written and removed before a build, to find out whether that is allowed."""
@@ -83,14 +84,15 @@ def send(
     began = time.monotonic()
     workers = whole_number(workers, "workers")
     sizes = {fact.name: _local_size(folder / fact.name) for fact in contents.files}
-    meter = TransferMeter(sum(sizes.values()) + len(contents.manifest), progress)
-    sender = _Sender(folder, remote, meter)
+    sizes[contents.manifest_name] = len(contents.manifest)
+    meter = TransferMeter(sizes, progress, began)
+    files = _Files(folder, remote, meter)
     found = remote.listing()
     sent: list[str] = []
     try:
         is_there = _is_finished(remote, contents, found, replace=replace)
-        is_done = is_there and sender.has_all(workers, contents, found, replace=replace)
-        is_done = is_done and not (replace and _foreign(contents, found))
+        is_done = is_there and not (replace and _foreign(contents, found))
+        is_done = is_done and files.are_there(workers, contents, found, replace=replace)
     except StoreNotFoundError:  # another push changes the folder while we look
         is_done = False
     if is_done:
@@ -103,12 +105,20 @@ def send(
                 _take_over(remote, contents, claim)
             elif replace:
                 _remove(remote, _foreign(contents, found), claim)
-            if EXCLUDE in found:
-                _keep_excluded(remote, contents, claim, may_lift=replace or not is_there)
-            sender.begin(claim, is_finished=is_there)
-            sent = [name for name in in_parallel(workers, sender.send, contents.files) if name]
+            if EXCLUDE in found and is_there and not replace:
+                _check_excluded(remote, contents, found)
+            elif EXCLUDE in found and contents.exclusions is None:
+                where = f"{remote.url}/{EXCLUDE}"
+                log.warning("%s: removed, and with it what was excluded there", where)
+                _remove(remote, [EXCLUDE], claim)
+
+            def send_one(fact: FileFact) -> str | None:
+                return files.send(fact, claim, is_finished=is_there)
+
+            sent = [name for name in in_parallel(workers, send_one, contents.files) if name]
             if not is_there:
                 _finish(remote, contents, sizes, claim)
+                sent.append(contents.manifest_name)
             _remove_leftovers(remote, {**claim.found, MARKER: {}})
     meter.set(contents.manifest_name, len(contents.manifest))
     foreign = _foreign(contents, found) if is_there and not replace else []
@@ -118,9 +128,7 @@ def send(
             "verify reports it: remove it, or push with replace",
             *(remote.url, foreign[0], f"{len(foreign):,}"),
         )
-    return transfer_receipt(
-        folder, remote.url, contents, sizes, sent, with_manifest=not is_there, began=began
-    )
+    return meter.receipt(folder, remote.url, contents, sent)
 
 
 def clean_up(remote: RemoteFolder, found: Listing) -> None:
@@ -216,18 +224,6 @@ def _manifests(remote: RemoteFolder, found: Listing) -> dict[str, bytes]:
     return {name: _read_small(remote, name, found) for name in LARGEST if name in found}
 
 
-def _keep_excluded(
-    remote: RemoteFolder, contents: Contents, claim: PushClaim, *, may_lift: bool
-) -> None:
-    """Refuse to lift what is excluded in the remote folder, or remove a list that has no use."""
-    if not may_lift:
-        _check_excluded(remote, contents, claim.found)
-    elif contents.exclusions is None:
-        log.warning("%s/%s: removed, and with it what was excluded there", remote.url, EXCLUDE)
-        claim.check()
-        remote.remove(EXCLUDE)
-
-
 def _check_excluded(remote: RemoteFolder, contents: Contents, found: Listing) -> None:
     where, size = f"{remote.url}/{EXCLUDE}", found[EXCLUDE]["size"]
     if size > MAX_EXCLUDE_BYTES:
@@ -248,16 +244,14 @@ def is_push_of(remote: RemoteFolder, folder: Path, found: Listing) -> bool:
     return _read_small(remote, MARKER, found) == _marker(local_contents(folder))
 
 
-class _Sender:
-    """Sends one file at a time, from any thread."""
+class _Files:
+    """The files of one push: which are there already, and sending one, from any thread."""
 
     def __init__(self, folder: Path, remote: RemoteFolder, meter: TransferMeter) -> None:
         self.folder, self.remote, self.meter = folder, remote, meter
         self.same: dict[str, dict[str, Any]] = {}  # files found equal, and their info then
-        self.claim: PushClaim | None = None
-        self.is_finished = False
 
-    def has_all(self, workers: int, contents: Contents, found: Listing, *, replace: bool) -> bool:
+    def are_there(self, workers: int, contents: Contents, found: Listing, *, replace: bool) -> bool:
         """Whether the finished folder there, listed as `found`, needs no change."""
         if EXCLUDE in found and not replace:
             _check_excluded(self.remote, contents, found)
@@ -270,19 +264,15 @@ class _Sender:
 
         return all(in_parallel(workers, is_there, contents.files))
 
-    def begin(self, claim: PushClaim, *, is_finished: bool) -> None:
-        self.claim, self.is_finished = claim, is_finished
-
-    def send(self, fact: FileFact) -> str | None:
+    def send(self, fact: FileFact, claim: PushClaim, *, is_finished: bool) -> str | None:
         """The name of the file if it was sent; None if it was there."""
-        assert self.claim is not None
-        path, found = self.folder / fact.name, self.claim.found
+        path, found = self.folder / fact.name, claim.found
         size = path.stat().st_size if fact.name in self.same else check_local(path, fact)
         if self._is_same(fact, found):
             self.meter.set(fact.name, size)
             return None
-        self.claim.check()
-        if fact.name == EXCLUDE and self.is_finished:
+        claim.check()
+        if fact.name == EXCLUDE and is_finished:
             self.remote.write(EXCLUDE, path.read_bytes())  # at no moment without one
         else:
             if fact.name in found:
@@ -320,7 +310,7 @@ def _finish(
     )
     if is_ours:
         for name, size in sizes.items():
-            if found.get(name, {}).get("size") != size:
+            if name != contents.manifest_name and found.get(name, {}).get("size") != size:
                 raise DamagedStoreError(
                     f"{remote.url}/{name}: was sent, and is gone or changed; the push is "
                     "unfinished: does another process write there? Look, then push again"

@@ -1,4 +1,4 @@
-"""Move and compare single files, every byte checked, many at a time.
+"""Move and compare single files, every byte checked, many at a time; and count them.
 
 `fetch` continues where an earlier try stopped and ends with the right sha256 or an error. `is_same`
 is true only when a checksum over every byte says so: the storage's ETag where it is an MD5 of the
@@ -11,14 +11,19 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from shardmill.errors import DamagedStoreError, StoreError
-from shardmill.remote.contents import FileFact
-from shardmill.remote.folder import BLOCK, RemoteFolder, part_bytes
+from shardmill.formats.packed.files import file_sha256
+from shardmill.records import JSON
+from shardmill.remote.contents import Contents, FileFact
+from shardmill.remote.folder import RemoteFolder, part_bytes
 
 _ETAG = re.compile(r"[0-9a-f]{32}(?:-([0-9]+))?")
 _BUFFER = 2**20
@@ -68,10 +73,6 @@ def _damaged(path: Path, problem: str) -> DamagedStoreError:
     return DamagedStoreError(f"{path}: {problem}; it changed since it was written: build it again")
 
 
-def file_sha256(path: Path) -> str:
-    return _digest(path, hashlib.sha256(), 0, path.stat().st_size)
-
-
 def _digest(path: Path, digest: Any, start: int, stop: int) -> str:
     with path.open("rb", buffering=0) as file:
         file.seek(start)
@@ -100,8 +101,8 @@ def fetch(remote: RemoteFolder, fact: FileFact, size: int, path: Path, on_bytes:
     and an empty file is left at `path`.
     """
     for _ in range(2):
-        fetch_once = _fetch_web if remote.is_web else _fetch_blocks
-        found = fetch_once(remote, fact.name, size, path, on_bytes)
+        remote.call(lambda: _fetch_rest(remote, fact.name, size, path, on_bytes), fact.name)
+        found = file_sha256(path)
         if found == fact.sha256:
             return
         os.truncate(path, 0)
@@ -111,75 +112,39 @@ def fetch(remote: RemoteFolder, fact: FileFact, size: int, path: Path, on_bytes:
     )
 
 
-def _fetch_blocks(remote: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
-    digest, done = hashlib.sha256(), 0
-    try:
-        with path.open("a+b") as file:
-            if os.fstat(file.fileno()).st_size > size:
-                file.truncate(0)
-            file.seek(0)
-            while piece := file.read(BLOCK):
-                digest.update(piece)
-                done += len(piece)
-            on_bytes(done)
-            while done < size:
-                data = remote.block(name, done, size)
-                file.write(data)
-                digest.update(data)
-                done += len(data)
-                on_bytes(done)
-            file.flush()
+def _fetch_rest(remote: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> None:
+    """Append what is missing. A web server without ranges sends the file from the start."""
+    with _writing(path):
+        file = path.open("a+b")
+    with file:
+        done = os.fstat(file.fileno()).st_size
+        if done > size:
+            done = file.truncate(0)
+        on_bytes(done)
+        for at, piece in remote.pieces(name, done, size) if done < size else ():
+            with _writing(path):
+                if at != done:
+                    file.truncate(at)
+                file.write(piece[: size - at])
+                file.flush()
+            done = at + len(piece)
+            on_bytes(min(done, size))
+        with _writing(path):
             os.fsync(file.fileno())
-    except OSError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise _unwritable(path, error) from error
-    return digest.hexdigest()
+    if done != size:
+        raise ConnectionError(f"{done:,} bytes came, wanted {size:,}")
 
 
-def _fetch_web(remote: RemoteFolder, name: str, size: int, path: Path, on_bytes: OnBytes) -> str:
-    """As `_fetch_blocks`, in one request. After a lost connection another request continues, or
-    starts again if the server does not serve ranges."""
-
-    def get() -> None:
-        with _open_part(path) as file:
-            done = os.fstat(file.fileno()).st_size
-            if done > size:
-                done = file.truncate(0)
-            on_bytes(done)
-            for at, piece in remote.web_pieces(name, done) if done < size else ():
-                try:
-                    if at != done:
-                        file.truncate(at)  # no ranges: from the start
-                    file.write(piece[: size - at])
-                    done = at + len(piece)
-                    if done >= size:
-                        file.flush()
-                        os.fsync(file.fileno())
-                except OSError as error:
-                    raise _unwritable(path, error) from error
-                on_bytes(min(done, size))
-                if done > size:
-                    break
-        if done != size:
-            raise ConnectionError(f"{done:,} bytes came, wanted {size:,}")
-
-    remote.call(get, name)
-    return file_sha256(path)
-
-
-def _open_part(path: Path) -> IO[bytes]:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise an error of the disk as one of ours, so that it is not retried."""
     try:
-        return path.open("a+b")
+        yield
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{path}: cannot write: {error.strerror}; free some space, then do the same again: what "
-        "arrived is kept"
-    )
+        raise StoreError(
+            f"{path}: cannot write: {error.strerror}; free some space, then do the same again: "
+            "what arrived is kept"
+        ) from error
 
 
 def in_parallel(
@@ -212,3 +177,65 @@ def in_parallel(
         if error is not None and not isinstance(error, CancelledError):
             raise error
     return [future.result() for future in futures]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferReceipt:
+    """What a push or a pull did. Files and bytes include the manifest."""
+
+    folder: Path
+    url: str  # without secrets
+    kind: str
+    manifest_sha256: str
+    files: int
+    bytes: int
+    moved_files: int  # sent or fetched now
+    moved_bytes: int
+    kept_files: int  # there already, with the right sha256
+    seconds: float
+
+    def to_json(self) -> dict[str, JSON]:
+        return {**asdict(self), "folder": str(self.folder), "seconds": round(self.seconds, 3)}
+
+
+OnProgress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all; from any thread, one call at a time."""
+
+
+class TransferMeter:
+    """Counts the bytes of many files, from many threads; a file that is restarted counts once."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], progress: OnProgress | None, began: float = 0.0
+    ) -> None:
+        """`began`: the time of `time.monotonic()` when the transfer began."""
+        self._sizes, self._total, self._progress = sizes, sum(sizes.values()), progress
+        self._began = began
+        self._done: dict[str, int] = {}
+        self._sum = 0
+        self._lock = threading.Lock()
+
+    def set(self, name: str, num_bytes: int) -> None:
+        """This file has `num_bytes` done."""
+        with self._lock:
+            self._sum += num_bytes - self._done.get(name, 0)
+            self._done[name] = num_bytes
+            if self._progress is not None:
+                self._progress(self._sum, self._total)
+
+    def receipt(
+        self, folder: Path, url: str, contents: Contents, moved: Sequence[str]
+    ) -> TransferReceipt:
+        """The receipt of a transfer that moved the files `moved`."""
+        return TransferReceipt(
+            folder=folder,
+            url=url,
+            kind=contents.kind,
+            manifest_sha256=contents.manifest_sha256,
+            files=len(self._sizes),
+            bytes=self._total,
+            moved_files=len(moved),
+            moved_bytes=sum(self._sizes[name] for name in moved),
+            kept_files=len(self._sizes) - len(moved),
+            seconds=time.monotonic() - self._began,
+        )

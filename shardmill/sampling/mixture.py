@@ -127,14 +127,15 @@ class Mixture:
         self._schedules = list(zip([0, *starts], map(Schedule, shares), strict=True))
         self.carry_over([0] * len(sizes))
 
-    def carry_over(self, owed: Sequence[Weight]) -> None:
-        """Begin with what the sources are owed by a mixture that this one replaces: its `owed(n)`.
+    def carry_over(self, owed: Sequence[Weight], before: Sequence[int] = ()) -> None:
+        """Continue a mixture that this one replaces, from its `owed(n)` and `counts(n)`.
 
         For a mixture of which nothing was taken yet.
         """
         if len(owed) != len(self.sizes):
             raise OptionError(f"{len(owed)} numbers owed for {len(self.sizes)} sources")
         self._owed = tuple(Fraction(due) for due in owed)
+        self._before = list(before) or [0] * len(owed)
         self._phases: list[_Phase] = []
         for start, schedule in self._schedules:
             due = self.owed(start)
@@ -221,7 +222,7 @@ class Mixture:
         return next(phase for phase in reversed(self._phases) if phase.start <= n)
 
     def _counts(self, n: int) -> list[int]:
-        return self._phase_of(n - 1).counts(n) if n else [0] * len(self.sizes)
+        return self._phase_of(n - 1).counts(n) if n else self._before
 
     def _order_of(self, source: int, epoch: int) -> Order:
         """The order of an epoch. A few are kept, since neighbouring samples need the same."""

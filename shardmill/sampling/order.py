@@ -35,7 +35,7 @@ def checked_seed(seed: SupportsIndex) -> int:
     """`seed` as an int of 0 to 2**64 - 1."""
     number = whole_number(seed, "seed", least=0)
     if number >= 2**64:
-        raise OptionError(f"seed={number}: wanted less than 2**64; hash longer seeds first")
+        raise OptionError("{seed}: wanted less than 2**64; hash longer seeds first", seed=number)
     return number
 
 

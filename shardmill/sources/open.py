@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
@@ -30,7 +30,7 @@ from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubOptions, HubSource
 from shardmill.sources.message_trees import TreeRules
-from shardmill.sources.source import ConcatSource, FileSource, RowFormat
+from shardmill.sources.source import ConcatSource, FileSource, Format, RowFormat
 from shardmill.storage.files import (
     InputFile,
     Where,
@@ -44,34 +44,16 @@ from shardmill.urls import Url, scrub
 logger = logging.getLogger(__name__)
 
 
-def _json_format(file: InputFile) -> RowFormat:
-    """Of a `.json` file: one list, or else JSON lines under that name."""
-    check_unchanged(file)
-    with open_file(file) as stream:
-        first = b""
-        while not first and (data := bytes(stream.read(2**16))):
-            first = data.removeprefix(BOM_BYTES).lstrip(WHITE)[:1]
-    if first != b"{":
-        return JsonListFormat()
-    logger.info("%s: begins with an object, so it is read as JSON lines", scrub(str(file.place)))
-    return JsonlFormat()
-
-
-# The kinds of files that give documents.
-_KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
-    "text": (TextFormat.endings, TextSource),
-    "jsonl": (JsonlFormat.endings, JsonlSource),
-    "parquet": (ParquetFormat.endings, ParquetSource),
+# The formats of files, and what makes a source of documents of each. One with `rows` gives
+# conversations too; so does `.json`, see `_row_format`.
+_FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
+    "text": (TextFormat, TextSource),
+    "jsonl": (JsonlFormat, JsonlSource),
+    "parquet": (ParquetFormat, ParquetSource),
 }
-_ENDINGS = tuple(ending for endings, _ in _KINDS.values() for ending in endings)
-
-# The formats that give whole rows, for conversations, by the ending of the file's name.
-_ROW_FORMATS: dict[str, Callable[[InputFile], RowFormat]] = {
-    **dict.fromkeys(JsonlFormat.endings, lambda _: JsonlFormat()),
-    **dict.fromkeys(ParquetFormat.endings, lambda _: ParquetFormat()),
-    ".json": _json_format,
-}
-_ROW_ENDINGS = tuple(_ROW_FORMATS)
+_ROW_FORMATS = [format for format, _ in _FORMATS.values() if hasattr(format, "rows")]
+_ENDINGS = tuple(ending for format, _ in _FORMATS.values() for ending in format.endings)
+_ROW_ENDINGS = (*(ending for format in _ROW_FORMATS for ending in format.endings), ".json")
 
 _HUB, _HF = "hub:", "hf://"
 _TREE_OPTIONS = [field.name for field in fields(TreeRules)]
@@ -126,9 +108,9 @@ def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
         return _made(HubSource, dataset, options)
     if kind is None:
         kind = _kind_of_files(where)
-    elif kind not in _KINDS:
-        raise OptionError(f"{{kind}}: wanted one of {', '.join(_KINDS)}", kind=kind)
-    return _made(_KINDS[kind][1], where, options)
+    elif kind not in _FORMATS:
+        raise OptionError(f"{{kind}}: wanted one of {', '.join(_FORMATS)}", kind=kind)
+    return _made(_FORMATS[kind][1], where, options)
 
 
 def _hub_dataset(where: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -176,11 +158,11 @@ def _kind_of_files(where: str) -> str:
     found: dict[str, str] = {}  # kind -> a file of it
     for file in list_files(where, suffixes=_ENDINGS):
         name = file.name.lower()
-        kinds = [kind for kind, (endings, _) in _KINDS.items() if name.endswith(endings)]
+        kinds = [kind for kind, (of, _) in _FORMATS.items() if name.endswith(of.endings)]
         if not kinds:
             raise SourceError(
                 f"{Url(where)}: {file.name} ends in none of {', '.join(_ENDINGS)}; say what it is "
-                f"with {{kind}} ({', '.join(_KINDS)})",
+                f"with {{kind}} ({', '.join(_FORMATS)})",
                 kind=...,
             )
         found[kinds[0]] = file.name
@@ -270,7 +252,19 @@ def _files_of(parts: Sequence[str | Path]) -> list[list[InputFile]]:
 
 
 def _row_format(file: InputFile) -> RowFormat:
-    for ending, make in _ROW_FORMATS.items():
-        if file.name.lower().endswith(ending):
-            return make(file)
-    raise SourceError(f"{file.place}: ends in none of {', '.join(_ROW_ENDINGS)}; rename it")
+    """A `.json` file is one list, or else JSON lines under that name."""
+    name = file.name.lower()
+    for format in _ROW_FORMATS:
+        if name.endswith(format.endings):
+            return cast(RowFormat, format())
+    if not name.endswith(".json"):
+        raise SourceError(f"{file.place}: ends in none of {', '.join(_ROW_ENDINGS)}; rename it")
+    check_unchanged(file)
+    with open_file(file) as stream:
+        first = b""
+        while not first and (data := bytes(stream.read(2**16))):
+            first = data.removeprefix(BOM_BYTES).lstrip(WHITE)[:1]
+    if first != b"{":
+        return JsonListFormat()
+    logger.info("%s: begins with an object, so it is read as JSON lines", scrub(str(file.place)))
+    return JsonlFormat()

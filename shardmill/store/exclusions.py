@@ -9,12 +9,10 @@ FORMAT.md describes the bytes.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,7 +23,7 @@ import numpy.typing as npt
 
 from shardmill.errors import ManifestError, OptionError, StoreError
 from shardmill.records import BoolArray, OffsetArray
-from shardmill.storage.atomic import atomic_write, sync_folder
+from shardmill.storage.atomic import LockedFile, atomic_write, sync_folder
 from shardmill.store.layout import EXCLUDE
 from shardmill.store.manifest import (
     Count,
@@ -365,17 +363,15 @@ def _replace(store: Store, entries: tuple[ExcludeEntry, ...]) -> Exclusions:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on the exclusions of this folder. The kernel drops it when the process ends,
-    and there is no lock file that could look like part of the store."""
+    """Hold the lock on the exclusions of this folder: there is no lock file that could look like
+    part of the store."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock = LockedFile(folder.resolve())
     except OSError as error:
         raise StoreError(f"{folder}: cannot be locked: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with closing(lock):
+        lock.exclusive()
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _whole(numbers: npt.ArrayLike, name: str) -> OffsetArray:

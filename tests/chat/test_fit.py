@@ -106,15 +106,15 @@ def test_the_mask_is_cut_with_the_ids() -> None:
 @pytest.mark.parametrize(
     ("chat", "row_len", "row"),
     [
-        # two users in a row are one exchange with the answer behind them
+        # two users in a row are one exchange with the answer after them
         ("|user:a,|assistant:B.|user:c,|user:d,|assistant:E.", 9, "Uc,Ud,AE."),
-        # an assistant that speaks first is an exchange of its own
+        # an assistant that speaks first is a separate exchange
         ("|assistant:A.|user:b,|assistant:C.", 8, "Ub,AC.__"),
         # a tool's answer stays with the question it was asked for
         ("|user:a,|assistant:B.|user:c,|assistant:D.|tool:e,|assistant:F.", 12, "Uc,AD.Te,AF."),
-        # a system turn in the middle goes with the question behind it
+        # a system turn in the middle goes with the question after it
         ("|user:a,|assistant:B.|system:c,|user:d,|assistant:E.", 9, "Sc,Ud,AE."),
-        # what is behind the last trained turn goes first, and alone when that is enough
+        # what follows the last trained turn goes first, and alone when that is enough
         ("|user:a,|assistant:B.|user:cccc,|assistant:dddd,", 6, "Ua,AB."),
         ("|user:a,|assistant:B.|user:c,|assistant:D.|user:eee,", 12, "Ua,AB.Uc,AD."),
         # a system turn that leaves no room for the question and its answer goes whole

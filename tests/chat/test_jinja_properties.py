@@ -58,8 +58,8 @@ def test_kept_conversations_train_exactly_the_answers_and_their_ends(
         answers = [m["content"] for m in batch[place].messages if m["role"] == "assistant"]
         if "llama" in name or "gemma" in name:
             answers = [answer.strip() for answer in answers]
-        behind = f"{end}\n" if name == "gemma blocks" else end
-        wanted = "".join(answer + behind for answer in answers)
+        ending = f"{end}\n" if name == "gemma blocks" else end
+        wanted = "".join(answer + ending for answer in answers)
         found = decode(ids[number][mask[start:stop]], clean_up_tokenization_spaces=False)
         assert found == wanted
 

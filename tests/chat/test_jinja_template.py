@@ -303,10 +303,10 @@ def test_no_conversations_give_an_empty_result() -> None:
 def test_a_jinja_template_describes_itself() -> None:
     tokenizer = make_tokenizer(CHATML_BLOCKS)
     template: ChatTemplate = open_jinja_template(tokenizer, name="mine", variables={"x": 1})
-    told = template.describe()
-    sha = told.pop("sha256")
-    source_sha = told.pop("source_sha256")
-    assert told == {
+    described = template.describe()
+    sha = described.pop("sha256")
+    source_sha = described.pop("source_sha256")
+    assert described == {
         "kind": "jinja",
         "name": "mine",
         "generation_blocks": True,
@@ -350,7 +350,7 @@ def test_a_tokenizer_without_a_template_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "described"),
     [
         (CHATML.replace("add_generation_prompt", "false"), "add_generation_prompt is true"),
         (SHORTENS, "do not begin alike"),
@@ -361,11 +361,11 @@ def test_a_tokenizer_without_a_template_says_so() -> None:
     ],
 )
 def test_a_template_that_cannot_be_trained_with_is_refused_when_opened(
-    source: str, told: str
+    source: str, described: str
 ) -> None:
     with pytest.raises(TemplateError, match="chat template 'bad': ") as caught:
         open_jinja_template(make_tokenizer(source), name="bad")
-    assert told in str(caught.value)
+    assert described in str(caught.value)
 
 
 def test_every_reason_has_a_sentence() -> None:
@@ -430,7 +430,7 @@ def test_importing_the_package_needs_neither_jinja_nor_transformers() -> None:
         "from shardmill.errors import MissingExtraError\n"
         "class Own:\n    chat_template, apply_chat_template = 'x', print\n"
         "try: shardmill.chat.jinja.open_jinja_template(Own())\n"
-        "except MissingExtraError as told: print(told)\n"
+        "except MissingExtraError as described: print(described)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

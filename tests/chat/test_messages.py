@@ -1,4 +1,4 @@
-"""What is a conversation, and what each thing that is none is called."""
+"""Which conversations are well-formed, and the reason code of each that is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardmill.chat import (
     reason_to_drop,
     special_in_text,
 )
-from shardmill.chat.messages import call_texts, tool_texts
+from shardmill.chat.messages import tool_texts
 from shardmill.records import ROLES, Ragged
 
 ASKED = {"role": "user", "content": "a"}
@@ -27,6 +27,12 @@ CALL = {"name": "f", "arguments": {"x": 1}}
 
 def spoke(**others: Any) -> list[dict[str, Any]]:
     return [ASKED, {**SPOKE, **others}]
+
+
+def calls_of(*calls: object) -> tuple[str, ...] | str:
+    """The texts of the calls of a message, or why it is refused."""
+    checked = check_messages([{"role": "assistant", "content": None, "tool_calls": calls}])
+    return checked if isinstance(checked, str) else checked[0].calls
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_parts_are_joined_and_calls_are_written() -> None:
     ],
 )  # fmt: skip
 def test_a_call_becomes_json_and_given_json_stays_unchanged(call: object, text: str) -> None:
-    assert call_texts([call]) == (text,)
+    assert calls_of(call) == (text,)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_a_call_becomes_json_and_given_json_stays_unchanged(call: object, text: 
     ],
 )
 def test_malformed_calls_are_refused(call: object) -> None:
-    assert call_texts([CALL, call]) is None
+    assert calls_of(CALL, call) == "bad_tool_call"
 
 
 def test_definitions_are_json_objects_in_a_list() -> None:

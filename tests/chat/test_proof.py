@@ -15,8 +15,7 @@ import pytest
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
-from shardmill.chat.proof.battery import battery, battery_sha256
-from shardmill.chat.proof.example import match_turns
+from shardmill.chat.proof.examples import battery, battery_sha256, match_turns
 from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
@@ -102,17 +101,17 @@ def test_a_certificate_says_what_was_proved(byte: ByteTokenizer) -> None:
     template = bind_template(known_template("four-marker"), byte)
     proved = prove_mask(template, byte)
     assert isinstance(proved, Certificate)
-    told = json.loads(json.dumps(proved.to_json()))
-    assert told["template"] == template.describe()
-    assert told["tokenizer"] == byte.fingerprint
-    assert told["policy"] == {"train_on": "assistant", "train_on_eot": True}
-    assert told["end"] == "<|eot|>"
-    assert told["battery"] == {
+    stored = json.loads(json.dumps(proved.to_json()))
+    assert stored["template"] == template.describe()
+    assert stored["tokenizer"] == byte.fingerprint
+    assert stored["policy"] == {"train_on": "assistant", "train_on_eot": True}
+    assert stored["end"] == "<|eot|>"
+    assert stored["battery"] == {
         "version": 1,
         "sha256": battery_sha256(battery(["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>"])),
         "conversations": 41,
     }
-    declined = [name for names in told["declined"][ASKED].values() for name in names]
+    declined = [name for names in stored["declined"][ASKED].values() for name in names]
     assert sorted(declined) == [
         "reasoning",
         "reasoning, turns",
@@ -122,7 +121,7 @@ def test_a_certificate_says_what_was_proved(byte: ByteTokenizer) -> None:
         "tools",
         "two tool results",
     ]
-    assert sorted(told["checks"]) == [
+    assert sorted(stored["checks"]) == [
         f"train_on={on}, train_on_eot={end}"
         for on in ("all", "assistant", "last-assistant")
         for end in ("false", "true")
@@ -352,8 +351,8 @@ SPOILS: dict[str, Spoil] = {
     "starts one turn early": early_turn,
     "takes roles for others": wrong_roles,
     "lets words be structure": marker_as_word,
-    "writes more behind an end": longer_tail,
-    "trains a word nobody said": one_word_more,
+    "writes more after an end": longer_tail,
+    "trains a word that was not said": one_word_more,
     "writes more into earlier turns": longer_question,
     "masks otherwise when alone": other_mask_alone,
     "short mask": lambda e, _: with_mask(e, e.mask[:-1]),
@@ -374,9 +373,9 @@ CAUGHT_BY = {
         "forgets the second word",
         "forgets the last end",
         "lets words be structure",
-        "trains a word nobody said",
+        "trains a word that was not said",
     ],
-    "end": ["forgets the end", "starts turns late", "writes more behind an end"],
+    "end": ["forgets the end", "starts turns late", "writes more after an end"],
     "opening": ["starts one turn early"],
     "texts": ["loses a token"],
     "prefix": ["masks otherwise when alone"],
@@ -393,8 +392,8 @@ def test_spoilt_templates_are_refused_by_the_check_meant_for_them(
     """Each by the check that is there for it, under the policy that was asked for."""
     right = bind_template(known_template(name), byte)
     check = next(check for check, spoils in CAUGHT_BY.items() if spoil in spoils)
-    told = rf"'spoilt' is refused \({ASKED}\)[^\n]*\n[^\n]*fails this check \(({check})\)"
-    with pytest.raises(MaskProofError, match=told):
+    stored = rf"'spoilt' is refused \({ASKED}\)[^\n]*\n[^\n]*fails this check \(({check})\)"
+    with pytest.raises(MaskProofError, match=stored):
         prove_mask(Spoilt(right, SPOILS[spoil]), byte)
 
 

@@ -93,7 +93,7 @@ def change(path: str, value: object) -> dict[str, Any]:
     [
         (change("role", {}), r"unknown key 'role'; did you mean 'roles'\?"),
         (change("roles.user.befor", []), r"roles.user: unknown key 'befor'; did you mean 'before'"),
-        (change("roles.human", {}), r"roles: unknown key 'human' \(known: system, user"),
+        (change("roles.human", {}), "roles: unknown key 'human'; known here: system, user"),
         (change("roles.user.before", [{"mark": "usr"}]), r"before\[0\]: unknown key 'mark'; did"),
         (change("reasoning", {"between": []}), "reasoning: unknown key 'between'"),
         (change("name", None), "name is None"),
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_shows_the_nearest() -> None:
-    with pytest.raises(OptionError, match=r"'chatlm'; did you mean 'chatml'\? \(known: four-"):
+    with pytest.raises(OptionError, match=r"'chatlm'; did you mean 'chatml'\? Known here: four-"):
         known_template("chatlm")
 
 

@@ -239,7 +239,7 @@ def shown(template: TokenTemplate, tokenizer: Tokenizer, conversation: Conversat
     edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
     spans = [(ids[a:b], mask[a]) for a, b in pairwise(edges)]
     return "".join(
-        f"[[{tokenizer.decode(s)}]]" if told else tokenizer.decode(s) for s, told in spans
+        f"[[{tokenizer.decode(s)}]]" if trained else tokenizer.decode(s) for s, trained in spans
     )
 
 

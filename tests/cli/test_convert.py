@@ -59,7 +59,7 @@ def test_a_legacy_shard_without_a_pack_size_has_that_of_its_longest_bin(call, ca
     code, out, _ = call("a.npy", "m.parquet", *ways, "--json")
     assert code == 0
     assert json.loads(out)["pack_size_rule"] == "longest_bin"
-    assert "pack_size=3, the length of its longest bin" in caplog.text
+    assert "taking 3, the length of its longest bin" in caplog.text
     caplog.clear()
     assert open_packed("m.parquet").pack_size == 3
     code, out, _ = call("a.npy", "given.parquet", *ways, "--pack-size", "4")

@@ -51,7 +51,7 @@ def outcome(kind: Format, folder: Path, wanted: Any) -> str:
         return "failed: " + traceback.format_exc()
     if found == wanted:
         return "right"
-    return "failed: other data, and nobody noticed" if kind.is_checked else "other"
+    return "failed: other data, unnoticed" if kind.is_checked else "other"
 
 
 def main(data: Path, first: int, step: int, end: int) -> None:

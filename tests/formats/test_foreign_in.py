@@ -196,7 +196,7 @@ def test_a_folder_of_files_becomes_one_split_in_order_of_names(tmp_path):
     ]
 
 
-def test_a_failed_conversion_leaves_nothing_behind(tmp_path):
+def test_a_failed_conversion_leaves_nothing(tmp_path):
     path = datatrove(tmp_path / "a.ds", [[1, 2], [3]])
     Path(f"{path}.index").write_bytes(struct.pack("<Q", 2))
     before = sorted(tmp_path.iterdir())

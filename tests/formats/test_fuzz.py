@@ -1,7 +1,7 @@
 """2,000 damaged files: an error of ours or right data, never a crash, a hang or wrong tokens.
 
-Every case is decided by its number. Which call finds what is told in fuzz_formats.py. Formats
-without checksums cannot know that a token is another one: of them, that nothing worse happens.
+Every case is decided by its number. fuzz_formats.py lists which call finds what. Formats without
+checksums cannot notice another token: for them the test is that nothing worse happens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def run(data: Path, first: int) -> list[dict]:
-    """All cases of one worker; when it dies, another one goes on behind the case that killed it."""
+    """All cases of one worker; if it dies, another continues after the case that killed it."""
     results: list[dict] = []
     while first < CASES:
         command = [sys.executable, "-W", "error", "-m", "tests.formats.fuzz_worker"]

@@ -102,9 +102,9 @@ def test_what_is_recorded_beside_the_file_is_taken_from_there(tmp_path):
     write(tmp_path / "a.npy", [BIN], pack_size=9, loss_mask_alignment="roll_right")
     manifest = convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m")
     assert (manifest["pack_size"], manifest["loss_mask_alignment"]) == (9, "roll_right")
-    for wish in ({"pack_size": 8}, {"loss_mask_alignment": "label"}):
+    for stated in ({"pack_size": 8}, {"loss_mask_alignment": "label"}):
         with pytest.raises(OptionError, match="record"):
-            convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "n", **wish)
+            convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "n", **stated)
 
 
 def test_a_record_of_another_file_is_refused(tmp_path):

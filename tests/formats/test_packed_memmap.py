@@ -200,11 +200,11 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path) -> None:
         writer.write_bin(1, [1], [0], [0])
 
 
-def test_a_writer_nobody_keeps_leaves_nothing(tmp_path) -> None:
+def test_a_writer_that_is_dropped_leaves_nothing(tmp_path) -> None:
     writer = MemmapShardWriter(tmp_path / "a", 3, 4, 3)
     assert len(list(tmp_path.iterdir())) == 1
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # that is what nobody keeping it means
+        warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose
         del writer
         gc.collect()
     assert list(tmp_path.iterdir()) == []
@@ -412,7 +412,7 @@ def test_an_old_shard_is_read_with_an_announcement(tmp_path, caplog) -> None:
     assert caplog.text == ""
 
 
-def test_an_old_shard_may_have_keys_of_its_own_but_not_half_of_ours(tmp_path) -> None:
+def test_an_old_shard_may_have_other_keys_but_not_half_of_ours(tmp_path) -> None:
     old_shard(tmp_path / "a")
     path = tmp_path / "a/manifest.json"
     manifest = json.loads(path.read_text())

@@ -212,7 +212,7 @@ def test_a_long_sequence_is_an_error_unless_asked_otherwise(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
 
 
-def test_rows_that_train_nothing_are_told(tmp_path, caplog) -> None:
+def test_rows_that_train_nothing_are_reported(tmp_path, caplog) -> None:
     spool = write_spool(tmp_path / "spool", [([1, 2, 3], [1, 0, 0]), ([4, 5, 6], [0, 1, 0])])
     receipt = pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=3)
     assert receipt["untrained_bins"] == 1

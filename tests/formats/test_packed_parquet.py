@@ -92,7 +92,7 @@ def test_files_of_others_are_read_when_the_pack_size_is_said(tmp_path, lists, in
     )
     one = {"input_ids": [1, 300, 7], "loss_mask": [False, True, False], "seq_start_id": [0, 2]}
     pq.write_table(pa.Table.from_pylist([one | {"more": "x"}], schema), tmp_path / "a.parquet")
-    with pytest.raises(OptionError, match="does not say its pack_size: pass it"):
+    with pytest.raises(OptionError, match="does not say its pack size: pass pack_size"):
         ParquetShard(tmp_path / "a.parquet")
     shard = ParquetShard(tmp_path / "a.parquet", pack_size=4)
     assert plain(shard, 0) == {
@@ -214,7 +214,7 @@ def test_metadata_that_was_changed_is_refused_and_that_of_others_is_none(written
             with pytest.raises(DamagedStoreError, match="its metadata is not as shardmill wrote"):
                 ParquetShard(path, pack_size=9)
     rewrite(path, table, {b"other": b"1"})
-    with pytest.raises(OptionError, match="does not say its pack_size: pass it"):
+    with pytest.raises(OptionError, match="does not say its pack size: pass pack_size"):
         ParquetShard(path)
     assert ParquetShard(path, pack_size=9).pack_size == 9
 
@@ -235,8 +235,8 @@ def test_a_damaged_file_gives_an_error_of_ours_or_the_right_bins(tmp_path_factor
     try:
         found = read_all(path)
     except OptionError:  # it does not say its pack size
-        # one bit of the footer can hide all metadata: it looks like the file of somebody else, who
-        # is asked for the pack size, and whose pages have checksums
+        # one bit of the footer can hide all metadata: it looks like the file of another program, so
+        # the caller gives the pack size; its pages still have checksums
         with suppress(StoreError):
             assert read_all(path, pack_size=1000) == bins
     except StoreError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import itertools
 import os
 import pickle
 import pickletools
@@ -65,7 +66,7 @@ def hostile_objects() -> dict[str, object]:
         "os.system": Calls(os.system, f"touch {MARKER}"),
         "builtins.eval": Calls(eval, touch),
         "builtins.exec": Calls(exec, touch),
-        "builtins.getattr": Calls(getattr, np, "load"),
+        "builtins.getattr": Calls(getattr, np.ndarray, "tofile"),
         "builtins.open": Calls(open, MARKER, "w"),
         "builtins.bytearray": Calls(bytearray, 2**40),
         "subprocess": Calls(subprocess.call, ["touch", MARKER]),
@@ -94,27 +95,21 @@ def hostile_objects() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", hostile_objects())
-@pytest.mark.parametrize("place", ["element", "value", "key", "inside"])
-def test_a_hostile_object_is_refused_and_does_not_run(tmp_path, monkeypatch, name, protocol, place):
+def test_a_hostile_object_is_refused_and_does_not_run(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     hostile = hostile_objects()[name]
-    if place == "element":
-        elements = [BIN, hostile]
-    elif place == "value":
-        elements = [BIN | {"input_ids": hostile}]
-    elif place == "inside":
-        elements = [BIN | {"input_ids": [1, hostile, 2]}]
-    else:
-        elements = [BIN | {"extra": hostile}]
-    try:
+    places = {
+        "element": [BIN, hostile],
+        "value": [BIN | {"input_ids": hostile}],
+        "inside": [BIN | {"input_ids": [1, hostile, 2]}],
+        "key": [BIN | {"extra": hostile}],
+    }
+    for elements, protocol in itertools.product(places.values(), (2, 3, 4, 5)):
         save(Path("bad.npy"), elements, protocol)
-    except (TypeError, ValueError):
-        pytest.skip("this object cannot be written with this protocol")
-    with pytest.raises(StoreError, match=r"bad\.npy"):
-        read(Path("bad.npy"))
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.npy"]
+        with pytest.raises(StoreError, match=r"bad\.npy"):
+            read(Path("bad.npy"))
+        assert [path.name for path in tmp_path.iterdir()] == ["bad.npy"]
 
 
 GOOD = b"\x80\x04\x8c\x15numpy.core.multiarray\x8c\x0c_reconstruct\x93"

@@ -104,7 +104,7 @@ def test_drops_pass_through_a_shuffle_once() -> None:
 
 
 def test_a_cursor_from_other_input_is_refused() -> None:
-    with pytest.raises(SourceError, match="behind its end"):
+    with pytest.raises(SourceError, match="past its end"):
         list(numbered(5, 2).batches({"documents": 99}))
     with pytest.raises(SourceError, match="no count"):
         list(numbered(5, 2).batches({"documents": "many"}))

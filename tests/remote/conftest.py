@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardmill.cli import main
 from shardmill.records import Ragged
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.storage import retry
@@ -70,6 +73,26 @@ def spot(request: pytest.FixtureRequest, tmp_path: Path) -> Spot:
         return Spot(f"file://{tmp_path}/elsewhere/store", {})
     found: Spot = request.getfixturevalue("s3_spot")
     return found
+
+
+@pytest.fixture
+def shardmill(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of the command line, in this process."""
+
+    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["shardmill", *words])
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as end:
+                main()
+        found = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(end.value.code or 0), found.out, found.err)
+
+    return run
 
 
 @pytest.fixture

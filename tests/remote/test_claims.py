@@ -15,8 +15,9 @@ import pytest
 from shardmill.errors import StoreError, StoreExistsError
 from shardmill.remote import claims, push
 from shardmill.remote.claims import CLAIM, claim_folder
+from shardmill.remote.contents import MARKER
 from shardmill.remote.folder import TEMPORARY
-from shardmill.remote.push import MARKER, PROBE
+from shardmill.remote.push import PROBE
 from shardmill.testing.s3 import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (
@@ -69,6 +70,7 @@ def test_put_does_not_overwrite_a_file(spot: Spot, tmp_path: Path) -> None:
     assert remote_files(spot) == {"file": b"old"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("conditions", ["ignored", "refused"])
 @pytest.mark.parametrize(
@@ -89,14 +91,14 @@ def test_a_service_without_conditional_requests_keeps_two_pushes_apart(
     for moment in range(0, moments(stores["a"], replace, prepare), 3):
         there = prepare()
         stopped = Stopped(stores["a"], there, moment, replace)
-        told: list[Any] = []
+        outcome: list[Any] = []
         try:
             options = {"replace": replace, "storage_options": there.options}
-            told = [("b", replace, push(stores["b"], there.url, **options).manifest_sha256)]
+            outcome = [("b", replace, push(stores["b"], there.url, **options).manifest_sha256)]
         except StoreError as error:
-            told = [("b", replace, f"refused: {error}")]
-        slow = stopped.go_on()
-        check_outcome(there, stores, [("a", replace, slow), *told])
+            outcome = [("b", replace, f"refused: {error}")]
+        slow = stopped.finish()
+        check_outcome(there, stores, [("a", replace, slow), *outcome])
 
 
 def test_a_changing_claim_belongs_to_a_living_push(make_store, spot: Spot) -> None:
@@ -170,9 +172,9 @@ def test_a_push_whose_claim_was_removed_does_not_finish(make_store, spot: Spot) 
             if name.startswith(CLAIM):
                 place.remove(name)
 
-    told = push_to(store, watched(spot.url, spot.options, rob))
-    assert told.startswith("StoreError")
-    assert "another push took over" in told
+    result = push_to(store, watched(spot.url, spot.options, rob))
+    assert result.startswith("StoreError")
+    assert "another push took over" in result
     assert "meta.json" not in remote_files(spot)
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)

@@ -1,4 +1,4 @@
-"""Stores behind plain web servers: with and without ranges, chunked, redirecting, failing."""
+"""Stores on plain web servers: with and without ranges, chunked, redirecting, failing."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_push_to_a_web_server_is_refused(make_store, tmp_path: Path) -> None:
         push(store, f"{url}/new")
 
 
-def test_input_behind_a_server_without_ranges_is_refused_by_that_name(tmp_path: Path) -> None:
+def test_input_on_a_server_without_ranges_is_refused(tmp_path: Path) -> None:
     (tmp_path / "served").mkdir()
     lines = "".join(f'{{"text": "line {number} of a long file"}}\n' for number in range(40_000))
     (tmp_path / "served/pages.jsonl").write_text(lines)

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a push or a pull: nothing looks finished, and the next call goes on."""
+"""kill -9 during a push or a pull: nothing looks finished, and the next call continues."""
 
 from __future__ import annotations
 

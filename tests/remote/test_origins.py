@@ -76,4 +76,4 @@ def test_origins_that_are_no_file_are_left_out_with_a_warning(store, url, tmp_pa
     (store / ORIGINS).rename(tmp_path / "table")
     (store / ORIGINS).symlink_to(tmp_path / "table")
     assert push(store, url).moved_files == 3
-    assert f"{store / ORIGINS}: a link, a pipe or a folder" in caplog.text
+    assert f"{store / ORIGINS}: not a plain file (a link?)" in caplog.text

@@ -246,7 +246,7 @@ def test_each_url_has_its_scratch_folder_without_a_password_in_its_name(tmp_path
 
 
 class Run:
-    """The same build in a process of its own."""
+    """The same build in another process."""
 
     def __init__(self, s3: LoopbackS3, corpus: Path, scratch: Path, spot: Spot) -> None:
         self.arguments = [str(corpus), str(scratch), spot.url]
@@ -293,6 +293,7 @@ def test_killed_in_the_build_and_in_the_push_it_resumes_to_the_same_bytes(
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_killed_after_the_manifest_was_sent_a_resume_leaves_nothing(
     s3: LoopbackS3, s3_spot: Spot, corpus: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull, push
-from shardmill.remote.push import MARKER
+from shardmill.remote.contents import MARKER
 from shardmill.store import verify
 from tests.remote.conftest import Spot, files_of, remote_files
 
@@ -67,7 +67,7 @@ def test_unknown_files_are_not_overwritten(make_store, spot: Spot) -> None:
 
 
 def test_the_unfinished_push_of_another_folder_is_not_mixed_with_this_one(make_store, spot: Spot):
-    spot.open().write(MARKER, b'{"pushing":"somebody"}\n')
+    spot.open().write(MARKER, b'{"pushing":"another"}\n')
     with pytest.raises(StoreExistsError, match="unfinished push of another"):
         push(make_store(), spot.url, storage_options=spot.options)
     push(make_store("other"), spot.url, replace=True, storage_options=spot.options)

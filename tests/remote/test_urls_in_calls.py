@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from shardmill.store import exclude_documents, open_store, read_manifest, verify
 from shardmill.testing.s3 import LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import Spot, files_of
-from tests.remote.test_commands import refused, shardmill
+from tests.remote.test_commands import refused
 
 SECRET = "s3://KEY:SECRET@bucket/store"
 URLS = ["s3://bucket/store", "gs://bucket/store", "memory://x/store", SECRET]
@@ -100,7 +97,7 @@ def test_a_call_that_works_on_folders_refuses_a_url(
     call: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match=r"URL.*(build_to|pull)") as caught:
+    with pytest.raises(OptionError, match=r"URL.*(shardmill\.build|pull)") as caught:
         CALLS[call](url)
     assert "SECRET" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -146,7 +143,7 @@ def test_verify_of_an_empty_url_is_not_found(spot: Spot) -> None:
 
 
 def test_info_and_verify_read_a_url_on_the_command_line(
-    make_store, s3: LoopbackS3, s3_spot: Spot
+    shardmill, make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:
     store, env = make_store(), s3.environment()
     push(store, s3_spot.url, storage_options=s3_spot.options)
@@ -177,13 +174,11 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_command_that_works_on_folders_names_pull(command: list[str], tmp_path: Path) -> None:
-    words = [SECRET if word == "URL" else word for word in command]
-    line = [sys.executable, "-m", "shardmill", *words]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        line, capture_output=True, text=True, check=False, timeout=90, cwd=tmp_path, env=env
-    )
+def test_a_command_that_works_on_folders_names_pull(
+    shardmill, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = shardmill(*(SECRET if word == "URL" else word for word in command))
     refused(done, "URL", "shardmill pull")
     assert "SECRET" not in done.stderr
     assert list(tmp_path.iterdir()) == []

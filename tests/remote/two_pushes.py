@@ -84,11 +84,11 @@ def delays(seed: int) -> Hook:
 
 
 def main() -> None:
-    """Push as told by each line of stdin; answer with a line."""
+    """Do the push of each line of stdin; answer with a line."""
     for line in sys.stdin:
-        told = json.loads(line)
-        place = watched(told["url"], told["options"], delays(told["seed"]))
-        print(json.dumps(push_to(Path(told["folder"]), place, replace=told["replace"])), flush=True)
+        task = json.loads(line)
+        place = watched(task["url"], task["options"], delays(task["seed"]))
+        print(json.dumps(push_to(Path(task["folder"]), place, replace=task["replace"])), flush=True)
 
 
 if __name__ == "__main__":

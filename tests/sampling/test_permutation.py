@@ -105,7 +105,7 @@ def test_an_index_outside_is_refused(index: int) -> None:
         ((1.5, 0), "n=1.5.*: wanted a whole number"),
         ((True, 0), "n=True.*: wanted a whole number"),
         ((5, -1), "seed=-1: wanted at least 0"),
-        ((5, 2**64), r"seed=18446744073709551616: wanted less than 2\*\*64"),
+        ((5, 2**64), r"seed=18,446,744,073,709,551,616: wanted less than 2\*\*64"),
         ((5, "0"), "seed='0'.*: wanted a whole number"),
         ((5, None), "seed=None.*: wanted a whole number"),
         ((5, 0, 1.0), "path part 1.0: wanted a name or a whole number"),

@@ -73,6 +73,8 @@ def s3(server: LoopbackS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", SECRETS[0])
+    client = importlib.import_module("s3fs").S3FileSystem
+    monkeypatch.setattr(client, "retries", 1)  # its pauses are long, and our retries are tested
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRETS[1])
     clear_clients()
     server.faults.clear()
@@ -176,7 +178,7 @@ def test_remote_files_give_what_the_same_files_give_on_a_disk(
     assert make(url).size_hint() == make(str(folder)).size_hint()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     rows=st.lists(json_lines(with_bad=True), max_size=12),
     end=st.sampled_from([b"\n", b"\r\n"]),

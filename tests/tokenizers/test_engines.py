@@ -111,14 +111,17 @@ def test_the_battery_is_the_same_on_every_machine() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "engine"),
-    [("byte-bpe", "fastokens"), ("byte-bpe", "gigatoken"), ("bpe", "gigatoken")],
+    ("kind", "names"), [("byte-bpe", ["fastokens", "gigatoken"]), ("bpe", ["gigatoken"])]
 )
 def test_real_engines_equal_the_reference_on_the_whole_battery(
-    tokenizers: dict[str, Tokenizer], kind: str, engine: str
+    tokenizers: dict[str, Tokenizer], kind: str, names: list[str]
 ) -> None:
-    found = {one.name: one for one in fast_candidates(tokenizers[kind]).engines}[engine]
-    assert engines.compare(tokenizers[kind], found, list(battery_texts(SPECIALS))) is None
+    found = {one.name: one for one in fast_candidates(tokenizers[kind]).engines}
+    texts = list(battery_texts(SPECIALS))
+    reference: Any = tokenizers[kind]
+    for name in names:
+        assert engines.compare(reference, found[name], texts) is None
+        reference = found[name]  # as good as the reference from here on, and quicker
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 engine.py      runs one template, as transformers does
 facts.py       what a template does, found once by trying it
 renderings.py  everything it must write about one conversation
-turns.py       turns and mask, proved on the conversation's own tokens
-template.py    the ChatTemplate made of these
+template.py    the ChatTemplate: turns and mask, proved on the conversation's own tokens
 """
 
 from __future__ import annotations

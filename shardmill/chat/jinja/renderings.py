@@ -16,7 +16,14 @@ from typing import Any
 
 from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
 from shardmill.chat.jinja.facts import TemplateFacts, find_preamble
-from shardmill.chat.messages import CheckedMessage, tool_texts
+from shardmill.chat.messages import (
+    CheckedMessage,
+    check_messages,
+    tool_texts,
+    trained_messages,
+    why_untrained,
+)
+from shardmill.chat.policy import TrainPolicy
 from shardmill.records import ROLES, BoolArray, Conversation
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]*|\s*")
@@ -51,13 +58,15 @@ class Renderings:
 
 
 def render_all(
-    engine: JinjaEngine,
-    facts: TemplateFacts,
-    conversation: Conversation,
-    checked: list[CheckedMessage],
-    trained: BoolArray,
+    engine: JinjaEngine, facts: TemplateFacts, conversation: Conversation, policy: TrainPolicy
 ) -> Renderings | str:
     """Write a conversation in all the ways its proof needs, or say why it is dropped."""
+    checked = check_messages(conversation.messages)
+    if isinstance(checked, str):
+        return checked
+    trained = trained_messages(checked, policy)
+    if not trained.any():
+        return why_untrained(checked)
     messages = as_messages(conversation.messages, checked, facts.arguments)
     tools = conversation.tools or None
     if tools is not None and tool_texts(tools) is None:

@@ -1,13 +1,23 @@
-"""A Jinja template as a `ChatTemplate`.
+"""A Jinja template as a `ChatTemplate`: ids, turns and loss mask of each conversation, with proof.
 
-Ids are those of `apply_chat_template`, called once for the whole conversation. The mask comes from
-the template's `{% generation %}` blocks or, if it has none, from rendering turn by turn. Either way
-each conversation carries its own proof: every rendering of its first messages, and every generation
-prompt in it, is a prefix of the whole in ids. What cannot be proved is dropped with a reason. Text
-that would become a special token is never rendered.
+Ids are those of `apply_chat_template`, called once for the whole conversation. Every turn starts
+where the rendering of the messages before it ends, token for token; an assistant's words start
+where its generation prompt ends, token for token; the words are there; and all structure is the
+template's own. Otherwise the conversation is dropped with a reason. Text that would become a
+special token is never rendered.
+
+The end of a turn is its last run of special tokens. A trained turn is trained from its first word
+up to and including that run; what the template writes after it (ChatML: a newline) is not trained.
+Without `train_on_eot` the run is not trained either. With `{% generation %}` blocks the template
+itself says how much of the run and of what follows is trained. Everything before the run must be
+inside the block (transformers leaves out the last bytes of a block whose last character is several
+tokens; such a conversation is dropped), and without `train_on_eot` the rest is taken away.
+
+Two kinds of neighbours may share a turn if a template writes them as one: a run of tool results,
+and a system message folded into the turn after it. The turn then has the role of its last message.
 
 A template that loops for ever cannot be stopped; render templates that you do not trust in a
-process of their own. Render one conversation at a time per template: the generation tracker of
+separate process. Render one conversation at a time per template: the generation tracker of
 transformers is not thread-safe.
 """
 
@@ -18,25 +28,35 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
-from shardmill.chat.jinja.facts import ANSWER, QUESTION, TemplateFacts, find_facts
-from shardmill.chat.jinja.renderings import Renderings, as_messages, render_all
-from shardmill.chat.jinja.turns import (
-    Encoded,
-    TurnSpans,
-    encode_apart,
-    encode_whole,
-    find_turns,
-    mask_of,
+from shardmill.chat.jinja.facts import (
+    ANSWER,
+    QUESTION,
+    TemplateFacts,
+    find_facts,
+    starts_with_words,
 )
-from shardmill.chat.messages import check_messages, reason_to_drop, trained_messages
-from shardmill.chat.policy import Rendered, TrainPolicy, check_policy
+from shardmill.chat.jinja.renderings import Renderings, as_messages, render_all
+from shardmill.chat.messages import CheckedMessage, check_messages
+from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy, check_policy
 from shardmill.errors import OptionError, TemplateError
-from shardmill.records import JSON, BoolArray, ChatExamples, Conversation, Drop, IntArray, Ragged
+from shardmill.records import (
+    JSON,
+    BoolArray,
+    ChatExamples,
+    Conversation,
+    Drop,
+    IntArray,
+    OffsetArray,
+    Ragged,
+)
 
 JINJA_REASONS = {
     "template_refuses": "the template raised an error on this conversation, or wrote far too much",
@@ -55,8 +75,16 @@ _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _RULES = 1  # increased when the same template would give other ids or another mask
 _CHARACTERS_PER_CALL = 2**22  # encoded at once
 
-Example = tuple[TurnSpans, BoolArray]
-"""One kept conversation and its mask."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnSpans:
+    """Where the turns of one conversation are in its ids."""
+
+    ids: IntArray
+    starts: OffsetArray  # (turns,) the first token of each turn
+    words: IntArray  # (turns,) the first token of its words; -1 where it is not needed
+    roles: npt.NDArray[np.uint8]  # (turns,) positions in ROLES
+    trained: BoolArray  # (turns,)
 
 
 class JinjaTemplate:
@@ -107,11 +135,11 @@ class JinjaTemplate:
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
         check_policy(policy)
-        results: list[Example | str] = []
+        results: list[ChatExamples | str] = []
         group: list[Renderings | str] = []
         size = 0
         for conversation in conversations:
-            found = self._write(conversation, policy)
+            found = render_all(self._engine, self._facts, conversation, policy)
             group.append(found)
             size += 0 if isinstance(found, str) else sum(map(len, found.texts()))
             if size > _CHARACTERS_PER_CALL:
@@ -119,7 +147,7 @@ class JinjaTemplate:
                 group, size = [], 0
         results += self._prove_group(group, policy)
         return Rendered(
-            examples=_joined([result for result in results if not isinstance(result, str)]),
+            examples=ChatExamples.concatenate([one for one in results if not isinstance(one, str)]),
             kept=np.flatnonzero([not isinstance(result, str) for result in results]),
             drops=tuple(
                 Drop(id=conversation.id, reason=result)
@@ -128,18 +156,9 @@ class JinjaTemplate:
             ),
         )
 
-    def _write(self, conversation: Conversation, policy: TrainPolicy) -> Renderings | str:
-        checked = check_messages(conversation.messages)
-        if isinstance(checked, str):
-            return checked
-        trained = trained_messages(checked, policy)
-        if not trained.any():
-            return str(reason_to_drop(conversation.messages, policy))
-        return render_all(self._engine, self._facts, conversation, checked, trained)
-
     def _prove_group(
         self, group: list[Renderings | str], policy: TrainPolicy
-    ) -> list[Example | str]:
+    ) -> list[ChatExamples | str]:
         """Encode the texts of a group at once, then prove each conversation."""
         texts = (text for one in group if not isinstance(one, str) for text in one.texts())
         encoded = encode_apart(self._engine, self._facts, texts)
@@ -147,7 +166,7 @@ class JinjaTemplate:
 
     def _prove(
         self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy
-    ) -> Example | str:
+    ) -> ChatExamples | str:
         ids, generated = self._ids_and_blocks(renderings.messages, renderings.tools)
         if not np.array_equal(ids, encoded[renderings.whole]):
             encoded = encode_whole(self._engine, renderings.texts())
@@ -158,7 +177,14 @@ class JinjaTemplate:
             return turns
         ends = policy.train_on_eot
         mask = mask_of(turns, self._facts, train_ends=ends, generated=generated)
-        return mask if isinstance(mask, str) else (turns, mask)
+        if isinstance(mask, str):
+            return mask
+        return ChatExamples(
+            ids=Ragged.from_sequences([turns.ids]),
+            mask=mask,
+            turn_starts=turns.starts,
+            turn_roles=turns.roles,
+        )
 
     def _ids_and_blocks(self, messages: Any, tools: Any) -> tuple[IntArray, BoolArray | None]:
         """All ids, and which of them are inside generation blocks, if the template has any."""
@@ -178,23 +204,6 @@ class JinjaTemplate:
     def __repr__(self) -> str:
         how = "generation blocks" if self._has_blocks else "turn by turn"
         return f"JinjaTemplate({self._name!r}, {how})"
-
-
-def _joined(good: Sequence[Example]) -> ChatExamples:
-    ids = Ragged.from_sequences([turns.ids for turns, _ in good])
-    begins = ids.offsets[:-1].tolist()
-
-    def join(parts: Iterable[Any], dtype: Any) -> Any:
-        return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
-
-    return ChatExamples(
-        ids=ids,
-        mask=join((mask for _, mask in good), np.bool_),
-        turn_starts=join(
-            (turns.starts + begin for (turns, _), begin in zip(good, begins, strict=True)), np.int64
-        ),
-        turn_roles=join((turns.roles for turns, _ in good), np.uint8),
-    )
 
 
 def open_jinja_template(
@@ -254,3 +263,179 @@ def _source(tokenizer: Any, chat_template: str | None) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# From renderings to turns and a mask.
+
+Encoded = dict[str, IntArray]
+
+
+def encode_whole(engine: JinjaEngine, texts: Iterable[str]) -> Encoded:
+    """Each text as the tokenizer encodes it, in one call."""
+    unique = list(dict.fromkeys(texts))
+    return dict(zip(unique, engine.ids(unique), strict=True))
+
+
+def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]) -> Encoded:
+    """Each text as its special tokens and the parts between them, each part encoded only once."""
+    if not facts.literals:
+        return encode_whole(engine, texts)
+    cut = re.compile("(" + "|".join(map(re.escape, facts.literals)) + ")")
+    parts = {text: [part for part in cut.split(text) if part] for text in dict.fromkeys(texts)}
+    ids = encode_whole(engine, (part for split in parts.values() for part in split))
+    nothing = np.empty(0, np.int64)
+    return {
+        text: np.concatenate([nothing, *(ids[part] for part in split)])
+        for text, split in parts.items()
+    }
+
+
+def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -> TurnSpans | str:
+    """The turns, or why the conversation is dropped."""
+    whole = renderings.whole
+    ids = encoded[whole]
+
+    def count(part: str) -> int | None:
+        """How many tokens a part has, if they are the first tokens of the whole."""
+        mine = encoded[part]
+        return len(mine) if np.array_equal(mine, ids[: len(mine)]) else None
+
+    markers = np.array(sorted(facts.marker_ids), np.int64)
+    plain = encoded[renderings.harmless]
+    if not np.array_equal(ids[np.isin(ids, markers)], plain[np.isin(plain, markers)]):
+        return "special_in_text"
+
+    # Where each message ends in the tokens; None where it shares a turn with the next.
+    roles = [message.role for message in renderings.checked]
+    stops: list[int | None] = []
+    for at, prefix in enumerate(renderings.prefixes):
+        folded = facts.folds_system and set(roles[: at + 1]) == {SYSTEM}
+        is_prefix = prefix is not None and whole.startswith(prefix)
+        stop = count(prefix) if prefix is not None and is_prefix and not folded else None
+        if stop is None and not _may_share(roles, at):
+            return "tokens_merge" if is_prefix else "prefix_changes"
+        stops.append(stop)
+
+    # The first turn starts after the longest opening that leaves something for it.
+    first_stop = min(stop for stop in stops if stop is not None)
+    opened = [count(opening) or 0 for opening in renderings.openings]
+    first, starts = [0], [max(n if n < first_stop else 0 for n in opened)]
+    for at, stop in enumerate(stops):
+        empty = stop is not None and stop <= starts[-1]
+        if empty and not _may_share(roles, at):
+            return "content_changed"
+        if stop is not None and not empty and at + 1 < len(stops):
+            first.append(at + 1)
+            starts.append(stop)
+
+    words = np.full(len(first), -1, np.int64)
+    for turn, at in enumerate(first):
+        before = renderings.before_words.get(at)
+        if before is None:
+            continue
+        if not whole.startswith(before):
+            return "prompt_changes"
+        start = count(before)
+        if start is None:
+            return "tokens_merge"
+        words[turn] = start
+
+    bounds = [*first, len(roles)]
+    reason = _lost_message(renderings, bounds)
+    if reason is not None:
+        return reason
+    trained = [renderings.trained[start:stop] for start, stop in pairwise(bounds)]
+    if any(part.any() != part.all() for part in trained):
+        return "mixed_train"
+    return TurnSpans(
+        ids=ids,
+        starts=np.array(starts, np.int64),
+        words=words,
+        roles=np.array([roles[stop - 1] for stop in bounds[1:]], np.uint8),
+        trained=np.array([part.all() for part in trained]),
+    )
+
+
+def _may_share(roles: list[int], at: int) -> bool:
+    """Whether a message and the next may be one turn."""
+    if at + 1 == len(roles):
+        return False
+    return set(roles[: at + 1]) == {SYSTEM} or roles[at] == roles[at + 1] == TOOL
+
+
+def _lost_message(renderings: Renderings, bounds: list[int]) -> str | None:
+    """Why some message was not written as it was said, or None."""
+    start = 0
+    for at, after in pairwise(bounds):
+        prefix = renderings.prefixes[after - 1]
+        assert prefix is not None  # a turn ends only where a rendering does
+        before = renderings.before_words.get(at)
+        answer = None if before is None else prefix[len(before) :]
+        for message in renderings.checked[at:after]:
+            reason = _lost_words(message, prefix[start:], answer)
+            if reason is not None:
+                return reason
+        start = len(prefix)
+    return None
+
+
+def _lost_words(message: CheckedMessage, turn: str, answer: str | None) -> str | None:
+    """Why this turn is not what was said: a reason code, or None.
+
+    turn: what the template wrote for it.  answer: what follows the generation prompt, for an
+    assistant's turn.  A template may trim a text, and nothing else.
+    """
+    text = message.text or ""
+    if any(json.loads(call)["name"] not in turn for call in message.calls):
+        return "no_place_for_tool_calls"
+    if message.reasoning.strip() not in turn:
+        return "no_place_for_reasoning"
+    if message.role != ASSISTANT or answer is None:
+        # A tool's result may be written as a JSON string.
+        quoted = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
+        written = text.strip() in turn or quoted in turn
+    elif message.calls or message.reasoning:
+        made_up = message.text is None and answer.lstrip().startswith("None")
+        written = not made_up and text.strip() in answer
+    else:
+        written = starts_with_words(answer, text)
+    return None if written else "content_changed"
+
+
+def mask_of(
+    turns: TurnSpans, facts: TemplateFacts, *, train_ends: bool, generated: BoolArray | None
+) -> BoolArray | str:
+    """The loss mask, or why there is none.
+
+    generated: which tokens are inside the template's generation blocks, if it has any.
+    """
+    mask = np.zeros(len(turns.ids), np.bool_)
+    is_end = np.isin(turns.ids, np.array(sorted(facts.end_ids), np.int64))
+    stops = [*turns.starts[1:].tolist(), len(turns.ids)]
+    num_generated = 0
+    for turn, (words, stop) in enumerate(zip(turns.words.tolist(), stops, strict=True)):
+        if words < 0:
+            continue
+        # The last run of end ids is run..after; both are `stop` if there is none.
+        ends = np.flatnonzero(is_end[words:stop]) + words
+        run = after = stop
+        if len(ends):
+            after = int(ends[-1]) + 1
+            words_before = np.flatnonzero(~is_end[words:after]) + words
+            run = int(words_before[-1]) + 1 if len(words_before) else words
+        blocks = generated if turns.roles[turn] == ASSISTANT else None
+        if blocks is not None:
+            inside = np.flatnonzero(blocks[words:stop])
+            if not (len(inside) and blocks[words:run].all()):
+                return "mask_disagrees"
+            after = words + int(inside[-1]) + 1
+            num_generated += len(inside)
+        if not turns.trained[turn]:
+            continue
+        if not len(ends) and not train_ends:
+            return "no_end"
+        stop_at = after if train_ends else run
+        mask[words:stop_at] = True if blocks is None else blocks[words:stop_at]
+    if generated is not None and num_generated != generated.sum():
+        return "trains_others"
+    return mask if mask.any() else "nothing_trained"

@@ -1,36 +1,52 @@
 """The mask proof: a template trains what the assistant says and its end, or it is refused.
 
-Equal template, tokenizer, policy and versions give an equal certificate. A refusal shows the
-smallest conversation found that fails the same check, token by token, without control characters.
-The cost is a few hundred small renderings, about a second. judge.py says what is proved.
+Proved on each conversation of the battery that the template keeps:
+- A trained assistant turn is opening + words + end + tail. Opening and tail are untrained and
+  always the same ids; the words are the message's text, as it is or trimmed (one way for the whole
+  template); the end is always the same, and trained or not as the policy says.
+- Nothing is trained in any other turn, or before the first.
+- Every turn holds the text of its own messages, and of no other.
+- There is no marker among the words.
+- The first k messages alone give the first turns: the same ids, mask, starts and roles.
+Not proved: that a model was trained with this template; conversations unlike all in the battery (a
+Jinja template is checked again on each of them when it renders); how calls and reasoning are
+written, beyond that they are in the trained part, in order.
+
+Equal template, tokenizer, policy and versions give an equal certificate. The cost is a few hundred
+small renderings, about a second.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import itertools
-import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shardmill.chat.policy import TRAIN_ON, ChatTemplate, TrainPolicy
-from shardmill.chat.proof.battery import (
+from shardmill.chat.jinja import JINJA_REASONS
+from shardmill.chat.messages import REASONS, CheckedMessage
+from shardmill.chat.policy import ASSISTANT, TRAIN_ON, ChatTemplate, TrainPolicy
+from shardmill.chat.proof.counterexample import refusal
+from shardmill.chat.proof.examples import (
     BATTERY_VERSION,
     BatteryItem,
+    Failure,
+    ProofExample,
+    TokenReader,
     battery,
     battery_sha256,
+    padded_conversation,
     plain_conversation,
+    render_one,
 )
-from shardmill.chat.proof.example import Failure, TokenReader
-from shardmill.chat.proof.judge import DROPPED, Judge
-from shardmill.errors import MaskProofError, TemplateError
-from shardmill.records import JSON, BoolArray, Conversation, Ragged
+from shardmill.errors import MaskProofError
+from shardmill.records import JSON, ROLES, ChatExamples, Conversation, IntArray
 
 PROOF_VERSION = 1
 
@@ -50,21 +66,7 @@ class Certificate:
     end: str  # what is trained after the assistant's words
 
     def to_json(self) -> dict[str, JSON]:
-        return {
-            "proof_version": PROOF_VERSION,
-            "template": self.template,
-            "tokenizer": self.tokenizer,
-            "policy": self.policy,
-            "versions": self.versions,
-            "battery": self.battery,
-            "checks": {on: dict(counts) for on, counts in self.checks.items()},
-            "declined": {
-                on: {why: list[JSON](names) for why, names in reasons.items()}
-                for on, reasons in self.declined.items()
-            },
-            "trim": self.trim,
-            "end": self.end,
-        }
+        return {"proof_version": PROOF_VERSION, **asdict(self)}
 
 
 def prove_mask(
@@ -79,17 +81,18 @@ def prove_mask(
     policy = policy or TrainPolicy()
     reader = TokenReader(tokenizer)
     items = battery([reader.text([number]) for number in sorted(template.marker_ids)])
-    proof = _Proof(template, reader)
-    judge = proof.prove_policy(policy, items)
-    proof.compare_batch(policy, items)
+    judges = [Judge(template, reader, policy)]
+    judges[0].prove(items)
+    judges[0].compare_batch(items)
     ends = (True, False) if policy.train_on_eot else (False,)
     needed = [item for item in items if item.needed]
     for end, train_on in itertools.product(ends, TRAIN_ON):
         other = TrainPolicy(train_on=train_on, train_on_eot=end)
         if other != policy:
-            proof.prove_policy(other, needed, may_decline=True)
-    assert judge is not None
-    assert judge.shape is not None
+            judges.append(Judge(template, reader, other))
+            judges[-1].prove(needed, may_decline=True)
+    shape = judges[0].shape
+    assert shape is not None
     return Certificate(
         template=template.describe(),
         tokenizer=reader.fingerprint,
@@ -104,62 +107,85 @@ def prove_mask(
             "sha256": battery_sha256(items),
             "conversations": len(items),
         },
-        checks=proof.checks,
-        declined=proof.declined,
-        trim=judge.shape.trim,
-        end=judge.shape.end,
+        checks={str(judge.policy): judge.checks for judge in judges if judge.checks},
+        declined={str(judge.policy): judge.declined for judge in judges},
+        trim=shape.trim,
+        end=shape.end,
     )
 
 
-class _Proof:
-    """A proof in progress: counts of what was checked and declined, by policy."""
+DROPPED = "dropped: "
+"""The name of the check that a needed conversation is kept, before the reason it was dropped."""
 
-    def __init__(self, template: ChatTemplate, reader: TokenReader) -> None:
+TRIMS: dict[str, Callable[[str], str]] = {
+    "none": lambda text: text,
+    "both": str.strip,
+    "left": str.lstrip,
+    "right": str.rstrip,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnShape:
+    """How a template writes every trained assistant turn."""
+
+    opening: IntArray  # ids before the words
+    tail: IntArray  # ids after the end
+    leads: tuple[str | None, ...]  # blanks before the words, per reading; None: it does not fit
+    end: str  # what is trained after the words
+    end_markers: list[int]
+    trim: str = "none"  # one of TRIMS
+
+
+class Judge:
+    """Proves one policy; learns the shape of a turn from the plainest conversations first."""
+
+    def __init__(self, template: ChatTemplate, reader: TokenReader, policy: TrainPolicy) -> None:
         self._template = template
         self._reader = reader
-        self.checks: dict[str, dict[str, int]] = {}
-        self.declined: dict[str, dict[str, list[str]]] = {}
+        self.policy = policy
+        self.shape: TurnShape | None = None
+        self.declined: dict[str, list[str]] = {}  # reason -> battery items that were dropped
+        self.checks: dict[str, int] = {}  # what was checked and how often, when all was right
+        self._counts: Counter[str] = Counter()
 
-    def prove_policy(
-        self, policy: TrainPolicy, items: Sequence[BatteryItem], *, may_decline: bool = False
-    ) -> Judge | None:
-        """Judge every item. None if the template declined the policy, where it may."""
-        declined = self.declined.setdefault(_key(policy), {})
-        judge = Judge(self._template, self._reader, policy)
-        failure = judge.learn(plain_conversation())
-        if failure is not None and may_decline and failure.check.startswith(DROPPED):
-            declined[failure.check.removeprefix(DROPPED)] = ["everything"]
-            return None
-        if failure is not None:
-            raise self._refusal(failure, Judge(self._template, self._reader, policy).learn)
+    def prove(self, items: Sequence[BatteryItem], *, may_decline: bool = False) -> None:
+        """Judge every item; MaskProofError if one is wrong."""
+        try:
+            self.learn(plain_conversation())
+        except Failure as failure:
+            if may_decline and failure.check.startswith(DROPPED):
+                self.declined[failure.check.removeprefix(DROPPED)] = ["everything"]
+                return
+            attempt = Judge(self._template, self._reader, self.policy).learn
+            raise refusal(self._template, self._reader, failure, attempt) from None
         for item in items:
             needed = item.needed and not may_decline
-            found = judge.judge(item.conversation, needed=needed)
-            if found == "trains_others":  # not a conversation it cannot write: a wrong mask
-                found = judge.judge(item.conversation, needed=True)
-            if isinstance(found, Failure):
-                raise self._refusal(found, partial(judge.judge, needed=needed))
+            try:
+                found = self.judge(item.conversation, needed=needed)
+                if found == "trains_others":  # not a conversation it cannot write: a wrong mask
+                    found = self.judge(item.conversation, needed=True)
+            except Failure as failure:
+                retry = partial(self.judge, needed=needed)
+                raise refusal(self._template, self._reader, failure, retry) from None
             if found is not None:
-                declined.setdefault(found, []).append(item.name)
-        self.checks[_key(policy)] = dict(sorted(judge.counts.items()))
-        return judge
+                self.declined.setdefault(found, []).append(item.name)
+        self.checks = dict(sorted(self._counts.items()))
 
-    def compare_batch(self, policy: TrainPolicy, items: Sequence[BatteryItem]) -> None:
+    def compare_batch(self, items: Sequence[BatteryItem]) -> None:
         """Many conversations at once give what they give one by one."""
         chats = [item.conversation for item in items]
-        whole = self._template.render(chats, policy)
-        alone = [self._template.render([chat], policy) for chat in chats]
-        parts = [one.examples for one in alone if len(one.kept)]
-        begins = np.cumsum([0, *(len(part.mask) for part in parts)])[:-1].tolist()
-        starts = [part.turn_starts + at for part, at in zip(parts, begins, strict=True)]
+        whole = self._template.render(chats, self.policy)
+        alone = [self._template.render([chat], self.policy) for chat in chats]
         found = whole.examples
+        wanted = ChatExamples.concatenate([one.examples for one in alone if len(one.kept)])
         same = (
             whole.kept.tolist() == [at for at, one in enumerate(alone) if len(one.kept)]
             and [d.reason for d in whole.drops] == [d.reason for one in alone for d in one.drops]
-            and found.ids == Ragged.concatenate([part.ids for part in parts])
-            and np.array_equal(found.mask, np.concatenate([part.mask for part in parts]))
-            and np.array_equal(found.turn_starts, np.concatenate(starts))
-            and np.array_equal(found.turn_roles, np.concatenate([p.turn_roles for p in parts]))
+            and found.ids == wanted.ids
+            and np.array_equal(found.mask, wanted.mask)
+            and np.array_equal(found.turn_starts, wanted.turn_starts)
+            and np.array_equal(found.turn_roles, wanted.turn_roles)
         )
         if not same:
             raise MaskProofError(
@@ -167,162 +193,241 @@ class _Proof:
                 "rendered at once differ from the same rendered one by one; render() must treat "
                 "each separately"
             )
-        self.checks[_key(policy)]["batch is one by one"] = len(chats)
+        self.checks["batch is one by one"] = len(chats)
 
-    def _refusal(
-        self, failure: Failure, attempt: Callable[[Conversation], Failure | str | None]
-    ) -> MaskProofError:
-        small = _smallest(failure, attempt)
-        draft = getattr(self._template, "draft", None)
-        if small.ids is None and draft is not None:
-            with suppress(TemplateError):  # show the tokens of a dropped conversation if it can
-                small.ids, small.mask = draft(small.conversation)
-        name, policy = self._template.name, _key(small.policy)
-        conversation = small.conversation
-        lines = [
-            f"chat template {name!r} is refused ({policy}): {small}",
-            f"the smallest conversation found that fails this check ({small.check}):",
-            *("  " + json.dumps(dict(message), default=str) for message in conversation.messages),
-        ]
-        if conversation.tools:
-            tools = [dict(tool) for tool in conversation.tools]
-            lines.append("  tools " + json.dumps(tools, default=str))
-        lines += _token_table(small, self._reader, self._template.marker_ids)
-        return MaskProofError("\n".join(lines))
+    def learn(self, conversation: Conversation) -> None:
+        """Take opening, end and tail from a plain conversation."""
+        example = self._kept(conversation)
+        self._check_untrained(example)
+        if ASSISTANT not in example.roles:
+            raise example.failure("turns", "a conversation without an assistant was kept")
+        last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
+        self.shape = self._learn_shape(example, last)
+        padded = render_one(self._template, padded_conversation(), self.policy)
+        if not isinstance(padded, str):
+            self.shape = replace(self.shape, trim=self._learn_trim(padded, self.shape))
 
-
-def _key(policy: TrainPolicy) -> str:
-    return f"train_on={policy.train_on}, train_on_eot={str(policy.train_on_eot).lower()}"
-
-
-# Making a failure small.
-
-_MAX_TRIES = 400
-_WORD = "zq"  # in no template's own text
-
-
-def _smallest(failure: Failure, attempt: Callable[[Conversation], Failure | str | None]) -> Failure:
-    """Fewest messages first, then the shortest texts, as long as the same check fails."""
-    tries = itertools.count()
-    while True:
-        for smaller in _smaller(failure.conversation):
-            if next(tries) >= _MAX_TRIES:
-                return failure
-            found = attempt(smaller)
-            if isinstance(found, Failure) and found.check == failure.check:
-                failure = found
-                break
+    def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
+        """The reason if the conversation was dropped, else None; Failure if its mask is wrong."""
+        assert self.shape is not None
+        if needed:
+            example: ProofExample | str = self._kept(conversation)
         else:
-            return failure
-
-
-def _smaller(conversation: Conversation) -> Iterator[Conversation]:
-    messages = [dict(message) for message in conversation.messages]
-    for at in range(len(messages)):
-        left = messages[:at] + messages[at + 1 :]
-        # The first role stays: many templates refuse another one for good reasons.
-        if left and left[0].get("role") == messages[0].get("role"):
-            yield replace(conversation, messages=left)
-    if conversation.tools:
-        yield replace(conversation, tools=None)
-    for at, message in enumerate(messages):
-        for other in _shorter(message):
-            yield replace(conversation, messages=[*messages[:at], other, *messages[at + 1 :]])
-
-
-def _shorter(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for key in sorted(set(message) - {"role", "content"}):
-        if message.get("content") is not None or key != "tool_calls":
-            yield {name: value for name, value in message.items() if name != key}
-    for key in ("content", "reasoning_content"):
-        text = message.get(key)
-        if isinstance(text, str) and len(text) > len(_WORD):
-            half = len(text) // 2
-            for part in (_WORD, text[:half], text[half:], text[1:], text[:-1]):
-                if len(part) < len(text):
-                    yield {**message, key: part}
-
-
-# Showing a failure.
-
-_MAX_LINES = 60
-_MAX_TEXT = 24
-_YES_NO = {True: "yes", False: "-"}
-
-
-def _token_table(failure: Failure, reader: TokenReader, markers: frozenset[int]) -> list[str]:
-    """One line per token: position, id, text, whether it is trained, and whether it should be."""
-    if failure.ids is None:
-        return []
-    ids, mask = failure.ids, failure.mask
-    if mask is not None and mask.shape != ids.shape:
-        mask = None
-    wanted = _wanted_mask(failure, reader, markers)
-    wrong = np.zeros(len(ids), np.bool_) if mask is None or wanted is None else mask != wanted
-    first = max(0, int(wrong.argmax()) - _MAX_LINES // 2)
-    first = min(first, max(0, len(ids) - _MAX_LINES))
-    lines = [f"  {'pos':>5} {'id':>7}  {'text':<{_MAX_TEXT}}  trained"]
-    if first:
-        lines.append(f"    ... {first} tokens before")
-    for at in range(first, min(len(ids), first + _MAX_LINES)):
-        text = json.dumps(reader.text(ids[at : at + 1]))
-        text = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
-        trained = "?" if mask is None else _YES_NO[bool(mask[at])]
-        if wrong[at]:
-            trained = f"{trained:<4} <-- wanted {_YES_NO[not mask[at]]}"  # type: ignore[index]
-        lines.append(f"  {at:5} {int(ids[at]):7}  {text:<{_MAX_TEXT}}  {trained}")
-    left = len(ids) - first - _MAX_LINES
-    return [*lines, f"    ... {left} tokens after"] if left > 0 else lines
-
-
-def _wanted_mask(
-    failure: Failure, reader: TokenReader, markers: frozenset[int]
-) -> BoolArray | None:
-    """What should be trained, found by searching the answers in their turns. For display only."""
-    ids = failure.ids
-    assert ids is not None
-    answers = failure.answers or _answers_of_draft(failure, reader, markers)
-    if not answers:
+            example = render_one(self._template, conversation, self.policy)
+        if isinstance(example, str):
+            return example
+        self._check_untrained(example)
+        self._check_openings(example, self.shape)
+        self._check_texts(example)
+        for turn, wanted in enumerate(example.wanted):
+            if wanted and example.roles[turn] == ASSISTANT:
+                self._check_answer(example, turn, self.shape)
+            elif wanted and example.groups[turn]:
+                self._check_other(example, turn)
+        self._check_prefixes(example, needed)
+        self._counts["conversations"] += 1
         return None
-    wanted = np.zeros(len(ids), np.bool_)
-    for (start, stop), text in answers.items():
-        part, said = ids[start:stop], text.strip()
-        # reach[i]: the number of characters of the turn up to token i.
-        reach = np.array([len(reader.text(part[: at + 1])) for at in range(len(part))])
-        begin = reader.text(part).rfind(said)
-        if begin < 0:
-            continue
-        end = begin + len(said)
-        words = (reach > begin) & (np.concatenate(([0], reach[:-1])) < end)
-        markers_after = np.flatnonzero(np.isin(part, sorted(markers)) & (reach > end))
-        if failure.policy.train_on_eot and len(markers_after):
-            words[int(np.searchsorted(reach, end, side="right")) : markers_after[-1] + 1] = True
-        wanted[start:stop] |= words
-    return wanted
 
+    def _kept(self, conversation: Conversation) -> ProofExample:
+        found = render_one(self._template, conversation, self.policy)
+        if isinstance(found, ProofExample):
+            return found
+        why = {**REASONS, **JINJA_REASONS}.get(found, "its own reason")
+        message = f"it was dropped ({found}: {why}), and every template must be able to write it"
+        raise Failure(DROPPED + found, message, conversation, self.policy)
 
-def _answers_of_draft(
-    failure: Failure, reader: TokenReader, markers: frozenset[int]
-) -> dict[tuple[int, int], str]:
-    """Where the assistant's turns should be: each after the text of the message before it."""
-    ids = failure.ids
-    assert ids is not None
-    if failure.mask is None or failure.policy.train_on != "assistant":
-        return {}
-    reach = np.array([len(reader.text(ids[: at + 1])) for at in range(len(ids))])
-    whole = reader.text(ids)
-    is_marker = np.isin(ids, sorted(markers))
-    spans = {}
-    start = position = 0
-    for message in failure.conversation.messages:
-        text = str(message.get("content") or "").strip()
-        found = whole.find(text, position)
-        if not text or found < 0:
-            return {}
-        position = found + len(text)
-        last = int(np.searchsorted(reach, position)) + 1
-        if message.get("role") == "assistant":
-            stop = last + int(is_marker[last:].argmax()) + 1 if is_marker[last:].any() else last
-            spans[start, stop] = text
-        start = last
-    return spans
+    def _markers_in(self, ids: IntArray) -> list[int]:
+        return [number for number in ids.tolist() if number in self._template.marker_ids]
+
+    def _learn_shape(self, example: ProofExample, turn: int) -> TurnShape:
+        start, stop = example.bounds[turn : turn + 2]
+        first, last = example.trained_span(turn)
+        if first == last:
+            raise example.failure("words", f"turn {turn} must be trained, and is not")
+        text = example.checked[example.groups[turn][-1]].text or ""
+        read = self._reader.readings(example.ids, first, last)
+        first_token = self._reader.text(example.ids[first : first + 1])
+        leads: list[str | None] = []
+        ends = []
+        for found in read:
+            # Blanks before the words are right if they belong to the token of the first word.
+            lead = found[: len(found) - len(found.lstrip())]
+            fits = found[len(lead) :].startswith(text) and (not lead or first_token.strip())
+            leads.append(lead if fits else None)
+            ends += [found[len(lead) + len(text) :]] if fits else []
+        if not ends:
+            raise example.failure(
+                "words", f"turn {turn} trains {read[0]!r}: wanted {text!r} and its end"
+            )
+        shape = TurnShape(
+            opening=example.ids[start:first],
+            tail=example.ids[last:stop],
+            leads=tuple(leads),
+            end=ends[0],
+            end_markers=self._markers_in(example.ids[first:last]),
+        )
+        if not self.policy.train_on_eot:
+            if shape.end_markers or shape.end.strip():
+                raise example.failure(
+                    "end",
+                    f"turn {turn} trains {shape.end!r} after its words, with train_on_eot=False",
+                )
+        elif not shape.end_markers:
+            raise example.failure(
+                "end", f"turn {turn} trains no special token after its words: nothing would stop"
+            )
+        elif self._markers_in(shape.tail):
+            raise example.failure("end", f"turn {turn} trains only a part of its end")
+        return shape
+
+    def _learn_trim(self, example: ProofExample, shape: TurnShape) -> str:
+        """Which way of trimming makes the padded answer right."""
+        turn = len(example.roles) - 1
+        text = example.checked[-1].text or ""
+        read = self._reader.readings(example.ids, *example.trained_span(turn))
+        for name, trim in TRIMS.items():
+            for lead, found in zip(shape.leads, read, strict=True):
+                if lead is not None and found == lead + trim(text) + shape.end:
+                    return name
+        raise example.failure(
+            "words", f"turn {turn} trains {read[0]!r}: wanted {text + shape.end!r}, or trimmed"
+        )
+
+    def _check_untrained(self, example: ProofExample) -> None:
+        """Nothing is trained where nothing should be."""
+        if example.mask[: example.bounds[0]].any():
+            raise example.failure("untrained", "something is trained before the first turn")
+        for turn, wanted in enumerate(example.wanted):
+            start, stop = example.bounds[turn : turn + 2]
+            self._counts["untrained turns"] += wanted is False
+            if wanted is False and example.mask[start:stop].any():
+                who = ROLES[example.roles[turn]]
+                raise example.failure(
+                    "untrained", f"turn {turn} is the {who}'s and must not be trained, but is"
+                )
+
+    def _check_openings(self, example: ProofExample, shape: TurnShape) -> None:
+        """No other turn opens like the assistant's, or no model could tell who speaks."""
+        size = len(shape.opening)
+        for turn, role in enumerate(example.roles):
+            start = example.bounds[turn]
+            same = np.array_equal(example.ids[start : start + size], shape.opening)
+            if size and same and role != ASSISTANT:
+                raise example.failure(
+                    "opening", f"turn {turn} is the {ROLES[role]}'s, but opens like the assistant's"
+                )
+
+    def _check_texts(self, example: ProofExample) -> None:
+        """Each turn holds its own texts and no other's."""
+        texts = [(message.text or "").strip() for message in example.checked]
+        for turn, group in enumerate(example.groups):
+            read = self._reader.readings(example.ids, *example.bounds[turn : turn + 2])
+            own = "".join(texts[at] for at in group)
+            for at, text in enumerate(texts):
+                there = any(s in r for s in self._reader.spellings(text) for r in read)
+                if at in group and not there:
+                    raise example.failure("texts", f"turn {turn} does not hold {text!r}")
+                foreign = at not in group and group and text not in own
+                if foreign and len(text) > 4 and there and not example.conversation.tools:
+                    raise example.failure("texts", f"turn {turn} holds {text!r} of another turn")
+            self._counts["turns with their texts"] += bool(group)
+
+    def _check_answer(self, example: ProofExample, turn: int, shape: TurnShape) -> None:
+        first, last = example.trained_span(turn)
+        message = example.checked[example.groups[turn][-1]]
+        text = message.text or ""
+        if first == last:
+            if message.calls or message.reasoning or text.strip() or shape.end:
+                raise example.failure("words", f"turn {turn} must be trained, and is not")
+            return  # nothing was said, and ends are not trained
+        start, stop = example.bounds[turn : turn + 2]
+        if not np.array_equal(example.ids[start:first], shape.opening):
+            found, wanted = map(self._reader.text, (example.ids[start:first], shape.opening))
+            raise example.failure(
+                "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
+            )
+        self._counts["trained answers"] += 1
+        if message.calls or message.reasoning:
+            self._check_parts(example, turn, message, shape)
+            return
+        read = self._reader.readings(example.ids, first, last)
+        said = self._reader.spellings(TRIMS[shape.trim](text))
+        right = any(
+            lead is not None and found == lead + words + shape.end
+            for lead, found in zip(shape.leads, read, strict=True)
+            for words in said
+        )
+        if not right:
+            raise example.failure(
+                "words", f"turn {turn} trains {read[0]!r}: wanted {said[0] + shape.end!r}"
+            )
+        markers = self._markers_in(example.ids[first:last])
+        if markers != shape.end_markers:
+            raise example.failure(
+                "markers", f"turn {turn} trains the markers {markers}: its words became structure"
+            )
+        self._counts["words"] += 1
+        if not np.array_equal(example.ids[last:stop], shape.tail):
+            found, wanted = map(self._reader.text, (example.ids[last:stop], shape.tail))
+            raise example.failure(
+                "end", f"turn {turn} is trained up to {found!r}: wanted up to {wanted!r}"
+            )
+
+    def _check_parts(
+        self, example: ProofExample, turn: int, message: CheckedMessage, shape: TurnShape
+    ) -> None:
+        """Reasoning, words and calls: all in the trained part, in this order."""
+        first, last = example.trained_span(turn)
+        read = self._reader.readings(example.ids, first, last)[-1]
+        at = 0
+        names = [text.split('"')[3] for text in message.calls]
+        for part in (message.reasoning.strip(), (message.text or "").strip(), *names):
+            found = read.find(part, at)
+            if found < 0:
+                raise example.failure("words", f"turn {turn} trains {read!r}, without {part!r}")
+            at = found + len(part)
+        if message.text is None and "None" in read:
+            raise example.failure("words", f"turn {turn} has no text, but trains {read!r}")
+        ends = example.ids[last - 1] in self._template.marker_ids or read.endswith(shape.end)
+        if shape.end_markers and not ends:
+            raise example.failure("end", f"turn {turn} trains {read!r}, without its end")
+        self._counts["calls and reasoning"] += 1
+
+    def _check_other(self, example: ProofExample, turn: int) -> None:
+        """A trained turn that is not the assistant's: its words come first."""
+        first, last = example.trained_span(turn)
+        text = example.checked[example.groups[turn][0]].text or ""
+        read = self._reader.readings(example.ids, first, last)
+        right = any(found.lstrip().startswith(text.strip()) for found in read)
+        if not right or (first == last and text.strip()):
+            raise example.failure("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
+        self._counts["other trained turns"] += 1
+
+    def _check_prefixes(self, example: ProofExample, needed: bool) -> None:
+        """The first messages alone are rendered as they are in the whole."""
+        shared = {at for group in example.groups for at in group[:-1]}
+        for stop in range(1, len(example.checked)):
+            part = replace(example.conversation, messages=example.conversation.messages[:stop])
+            found: ProofExample | str = "shared turn"
+            if stop - 1 not in shared:
+                found = render_one(self._template, part, self.policy)
+            if isinstance(found, str):
+                if needed and found not in ("no_assistant", "nothing_trained"):
+                    raise example.failure(
+                        "prefix", f"the first {stop} messages alone are dropped ({found})"
+                    )
+                continue
+            self._counts["prefixes"] += 1
+            turns, size = len(found.roles), len(found.ids)
+            same = (
+                np.array_equal(found.ids, example.ids[:size])
+                and found.bounds == example.bounds[: turns + 1]
+                and found.roles == example.roles[:turns]
+            )
+            # A policy that looks at later turns may train other turns of the first messages alone.
+            if found.wanted == example.wanted[:turns]:
+                same = same and np.array_equal(found.mask, example.mask[:size])
+            if not same:
+                raise example.failure(
+                    "prefix", f"the first {stop} messages alone are rendered differently"
+                )

@@ -124,31 +124,24 @@ class StreamConfig(Section):
     model: ModelSection = field(default_factory=ModelSection)
 
 
-# Which backends use a key of `data`, and which kinds of tokenizer one of `data.tokenizer`. A key
-# that is not listed is used by all.
-BACKENDS: Mapping[str, tuple[str, ...]] = {
-    "hf_dataset": ("hf",),
-    "hf_name": ("hf",),
-    "hf_split": ("hf",),
-    "hf_eval_split": ("hf",),
-    "hf_revision": ("hf",),
-    "max_retries": ("hf",),
-    "retry_delay_sec": ("hf",),
-    "text_key": ("hf", "files"),
-    "local_text": ("local_text",),
-    "local_eval_text": ("local_text",),
-    "files": ("files",),
-    "eval_files": ("files",),
-    "files_kind": ("files",),
-    "on_bad": ("files",),
+# The keys of `data` that only some backends use, and those of `data.tokenizer` that only some kinds
+# of tokenizer use. A key that is not listed is used by all.
+_BACKENDS = {
+    "hf": (
+        *("hf_dataset", "hf_name", "hf_split", "hf_eval_split", "hf_revision"),
+        *("max_retries", "retry_delay_sec", "text_key"),
+    ),
+    "local_text": ("local_text", "local_eval_text"),
+    "files": ("files", "eval_files", "files_kind", "on_bad", "text_key"),
 }
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "hf_name_or_path": ("hf",),
-    "hf_revision": ("hf",),
-    "path": ("hf", "sentencepiece"),
-    "byte_offset": ("byte",),
-    "snapshot": ("hf", "sentencepiece", "byte"),
+_KINDS = {
+    "hf": ("hf_name_or_path", "hf_revision", "path"),
+    "sentencepiece": ("path",),
+    "byte": ("byte_offset",),
 }
+_OURS = {"local_eval_text", "files", "eval_files", "files_kind", "on_bad"}
+_OUR_TOKENIZER_KEYS = {"hf_revision", "path"}
+"""Those that chomp does not have; its configs have all others, whatever the backend or kind is."""
 NEEDED = {"hf": "hf_dataset", "local_text": "local_text", "files": "files"}
 """The key of `data` that a backend needs."""
 
@@ -160,12 +153,6 @@ TRAINER_DATA_KEYS = {
 }
 """Keys of chomp's `data` that change no batch."""
 TRAINER_TOKENIZER_KEYS = {"hf_use_fast", "hf_trust_remote_code"}
-# keys of one backend or kind that a config of chomp writes whatever the backend or kind is
-_ALWAYS_WRITTEN = {
-    *("hf_dataset", "hf_name", "hf_split", "hf_eval_split", "hf_revision", "text_key"),
-    *("max_retries", "retry_delay_sec", "local_text"),
-}
-_ALWAYS_WRITTEN_TOKENIZER = {"hf_name_or_path", "byte_offset"}
 _SIMILAR_SECTION, _SIMILAR_KEY = 0.8, 0.85  # above this, two names are taken for the same
 
 
@@ -177,7 +164,7 @@ def read_config(
     if isinstance(config, StreamConfig):
         values = written_values(config)
     elif isinstance(config, Mapping):
-        values = _plain(config)
+        values = dict(config)
     elif isinstance(config, str | Path):
         file, values = str(config), read_file(config)
     else:
@@ -186,15 +173,16 @@ def read_config(
             "a .toml, .yaml or .json file"
         )
     values, sources = apply_overrides(values, overrides, StreamConfig)
-    values, ignored = _without_trainer_keys(values)
+    values = _plain(values)  # a copy, from which keys are dropped
+    ignored = _drop_trainer_keys(values)
     make_record(StreamConfig, values, file=file, sources=sources)  # also keys that go unused
-    values, unused = _without_other_backends(values, sources)
+    ignored += _drop_unused(values, sources)
     found = make_record(StreamConfig, values, file=file, sources=sources)
     refuse(_problems(found, values["data"]), file, sources)
-    if ignored or unused:
+    if ignored:
         _log.warning(
             "%s: not used, since it does not concern these data or this tokenizer: %s",
-            *(file, ", ".join(ignored + unused)),
+            *(file, ", ".join(ignored)),
         )
     return found
 
@@ -205,9 +193,9 @@ def config_dict(config: StreamConfig) -> dict[str, JSON]:
     Keys that the chosen backend or kind of tokenizer does not use are left out.
     """
     found: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    data, tokenizer = found["data"], found["data"]["tokenizer"]
-    _drop(data, {key for key, used in BACKENDS.items() if config.data.backend not in used})
-    _drop(tokenizer, {key for key, used in KINDS.items() if config.data.tokenizer.kind not in used})
+    data = found["data"]
+    _drop(data, _others(_BACKENDS, config.data.backend))
+    _drop(data["tokenizer"], _others(_KINDS, config.data.tokenizer.kind))
     if config.data.backend == "files" and data["text_key"] is None:
         del data["text_key"]
     return found
@@ -222,13 +210,13 @@ def _problems(config: StreamConfig, written: Mapping[str, Any]) -> Iterator[str]
     data, needed = config.data, NEEDED[config.data.backend]
     if getattr(data, needed) is None:
         yield f'data.{needed}: missing; data.backend = "{data.backend}" needs it'
-    yield from _unused(written, "data", BACKENDS, "backend", data.backend)
+    yield from _unused(written, "data", _BACKENDS, "backend", data.backend)
     if data.files_kind not in (None, "jsonl") and "on_bad" in written:
-        yield f'data.on_bad: for jsonl files; data.files_kind is "{data.files_kind}": leave it away'
+        yield f'data.on_bad: for jsonl files; data.files_kind is "{data.files_kind}": leave it out'
     if data.files_kind == "text" and written.get("text_key"):
-        yield 'data.text_key: text files have no fields (data.files_kind = "text"): leave it away'
+        yield 'data.text_key: text files have no fields (data.files_kind = "text"): leave it out'
     tokenizer, at = data.tokenizer, "data.tokenizer"
-    yield from _unused(written.get("tokenizer", {}), at, KINDS, "kind", tokenizer.kind)
+    yield from _unused(written.get("tokenizer", {}), at, _KINDS, "kind", tokenizer.kind)
     named = [key for key in ("hf_name_or_path", "path") if getattr(tokenizer, key) is not None]
     if tokenizer.kind == "hf" and len(named) == 2:
         yield f"{at}.path: {at}.hf_name_or_path names a tokenizer too; name one of them"
@@ -243,69 +231,67 @@ def _problems(config: StreamConfig, written: Mapping[str, Any]) -> Iterator[str]
         yield f"{at}.hf_revision: there is no hub id in {at}.hf_name_or_path that it belongs to"
 
 
+def _others(users: Mapping[str, Sequence[str]], chosen: str) -> list[str]:
+    """The keys that are not for the chosen backend or kind of tokenizer."""
+    keys = dict.fromkeys(key for each in users.values() for key in each)
+    return [key for key in keys if key not in users[chosen]]
+
+
 def _unused(
-    written: Mapping[str, Any], at: str, used: Mapping[str, tuple[str, ...]], key: str, chosen: str
+    written: Mapping[str, Any], at: str, users: Mapping[str, Sequence[str]], key: str, chosen: str
 ) -> Iterator[str]:
-    for name, choices in used.items():
-        if written.get(name) is not None and chosen not in choices:
-            wanted = " or ".join(f'"{choice}"' for choice in choices)
-            yield f'{at}.{name}: for {at}.{key} = {wanted}, not "{chosen}": leave it away'
+    for name in _others(users, chosen):
+        if written.get(name) is not None:
+            wanted = " or ".join(f'"{user}"' for user, keys in users.items() if name in keys)
+            yield f'{at}.{name}: for {at}.{key} = {wanted}, not "{chosen}": leave it out'
 
 
-def _without_trainer_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values without the trainer's keys, and the names of those.
+def _drop_trainer_keys(values: dict[str, Any]) -> list[str]:
+    """Delete the keys of the trainer; returns their names.
 
     A key that is nearly one of ours stays, and so is refused as misspelt.
     """
-    kept, ignored = dict(values), []
-    for key in values:
-        if key in TRAINER_SECTIONS or not _is_similar(key, StreamConfig, _SIMILAR_SECTION):
-            del kept[key]
-            ignored.append(key)
+    sections = {
+        key
+        for key in values
+        if key in TRAINER_SECTIONS or not _is_similar(key, StreamConfig, _SIMILAR_SECTION)
+    }
+    ignored = _drop(values, sections)
     for name, section in (("model", ModelSection), ("train", TrainSection)):
-        if isinstance(kept.get(name), Mapping):
-            kept[name] = dict(kept[name])
-            foreign = {key for key in kept[name] if not _is_similar(key, section, _SIMILAR_KEY)}
-            ignored += [f"{name}.{key}" for key in _drop(kept[name], foreign)]
-    if isinstance(kept.get("data"), Mapping):
-        kept["data"] = data = dict(kept["data"])
-        ignored += [f"data.{key}" for key in _drop(data, TRAINER_DATA_KEYS)]
-        if isinstance(data.get("tokenizer"), Mapping):
-            data["tokenizer"] = dict(data["tokenizer"])
-            dropped = _drop(data["tokenizer"], TRAINER_TOKENIZER_KEYS)
-            ignored += [f"data.tokenizer.{key}" for key in dropped]
-    return kept, ignored
+        table = values.get(name)
+        if isinstance(table, dict):
+            foreign = {key for key in table if not _is_similar(key, section, _SIMILAR_KEY)}
+            ignored += _drop(table, foreign, f"{name}.")
+    data = values.get("data")
+    if isinstance(data, dict):
+        ignored += _drop(data, TRAINER_DATA_KEYS, "data.")
+        if isinstance(data.get("tokenizer"), dict):
+            ignored += _drop(data["tokenizer"], TRAINER_TOKENIZER_KEYS, "data.tokenizer.")
+    return ignored
 
 
-def _without_other_backends(
-    values: Mapping[str, Any], overrides: Collection[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """The values without keys that every chomp config has, but that this backend does not use.
+def _drop_unused(values: dict[str, Any], overrides: Collection[str]) -> list[str]:
+    """Delete keys that every chomp config has but this backend does not use; returns their names.
 
     A key that an override sets stays, and is refused: it was meant for this run. All stay when the
     key that the backend needs is missing, so that the message names both.
     """
-    data = dict(values["data"])
-    unused: list[str] = []
+    data, unused = values["data"], []
     backend = data.get("backend", "hf")
     if data.get(NEEDED[backend]) is not None:
-        others = {key for key in _ALWAYS_WRITTEN if backend not in BACKENDS[key]}
-        dropped = _drop(data, {key for key in others if f"data.{key}" not in overrides})
-        unused += [f"data.{key}" for key in dropped]
+        others = {*_others(_BACKENDS, backend)} - _OURS
+        unused += _drop(data, {key for key in others if f"data.{key}" not in overrides}, "data.")
     if backend == "files":
         data.setdefault("text_key", None)
-    data["tokenizer"] = tokenizer = dict(data.get("tokenizer", {}))
-    kind = tokenizer.get("kind", "hf")
-    others = {key for key in _ALWAYS_WRITTEN_TOKENIZER if kind not in KINDS[key]}
-    dropped = _drop(tokenizer, {key for key in others if f"data.tokenizer.{key}" not in overrides})
-    unused += [f"data.tokenizer.{key}" for key in dropped]
-    return {**values, "data": data}, unused
+    tokenizer, at = data.setdefault("tokenizer", {}), "data.tokenizer."
+    others = {*_others(_KINDS, tokenizer.get("kind", "hf"))} - _OUR_TOKENIZER_KEYS
+    return unused + _drop(tokenizer, {key for key in others if at + key not in overrides}, at)
 
 
-def _drop(section: dict[str, Any], keys: Collection[str]) -> list[str]:
-    """Delete these keys; returns those that had a value."""
-    dropped = [key for key in section if key in keys]
-    return [key for key in dropped if section.pop(key) is not None]
+def _drop(table: dict[str, Any], keys: Collection[str], at: str = "") -> list[str]:
+    """Delete these keys; returns the full names of those that had a value."""
+    dropped = [key for key in table if key in keys]
+    return [f"{at}{key}" for key in dropped if table.pop(key) is not None]
 
 
 def _is_similar(key: object, cls: type, cutoff: float) -> bool:

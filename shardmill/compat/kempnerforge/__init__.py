@@ -14,8 +14,7 @@ from shardmill.compat.kempnerforge.datasets import (
     collate,
 )
 from shardmill.compat.kempnerforge.loader import LoaderConfig, StatefulDataLoader
-from shardmill.compat.kempnerforge.mixture_sampler import MixtureSampler
-from shardmill.compat.kempnerforge.samplers import DistributedSampler
+from shardmill.compat.kempnerforge.samplers import DistributedSampler, MixtureSampler
 
 __all__ = [
     "DistributedSampler",

@@ -27,7 +27,7 @@ from shardmill.compat.kempnerforge.samplers import describe_data
 from shardmill.errors import OptionError
 from shardmill.loading.config import EVERY_FILE
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.loading.rows import check_eos
+from shardmill.loading.rows import check_eos, check_store
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.sampling.order import by_value
@@ -164,7 +164,18 @@ class MemoryMappedDataset(_BatchedDataset):
                 self.fingerprint = folder_fingerprint(found, self._space)
             else:
                 store, named = self._of
-                self._check_store(file_pattern, dtype)
+                check_store(store, eos_token_id=None)
+                names = [file.path.name for file in store.token_files(named)]
+                if file_pattern != EVERY_FILE and not all(fnmatch(n, file_pattern) for n in names):
+                    raise OptionError(
+                        f"{{file_pattern}}, but {store.folder} is a store and is read whole, as "
+                        "its manifest lists it; leave out the pattern",
+                        file_pattern=file_pattern,
+                    )
+                if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
+                    raise OptionError(
+                        f"{store.folder}: its tokens are {store.dtype}, but {{dtype}}", dtype=dtype
+                    )
                 self._space = open_tokens(store, named, reader=reader)
                 undo.callback(self._space.close)
                 runs = np.array([self._space.num_tokens], np.int64)
@@ -237,27 +248,6 @@ class MemoryMappedDataset(_BatchedDataset):
             f"MemoryMappedDataset({self.name!r}, seq_len={self.seq_len:,}, samples={len(self):,}, "
             f"reader={self._space.reader!r})"
         )
-
-    def _check_store(self, file_pattern: str, dtype: npt.DTypeLike | None) -> None:
-        assert self._of is not None, "only for stores"
-        store, split = self._of
-        if store.is_chat:
-            raise OptionError(
-                f"{store.folder}: a store of conversations. Here every token would be trained; "
-                f"read it with shardmill.load, which follows its loss mask"
-            )
-        names = [file.path.name for file in store.token_files(split)]
-        missed = [name for name in names if not fnmatch(name, file_pattern)]
-        if missed and file_pattern != EVERY_FILE:
-            raise OptionError(
-                f"{{file_pattern}} leaves out {missed[0]}, but a store is read whole, as its "
-                f"manifest lists it; leave out the pattern",
-                file_pattern=file_pattern,
-            )
-        if dtype is not None and dtype_name(dtype, "dtype") != store.dtype:
-            raise OptionError(
-                f"{store.folder}: its tokens are {store.dtype}, but {{dtype}}", dtype=dtype
-            )
 
     def _checked_eos(self, eos_token_id: int | None) -> int:
         """The id that ends a document; -1, which is not a token, when it is not used."""

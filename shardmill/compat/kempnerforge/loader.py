@@ -8,18 +8,20 @@ weights of a `MixtureSampler` hold from the next batch on. Torch's random state 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from shardmill.arguments import whole_number
 from shardmill.compat.kempnerforge.datasets import collate
 from shardmill.compat.kempnerforge.samplers import (
-    BatchDraws,
+    CHUNK,
     DistributedSampler,
     RankedSampler,
     check_state,
@@ -29,6 +31,7 @@ from shardmill.compat.kempnerforge.samplers import (
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.exclusion import warn_of_change
 from shardmill.loading.state import State, read_count, write_envelope
+from shardmill.records import OffsetArray
 from shardmill.threads import OneThread
 from shardmill.trainers.torch import has_accelerator
 
@@ -77,6 +80,74 @@ def read_config(config: object) -> LoaderConfig:
         if not isinstance(given.get(name, True), bool):
             raise OptionError(f"{{{name}}}: wanted True or False", **{name: given[name]})
     return LoaderConfig(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A batch that is being read."""
+
+    revision: int  # of the sampler's order when it was drawn
+    stop: int  # samples of the epoch, of all ranks, consumed once it is given
+
+
+class BatchDraws:
+    """The batch sampler of a `DataLoader`, drawn ahead of what was given.
+
+    It is its own iterator and begins where the sampler is. A batch that was drawn before the order
+    changed (new weights) can be told from later ones, and its samples are drawn again; so it may
+    continue after its end.
+    """
+
+    _ready: OffsetArray  # indices of this rank from `_at - used` on
+    _used: int
+
+    def __init__(self, sampler: RankedSampler, batch_size: int, *, drop_last: bool) -> None:
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self.under_way: deque[Drawn] = deque()  # in the order in which they will be given
+        self._rewind()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return self._num_batches(0)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether no batch is left after the sampler's position."""
+        return not self._num_batches(self._sampler.samples)
+
+    def __iter__(self) -> BatchDraws:
+        self.under_way.clear()
+        self._rewind()
+        return self
+
+    def __next__(self) -> list[int]:
+        if self._revision != self._sampler.revision:
+            self._rewind()
+        if not self._num_batches(self._at):
+            raise StopIteration
+        size = min(self._batch_size, self._sampler.remaining(self._at))
+        if self._used + size > len(self._ready):
+            # whole batches at once: thousands of samples cost little more than a few
+            many = max(1, CHUNK // self._batch_size) * self._batch_size
+            count = min(many, self._sampler.remaining(self._at))
+            self._ready, self._used = self._sampler.draw(self._at, count), 0
+        indices: list[int] = self._ready[self._used : self._used + size].tolist()
+        self._used += size
+        self._at += size * self._sampler.num_replicas
+        self.under_way.append(Drawn(self._revision, self._at))
+        return indices
+
+    def _rewind(self) -> None:
+        """To the sampler's position, by its current order."""
+        self._revision = self._sampler.revision
+        self._at = self._sampler.samples
+        self._ready, self._used = np.empty(0, np.int64), 0
+
+    def _num_batches(self, start: int) -> int:
+        left = self._sampler.remaining(start)
+        return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
 
 
 _KIND = "shardmill.StatefulDataLoader"

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import numbers
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, SupportsIndex, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import Sampler
@@ -33,8 +35,9 @@ from shardmill.loading.state import (
     write_envelope,
 )
 from shardmill.records import JSON, OffsetArray
-from shardmill.sampling import InOrder, Order, Permutation
+from shardmill.sampling import InOrder, Mixture, Order, Permutation
 from shardmill.sampling.order import checked_seed
+from shardmill.sampling.shares import whole_shares
 
 CHUNK = 2048  # samples whose order is computed at once
 MOST_RANKS = 2**20  # bounds the padding of an epoch
@@ -311,69 +314,268 @@ class DistributedSampler(RankedSampler):
         return {"data": describe_data(self.dataset)}
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A batch that is being read."""
+Weight: TypeAlias = "float | int | Fraction"
+Weights: TypeAlias = Sequence[Weight]
+Phases: TypeAlias = Sequence[tuple[SupportsIndex, Weights]]
+StoredWeight: TypeAlias = int | float | str  # "1/3": a fraction that no number of JSON is
 
-    revision: int  # of the sampler's order when it was drawn
-    stop: int  # samples of the epoch, of all ranks, consumed once it is given
+_MOST_OWED = 64.0  # samples: far more than a mixture ever owes
 
 
-class BatchDraws:
-    """The batch sampler of a `DataLoader`, drawn ahead of what was given.
+class Weighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How datasets are mixed from global sample `start` on, as a state holds it."""
 
-    It is its own iterator and begins where the sampler is. A batch that was drawn before the order
-    changed (new weights) can be told from later ones, and its samples are drawn again; so it may
-    continue after its end.
+    weights: list[StoredWeight]
+    temperature: float
+    phases: list[tuple[int, list[StoredWeight]]]  # (first global sample, weights)
+    start: int = 0
+    before: list[int] = []  # samples of each dataset before `start`; empty: none
+    owed: list[float] = []  # exact shares before `start`, less `before`
+
+    def to_json(self) -> State:
+        described: State = {
+            "weights": [*self.weights],
+            "temperature": self.temperature,
+            "phases": [[start, [*weights]] for start, weights in self.phases],
+        }
+        if self.before:
+            described |= {"start": self.start, "before": [*self.before], "owed": [*self.owed]}
+        return described
+
+
+def _restored(state: JSON, num_sources: int) -> Weighting:
+    """The inverse of `to_json`, for weights that were changed during the run."""
+    try:
+        found = msgspec.convert(state, Weighting)
+        sound = len(found.before) == len(found.owed) == num_sources and min(found.before) >= 0
+        sound = sound and sum(found.before) == found.start and found.to_json() == state
+        if sound and all(abs(due) < _MOST_OWED for due in found.owed):
+            return found
+        wrong = f"wanted {num_sources} datasets, with samples before it that sum to start"
+    except msgspec.ValidationError as problem:
+        wrong = str(problem)
+    raise StateMismatchError(f"changed: the state has {state!r:.300}: {wrong}")
+
+
+def _stored_weights(weights: Any, num_sources: int, what: str) -> list[StoredWeight]:
+    """The weights of all datasets, checked."""
+    _check_list(weights, what)
+    if len(weights) != num_sources:
+        raise OptionError(
+            f"{what} and datasets must have the same length: {len(weights) or 'empty, no'} weights "
+            f"for {num_sources} datasets"
+        )
+    for number, weight in enumerate(weights):
+        real = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
+        if not real or not math.isfinite(weight) or weight < 0:
+            raise OptionError(
+                f"{what} must be non-negative finite numbers: dataset {number} has {weight!r}"
+            )
+    if not any(weights):
+        raise OptionError(f"{what} must sum to > 0, but all are 0")
+    return [_stored(weight) for weight in weights]
+
+
+def _stored(weight: Weight) -> StoredWeight:
+    if not isinstance(weight, numbers.Rational):
+        return float(weight)
+    numerator, denominator = int(weight.numerator), int(weight.denominator)
+    return numerator if denominator == 1 else f"{numerator}/{denominator}"
+
+
+def _stored_phase(phase: Any, num_sources: int) -> tuple[int, list[StoredWeight]]:
+    pair = tuple(phase) if isinstance(phase, Sequence) else ()
+    if len(pair) != 2:
+        raise OptionError(
+            f"{{phases}} hold {phase!r:.80}; wanted (first sample, weights)", phases=...
+        )
+    start = whole_number(pair[0], "phase_start")
+    what = f"phases: weights from sample {start:,} on"
+    return start, _stored_weights(pair[1], num_sources, what)
+
+
+def _check_list(values: Any, what: str) -> None:
+    is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
+    if not is_list or isinstance(values, str):
+        raise OptionError(f"{what}={values!r:.80}: wanted a list")
+
+
+def _checked_temperature(heat: Any) -> float:
+    real = isinstance(heat, numbers.Real) and not isinstance(heat, bool)
+    if not real or not 0 < heat < math.inf:
+        raise OptionError(f"temperature={heat!r}: must be positive and finite")
+    return float(heat)
+
+
+def _checked_edges(cumulative_sizes: Sequence[SupportsIndex]) -> OffsetArray:
+    """`cumulative_sizes` as an array: 0, then where each dataset ends."""
+    edges = [whole_number(size, "cumulative_sizes", least=0) for size in cumulative_sizes]
+    if len(edges) < 2:
+        raise OptionError(f"cumulative_sizes={edges}: At least one dataset is needed, as [0, size]")
+    if edges[0] != 0 or edges != sorted(edges):
+        raise OptionError(
+            f"cumulative_sizes={edges!r:.200}: wanted 0 first and then where each dataset ends, "
+            f"as MixtureDataset.cumulative_sizes"
+        )
+    if edges[-1] == 0:
+        raise OptionError("cumulative_sizes: all datasets are empty")
+    return np.array(edges, np.int64)
+
+
+class MixtureSampler(RankedSampler):
+    """Samples of several datasets by weight; `cumulative_sizes` as `MixtureDataset` has them.
+
+    Position `i` of epoch `e` is sample `e * N + i` of one endless `sampling.Mixture`, where N is
+    the number of all items. So shares are exact at every prefix, and no dataset repeats an item
+    before all of its items were given, also across epochs.
+
+    `phases` are (first sample, weights): from that sample on, counted over all ranks and epochs,
+    these weights hold. `names` and the seed decide the order inside a dataset: pass
+    `dataset_names`, and leaving one dataset out later changes nothing in the others. Padding
+    (`drop_last=False`) repeats samples of the next epoch.
     """
 
-    _ready: OffsetArray  # indices of this rank from `_at - used` on
-    _used: int
+    kind = "shardmill.MixtureSampler"
+    _free = ("changed",)
 
-    def __init__(self, sampler: RankedSampler, batch_size: int, *, drop_last: bool) -> None:
-        self._sampler = sampler
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self.under_way: deque[Drawn] = deque()  # in the order in which they will be given
-        self._rewind()
-
-    def __len__(self) -> int:
-        """Batches of a whole epoch."""
-        return self._num_batches(0)
+    def __init__(
+        self,
+        cumulative_sizes: Sequence[SupportsIndex],
+        weights: Weights,
+        num_replicas: SupportsIndex | None = None,
+        rank: SupportsIndex | None = None,
+        shuffle: bool = True,
+        seed: SupportsIndex = 0,
+        drop_last: bool = True,
+        temperature: float = 1.0,
+        *,
+        names: Sequence[str] | None = None,
+        phases: Phases = (),
+    ) -> None:
+        self._edges = _checked_edges(cumulative_sizes)
+        sizes = np.diff(self._edges).tolist()
+        _check_list(phases, "phases")
+        self._given = self._now = Weighting(
+            weights=_stored_weights(weights, len(sizes), "weights"),
+            temperature=_checked_temperature(temperature),
+            phases=[_stored_phase(phase, len(sizes)) for phase in phases],
+        )
+        super().__init__(
+            sum(sizes), num_replicas, rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        self._mixture = self._mix(self._given, sizes, names)
+        # Ranks take neighbours in a random order: with a fixed one, two equal datasets on two ranks
+        # would give each rank one dataset for ever.
+        self._turns = Permutation(2**62, self.seed, "ranks")
 
     @property
-    def at_end(self) -> bool:
-        """Whether no batch is left after the sampler's position."""
-        return not self._num_batches(self._sampler.samples)
+    def weights(self) -> tuple[float, ...]:
+        """The share of each dataset in the next sample."""
+        at = self._run_samples - self._now.start
+        return tuple(float(share) for share in self._mixture.shares(max(0, at)))
 
-    def __iter__(self) -> BatchDraws:
-        self.under_way.clear()
-        self._rewind()
-        return self
+    def update_weights(self, weights: Weights, temperature: float | None = None) -> None:
+        """Other weights from the next sample on, until the next phase if there is one.
 
-    def __next__(self) -> list[int]:
-        if self._revision != self._sampler.revision:
-            self._rewind()
-        if not self._num_batches(self._at):
-            raise StopIteration
-        size = min(self._batch_size, self._sampler.remaining(self._at))
-        if self._used + size > len(self._ready):
-            # whole batches at once: thousands of samples cost little more than a few
-            many = max(1, CHUNK // self._batch_size) * self._batch_size
-            count = min(many, self._sampler.remaining(self._at))
-            self._ready, self._used = self._sampler.draw(self._at, count), 0
-        indices: list[int] = self._ready[self._used : self._used + size].tolist()
-        self._used += size
-        self._at += size * self._sampler.num_replicas
-        self.under_way.append(Drawn(self._revision, self._at))
-        return indices
+        A new temperature holds for the rest of the run. The next sample is the one after the last
+        batch that `StatefulDataLoader` gave, whatever its workers read ahead; in another loader it
+        is the next one to be drawn. Call it on all ranks at the same step. Setting the current
+        weights again, for instance after a resume, changes nothing.
+        """
+        at, now = self._run_samples, self._now
+        heat = now.temperature if temperature is None else _checked_temperature(temperature)
+        new = Weighting(
+            weights=_stored_weights(weights, len(self._mixture.sizes), "weights"),
+            temperature=heat,
+            phases=[phase for phase in now.phases if phase[0] > at],
+            start=at,
+            before=self._counts(at),
+            owed=[float(due) for due in self._mixture.owed(at - now.start)],
+        )
+        mixture = self._mix(new, self._mixture.sizes, self._mixture.names)
+        same = mixture.shares() == self._mixture.shares(at - now.start)
+        if same and new.temperature == now.temperature:
+            return
+        self._now, self._mixture = new, mixture
+        self.revision += 1
 
-    def _rewind(self) -> None:
-        """To the sampler's position, by its current order."""
-        self._revision = self._sampler.revision
-        self._at = self._sampler.samples
-        self._ready, self._used = np.empty(0, np.int64), 0
+    def counts(self) -> dict[str, int]:
+        """Samples of each dataset since the start of the run, by name, over all ranks."""
+        return dict(zip(self._mixture.names, self._counts(self._run_samples), strict=True))
 
-    def _num_batches(self, start: int) -> int:
-        left = self._sampler.remaining(start)
-        return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
+    def __repr__(self) -> str:
+        return (
+            f"MixtureSampler({self._mixture!r}, samples={self.epoch_samples:,}, "
+            f"rank={self.rank} of {self.num_replicas}, epoch={self.epoch})"
+        )
+
+    @property
+    def _run_samples(self) -> int:
+        """Samples since the start of the run, by all ranks together."""
+        return self.epoch * self.epoch_samples + self.samples
+
+    def _mix(
+        self, weighting: Weighting, sizes: Sequence[int], names: Sequence[str] | None
+    ) -> Mixture:
+        numbers = [str(number) for number in range(len(sizes))]
+
+        def shares(weights: Sequence[StoredWeight]) -> Sequence[int]:
+            exact = [Fraction(weight) if isinstance(weight, str) else weight for weight in weights]
+            return whole_shares(exact, names or numbers, temperature=weighting.temperature)
+
+        mixture = Mixture(
+            sizes,
+            shares(weighting.weights),
+            seed=self.seed,
+            names=names,
+            phases=[(start - weighting.start, shares(each)) for start, each in weighting.phases],
+            order=Permutation if self.shuffle else InOrder,
+        )
+        if weighting.before:
+            mixture.carry_over(weighting.owed, weighting.before)
+        return mixture
+
+    def _counts(self, at: int) -> list[int]:
+        """Samples of each dataset before global sample `at`."""
+        self._check_known(at)
+        counts: list[int] = self._mixture.counts(at - self._now.start).tolist()
+        return counts
+
+    def _take(self, epoch: int, positions: OffsetArray) -> OffsetArray:
+        numbers = epoch * self.epoch_samples + positions
+        self._check_known(int(numbers.min(initial=MOST_SAMPLES)))
+        found = self._mixture.take(numbers - self._now.start)
+        return self._edges[found.source] + found.item
+
+    def _turn_of(self, epoch: int, firsts: OffsetArray) -> OffsetArray | int:
+        if self.num_replicas == 1:
+            return 0
+        numbers = epoch * self.epoch_samples + firsts
+        return (self._turns.take(numbers) + self.rank) % self.num_replicas
+
+    def _check_known(self, at: int) -> None:
+        if at < self._now.start:
+            raise OptionError(
+                f"sample {at:,} comes before sample {self._now.start:,}, where update_weights was "
+                f"called, and earlier weights are not kept; move to set_epoch({self.epoch + 1})"
+            )
+
+    def _identity(self) -> State:
+        mixture: State = {
+            "names": compact(list(self._mixture.names)),
+            "sizes": compact(list(self._mixture.sizes)),
+            **{name: compact(value) for name, value in self._given.to_json().items()},
+        }
+        changed: JSON = None if self._now is self._given else self._now.to_json()
+        return {"mixture": mixture, "changed": changed}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        changed, sizes = state["changed"], self._mixture.sizes
+        new = self._given if changed is None else _restored(changed, len(sizes))
+        try:
+            mixture = self._mix(new, sizes, self._mixture.names)
+        except (ValueError, ZeroDivisionError) as wrong:  # also a text that is no fraction
+            raise StateMismatchError(
+                f"changed: the state has weights that cannot be mixed: {wrong}"
+            ) from wrong
+        self._now, self._mixture = new, mixture

@@ -1,16 +1,12 @@
-"""Datasets of packed bins, under the names Megatron users know.
+"""Datasets of packed bins and their batches, under the names and conventions of Megatron.
 
 Opening reads manifests only, and an item costs what it holds. Each process that unpickles a dataset
 maps the files itself. A negative index is a padding sample, whose mask is all zero. The order of
 `max_num_samples` is a pure function of (seed, epoch, position). A row of a plan with an excluded
 token is never given: another row, always the same, takes its place.
 
-Packed bins become a batch in Megatron's conventions.
-
-In: items with input_ids, loss_mask (aligned to labels) and seq_boundaries.  Out: tensors.
-Promise: a label is always the next token of the same sequence; positions restart with every
-sequence; `cu_seqlens` are int32, end at the row's length, and are filled up with -1.
-Not here: reading, and whether a mask is right: `loss_mask[j]` weighs the label `ids[j + 1]`.
+In a batch a label is always the next token of the same sequence, and `loss_mask[j]` weighs the
+label `ids[j + 1]`. Positions restart with every sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import bisect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate
 from pathlib import Path
@@ -39,10 +34,12 @@ from shardmill.formats.packed.open import PlanShard, check_pack_size, packed_for
 from shardmill.formats.packed.records import path_to_read
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.protocols import Closing
-from shardmill.records import BoolArray, IntArray, OffsetArray
+from shardmill.records import IntArray, OffsetArray
 from shardmill.sampling import Permutation
 from shardmill.store import read_exclusions
 from shardmill.store.readers import open_pack
+
+logger = logging.getLogger(__name__)
 
 Item = Mapping[str, Any]
 
@@ -65,49 +62,50 @@ def collate_packed(
     bins packed with `align_to` stay multiples of it; the label of the last is `pad_id`, untrained.
     T is `pad_to`, or the longest row rounded up to `multiple_of`.
     """
-    flat = _flat(batch)
-    kept = np.ones(len(flat.ids), np.bool_)
+    ids, mask, bounds = _checked_items(batch)
+    before = np.cumsum([0, *(len(row) for row in ids[:-1])])  # where each item starts
+    edges = [own + shift for own, shift in zip(bounds, before, strict=True)]
+    starts = np.concatenate([each[:-1] for each in edges])
+    ends = np.concatenate([each[1:] for each in edges])
+    flat, weights = np.concatenate(ids), np.concatenate(mask)
+    labels = np.full(len(flat), pad_id, np.int64)
+    labels[:-1] = flat[1:]
+    labels[ends - 1] = pad_id  # the first token of the next sequence is no label
+    weights[ends - 1] = 0
+    kept = np.ones(len(flat), np.bool_)
     if not keep_last:
-        kept[flat.ends - 1] = False
-    labels = np.full(len(flat.ids), pad_id, np.int64)
-    labels[:-1] = flat.ids[1:]
-    labels[flat.ends - 1] = pad_id  # the first token of the next sequence is nobody's label
-    mask = flat.mask.copy()
-    mask[flat.ends - 1] = 0
-    positions = np.arange(len(flat.ids)) - np.repeat(flat.starts, flat.ends - flat.starts)
-    used = np.add.reduceat(kept, flat.row_starts, dtype=np.int64)
+        kept[ends - 1] = False
+    used = np.add.reduceat(kept, before, dtype=np.int64)
     length = _row_length(used, pad_to, multiple_of)
-    places = np.arange(length) < used[:, None]
-    rows = {
-        "tokens": (flat.ids, pad_id),
-        "labels": (labels, pad_id),
-        "loss_mask": (mask, 0),
-        "position_ids": (positions, 0),
+    filled = np.arange(length) < used[:, None]
+
+    def rows(values: npt.NDArray[np.int64], fill: int) -> Tensor:
+        made = np.full(filled.shape, fill, np.int64)
+        made[filled] = values[kept]
+        return torch.from_numpy(made)
+
+    inputs = ends - starts - (0 if keep_last else 1)
+    counts = np.array([len(each) - 1 for each in bounds])
+    return {
+        "tokens": rows(flat, pad_id),
+        "labels": rows(labels, pad_id),
+        "loss_mask": rows(weights, 0),
+        "position_ids": rows(np.arange(len(flat)) - np.repeat(starts, ends - starts), 0),
+        "token_count": torch.from_numpy(used),
+        "attention_mask": torch.ones(len(batch), dtype=torch.int64),
+        **_cu_seqlens(inputs, counts, used, length),
     }
-    made = {name: _rows(values[kept], places, fill) for name, (values, fill) in rows.items()}
-    made["token_count"] = torch.from_numpy(used)
-    made["attention_mask"] = torch.ones(len(batch), dtype=torch.int64)
-    return {**made, **_cu_seqlens(flat, used, length, keep_last)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Flat:
-    """All items behind one another."""
-
-    ids: npt.NDArray[np.int64]
-    mask: npt.NDArray[np.int64]
-    row_starts: OffsetArray  # (B,) where each item starts
-    starts: OffsetArray  # (sequences,) where each sequence starts
-    ends: OffsetArray
-    counts: OffsetArray  # (B,) sequences of each item
+Rows = list[npt.NDArray[np.int64]]
 
 
-def _flat(batch: Sequence[Item]) -> _Flat:
+def _checked_items(batch: Sequence[Item]) -> tuple[Rows, Rows, Rows]:
+    """Ids, masks and boundaries of all items."""
     if not len(batch):
         raise OptionError("collate_packed: an empty batch; give it at least one item")
-    ids = [np.asarray(item["input_ids"], np.int64) for item in batch]
-    masks = [np.asarray(item["loss_mask"], np.int64) for item in batch]
-    bounds = [np.asarray(item["seq_boundaries"], np.int64) for item in batch]
+    names = ("input_ids", "loss_mask", "seq_boundaries")
+    ids, masks, bounds = ([np.asarray(item[name], np.int64) for item in batch] for name in names)
     for number, (row, mask, edges) in enumerate(zip(ids, masks, bounds, strict=True)):
         sound = len(edges) > 1 and edges[0] == 0 and edges[-1] == len(row)
         if not sound or (np.diff(edges) < 1).any() or len(mask) != len(row):
@@ -116,16 +114,7 @@ def _flat(batch: Sequence[Item]) -> _Flat:
                 f"{len(mask):,} for {len(row):,} tokens; wanted boundaries that rise from 0 to the "
                 "end, and a mask for every token"
             )
-    before = np.cumsum([0, *(len(row) for row in ids[:-1])])
-    shifted = [edges + shift for edges, shift in zip(bounds, before, strict=True)]
-    return _Flat(
-        ids=np.concatenate(ids),
-        mask=np.concatenate(masks),
-        row_starts=before,
-        starts=np.concatenate([edges[:-1] for edges in shifted]),
-        ends=np.concatenate([edges[1:] for edges in shifted]),
-        counts=np.array([len(edges) - 1 for edges in bounds]),
-    )
+    return ids, masks, bounds
 
 
 def _row_length(used: OffsetArray, pad_to: SupportsIndex | None, multiple_of: SupportsIndex) -> int:
@@ -141,26 +130,24 @@ def _row_length(used: OffsetArray, pad_to: SupportsIndex | None, multiple_of: Su
     return length
 
 
-def _rows(values: npt.NDArray[np.int64], places: BoolArray, fill: int) -> Tensor:
-    rows = np.full(places.shape, fill, np.int64)
-    rows[places] = values
-    return torch.from_numpy(rows)
+def _cu_seqlens(
+    inputs: OffsetArray, counts: OffsetArray, used: OffsetArray, length: int
+) -> dict[str, Tensor]:
+    """Where sequences begin and end in their rows, the padding as one more of them.
 
-
-def _cu_seqlens(flat: _Flat, used: OffsetArray, length: int, keep_last: bool) -> dict[str, Tensor]:
-    """Where sequences begin and end in their rows, the padding as one more of them."""
-    inputs = flat.ends - flat.starts - (0 if keep_last else 1)
+    inputs: the length of every sequence.  counts: (B,) sequences of each row.  used: (B,) inputs.
+    """
     padded = used < length
-    columns = int((flat.counts + padded).max()) + 2  # 0 before, at least one -1 behind
+    columns = int((counts + padded).max()) + 2  # 0 first, at least one -1 last
     lengths = np.zeros((len(used), columns), np.int64)
-    lengths[:, 1:][np.arange(columns - 1) < flat.counts[:, None]] = inputs
+    lengths[:, 1:][np.arange(columns - 1) < counts[:, None]] = inputs
     edges = np.cumsum(lengths, axis=1)
     rows = np.flatnonzero(padded)
-    edges[rows, flat.counts[rows] + 1] = length
-    argmin = 1 + flat.counts + padded
-    behind = np.arange(columns) >= argmin[:, None]
-    edges[behind] = -1
-    longest = np.where(behind[:, 1:], -1, np.diff(edges, axis=1)).max(axis=1, keepdims=True)
+    edges[rows, counts[rows] + 1] = length
+    argmin = 1 + counts + padded
+    unused = np.arange(columns) >= argmin[:, None]
+    edges[unused] = -1
+    longest = np.where(unused[:, 1:], -1, np.diff(edges, axis=1)).max(axis=1, keepdims=True)
     return {
         "cu_seqlens": torch.from_numpy(edges.astype(np.int32)),
         "cu_seqlens_argmin": torch.from_numpy(argmin[:, None].astype(np.int64)),
@@ -168,14 +155,11 @@ def _cu_seqlens(flat: _Flat, used: OffsetArray, length: int, keep_last: bool) ->
     }
 
 
-logger = logging.getLogger(__name__)
-
-
 class PackedDataset(Closing, Dataset[dict[str, Any]]):
-    """Bins of one or more packed shards, of any format, one behind the other.
+    """Bins of one or more packed shards, of any format, one after the other.
 
     `samples_mapping`: which bin each sample is, in place of all bins in order.
-    `max_num_samples`: so many samples, epoch after epoch, each shuffled by `seed`.
+    `max_num_samples`: the length of the dataset, epoch after epoch, each shuffled by `seed`.
     `max_seq_length`, `pad_to_max_length`, `pad_seq_length_to_mult`: for `collate_fn`.
     `pack_size`, `loss_mask_alignment`: for shards that do not say them.
     """
@@ -250,7 +234,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         return collate_packed(batch, pad_to=pad_to, multiple_of=multiple, pad_id=int(pad_id))
 
     def close(self) -> None:
-        """Let go of all maps; the next item opens them again."""
+        """Release all maps; the next item opens them again."""
         if self._shards is not None:
             for shard in self._shards:
                 shard.close()
@@ -263,7 +247,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         return f"{type(self).__name__}({name!r}, samples={len(self):,})"
 
     def _given(self, shard: int, number: int) -> int:
-        """The bin of a shard, or its stand-in."""
+        """The bin of a shard, or the one that takes its place."""
         excluded = self.excluded.get(shard)
         if excluded is None:
             return number
@@ -370,7 +354,7 @@ class GPTSFTPackedMemmapDataset(PackedDataset):
 class GPTSFTPackedMultiShardDataset(PackedDataset):
     """Several packed shards as one dataset; the options count for all of them together.
 
-    `shards`: each as a dataset of its own, with all its bins in order. `shard_offsets`:
+    `shards`: each as a separate dataset, with all its bins in order. `shard_offsets`:
     (shards + 1,) the number of the first bin of each, and of all bins.
     """
 

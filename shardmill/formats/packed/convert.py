@@ -141,16 +141,18 @@ def _legacy_pack_size(
     if pack_size is None:
         pack_size, rule = max(sizes.longest, 1), "longest_bin"
         logger.warning(
-            "%s: nothing says its pack size: taking pack_size=%s, the length of its longest bin "
-            "(bin %s); it may have been packed with more: if you know its size, pass pack_size=",
+            "%s: nothing says its pack size: taking %s, the length of its longest bin (bin %s); it "
+            "may have been packed with more: if you know its pack size, pass it",
             *(path, f"{pack_size:,}", f"{sizes.longest_bin:,}"),
         )
     if recorded is not None and recorded != pack_size:
-        raise OptionError(f"{path}: pack_size={pack_size:,}, but its record says {recorded:,}")
+        raise OptionError(
+            f"{path}: {{pack_size}}, but its record says {recorded:,}", pack_size=pack_size
+        )
     if sizes.longest > pack_size:
         raise OptionError(
-            f"{path}: pack_size={pack_size:,}, but bin {sizes.longest_bin:,} has "
-            f"{sizes.longest:,} tokens"
+            f"{path}: {{pack_size}}, but bin {sizes.longest_bin:,} has {sizes.longest:,} tokens",
+            pack_size=pack_size,
         )
     if record is not None and record.num_bins != sizes.num_bins:
         raise DamagedStoreError(
@@ -166,8 +168,8 @@ def _legacy_alignment(path: Path, record: LegacyRecord | None, given: str | None
     if found is None:
         logger.warning(
             "%s: nothing says how its loss masks are aligned: taken as 'label' (mask[j] says "
-            "whether ids[j + 1] is trained); pass loss_mask_alignment='roll_right' if they were "
-            "rolled right",
+            "whether ids[j + 1] is trained); if they were rolled right, pass the alignment "
+            "'roll_right'",
             path,
         )
     return found or "label"

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Annotated, Any, Final, Literal, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -36,7 +36,6 @@ from shardmill.formats.packed.files import (
 )
 from shardmill.formats.packed.records import (
     MAX_PACK_SIZE,
-    TOKEN_DTYPES,
     Alignment,
     PackedBin,
     agreed_alignment,
@@ -49,10 +48,8 @@ from shardmill.store.readers.foreign import parse_npy
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "memmap_padded_v1"
-VERSION = "1.0"
 ARRAYS = ("input_ids", "loss_mask", "packed_len", "seq_offsets", "seq_starts")
-INDEX = "<u4"
+INDEX: Final = "<u4"
 MASK = "|u1"
 _MAX_HEADER = 10_000
 _AGAIN = "copy the shard again or write it again"
@@ -62,15 +59,15 @@ _BLOCK = 2**20  # tokens that `verify_memmap_shard` reads at a time
 class ShardManifest(msgspec.Struct, frozen=True, kw_only=True):
     """manifest.json. An old shard has none of the optional keys; any other has all of them."""
 
-    version: str
-    format: str
-    num_bins: int
-    pack_size: int
-    dtype: str
-    loss_mask_dtype: str
-    index_dtype: str
+    version: Literal["1.0"]
+    format: Literal["memmap_padded_v1"]
+    num_bins: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+    pack_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_PACK_SIZE)]
+    dtype: Literal["<u2", "<i4", "<u4", "<i8"]
+    loss_mask_dtype: Literal["<u1", "|u1", "u1"]
+    index_dtype: Literal["<u4"]
     bins_written: int
-    seq_offsets_dtype: str = INDEX
+    seq_offsets_dtype: Literal["<u4", "<u8"] = INDEX
     loss_mask_alignment: Alignment | None = None
     num_sequences: int | None = None
     num_tokens: int | None = None
@@ -183,7 +180,7 @@ class MemmapShard(Closing):
             logger.warning(
                 "%s: an old shard, without hashes, whose manifest does not say how its loss masks "
                 "are aligned: taken as 'roll_right', which is what the code that writes such "
-                "manifests does; give loss_mask_alignment='label' if you know better",
+                "manifests does; pass the alignment 'label' if you know better",
                 self.folder,
             )
         return found or "roll_right"
@@ -280,22 +277,13 @@ def _read_manifest(folder: Path) -> tuple[ShardManifest, str]:
 
 
 def _manifest_problem(manifest: ShardManifest, fields: dict[str, JSON]) -> str | None:
-    if manifest.format != FORMAT or manifest.version != VERSION:
-        return f"format {manifest.format!r} {manifest.version!r}, wanted {FORMAT!r} {VERSION!r}"
     if set(fields) & (_KEYS - _OLD_KEYS):
         if not set(fields) >= _KEYS or not is_sealed(fields):
             return f"{SEAL} does not match: the manifest was changed or damaged"
         if set(manifest.files or ()) != {f"{name}.npy" for name in ARRAYS}:
             return f"lists the files {sorted(manifest.files or ())}"
-    if not (0 <= manifest.num_bins <= 2**40 and 1 <= manifest.pack_size <= MAX_PACK_SIZE):
-        return f"num_bins={manifest.num_bins:,} and pack_size={manifest.pack_size:,}"
     if manifest.bins_written != manifest.num_bins:
         return f"{manifest.bins_written:,} of {manifest.num_bins:,} bins were written"
-    dtypes = (manifest.loss_mask_dtype.lstrip("<|"), manifest.index_dtype)
-    if manifest.dtype not in TOKEN_DTYPES or dtypes != ("u1", INDEX):
-        return f"dtypes {manifest.dtype!r}, {dtypes}; wanted one of {TOKEN_DTYPES}, u1, {INDEX}"
-    if manifest.seq_offsets_dtype not in (INDEX, "<u8"):
-        return f"seq_offsets_dtype={manifest.seq_offsets_dtype!r}, wanted {INDEX} or <u8"
     return None
 
 

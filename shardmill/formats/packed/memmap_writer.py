@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import BuildError, OptionError
 from shardmill.formats.packed.files import StagedFolder, file_sha256, write_manifest, writing
-from shardmill.formats.packed.memmap import FORMAT, INDEX, MASK, VERSION
+from shardmill.formats.packed.memmap import INDEX, MASK
 from shardmill.formats.packed.records import (
     Check,
     PackedBlock,
@@ -204,8 +204,8 @@ class MemmapShardWriter:
             for name, digest in zip(names, hashes, strict=True)
         }
         manifest: dict[str, JSON] = {
-            "version": VERSION,
-            "format": FORMAT,
+            "version": "1.0",
+            "format": "memmap_padded_v1",
             "num_bins": self.num_bins,
             "pack_size": self.pack_size,
             "dtype": self.dtype.str,

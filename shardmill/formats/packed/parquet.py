@@ -267,9 +267,10 @@ def _pack_size(stated: list[int | None], given: SupportsIndex | None, path: Path
         raise OptionError(f"{path}: pack_size is said to be {sorted(sizes)}; wanted one of them")
     if given is None and None in stated:
         raise OptionError(
-            f"{path}: does not say its pack_size: pass it (pack_size=N), or turn the file "
-            "into a shard that says it, with `shardmill convert --from parquet --to memmap "
-            "--pack-size N`"
+            f"{path}: does not say its pack size: pass {{pack_size}}, or turn the file into a "
+            "shard that says it, with `shardmill convert --from parquet --to memmap --pack-size "
+            "N`",
+            pack_size=...,
         )
     return sizes.pop()
 

@@ -307,12 +307,14 @@ class _Machine:
     def _push(self, value: object) -> None:
         self._stack.append(value)
 
-    def _pop(self) -> Any:
-        if not self._stack:
-            raise PickleDamagedError("it takes from an empty stack")
-        return self._stack.pop()
-
-    def _above_mark(self) -> list[Any]:
+    def _take(self, count: int | None) -> list[Any]:
+        """The last `count` values, or those above the last mark."""
+        if count is not None:
+            if len(self._stack) < count:
+                raise PickleDamagedError("it takes values that do not exist")
+            items = self._stack[-count:]
+            del self._stack[-count:]
+            return items
         for place in range(len(self._stack) - 1, -1, -1):
             if self._stack[place] is _Sign.MARK:
                 items = self._stack[place + 1 :]
@@ -362,7 +364,7 @@ class _Machine:
     def _unicode(self, width: int) -> None:
         self._bytes(width, 255)
         try:
-            self._stack.append(self._pop().decode("utf-8"))
+            self._stack[-1] = self._stack[-1].decode("utf-8")
         except UnicodeDecodeError as error:
             raise PickleDamagedError("a name that is no UTF-8") from error
 
@@ -371,7 +373,7 @@ class _Machine:
         self._stack_global()
 
     def _stack_global(self) -> None:
-        name, module = self._pop(), self._pop()
+        module, name = self._take(2)
         found = None
         if isinstance(module, str) and isinstance(name, str):
             found = _GLOBALS.get((module, name))
@@ -380,7 +382,7 @@ class _Machine:
         self._stack.append(found)
 
     def _reduce(self) -> None:
-        args, function = self._pop(), self._pop()
+        function, args = self._take(2)
         if not isinstance(args, tuple):
             raise PickleDamagedError("a call without arguments")
         if function is _Global.RECONSTRUCT and args == (_Global.NDARRAY, (0,), b"b"):
@@ -396,7 +398,8 @@ class _Machine:
             raise _RefusedError(f"the call {function!s:.60}{_shown(args)}")
 
     def _build(self) -> None:
-        state, target = self._pop(), self._stack[-1] if self._stack else None
+        (state,) = self._take(1)
+        target = self._stack[-1] if self._stack else None
         if isinstance(target, _DType) and isinstance(state, tuple) and target.build(state):
             return
         if not isinstance(target, _Array) or not isinstance(state, tuple) or len(state) != 5:
@@ -424,13 +427,8 @@ class _Machine:
         else:
             self._stack.append(_Numbers())
 
-    def _append(self) -> None:
-        self._extend([self._pop()])
-
-    def _appends(self) -> None:
-        self._extend(self._above_mark())
-
-    def _extend(self, items: list[Any]) -> None:
+    def _extend(self, count: int | None) -> None:
+        items = self._take(count)
         target = self._stack[-1] if self._stack else None
         if isinstance(target, _Outer):
             if any(item is not _Sign.DONE for item in items):
@@ -444,15 +442,8 @@ class _Machine:
         else:
             raise PickleDamagedError("elements, but no list to hold them")
 
-    def _tuple(self, size: int | None) -> None:
-        """A tuple of the last `size` values, or of those above the mark."""
-        if size is None:
-            items = self._above_mark()
-        elif len(self._stack) < size:
-            raise PickleDamagedError("a tuple of values that do not exist")
-        else:
-            items = self._stack[-size:]
-            del self._stack[-size:]
+    def _tuple(self, count: int | None) -> None:
+        items = self._take(count)
         if not 0 < len(items) < 9 or any(isinstance(item, _Sign) for item in items):
             raise _RefusedError(f"a tuple of {len(items):,} things")
         self._stack.append(tuple(items))
@@ -469,14 +460,8 @@ class _Machine:
         if self._outer is None or not is_element:
             raise _RefusedError("a dict that is no element of the array")
 
-    def _setitem(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._set_items([key, value])
-
-    def _setitems(self) -> None:
-        self._set_items(self._above_mark())
-
-    def _set_items(self, items: list[Any]) -> None:
+    def _set_items(self, count: int | None) -> None:
+        items = self._take(count)
         target = self._stack[-1] if self._stack else None
         if not isinstance(target, dict) or len(items) % 2:
             raise PickleDamagedError("keys and values, but no open dict to hold them")
@@ -521,11 +506,11 @@ _ACTIONS: dict[int, tuple[Any, ...]] = {  # opcode -> what to do, and the argume
     ord("c"): (_Machine._global,),
     0x93: (_Machine._stack_global,),
     ord("]"): (_Machine._empty_list,),
-    ord("a"): (_Machine._append,),
-    ord("e"): (_Machine._appends,),
+    ord("a"): (_Machine._extend, 1),
+    ord("e"): (_Machine._extend, None),
     ord("}"): (_Machine._empty_dict,),
-    ord("s"): (_Machine._setitem,),
-    ord("u"): (_Machine._setitems,),
+    ord("s"): (_Machine._set_items, 2),
+    ord("u"): (_Machine._set_items, None),
     0x85: (_Machine._tuple, 1),
     0x86: (_Machine._tuple, 2),
     0x87: (_Machine._tuple, 3),

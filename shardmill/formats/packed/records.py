@@ -155,8 +155,9 @@ def checked_alignment(alignment: str) -> Alignment:
         if alignment == known:
             return known  # type: ignore[no-any-return]
     raise OptionError(
-        f"loss_mask_alignment={alignment!r}: wanted 'label' (mask[j] says whether ids[j + 1] is "
-        "trained) or 'roll_right' (the token mask moved right by one over the whole bin)"
+        "{loss_mask_alignment}: wanted 'label' (mask[j] says whether ids[j + 1] is trained) or "
+        "'roll_right' (the token mask moved right by one over the whole bin)",
+        loss_mask_alignment=alignment,
     )
 
 
@@ -174,7 +175,7 @@ def given_pack_size(pack_size: SupportsIndex) -> int:
     """A pack size that a caller gave."""
     size = whole_number(pack_size, "pack_size")
     if size > MAX_PACK_SIZE:
-        raise OptionError(f"pack_size={size:,}: wanted at most {MAX_PACK_SIZE:,}")
+        raise OptionError(f"{{pack_size}}: wanted at most {MAX_PACK_SIZE:,}", pack_size=size)
     return size
 
 

@@ -106,7 +106,9 @@ def cut_segments(borders: Borders) -> Segments:
             f"{num_windows:,} windows of {seq_len:,} inputs are {total:,} tokens; cu_seqlens are "
             f"int32, so a batch holds at most {_MAX_TOKENS:,}: ask for fewer windows"
         )
-    heads = _heads(borders)
+    windows, columns = _inner_borders(borders)
+    # pieces begin at every window and every border
+    heads = np.sort(np.append(np.arange(num_windows) * seq_len, windows * seq_len + columns))
     edges = np.append(heads, total)
     lengths = np.diff(edges)
     # lengths [2 3]: steps [0 1 -1 1 1] -> positions [0 1 0 1 2]. A sum is quicker than np.repeat,
@@ -151,23 +153,10 @@ class DocumentWindows:
             mask_labels(labels, borders)
         segments = cut_segments(borders)
         if true_positions:
-            self._count_from_the_start(positions, segments)
+            before = self.document_starts.searchsorted(positions, side="right") - 1
+            missed = positions - self.document_starts[before]
+            segments.position_ids[...] += np.where(segments.doc_ids == 0, missed[:, None], 0)
         return DocumentBatch(input_ids=input_ids, labels=labels, segments=segments)
-
-    def _count_from_the_start(self, starts: OffsetArray, segments: Segments) -> None:
-        before = self.document_starts.searchsorted(starts, side="right") - 1
-        missed = starts - self.document_starts[before]
-        segments.position_ids[...] += np.where(segments.doc_ids == 0, missed[:, None], 0)
-
-
-def _heads(borders: Borders) -> OffsetArray:
-    """Where pieces begin in the inputs of all windows: at every border and every window."""
-    windows, columns = _inner_borders(borders)
-    seq_len = borders.length - 1
-    heads = np.concatenate((np.arange(borders.num_windows), windows)) * seq_len
-    heads[borders.num_windows :] += columns
-    heads.sort(kind="stable")
-    return heads
 
 
 def _inner_borders(borders: Borders) -> tuple[OffsetArray, OffsetArray]:

@@ -387,7 +387,7 @@ def test_a_key_that_the_backend_does_not_look_at_is_refused_by_name(data, key, v
     backend = data["backend"]
     message = refusal(changed("data", {**data, key: value}))
     assert message.startswith(f"config: data.{key}: for data.backend = ")
-    assert message.endswith(f'not "{backend}": leave it away')
+    assert message.endswith(f'not "{backend}": leave it out')
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Real ranks: two processes of torchrun read a disjoint cover, and one or three go on exactly."""
+"""Real ranks: two processes of torchrun read a disjoint cover, and one or three continue it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_sources(folder: Path) -> None:
 
 
 def torchrun(folder: Path, out: Path, *, ranks: int, batch_size: int, steps: int) -> dict[str, Any]:
-    """What the ranks told, after all of them told the same."""
+    """What the ranks reported; all of them report the same."""
     out.mkdir()
     launch = f"-m torch.distributed.run --log-dir {out / 'logs'} "
     launch += "--standalone --local-addr 127.0.0.1 --nproc-per-node"
@@ -45,10 +45,10 @@ def torchrun(folder: Path, out: Path, *, ranks: int, batch_size: int, steps: int
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = [json.loads((out / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
-    assert all(one == told[0] for one in told)
-    assert list(told[0]) == NAMES
-    return told[0]
+    reported = [json.loads((out / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
+    assert all(one == reported[0] for one in reported)
+    assert list(reported[0]) == NAMES
+    return reported[0]
 
 
 def assert_read_in_order(name: str, steps: list[list[list[int]]], wanted: list[int]) -> None:
@@ -106,10 +106,10 @@ def test_two_ranks_cover_the_global_order_and_one_or_three_go_on_exactly(tmp_pat
         (folder / f"{name}.json").write_text(json.dumps(states[1]))  # any rank's will do
     for ranks, batch_size, steps in ((1, 5, 6), (3, 2, 5)):
         out = tmp_path / f"then_{ranks}"
-        told = torchrun(folder, out, ranks=ranks, batch_size=batch_size, steps=steps)
+        reported = torchrun(folder, out, ranks=ranks, batch_size=batch_size, steps=steps)
         for name in NAMES:
-            assert_read_in_order(name, told[name]["steps"], order[name][40:])
-            assert [state["samples"] for state in told[name]["states"]] == [70] * ranks
+            assert_read_in_order(name, reported[name]["steps"], order[name][40:])
+            assert [state["samples"] for state in reported[name]["states"]] == [70] * ranks
 
 
 def test_the_order_that_ranks_are_compared_with_is_a_shuffle_of_both_sources(tmp_path):

@@ -291,7 +291,7 @@ def check_row(row: dict[str, list[int]], item, *, pad: int, keep_last: bool) -> 
     assert set(row["cu_seqlens"][len(edges) :]) == {-1}
     assert edges[0] == 0
     assert edges == sorted(edges)
-    assert edges[-1] == length, "kernels expect no place behind the last sequence"
+    assert edges[-1] == length, "kernels expect nothing after the last sequence"
     found = [
         {name: row[name][start:stop] for name in ("tokens", "labels", "loss_mask", "position_ids")}
         for start, stop in pairwise(edges)
@@ -370,7 +370,7 @@ def test_megatrons_rotary_embedding_sees_our_positions(tmp_path, ranks: int) -> 
             angle = angles[row["position_ids"][mine]][:, 0]
             turned = torch.cat((-values[..., 2:], values[..., :2]), -1)
             wanted = values * angle.cos() + turned * angle.sin()
-            used = mine < int(row["token_count"])  # positions of padding are 0, and nobody's
+            used = mine < int(row["token_count"])  # positions of padding are 0
             assert used.sum() > 0
             assert torch.allclose(found[used], wanted[used], atol=1e-6)
 
@@ -523,7 +523,7 @@ def test_the_pack_size_of_foreign_parquet_can_be_said_to_a_dataset(tmp_path) -> 
 
 
 def test_a_sequence_of_one_token_is_an_empty_span_as_in_megatron() -> None:
-    """It has no input, yet it is counted: its edge is told twice, and no token lies between."""
+    """It has no input, yet it is counted: its edge appears twice, with no token between."""
     items = [{"input_ids": [1, 2, 3, 4], "loss_mask": [1, 0, 0, 0], "seq_boundaries": [0, 2, 3, 4]}]
     batch = collate_packed(items, pad_to=3)
     assert batch["tokens"].tolist() == [[1, 0, 0]]

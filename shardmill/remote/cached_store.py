@@ -1,9 +1,14 @@
-"""A bounded folder of fetched files that several processes share.
+"""Read a remote store through a bounded local cache that many processes may share.
 
-A file is visible whole or not at all. Files and those being fetched never take more than
-`max_bytes`; the least recently used file goes first, and never one that is held. A process that
-dies holds nothing. Each file is fetched by one thread of one process at a time, while the others
-wait for it. Network disks without `flock` are not supported.
+A shard is fetched when it is first read, checked by sha256, and stays in the cache while it is held
+or mapped. The tokens are the same as those of a local copy. One `TokenSpace` maps at most half of
+the cache, so that two processes fit beside each other. Windows in random order read all shards all
+the time: use `shuffle="block"`, or a cache that holds the whole split.
+
+In the cache a file is visible whole or not at all. Files and those being fetched never take more
+than `max_bytes`; the least recently used file goes first, and never one that is held. A process
+that dies holds nothing. Each file is fetched by one thread of one process at a time, while the
+others wait for it. Network disks without `flock` are not supported.
 
 The protocol, in locks of the kernel (storage/atomic.py):
 1. Names change only under `.lock`: a part appears, becomes the file, goes; a file goes. So names do
@@ -24,14 +29,164 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.errors import DamagedStoreError, ShardmillError, StoreError
+from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, StoreError
+from shardmill.protocols import Closing
+from shardmill.records import OffsetArray
+from shardmill.remote.contents import Contents, list_remote, remote_contents
+from shardmill.remote.folder import RemoteFolder, open_folder
+from shardmill.remote.transfer import check_size, fetch, in_parallel
 from shardmill.storage.atomic import LockedFile
+from shardmill.store import Exclusions
+from shardmill.store.layout import DTYPES
+from shardmill.store.manifest import SplitEntry, decode_manifest, fingerprint
+from shardmill.store.readers import TokenSpace
+from shardmill.store.readers.files import ShardFiles
+from shardmill.store.store import map_index
+from shardmill.urls import Url
+
+How: TypeAlias = tuple[Url, str, int, int, dict[str, Any]]
+"""URL, folder of the cache, its bytes, threads, options of the client."""
+
+
+def open_remote(
+    url: str,
+    *,
+    cache: str | Path,
+    max_bytes: int,
+    workers: int = 4,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoteStore:
+    """The store at `url`; its indexes are fetched now, its shards when they are read.
+
+    `max_bytes` bounds the whole folder `cache`: all processes that share it must give the same.
+    What is excluded is fixed when the store is opened.
+    """
+    how = (Url(url), str(Path(cache).absolute()), max_bytes, workers, dict(storage_options or {}))
+    remote = open_folder(url, storage_options)
+    return RemoteStore(remote_contents(remote, list_remote(remote)), how)
+
+
+class RemoteStore(Closing):
+    """A finished store on object storage. Made by `open_remote`; threads may share it."""
+
+    def __init__(self, contents: Contents, how: How) -> None:
+        self._url, folder, max_bytes, workers, self._options = how
+        self.url = str(self._url)  # without secrets
+        if contents.kind != "store":
+            raise OptionError(f"{self.url}: a {contents.kind}, not a store: pull it to read it")
+        self._how, self._contents = how, contents
+        self._workers = whole_number(workers, "workers")
+        self.manifest = decode_manifest(contents.manifest, where=self.url)
+        self.splits: tuple[str, ...] = tuple(self.manifest.splits)
+        self.dtype: str = DTYPES[self.manifest.token_dtype]
+        self.fingerprint = fingerprint(self.manifest)
+        self.exclusions: Exclusions = contents.exclusions or Exclusions(
+            store=self.fingerprint, entries=(), sha256=None
+        )
+        self.name = self.url.rstrip("/").rpartition("/")[2]
+        self.is_chat = any(split.chat is not None for split in self.manifest.splits.values())
+        self._facts = {fact.name: fact for fact in contents.files}
+        self._cache = FileCache(folder, max_bytes)
+        self.folder = self._cache.folder / contents.manifest_sha256[:32]  # of its cached files
+        self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
+        self._indexes: dict[str, Lease] = {}
+        self._hold_indexes()
+
+    def open_tokens(self, split: str) -> TokenSpace:
+        """All tokens of a split; shards are fetched as their windows are read."""
+        files = RemoteFiles(self, split)
+        largest = max((files.file_bytes(shard) for shard in range(len(files))), default=1)
+        # The shard that is being read stays a little longer, hence one less.
+        max_maps = self._cache.max_bytes // largest // 2 - 1
+        return TokenSpace(files, max_maps=min(max(max_maps, 1), 256), reader="grouped")
+
+    def document_starts(self, split: str) -> OffsetArray:
+        """(documents,) int64, read-only: where documents start in the whole split."""
+        entry = self.entry(split)
+        if not self._indexes:
+            self._hold_indexes()
+        return map_index(self._indexes[entry.index.file].path, entry.documents)
+
+    def entry(self, split: str) -> SplitEntry:
+        """The manifest's entry of a split."""
+        if split not in self.manifest.splits:
+            raise OptionError(f"{self.url}: no split {split!r}; it has {list(self.splits)}")
+        return self.manifest.splits[split]
+
+    def lease(self, name: str) -> Lease:
+        """A file of the store, which is fetched if it is not in the cache."""
+        if self._opened is None or self._opened[0] != os.getpid():  # no client survives a fork
+            self._opened = os.getpid(), open_folder(self._url.reveal(), self._options)
+        fact, remote = self._facts[name], self._opened[1]
+        size = check_size(remote, fact, fact.size)
+
+        def bring(part: Path) -> None:
+            fetch(remote, fact, size, part, lambda _: None)
+
+        return self._cache.hold(f"{self.folder.name}/{name}", size, bring)
+
+    def close(self) -> None:
+        """Release everything; may be called again. The files stay in the cache."""
+        indexes, self._indexes = self._indexes, {}
+        for lease in indexes.values():
+            lease.close()
+
+    def _hold_indexes(self) -> None:
+        names = [split.index.file for split in self.manifest.splits.values()]
+        leases = in_parallel(self._workers, self.lease, names)
+        self._indexes = dict(zip(names, leases, strict=True))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self._how, self._contents.manifest_sha256)
+
+    def __repr__(self) -> str:
+        return f"RemoteStore({self.url!r}, splits={list(self.splits)})"
+
+
+class RemoteFiles(ShardFiles):
+    """The shards of a split that hold tokens. Pickles as its store."""
+
+    def __init__(self, store: RemoteStore, split: str) -> None:
+        shards = [shard for shard in store.entry(split).shards if shard.tokens]
+        numbers = np.zeros((3, len(shards)), np.int64)
+        numbers[0] = [shard.tokens for shard in shards]
+        numbers[1] = width = np.dtype(store.dtype).itemsize
+        paths = [f"{store.url}/{shard.file}" for shard in shards]
+        super().__init__(paths, numbers, width, np.empty(0, np.int64))  # the cache checks its files
+        self._names = [shard.file for shard in shards]
+        self._store, self._split = store, split
+
+    def open(self, shard: int) -> int:
+        """A descriptor of the file in the cache, which stays there until the last copy of the
+        descriptor is closed: a map keeps its own."""
+        lease = self._store.lease(self._names[shard])
+        try:
+            return lease.descriptor()
+        finally:
+            lease.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFiles, (self._store, self._split)
+
+
+def _reopen(how: How, wanted: str) -> RemoteStore:
+    url, cache, max_bytes, workers, options = how
+    store = open_remote(
+        url.reveal(), cache=cache, max_bytes=max_bytes, workers=workers, storage_options=options
+    )
+    if store._contents.manifest_sha256 != wanted:
+        raise DamagedStoreError(f"{url}: was replaced since this store was pickled; open it again")
+    return store
+
 
 Fetch = Callable[[Path], None]
 """Writes the whole file to the part at this path; what is there already is its beginning."""
