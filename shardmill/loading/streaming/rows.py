@@ -375,7 +375,7 @@ def _packed_rows(
     row_of = np.zeros(len(documents.cut) if len(order) else 0, np.int64)
     row_of[example[start == 0]] = row[start == 0]
     counted = len(row_of)  # none if there is no row
-    counts = _counts(row_of, documents.lengths[:counted], documents.cut[:counted], len(order))
+    begun = _counts(row_of, documents.lengths[:counted], documents.cut[:counted], len(order))
 
     given = np.arange(1, len(order) + 1, dtype=np.int64)
     last = given == len(order)
@@ -386,7 +386,7 @@ def _packed_rows(
         block=last.astype(np.int64),
         document=np.where(last, end.document, begin.document),
         part=np.where(last, 0, given),
-        **counts,
+        **begun,
         read=read,
     )
 
