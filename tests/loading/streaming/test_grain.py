@@ -125,7 +125,7 @@ def test_a_refused_state_loses_nothing_that_was_read_ahead() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_an_error_comes_behind_the_batches_before_it_and_again_when_asked_again(
+def test_an_error_comes_after_the_batches_before_it_and_again_when_asked_again(
     prefetch: int,
 ) -> None:
     class Breaking(NumberEncoder):

@@ -57,18 +57,20 @@ def test_rows_joined_are_the_documents_end_to_end(blocks, seq_len, chunk) -> Non
 
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS)
-def test_chunks_change_neither_rows_nor_marks(blocks, seq_len, chunk) -> None:
+def test_chunks_change_neither_rows_nor_positions(blocks, seq_len, chunk) -> None:
     assert rows_of(blocks, seq_len, chunk=chunk) == rows_of(blocks, seq_len, chunk=(1000,))
 
 
 @settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS, picks=st.randoms())
-def test_from_the_mark_behind_any_row_the_later_rows_follow(blocks, seq_len, chunk, picks) -> None:
+def test_from_the_position_after_any_row_the_later_rows_follow(
+    blocks, seq_len, chunk, picks
+) -> None:
     rows = rows_of(blocks, seq_len)
     for number in picks.sample(range(1, len(rows) + 1), min(6, len(rows))):
         later = rows_of(blocks, seq_len, start=rows[number - 1][2], chunk=chunk)
         assert later == rows[number:]
-        if later:  # and once more, from a mark of the resumed stream
+        if later:  # and once more, from a position of the resumed stream
             again = later[0][2]
             assert rows_of(blocks, seq_len, start=again) == rows[number + 1 :]
 
@@ -81,7 +83,7 @@ def test_documents_are_counted_once_where_they_begin(blocks, seq_len) -> None:
     position = 0
     for document in documents_of(blocks):
         row = position // (seq_len + 1)
-        if row < len(rows):  # behind the last id of a stream there may be no row to count in
+        if row < len(rows):  # after the last id of a stream there may be no row to count in
             wanted[row][0] += bool(document.ids)
             wanted[row][1] += document.cut > 0
             wanted[row][2] += document.cut

@@ -124,7 +124,7 @@ def refused(stream: Iterator[Any]) -> None:
         next(stream)
 
 
-def test_two_threads_on_one_stream_are_told_apart_from_the_start() -> None:
+def test_a_second_thread_on_one_stream_is_refused() -> None:
     with open_stream(ENDLESS) as stream:
         asking = threading.Thread(target=refused, args=(stream,))
         asking.start()
@@ -200,10 +200,10 @@ def test_ctrl_c_ends_a_stream_whose_hub_does_not_answer(
             while process.poll() is None and not _is_stuck(hub, asked):
                 threading.Event().wait(0.1)
             process.send_signal(signal.SIGINT)
-            told = process.communicate(timeout=600)[1]
-    assert process.returncode == 130, told
-    assert "Traceback" not in told
-    assert "Fatal Python error" not in told
+            printed = process.communicate(timeout=600)[1]
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert "Fatal Python error" not in printed
 
 
 def _is_stuck(hub: LoopbackHub, asked: int) -> bool:
