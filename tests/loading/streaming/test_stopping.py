@@ -27,7 +27,7 @@ from tests.helpers import wait_for as wait_for_condition
 
 ENDLESS: dict[str, Any] = {  # a batch takes hours
     "data": {"backend": "local_text", "local_text": ["abc", "def"], "tokenizer": {"kind": "byte"}},
-    "train": {"seq_len": 2**28, "batch_size": 1},
+    "train": {"seq_len": 2**24, "batch_size": 1},
     "model": {"eos_token_id": 256},
 }
 SMALL: dict[str, Any] = {**ENDLESS, "train": {"seq_len": 8, "batch_size": 1}}
@@ -187,7 +187,7 @@ def test_ctrl_c_ends_a_stream_whose_hub_does_not_answer(
         "model": {"eos_token_id": 256},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    trouble: dict[str, Any] = {"status": 503} if fault == "refuses" else {"delay": 8.0}
+    trouble: dict[str, Any] = {"status": 503} if fault == "refuses" else {"delay": 4.0}
     with LoopbackHub() as hub:
         hub.publish("own/docs", tmp_path / "docs")
         hub.faults.append(Fault(path="train-", times=10**6, skip=6, method="GET", **trouble))
