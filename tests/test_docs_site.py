@@ -100,6 +100,7 @@ def is_told(module: ModuleType, name: str) -> bool:
     words = (getattr(value, "__doc__", "") or "").strip()
     own = callable(value) and not value.__module__.startswith(("typing", "builtins"))
     is_file = getattr(value, "__module__", "").rpartition(".")[2] == name
+    is_file = is_file or Path(module.__file__ or "").with_name(f"{name}.py").exists()
     return own and bool(words) and not words.startswith(f"{name}(") and not is_file
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.errors import DamagedStoreError, OptionError
+from shardmill.errors import OptionError
 from shardmill.packing import Long, PackPlan, Pieces, cut_examples, packer_named
 from shardmill.records import OffsetArray
 from shardmill.store import PlanOptions, Store, StoredPlan, open_store, read_plan
@@ -128,7 +128,7 @@ def _cut_split(store: Store, split: str, options: PlanOptions) -> _CutSplit:
     lengths = np.diff(starts, append=store.num_tokens(split))
     if len(lengths) and lengths.min() < 0:
         example = int(np.flatnonzero(lengths < 0)[0])
-        raise _damaged(store, split, f"example {example:,} ends before it starts")
+        raise store.damaged(split, f"example {example:,} ends before it starts")
     pieces = cut_examples(lengths, options.capacity, options.long, overlap=1)
     begins, long = starts[pieces.example], pieces.long
     return _CutSplit(
@@ -224,8 +224,8 @@ def _check_totals(store: Store, split: str, metrics: PlanMetrics) -> None:
     num_tokens, chat = store.num_tokens(split), store.manifest.splits[split].chat
     trained = int(trained_before(bits, np.array([num_tokens]))[0])
     if chat is None or trained != chat.trained_tokens:
-        raise _damaged(
-            store, split, f"its mask trains {trained:,} tokens, its manifest says otherwise"
+        raise store.damaged(
+            split, f"its mask trains {trained:,} tokens, its manifest says otherwise"
         )
     firsts = starts[np.diff(starts, append=num_tokens) > 0]
     first_bits = bits[firsts >> 3] >> (firsts & 7).astype(np.uint8)
@@ -235,10 +235,3 @@ def _check_totals(store: Store, split: str, metrics: PlanMetrics) -> None:
     assert kept + sum(entry.tokens for entry in left_out) == num_tokens
     kept_labels = metrics.trained_labels + metrics.truncated_labels
     assert kept_labels + sum(entry.labels for entry in left_out) == labels
-
-
-def _damaged(store: Store, split: str, what: str) -> DamagedStoreError:
-    return DamagedStoreError(
-        f"{store.folder}, split {split!r}: {what}; check it with `shardmill verify`, then copy or "
-        "build it again"
-    )

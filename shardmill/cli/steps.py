@@ -63,7 +63,7 @@ class TrainingOrder:
 
 
 def find_moment(folder: Path | None, call: TrainingOrder) -> tuple[DataConfig, Moment]:
-    """The config of the data and the batch that is meant. The caller closes its stream."""
+    """The config of the data, and the batch that the options name. The caller closes its stream."""
     state = {} if call.state is None else read_state(call.state)
     config = _config(folder, call, state)
     seq_len = state.get("seq_len") if call.seq_len is None else call.seq_len

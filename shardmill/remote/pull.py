@@ -52,7 +52,7 @@ from shardmill.store.exclusions import write_exclusions
 from shardmill.store.layout import EXCLUDE, META, ORIGINS
 from shardmill.store.manifest import decode_manifest, fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
-from shardmill.store.store import foreign
+from shardmill.store.store import foreign, names_in
 from shardmill.store.verify import VerifyReport
 
 
@@ -172,9 +172,7 @@ def _store_contents(remote: RemoteFolder, found: Listing) -> tuple[Contents, Man
 
 def _is_here(target: Path, contents: Contents) -> bool:
     """Whether this very folder is at `target`; raises if something else is."""
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise StoreExistsError(f"{target}: a file or link is in the way; move it away first")
-    names = sorted(entry.name for entry in target.iterdir()) if target.exists() else []
+    names = names_in(target)
     if not names:
         return False
     try:

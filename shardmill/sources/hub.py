@@ -261,7 +261,21 @@ def _open(source: HubDataset, state: JSON) -> _Rows:
                 before = None if source.shuffle else stream.state_dict()
 
 
-class HubSource(NamedSource):
+class _OfSplit:
+    """What the sources of a hub dataset share."""
+
+    _split: HubSplit
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._split})"
+
+    @property
+    def revision(self) -> str:
+        """The commit; asks the hub once."""
+        return self._split.revision
+
+
+class HubSource(_OfSplit, NamedSource):
     """Documents of one split of a hub dataset. Options are those of `HubOptions`."""
 
     def __init__(
@@ -275,14 +289,6 @@ class HubSource(NamedSource):
         super().__init__(name or dataset, limits)
         self._split = HubSplit(dataset, options)
         self._field: str | None = None
-
-    def __repr__(self) -> str:
-        return f"HubSource({self._split})"
-
-    @property
-    def revision(self) -> str:
-        """The commit; asks the hub once."""
-        return self._split.revision
 
     def describe(self) -> dict[str, JSON]:
         """Asks the hub for the commit, and for the columns when no field was named."""
@@ -390,7 +396,7 @@ class HubPiece(FileListSource):
         return HubPiece(files[0], format, name=name, described=self._described)
 
 
-class HubParquetSource(FileListSource):
+class HubParquetSource(_OfSplit, FileListSource):
     """Documents of one split of a hub dataset of Parquet files. Options are those of `HubOptions`
     without `shuffle`."""
 
@@ -411,14 +417,6 @@ class HubParquetSource(FileListSource):
         super().__init__((), ParquetFormat(limits=limits), name=name or dataset)
         self._found: ParquetSplit | str | None = None
         self._field: str | None = None
-
-    def __repr__(self) -> str:
-        return f"HubParquetSource({self._split})"
-
-    @property
-    def revision(self) -> str:
-        """The commit; asks the hub once."""
-        return self._split.revision
 
     @property
     def files(self) -> tuple[HubInput, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardmill.arguments import nearest
 from shardmill.errors import OptionError
@@ -58,14 +59,6 @@ _SHAREGPT_ROLES |= {
 }
 _KEPT = ("name", "train", "reasoning_content", "tool_calls", "tool_call_id")
 """Further keys of a ShareGPT turn that are kept, as in `messages`."""
-
-
-def _is_messages(row: Object) -> bool:
-    return _turns_with(row, _MESSAGES_KEYS, "role", empty_key="messages")
-
-
-def _is_sharegpt(row: Object) -> bool:
-    return _turns_with(row, _SHAREGPT_KEYS, "from", empty_key="conversations")
 
 
 def _read_messages(row: Object) -> list[Message]:
@@ -123,15 +116,14 @@ def _tools_of(row: Object) -> list[Object] | None:
     return tools or None
 
 
-def _turns_with(row: Object, keys: Sequence[str], speaker: str, *, empty_key: str) -> bool:
-    for key in keys:
-        turns = row.get(key)
-        if isinstance(turns, list):
-            if turns and isinstance(turns[0], dict) and speaker in turns[0]:
-                return True
-            if not turns and key == empty_key:
-                return True
-    return False
+def _has_turns(row: Object, *, keys: Sequence[str], speaker: str, empty_key: str) -> bool:
+    """A list whose first turn names a speaker; or [] under `empty_key`."""
+    found = any(_begins_with(row.get(key), speaker) for key in keys)
+    return found or row.get(empty_key) == []
+
+
+def _begins_with(turns: object, speaker: str) -> bool:
+    return isinstance(turns, list) and isinstance((turns or [0])[0], dict) and speaker in turns[0]
 
 
 def _turns(row: Object, keys: Sequence[str], speaker: str) -> list[Message]:
@@ -139,10 +131,8 @@ def _turns(row: Object, keys: Sequence[str], speaker: str) -> list[Message]:
     lists = [row[key] for key in keys if isinstance(row.get(key), list)]
     if not lists:
         raise BadRowError("other_shape", f"no list under {' or '.join(map(repr, keys))}")
-    filled = [
-        turns for turns in lists if turns and isinstance(turns[0], dict) and speaker in turns[0]
-    ]
-    turns: list[Message] = filled[0] if filled else lists[0]
+    named = (found for found in lists if _begins_with(found, speaker))
+    turns: list[Message] = next(named, lists[0])
     for number, turn in enumerate(turns):
         if not isinstance(turn, dict):
             raise BadRowError("bad_message", f"turn {number} is {kind_of(turn)}, wanted an object")
@@ -340,14 +330,14 @@ _SHAPES = (
         "messages",
         "messages: [{role, content}, ...][, tools]",
         _MESSAGES_KEYS,
-        _is_messages,
+        partial(_has_turns, keys=_MESSAGES_KEYS, speaker="role", empty_key="messages"),
         _one(_read_messages),
     ),
     ConversationShape(
         "sharegpt",
         "conversations: [{from, value}, ...][, system, tools]",
         _SHAREGPT_KEYS,
-        _is_sharegpt,
+        partial(_has_turns, keys=_SHAREGPT_KEYS, speaker="from", empty_key="conversations"),
         _one(_read_sharegpt),
     ),
     ConversationShape(

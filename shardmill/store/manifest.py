@@ -481,26 +481,20 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
 
 def _json_problems(value: object) -> Iterator[str]:
     """What in `value` JSON would change."""
-    match value:
-        case None | bool() | int():
-            return
-        case str():
-            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-                yield f"{value!r} is not valid Unicode"
-        case float():
-            if not math.isfinite(value):
-                yield f"{value} is not a number in JSON"
-        case list() | tuple():
-            for item in value:
-                yield from _json_problems(item)
-        case dict():
-            for key, item in value.items():
-                if not isinstance(key, str):
-                    yield f"key {key!r} is not a string"
-                yield from _json_problems(key)
-                yield from _json_problems(item)
-        case _:
-            yield f"{value!r} ({type(value).__name__}) is not JSON"
+    if isinstance(value, dict):
+        yield from (f"key {key!r} is not a string" for key in value if not isinstance(key, str))
+        yield from _json_problems([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _json_problems(item)
+    elif isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            yield f"{value!r} is not valid Unicode"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield f"{value} is not a number in JSON"
+    elif value is not None and not isinstance(value, int):
+        yield f"{value!r} ({type(value).__name__}) is not JSON"
 
 
 def _split_problems(manifest: Manifest, split: SplitEntry) -> Iterator[str]:

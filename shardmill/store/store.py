@@ -184,6 +184,13 @@ class Store:
         numbers = _map(roles, np.dtype(np.uint8), entry.chat.num_turns)
         return ChatArrays(mask_bits=bits, turn_starts=starts, turn_roles=numbers)
 
+    def damaged(self, split: str, what: str) -> DamagedStoreError:
+        """The error for a split that contradicts itself."""
+        return DamagedStoreError(
+            f"{self.folder}, split {split!r}: {what}; check it with `shardmill verify`, then copy "
+            "or build it again"
+        )
+
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
         return _reopen, (str(self.folder), self.fingerprint)
 
@@ -391,9 +398,7 @@ def check_target(target: Path, *, overwrite: bool) -> bool:
     Returns whether there is a store or a placeholder that has to be replaced.
     """
     target = Path(target)
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise StoreExistsError(f"{target}: a file or link is in the way; move it away first")
-    names = sorted(entry.name for entry in target.iterdir()) if target.exists() else []
+    names = names_in(target)
     if not names:
         return False
     if META not in names:
@@ -419,6 +424,13 @@ def check_target(target: Path, *, overwrite: bool) -> bool:
             "the store around it; move it away first"
         )
     return True
+
+
+def names_in(target: Path) -> list[str]:
+    """What is in the folder where a store is to be; nothing if it is missing."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise StoreExistsError(f"{target}: a file or link is in the way; move it away first")
+    return sorted(entry.name for entry in target.iterdir()) if target.exists() else []
 
 
 def is_finished(folder: Path) -> bool:

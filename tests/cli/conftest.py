@@ -47,7 +47,7 @@ path = "store"
 
 
 @pytest.fixture
-def told(monkeypatch, capsys) -> Call:
+def run_cli(monkeypatch, capsys) -> Call:
     """Run the command where we are; gives (exit code, stdout, stderr)."""
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -63,7 +63,7 @@ def told(monkeypatch, capsys) -> Call:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory) -> Path:
-    """Made once; nobody writes here."""
+    """Made once; tests only read it."""
     place = tmp_path_factory.mktemp("workshop")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)

@@ -1,4 +1,4 @@
-"""`shardmill bench` measures what it says, and leaves nothing behind."""
+"""`shardmill bench` measures what it says, and leaves no file."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def scratch(tmp_path, monkeypatch) -> Path:
     return place
 
 
-def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here, told, scratch):
-    code, out, err = told("bench", "data/*.jsonl", "--tokenizer", "spm.model", *QUICK, "--json")
+def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here, run_cli, scratch):
+    code, out, err = run_cli("bench", "data/*.jsonl", "--tokenizer", "spm.model", *QUICK, "--json")
     assert code == 0, err
     rates = {rate["name"]: rate for rate in json.loads(out)["rates"]}
     assert list(rates) == [
@@ -60,12 +60,12 @@ def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here
 
 
 @pytest.mark.slow
-def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, told, scratch):
+def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, run_cli, scratch):
     pytest.importorskip("fastokens")
     spec = TrainSpec(vocab_size=400, model_type="byte-bpe")
     train_tokenizer(Path("bpe"), files=["books/*.txt"], spec=spec)
     ways = ("--tokenizer", "bpe/tokenizer.json", "--workers", "2", "--store", "store-now")
-    code, out, err = told("bench", "data/*.jsonl", *ways, *QUICK)
+    code, out, err = run_cli("bench", "data/*.jsonl", *ways, *QUICK)
     assert code == 0, err
     lines = out.splitlines()
     assert lines[0].split() == ["MB/s", "windows/s", "share"]
@@ -87,11 +87,11 @@ def test_a_store_alone_is_read_and_batches_fit_into_it(here):
         list(measure_reading(store, "val", seq_len=500, batch_size=1, seconds=0.01))
 
 
-def test_a_wrong_reader_is_refused_before_anything_is_built(here, told, scratch):
-    code, _, err = told("bench", "data/*.jsonl", "--tokenizer", "spm.model", "--reader", "mmap")
+def test_a_wrong_reader_is_refused_before_anything_is_built(here, run_cli, scratch):
+    code, _, err = run_cli("bench", "data/*.jsonl", "--tokenizer", "spm.model", "--reader", "mmap")
     assert code == 2
     assert "--reader mmap: wanted one of auto, mapped, pread" in err
-    code, _, err = told("bench", "--store", "store", "--reader", "pread", *QUICK)
+    code, _, err = run_cli("bench", "--store", "store", "--reader", "pread", *QUICK)
     assert code == 0, err
 
 

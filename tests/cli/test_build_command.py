@@ -124,7 +124,7 @@ def test_what_is_no_size_is_refused(text):
         parse_bytes(text, "memory")
 
 
-def test_a_dry_run_tells_the_plan_and_builds_nothing(call):
+def test_a_dry_run_prints_the_plan_and_builds_nothing(call):
     code, out, _ = call("build", pages("one", "two"), "--out", "s", "--dry-run", *BYTE)
     assert code == 0
     assert "pages.jsonl: 0.0 MB of input in 1 units, about " in out
@@ -139,7 +139,7 @@ def test_a_dry_run_tells_the_plan_and_builds_nothing(call):
     assert not Path("s").exists()
 
 
-def test_the_receipt_tells_what_the_machine_did(call):
+def test_the_receipt_has_time_workers_and_memory(call):
     code, out, _ = call("build", pages("one"), "--out", "s", "--json", "--workers", "1", *BYTE)
     assert code == 0
     receipt = json.loads(out)
@@ -156,7 +156,7 @@ def test_sizes_and_workers_that_make_no_sense_are_refused(call):
         assert "wanted" in err or "takes about" in err
 
 
-def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
+def test_ctrl_c_says_how_to_continue(call, monkeypatch):
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     seal = journal.SegmentWriter.seal
 

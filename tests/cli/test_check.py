@@ -79,7 +79,7 @@ def test_a_sound_folder_gets_a_receipt_its_flags_and_its_toml(check, tokens):
 def test_the_toml_and_the_flags_are_read_back_and_open_the_same_tokens(check, tmp_path):
     folder = tmp_path / "odd 'name'\u00e9"
     folder.mkdir()
-    np.zeros(4001, "<u4").tofile(folder / "a.bin")  # nobody can tell what zeros are
+    np.zeros(4001, "<u4").tofile(folder / "a.bin")  # zeros fit both dtypes
     np.zeros(2000, "<u4").tofile(folder / "b.bin")
     code, out, _ = check(folder, "--dtype", "uint32", "--seq-len", 60, "--json")
     facts = json.loads(out)
@@ -387,8 +387,8 @@ def test_a_sample_is_announced_and_counted(check, tmp_path):
     assert f"  largest id   59,999 ({tmp_path}/big/a.npy, token 59,999)\n" in out
 
 
-def test_a_place_is_told_in_its_file(tokens):
-    found = find_tokens(tokens, file_pattern=None, dtype=None, split=None)
+def test_a_token_is_located_in_its_file(tokens):
+    found = find_tokens(check_scan.CheckOptions(folder=tokens))
     assert [found.location(token) for token in (0, 999, 1000, 3499)] == [
         f"{tokens}/shard_00000.npy, token 0",
         f"{tokens}/shard_00000.npy, token 999",

@@ -1,4 +1,4 @@
-"""`shardmill exclude`: by document or by step, listed, taken back, told by the other commands."""
+"""`shardmill exclude`: by document or by step, listed, taken back, shown by the other commands."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_numbers_may_come_from_a_file(run, tmp_path):
         assert (code, words in err) == (2, True)
 
 
-def test_a_dry_run_tells_and_writes_nothing(run, tmp_path):
+def test_a_dry_run_prints_and_writes_nothing(run, tmp_path):
     arguments = ("exclude", "pages", "--document", "3", "--reason", "x", "--dry-run")
     code, out, _ = run(*arguments)
     assert (code, out) == (
@@ -125,7 +125,7 @@ def test_steps_are_the_tokens_of_all_samples_of_all_ranks(run):
     assert f"steps 4..6 of source 'pages' (3 x 2 samples, seq_len 10, seed 0), {len(tokens)}" in out
 
 
-def test_a_run_goes_on_past_excluded_steps_as_it_was(run):
+def test_a_run_continues_unchanged_after_excluded_steps(run):
     def rows(step: int) -> list[tuple[int, bytes]]:
         found = []
         for rank in range(3):

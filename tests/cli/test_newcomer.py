@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent.parent
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)
 
 
-def test_the_version_is_told_and_is_that_of_the_package() -> None:
+def test_the_printed_version_is_that_of_the_package() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardmill", "--version"],
         capture_output=True,

@@ -35,7 +35,7 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_a_receipt_tells_everything(call, tmp_path: Path) -> None:
+def test_a_receipt_has_every_count(call, tmp_path: Path) -> None:
     code, out, err = call("pack", "s", "--seq-len", "6", "--long", "split")
     assert (code, err) == (0, "")
     assert re.sub(r"[0-9.]+ s$", "N s", out, flags=re.MULTILINE) == (
@@ -59,10 +59,10 @@ def test_every_option_reaches_the_plan(call, tmp_path: Path) -> None:
         *("--seed", "7", "--max-per-row", "2", "--align-to", "4", "--long", "drop", "--json"),
     )
     assert code == 0
-    told = json.loads(out)
+    facts = json.loads(out)
     path = tmp_path / "s/packs/val-8-first-fit-shuffle-s7-max2-align4-drop.plan"
     plan = read_plan(path)
-    assert told["options"] == {
+    assert facts["options"] == {
         "seq_len": 8,
         "algorithm": "first-fit-shuffle",
         "seed": 7,
@@ -70,11 +70,18 @@ def test_every_option_reaches_the_plan(call, tmp_path: Path) -> None:
         "align_to": 4,
         "long": "drop",
     }
-    assert (told["plan"], told["split"], told["bytes"]) == (str(path), "val", path.stat().st_size)
-    assert (told["store"], told["fingerprint"]) == (open_store("s").fingerprint, plan.fingerprint)
-    assert told["metrics"]["left_out"]["too_long"] == {"pieces": 1, "tokens": 13, "labels": 3}
-    assert told["utilisation"] == plan.facts.utilisation
-    assert told["seconds"] >= 0
+    assert (facts["plan"], facts["split"], facts["bytes"]) == (
+        str(path),
+        "val",
+        path.stat().st_size,
+    )
+    assert (facts["store"], facts["fingerprint"]) == (
+        open_store("s").fingerprint,
+        plan.fingerprint,
+    )
+    assert facts["metrics"]["left_out"]["too_long"] == {"pieces": 1, "tokens": 13, "labels": 3}
+    assert facts["utilisation"] == plan.facts.utilisation
+    assert facts["seconds"] >= 0
 
 
 def test_a_mistake_is_one_line_and_nothing_is_written(call) -> None:
@@ -136,7 +143,7 @@ def test_verify_and_info_know_the_plans(call) -> None:
     assert "problem" in json.loads(call("pack", "s", "--list", "--json")[1])["plans"][0]
 
 
-def test_a_plan_of_the_store_before_it_was_built_again_is_told_stale(call) -> None:
+def test_a_plan_of_the_store_before_it_was_built_again_is_refused(call) -> None:
     call("pack", "s", "--seq-len", "12")
     shutil.move("s/packs", "kept")
     shutil.rmtree("s")

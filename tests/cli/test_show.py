@@ -203,7 +203,7 @@ def test_brackets_open_and_close_once_around_neighbours():
     assert "".join(piece.text for piece in bracketed(pieces)) == "[[aE]]turnb[[c]]"
 
 
-def test_markers_stand_alone_and_every_token_is_in_one_span():
+def test_every_marker_is_one_span_and_every_token_is_in_one_span():
     ids = np.array([1, 1, 5, 6, 1, 7])
     mask = np.array([0, 0, 0, 1, 1, 1], bool)
     kept, markers = np.ones(6, bool), np.array([1])

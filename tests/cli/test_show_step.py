@@ -113,7 +113,7 @@ def test_the_rows_are_those_of_a_loader(
         assert heads == (batch.doc_ids.max(axis=1) + 1).tolist()
 
 
-def test_every_document_of_a_row_is_told_and_decoded(show):
+def test_every_document_of_a_row_is_named_and_decoded(show):
     code, out, _ = show(
         *("pages", "--step", 0, "--batch-size", 2, "--seq-len", 40, "--shuffle", "none"),
         *("--json", *TOKENIZER),
@@ -306,7 +306,7 @@ PLACE = ["--step", "1", "--batch-size", "2", "--seq-len", "8"]
         ),
         (["pages", *PLACE, "--split", "test"], "none is 'test'"),
         (["bin", *PLACE, "--split", "train"], "bin is not a store, so it has no splits"),
-        (["bin", *PLACE, "--documents"], "nobody knows where the documents of"),
+        (["bin", *PLACE, "--documents"], "is not known where the documents of"),
         (["c", *PLACE], "a store of conversations"),
         (["nowhere", *PLACE], "nowhere is not a folder"),
         (["pages", *PLACE, "--tokenizer", "byte"], "not the tokenizer of this store"),

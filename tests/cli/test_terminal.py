@@ -105,9 +105,9 @@ def hostile(here) -> Path:
     for folder in (f"s{EVIL}", "marked"):
         manifest = read_manifest(Path(folder))
         named = [{**manifest.sources[0], "name": EVIL}]
-        told = dict.fromkeys(("dataset_name", "dataset_config", "split_rule"), f"{EVIL}\nfake")
+        said = dict.fromkeys(("dataset_name", "dataset_config", "split_rule"), f"{EVIL}\nfake")
         changed = msgspec.structs.replace(
-            manifest, **told, dataset_revision=EVIL, sources=type(manifest.sources)(named)
+            manifest, **said, dataset_revision=EVIL, sources=type(manifest.sources)(named)
         )
         Path(folder, "meta.json").write_bytes(encode_manifest(changed))
     talk = [{"role": "user", "content": EVIL}, {"role": "assistant", "content": EVIL}]
@@ -186,8 +186,8 @@ def test_every_command_is_called() -> None:
 
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 @pytest.mark.parametrize("name", CALLS)
-def test_no_command_passes_on_what_acts_on_a_terminal(name, debug, hostile, told) -> None:
-    code, out, err = told(*(["--debug"] if debug else []), *CALLS[name])
+def test_no_command_passes_on_what_acts_on_a_terminal(name, debug, hostile, run_cli) -> None:
+    code, out, err = run_cli(*(["--debug"] if debug else []), *CALLS[name])
     for text in (out, err):
         assert not FORBIDDEN.search(text), repr(text)
     assert code in (0, 1, 2)
@@ -205,7 +205,9 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(one)
 
 
-def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, told, monkeypatch):
+def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(
+    here, run_cli, monkeypatch
+):
     def log(*_: object, **__: object) -> None:
         logging.getLogger("shardmill.x").warning("ours: %s", f"{EVIL}\nshardmill: two")
         logging.getLogger("botocore.credentials").info("Found credentials in environment")
@@ -214,7 +216,7 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
         raise ValueError
 
     monkeypatch.setattr(sys.modules["shardmill.cli.commands.info"], "open_store", log)
-    code, _, err = told("info", "store")
+    code, _, err = run_cli("info", "store")
     assert code == 70
     assert not FORBIDDEN.search(err)
     assert err.startswith(f"ours: {printable(EVIL)}\n  shardmill: two\n{printable(EVIL)}\n")
@@ -257,6 +259,7 @@ def test_bars_on_a_terminal_show_names_and_obey_none() -> None:
 # only our own messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -264,7 +267,7 @@ def test_bars_on_a_terminal_show_names_and_obey_none() -> None:
         ("build", "s3://bucket/pushed/meta.json", "--out", "new", *SPM),
     ],
 )
-def test_a_client_of_object_storage_says_nothing_of_its_own(words, here, storage) -> None:
+def test_a_client_of_object_storage_prints_nothing(words, here, storage) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardmill", *words],
         capture_output=True,
@@ -276,7 +279,8 @@ def test_a_client_of_object_storage_says_nothing_of_its_own(words, here, storage
     assert all(line.startswith("shardmill: ") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_a_client_of_the_hub_says_nothing_of_its_own(here) -> None:
+@pytest.mark.slow
+def test_a_client_of_the_hub_prints_nothing(here) -> None:
     pytest.importorskip("datasets")
     with LoopbackHub() as hub:
         hub.publish("own/rows", here / "data")

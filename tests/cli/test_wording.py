@@ -1,4 +1,4 @@
-"""The command line names flags, the library names keywords; neither speaks the other's language."""
+"""The command line names flags, the library names keywords."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = {
     for flag in (*param.opts, *param.secondary_opts)
     if flag.startswith("--")
 }
-ROOMS_OF_COMMANDS = {"cli", "inspect", "testing"}
+PACKAGES_OF_COMMANDS = {"cli", "inspect", "testing"}
 """The inspector is reached by `shardmill view` alone."""
 BOTH = re.compile(r"`shardmill [^`]*`?|[\w=]+ (?:and \w+ )?\(--[\w -]+\)|--[\w-]+ \(\w+=\)")
 """A whole command, or a thing under both its names."""
@@ -54,7 +54,7 @@ def texts_in(path: Path) -> list[tuple[int, str]]:
 def test_the_library_names_no_flag_of_a_command() -> None:
     wrong = []
     for path in LIBRARY.rglob("*.py"):
-        if path.relative_to(LIBRARY).parts[0] in ROOMS_OF_COMMANDS:
+        if path.relative_to(LIBRARY).parts[0] in PACKAGES_OF_COMMANDS:
             continue
         for line, text in texts_in(path):
             found = FLAGS & set(re.findall(r"--[a-z][a-z-]*(?![\w.-])", BOTH.sub("", text)))
@@ -86,7 +86,9 @@ def test_options_of_an_error_are_flags_of_the_command(command, message, options,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_wrong_value_is_answered_with_a_keyword_of_python(name, here, told, monkeypatch) -> None:
+def test_no_wrong_value_is_answered_with_a_keyword_of_python(
+    name, here, run_cli, monkeypatch
+) -> None:
     def refused(*_: object) -> None:
         raise OptionError("not here")
 
@@ -97,7 +99,7 @@ def test_no_wrong_value_is_answered_with_a_keyword_of_python(name, here, told, m
         steps = name_of(param) == "steps"  # so many are no mistake
         for value in () if getattr(param, "is_flag", False) else WRONG[: 2 if steps else None]:
             words = _words(name, param, value)
-            _, _, err = told(*words)
+            _, _, err = run_cli(*words)
             for said in KEYWORD.findall(err):
                 wrong.append(f"{words}: {said} in {err}")
     assert not wrong, "\n".join(wrong[:5])

@@ -65,7 +65,8 @@ def s3_spot(s3: LoopbackS3) -> Spot:
     return Spot(f"s3://data/store-{next(_numbers)}", s3.options())
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+# S3 is in `make quick` through the tests of `s3_spot`
+@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.slow)])
 def spot(request: pytest.FixtureRequest, tmp_path: Path) -> Spot:
     if request.param == "memory":
         return Spot(f"memory://remote/store-{next(_numbers)}", {})

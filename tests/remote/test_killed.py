@@ -50,6 +50,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, int]:
     return receipt
 
 
+@pytest.mark.slow
 def test_a_killed_push_is_unfinished_and_continues(make_store, s3, s3_spot: Spot, tmp_path) -> None:
     store = make_store()
     s3.faults.append(Fault(path="shard_", method="PUT", times=1000, delay=0.1))
@@ -65,6 +66,7 @@ def test_a_killed_push_is_unfinished_and_continues(make_store, s3, s3_spot: Spot
     assert remote_files(s3_spot) == files_of(store)
 
 
+@pytest.mark.slow
 def test_a_killed_pull_leaves_nothing_and_continues(
     make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path: Path
 ) -> None:

@@ -123,9 +123,6 @@ class Stopped:
         return self.result
 
 
-EVERYWHERE = pytest.mark.parametrize(
-    "spot", ["memory", "file", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
-)
 PAIRS = [
     # what is there before, the push that stops (store, replace), the push that goes by
     pytest.param(None, ("a", False), ("b", False), id="two stores"),
@@ -138,7 +135,6 @@ PAIRS = [
 ]
 
 
-@EVERYWHERE
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(("before", "first", "second"), PAIRS)
 def test_a_push_paused_at_any_step_while_another_runs_harms_nothing(
@@ -176,7 +172,6 @@ def check_whole_unless_unfinished(spot: Spot, stores: dict[str, Path]) -> None:
             assert {name: found.get(name) for name in wanted} == wanted
 
 
-@EVERYWHERE
 @pytest.mark.parametrize(
     ("before", "replace"), [(None, False), ("c", True)], ids=["new", "a replacement"]
 )

@@ -80,7 +80,7 @@ def describe(job: dict[str, Any]) -> dict[str, Any]:
     return source_of(job).describe()
 
 
-def laws(job: dict[str, Any]) -> dict[str, Any]:
+def guarantees(job: dict[str, Any]) -> dict[str, Any]:
     assert_ledger_balances(source_of(job))
     return {"texts": assert_resumes_exactly(lambda: source_of(job)).texts}
 
@@ -126,7 +126,7 @@ def direct(job: dict[str, Any]) -> list[str]:
 
 JOBS = {
     job.__name__: job
-    for job in (read, describe, laws, kind, divided, pieces, cut, far, rows, direct)
+    for job in (read, describe, guarantees, kind, divided, pieces, cut, far, rows, direct)
 }
 
 

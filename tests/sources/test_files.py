@@ -1,4 +1,4 @@
-"""Which files are read, how they are told apart, and what is refused."""
+"""Which files are read, how they are named, and what is refused."""
 
 from __future__ import annotations
 

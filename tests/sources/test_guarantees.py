@@ -44,7 +44,7 @@ def check(make_source: Callable[[], Source], wanted: Account) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("laws")
+    return tmp_path_factory.mktemp("guarantees")
 
 
 @settings(deadline=None, max_examples=100)

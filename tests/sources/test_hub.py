@@ -99,7 +99,7 @@ def fair_weather(hub: LoopbackHub) -> Iterator[None]:
 
 @pytest.mark.parametrize("dataset", ["own/docs", "own/lines"])
 def test_a_hub_dataset_resumes_exactly_from_every_batch(client: Client, dataset: str) -> None:
-    assert client("laws", dataset)["texts"] == TEXTS
+    assert client("guarantees", dataset)["texts"] == TEXTS
 
 
 def test_a_shuffled_hub_dataset_has_the_clients_order_and_resumes_exactly(client: Client) -> None:
@@ -107,7 +107,7 @@ def test_a_shuffled_hub_dataset_has_the_clients_order_and_resumes_exactly(client
     assert order != TEXTS
     assert sorted(order) == sorted(TEXTS)
 
-    assert client("laws", "own/docs", options={"shuffle": [7, 40]})["texts"] == order
+    assert client("guarantees", "own/docs", options={"shuffle": [7, 40]})["texts"] == order
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": [7, 40]}])

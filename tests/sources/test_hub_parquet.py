@@ -112,7 +112,7 @@ def span_of(request: Request) -> tuple[int, int]:
 
 
 def test_parquet_on_a_hub_resumes_exactly_from_every_batch(client: Client) -> None:
-    assert client("laws", "own/docs", kind="parquet")["texts"] == TEXTS
+    assert client("guarantees", "own/docs", kind="parquet")["texts"] == TEXTS
 
 
 def test_parquet_on_a_hub_divides_into_files_or_row_groups(client: Client) -> None:
@@ -206,7 +206,7 @@ def test_a_fresh_process_resumes_at_the_row_group_and_fetches_nothing_before_it(
     # The first file is asked for its footer, to find the columns; its rows are not read.
     assert asked == {f"train-{number:05d}-of-00003.parquet" for number in range(3)}
     assert data_requests(hub, "train-00000") == []
-    # Row group 2 itself is read again, from its start: the cursor stands inside it.
+    # Row group 2 itself is read again, from its start: the cursor is inside it.
     chunk = pq.read_metadata(root / "fat" / second).row_group(2).column(1)
     starts = [start for start, _ in data_requests(hub, "train-00001")]
     assert min(starts) == min(chunk.dictionary_page_offset, chunk.data_page_offset)

@@ -285,12 +285,12 @@ def test_the_description_holds_what_s3_calls_the_content_and_nothing_secret(
         ],
     }
     assert s3.sent("GET", "a.jsonl") == 1  # of a first look for the field; the file is not hashed
-    told = repr([found, source, source.files, source.stamp(), list(source.batches())])
-    told += repr([piece.describe() for piece in source.cut(100)]) + pickle.dumps(source).decode(
+    shown = repr([found, source, source.files, source.stamp(), list(source.batches())])
+    shown += repr([piece.describe() for piece in source.cut(100)]) + pickle.dumps(source).decode(
         "latin-1"
     )
     for secret in (*SECRETS, s3.url, "127.0.0.1"):
-        assert secret not in told
+        assert secret not in shown
 
 
 @pytest.mark.parametrize("make", [jsonl, text, parquet])
@@ -477,7 +477,7 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]
     """Memory with a bad line: gives short answers, or raises, as ordered."""
 
     protocol = "flaky"
-    store: dict[str, Any] = {}  # noqa: RUF012 - as the class it stands on has it
+    store: dict[str, Any] = {}  # noqa: RUF012 - as its base class has it
     trouble: list[Any] = []  # noqa: RUF012
     calls = 0
 
@@ -549,7 +549,7 @@ def test_a_web_address_never_shows_its_user_or_its_query(tmp_path: Path) -> None
         url = f"{place}/a.jsonl?signature=s3cr3t".replace("//", "//user:passw0rd@", 1)
         skipped = open_source(url, field="text", on_bad="skip")
         found = account(skipped.batches())
-        told = repr([skipped, skipped.name, skipped.describe(), list(skipped.batches())])
+        shown = repr([skipped, skipped.name, skipped.describe(), list(skipped.batches())])
         with pytest.raises(SourceError, match=r"a.jsonl, line 2: broken JSON") as bad:
             list(open_source(url, field="text").batches())
         with pytest.raises(SourceError, match="check the bucket and the path") as gone:
@@ -557,7 +557,7 @@ def test_a_web_address_never_shows_its_user_or_its_query(tmp_path: Path) -> None
 
     assert found.texts == ["a"]
     assert [drop.id for drop in found.drops] == ["a.jsonl:2"]
-    for words in (told, str(bad.value), str(gone.value)):
+    for words in (shown, str(bad.value), str(gone.value)):
         assert "s3cr3t" not in words
         assert "passw0rd" not in words
     with pytest.raises(HubError, match=r"a.jsonl: unreachable after 6 tries") as away:

@@ -87,7 +87,7 @@ def test_reading_on_fetches_each_block_once_and_few_ahead() -> None:
 
 
 def test_blocks_are_fetched_concurrently() -> None:
-    together = threading.Barrier(DEPTH, timeout=600)  # broken unless so many are under way at once
+    together = threading.Barrier(DEPTH, timeout=600)  # broken unless this many run at once
 
     def fetch(start: int, stop: int) -> bytes:
         together.wait()

@@ -38,8 +38,7 @@ def test_any_examples_in_any_order_come_back_as_they_were_written(
     build_small_chat_store(
         folder, {"train": written}, dtype=dtype, shard_bytes=data.draw(shard_sizes(dtype))
     )
-    maps = data.draw(st.integers(1, 5))
-    space = ChatSpace(open_store(folder), "train", max_maps=maps, reader=reader)
+    space = ChatSpace(open_store(folder), "train", reader=reader)
     assert space.reader == reader
     total = len(written.ids)
     assert len(space) == total

@@ -1,4 +1,4 @@
-"""A fast engine serves only after proof, and is caught when it lies later."""
+"""A fast engine is used only after proof, and a later difference is found."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_a_full_check_catches_the_one_document_that_differs(
 @pytest.mark.usefixtures("short_battery")
 @settings(deadline=None, max_examples=25)
 @given(batches=st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=8), max_size=12))
-def test_the_sample_is_never_behind(
+def test_the_sample_is_never_too_small(
     tokenizers: dict[str, Tokenizer], batches: list[list[int]]
 ) -> None:
     tokenizer = tokenizers["byte"]
@@ -392,9 +392,9 @@ def test_the_battery_holds_the_models_own_added_tokens() -> None:
     assert {"AB", "ABAB", "ABC D", "C DAB", "aABb", "AB C D"} <= set(texts)
 
 
-@pytest.mark.parametrize("told", [None, "5"])
+@pytest.mark.parametrize("number", [None, "5"])
 def test_fastokens_leaves_one_core_free_unless_a_number_is_set(
-    tokenizers: dict[str, Tokenizer], tmp_path: Path, told: str | None
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, number: str | None
 ) -> None:
     code = (
         "import os, sys\n"
@@ -407,8 +407,8 @@ def test_fastokens_leaves_one_core_free_unless_a_number_is_set(
     model = tmp_path / "tokenizer.json"
     model.write_bytes(source.model)
     environment = {key: value for key, value in os.environ.items() if key[:9] != "FASTOKENS"}
-    environment |= {"FASTOKENS_BPE_THREADS": told} if told else {}
+    environment |= {"FASTOKENS_BPE_THREADS": number} if number else {}
     command = [sys.executable, "-c", code, str(model)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     threads, cores = map(int, done.stdout.split())
-    assert threads == (int(told) if told else max(1, cores - 1))
+    assert threads == (int(number) if number else max(1, cores - 1))

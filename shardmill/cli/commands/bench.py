@@ -222,7 +222,7 @@ class TextSample:
 
 
 def take_sample(source: Source, num_bytes: int) -> TextSample:
-    """The first batches that together have at least so many bytes of text."""
+    """The first batches, up to at least this many bytes of text."""
     batches, total, is_part = [], 0, False
     for batch in source.batches():
         if total >= num_bytes:

@@ -95,7 +95,7 @@ def blame(options: BlameOptions) -> None:
 
 
 def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
-    """The split and the position of the token that is meant."""
+    """The split and the position of the token that the options name."""
     chosen = [name for name in ("token", "document", "step") if getattr(options, name) is not None]
     given = options.given()
     if len(chosen) != 1 or (given and chosen != ["step"]):

@@ -70,8 +70,8 @@ class DocumentOptions(BuildOptions):
         "hf://); or a dataset, hub:owner/name.",
     ]
     field: Field = None
-    val_tokens: Annotated[int, "The first so many tokens go to 'val'."] = 0
-    max_tokens: Annotated[int | None, "Stop when 'train' has so many tokens."] = None
+    val_tokens: Annotated[int, "How many tokens go to 'val', the first ones."] = 0
+    max_tokens: Annotated[int | None, "Stop when 'train' has this many tokens."] = None
     seed: Annotated[int | None, "Read files in an order drawn from it. Default: by name."] = None
     dtype: Annotated[Literal["uint16", "uint32"] | None, "Default: by vocabulary."] = None
     append_eot: Annotated[bool, "Put the end token after each document."] = True
@@ -81,10 +81,10 @@ class DocumentOptions(BuildOptions):
     ] = "sample"
     run_on: Annotated[Literal["local", "ray"], "Where the work is done."] = "local"
     ray_address: Annotated[
-        str | None, "The Ray to build on: auto, or host:port. Default: one started here."
+        str | None, "Ray cluster: auto, or host:port. Default: one is started here."
     ] = None
-    workers: Annotated[int | None, "Processes. Default: one for each core; 1: no other."] = None
-    unit_bytes: Annotated[str | None, "Input that a worker gets at a time. Default: 64MiB."] = None
+    workers: Annotated[int | None, "Processes. Default: one per core; 1: only this one."] = None
+    unit_bytes: Annotated[str | None, "Input per unit of work. Default: 64MiB."] = None
     memory: Annotated[str | None, "What all processes together may use, e.g. 4GiB."] = None
     append: Annotated[bool, "Keep the store, and add the files that are new."] = False
     dry_run: Annotated[bool, "Print the plan and what it takes; build nothing."] = False

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,7 +51,7 @@ class CheckOptions:
     )
     split: Split = None
     seq_len: Annotated[int | None, "Count the windows of this length."] = None
-    sample: Annotated[int | None, "Look at about so many tokens, not at all of them."] = None
+    sample: Annotated[int | None, "About how many tokens to look at. Default: all of them."] = None
     as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
 
 
@@ -87,24 +87,15 @@ class FoundTokens:
         raise IndexError(token)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class IdScan:
     """The ids that were seen. Positions are counted over all files."""
 
-    num_seen: int
-    largest_id: int  # -1 when no token was seen
-    largest_at: int
-    num_outside: int  # ids that the vocabulary does not have
-    first_outside: tuple[int, int] | None  # (position, id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Vocabulary:
-    """Of the tokenizer that was named, else what the folder records."""
-
-    size: int | None
-    source: str  # what gave the size
-    tokenizer: str | None
+    num_seen: int = 0
+    largest_id: int = -1  # no token was seen
+    largest_at: int = 0
+    num_outside: int = 0  # ids that the vocabulary does not have
+    first_outside: tuple[int, int] | None = None  # (position, id)
 
 
 def check(options: CheckOptions) -> int:
@@ -124,45 +115,36 @@ def check(options: CheckOptions) -> int:
             whole_number(number, key)
     facts: dict[str, Any] = {}
     try:
-        found = find_tokens(
-            options.folder,
-            file_pattern=options.file_pattern,
-            dtype=options.dtype,
-            split=options.split,
-        )
-        vocabulary = _Vocabulary(
-            size=found.vocab_size, source=found.recorded_by, tokenizer=found.tokenizer
-        )
+        found = find_tokens(options)
+        declared = found.vocab_size
         if (name := options.tokenizer) is not None:
             stores = [found.store] if found.store else []
-            opened = named_tokenizer(name, options.special, *stores)
-            vocabulary = _Vocabulary(size=opened.vocab_size, source=name, tokenizer=name)
+            size = named_tokenizer(name, options.special, *stores).vocab_size
+            found = replace(found, vocab_size=size, tokenizer=name, recorded_by=name)
         with found.open() as space, one_bar("check", of_bytes=False) as on_progress:
             scan = scan_ids(
-                space, vocab_size=vocabulary.size, sample=options.sample, on_progress=on_progress
+                space, vocab_size=found.vocab_size, sample=options.sample, on_progress=on_progress
             )
     except StoreNotFoundError:
         raise  # a mistake in the call
     except StoreError as error:
         problems = [error.worded(as_flag)]
     else:
-        facts = _facts(found, scan, vocabulary, options)
-        problems = list(_problems(found, scan, vocabulary, options))
+        facts = _facts(found, scan, options) | {"vocab_size_declared": declared}
+        problems = list(_problems(found, scan, options))
     _print(options, facts, problems)
     return FOUND if problems else 0
 
 
-def _problems(
-    found: FoundTokens, scan: IdScan, vocabulary: _Vocabulary, options: CheckOptions
-) -> Iterator[str]:
+def _problems(found: FoundTokens, scan: IdScan, options: CheckOptions) -> Iterator[str]:
     if scan.first_outside is not None:
         position, number = scan.first_outside
         advice = "; if that leaves out added tokens, compare with the tokenizer itself: --tokenizer"
-        if vocabulary.source == vocabulary.tokenizer:
+        if found.recorded_by == found.tokenizer:
             advice = ""
         yield (
             f"{found.location(position)}: id {number:,}, but the vocabulary has "
-            f"{vocabulary.size:,} ids ({vocabulary.source}); {scan.num_outside:,} of "
+            f"{found.vocab_size:,} ids ({found.recorded_by}); {scan.num_outside:,} of "
             f"{scan.num_seen:,} ids are outside: another tokenizer, another dtype, or "
             f"damage{advice}"
         )
@@ -184,10 +166,8 @@ def _windows(found: FoundTokens, seq_len: int) -> int:
     return max(0, (found.num_tokens - 1) // seq_len)
 
 
-def _facts(
-    found: FoundTokens, scan: IdScan, vocabulary: _Vocabulary, options: CheckOptions
-) -> dict[str, Any]:
-    tokenizer, seq_len = vocabulary.tokenizer, options.seq_len
+def _facts(found: FoundTokens, scan: IdScan, options: CheckOptions) -> dict[str, Any]:
+    tokenizer, seq_len = found.tokenizer, options.seq_len
     if tokenizer is not None and os.path.lexists(tokenizer):
         tokenizer = str(Path(tokenizer).absolute())  # valid in every folder
     config = DataConfig(
@@ -206,14 +186,13 @@ def _facts(
         "dtype_reason": found.decided.reason,
         "file_pattern": found.file_pattern,
         "split": found.split,
-        "tokenizer": vocabulary.tokenizer,
-        "vocab_size": vocabulary.size,
-        "vocab_size_from": vocabulary.source if vocabulary.size is not None else None,
-        "vocab_size_declared": found.vocab_size,
+        "tokenizer": found.tokenizer,
+        "vocab_size": found.vocab_size,
+        "vocab_size_from": found.recorded_by if found.vocab_size is not None else None,
         "largest_id": scan.largest_id if scan.num_seen else None,
         "largest_id_at": found.location(scan.largest_at) if scan.num_seen else None,
         "tokens_seen": scan.num_seen,
-        "ids_outside_vocabulary": scan.num_outside if vocabulary.size is not None else None,
+        "ids_outside_vocabulary": scan.num_outside if found.vocab_size is not None else None,
         "toml": config_toml(config),
         "flags": config_flags(config),
     }
@@ -263,41 +242,37 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # finding and reading
 
 
-def find_tokens(
-    folder: Path, *, file_pattern: str | None, dtype: str | None, split: str | None
-) -> FoundTokens:
-    """The tokens that `folder` means: a store, its split, or a folder of token files."""
-    found = meant_split(folder, split)
-    if found is not None:
-        return _tokens_of_store(*found, file_pattern, dtype)
-    if split is not None:
-        raise OptionError(f"--split {split}: {folder} is not a store, so it has no splits")
-    pattern = file_pattern or choose_pattern(folder)
-    opened = open_token_folder(folder, pattern, dtype=dtype)
-    facts = declared_facts(opened.folder)
-    there = [name for name in (META_JSON, METADATA_YAML) if (opened.folder / name).is_file()]
-    return FoundTokens(
-        folder=opened.folder,
-        files=opened.files,
-        decided=opened.decided,
-        file_pattern=pattern,
-        vocab_size=facts.vocab_size,
-        tokenizer=facts.tokenizer,
-        recorded_by=" or ".join(there),
-    )
-
-
-def _tokens_of_store(
-    store: Store, split: str, file_pattern: str | None, dtype: str | None
-) -> FoundTokens:
+def find_tokens(options: CheckOptions) -> FoundTokens:
+    """The tokens that the folder means: a store, its split, or a folder of token files."""
+    folder, pattern, dtype = options.folder, options.file_pattern, options.dtype
+    found = meant_split(folder, options.split)
+    if found is None:
+        if options.split is not None:
+            raise OptionError(
+                f"--split {options.split}: {folder} is not a store, so it has no splits"
+            )
+        pattern = pattern or choose_pattern(folder)
+        opened = open_token_folder(folder, pattern, dtype=dtype)
+        facts = declared_facts(opened.folder)
+        there = [name for name in (META_JSON, METADATA_YAML) if (opened.folder / name).is_file()]
+        return FoundTokens(
+            folder=opened.folder,
+            files=opened.files,
+            decided=opened.decided,
+            file_pattern=pattern,
+            vocab_size=facts.vocab_size,
+            tokenizer=facts.tokenizer,
+            recorded_by=" or ".join(there),
+        )
+    store, split = found
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations, which `shardmill verify` checks; train on "
             f"it with shardmill.load and a plan of `shardmill pack`, which use its loss mask"
         )
-    if file_pattern is not None:
+    if pattern is not None:
         raise OptionError(
-            f"--file-pattern {file_pattern}: {store.folder} is a store, which lists its files"
+            f"--file-pattern {pattern}: {store.folder} is a store, which lists its files"
         )
     if dtype is not None and dtype != store.dtype:
         raise OptionError(f"--dtype {dtype}: {store.folder} is a store of {store.dtype}")
@@ -324,26 +299,20 @@ def scan_ids(
     """The largest id, and those that are `vocab_size` or more."""
     chunks = list(_chunks(space.num_tokens, sample))
     total = sum(stop - start for start, stop in chunks)
-    largest = (-1, 0)
-    seen, num_outside, first = 0, 0, None
+    scan = IdScan()
     for start, stop in chunks:
         ids = space.read(start, stop)
         at = int(ids.argmax())
-        if ids[at] > largest[0]:
-            largest = (int(ids[at]), start + at)
+        if ids[at] > scan.largest_id:
+            scan.largest_id, scan.largest_at = int(ids[at]), start + at
         if vocab_size is not None and ids[at] >= vocab_size:
             outside = np.flatnonzero(ids >= vocab_size)
-            num_outside += len(outside)
-            first = first or (start + int(outside[0]), int(ids[outside[0]]))
-        seen += stop - start
-        on_progress(seen, total)
-    return IdScan(
-        num_seen=seen,
-        largest_id=largest[0],
-        largest_at=largest[1],
-        num_outside=num_outside,
-        first_outside=first,
-    )
+            scan.num_outside += len(outside)
+            first = (start + int(outside[0]), int(ids[outside[0]]))
+            scan.first_outside = scan.first_outside or first
+        scan.num_seen += stop - start
+        on_progress(scan.num_seen, total)
+    return scan
 
 
 def _chunks(num_tokens: int, sample: int | None) -> Iterator[tuple[int, int]]:

@@ -32,9 +32,9 @@ class PackOptions:
         "best-fit"
     )
     seed: Annotated[int | None, "Of first-fit-shuffle."] = None
-    max_per_row: Annotated[int | None, "The most pieces of a row."] = None
+    max_per_row: Annotated[int | None, "The most pieces in a row."] = None
     align_to: Annotated[int, "Every piece starts at a multiple of it, for context parallelism."] = 1
-    long: Annotated[Long, "What becomes of conversations that no row holds."] = "error"
+    long: Annotated[Long, "What to do with conversations that no row holds."] = "error"
     name: Annotated[str | None, "Of the plan; without it the options give one."] = None
     overwrite: Annotated[bool, "Another plan of this name may be replaced."] = False
     list_all: Annotated[bool, "--list", "List the plans of the store, and make none."] = False

@@ -59,9 +59,9 @@ class ShowOptions(TrainingOrder):
     special: Special = None
     seq_len: Annotated[int | None, "Show the row that training gets at this length."] = None
     fit: Annotated[Fit, _FITS] = Fit.DROP_OLDEST_TURNS
-    max_tokens: Annotated[int, "Show so many tokens of it."] = 20_000
+    max_tokens: Annotated[int, "The most tokens to show."] = 20_000
     step: Annotated[int | None, "Show the batch of this step, from 0, instead of --example."] = None
-    samples: Annotated[int | None, "The batch after so many samples of all ranks."] = None
+    samples: Annotated[int | None, "The batch after this many samples of all ranks."] = None
     state: Annotated[Path | None, "The batch after this state of a Loader, a JSON file."] = None
     rank: Rank = None
     config: DataConfigFile = None

@@ -43,13 +43,13 @@ class StreamOptions:
     override: Annotated[
         list[str] | None, "--set", "KEY=VALUE on top of the file, as often as you like."
     ] = None
-    steps: Annotated[int, "Make so many batches."] = 10
-    evaluate: Annotated[bool, "--eval", "Of the evaluation data."] = False
-    process_index: Annotated[int | None, "As this process, from 0."] = None
-    process_count: Annotated[int | None, "Of so many."] = None
+    steps: Annotated[int, "How many batches to make."] = 10
+    evaluate: Annotated[bool, "--eval", "Use the evaluation data."] = False
+    process_index: Annotated[int | None, "Number of this process, from 0."] = None
+    process_count: Annotated[int | None, "Number of processes."] = None
     state: Annotated[Path | None, "Continue after this state."] = None
     save_state: Annotated[Path | None, "Write the state after the last step."] = None
-    show: Annotated[int, "Print the first so many rows as text."] = 0
+    show: Annotated[int, "How many rows to print as text."] = 0
     as_json: AsJson = False
 
 

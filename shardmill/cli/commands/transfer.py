@@ -22,7 +22,7 @@ class PushOptions:
     folder: Annotated[Path, "FOLDER", "A finished store or packed folder."]
     url: Annotated[str, "URL", "Where to, for instance s3://bucket/path."]
     workers: Annotated[int, "Files sent at a time."] = 8
-    replace: Annotated[bool, "Another folder there may be replaced."] = False
+    replace: Annotated[bool, "Replace another folder that is there."] = False
     as_json: AsJson = False
 
 
@@ -39,7 +39,7 @@ class PullOptions:
 def push(options: PushOptions) -> None:
     """Copy a finished folder to object storage, the manifest last.
 
-    Prints one line: files and bytes that were sent, and those that were there before. Interrupted,
+    Prints one line: files and bytes that were sent, and those that were already there. Interrupted,
     run it again: what arrived is not sent again. Credentials and endpoint come from the
     environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...).
 
@@ -62,7 +62,7 @@ def push(options: PushOptions) -> None:
 def pull(options: PullOptions) -> None:
     """Copy a finished folder from object storage; it appears when every byte is checked.
 
-    Prints one line: files and bytes that were fetched, and those that were there before.
+    Prints one line: files and bytes that were fetched, and those that were already there.
     Interrupted, run it again: what arrived is not fetched again.
 
     Example: shardmill pull s3://bucket/pushed pulled

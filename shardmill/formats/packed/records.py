@@ -129,11 +129,14 @@ def bin_problem(
         return "a loss_mask with other values than 0 and 1"
     if seq_starts.ndim != 1 or seq_starts.dtype.kind not in "iu":
         return f"starts of shape {seq_starts.shape} and dtype {seq_starts.dtype}"
-    shown = f"starts {seq_starts[:8].tolist()}{'...' if len(seq_starts) > 8 else ''}"
+    wanted = None
     if not len(seq_starts) or seq_starts[0] != 0:
-        return f"{shown}, wanted the first to be 0"
-    if (seq_starts[1:] <= seq_starts[:-1]).any():
-        return f"{shown}, wanted strictly increasing ones"
+        wanted = "the first to be 0"
+    elif (seq_starts[1:] <= seq_starts[:-1]).any():
+        wanted = "strictly increasing ones"
+    if wanted is not None:
+        more = ", ..." if len(seq_starts) > 8 else ""
+        return f"starts {seq_starts[:8].tolist()}{more}, wanted {wanted}"
     if seq_starts[-1] >= length:
         return f"the last start is {seq_starts[-1]:,}, wanted less than the {length:,} tokens"
     return None

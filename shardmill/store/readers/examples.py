@@ -14,10 +14,8 @@ from typing import Any, NamedTuple, Self, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.errors import DamagedStoreError
 from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
 from shardmill.store.readers.token_space import (
-    MAX_MAPS,
     ReaderName,
     as_positions,
     first_outside,
@@ -72,7 +70,7 @@ class SplitView:
         total = self._tokens.num_tokens
         (start,), (stop,) = document_spans(self._starts, np.array([number]), total)
         if not 0 <= start <= stop <= total:
-            raise _damaged(self.store, self.split, f"document {number:,} is at {start:,}..{stop:,}")
+            raise self.store.damaged(self.split, f"document {number:,} is at {start:,}..{stop:,}")
         return self._tokens.read(start, stop)
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,13 +89,11 @@ class SplitView:
 class ChatSpace:
     """The conversations of a split, many in one gather."""
 
-    def __init__(
-        self, store: Store, split: str, *, max_maps: int = MAX_MAPS, reader: ReaderName = "auto"
-    ) -> None:
-        """`max_maps`, `reader`: as in `TokenSpace`."""
+    def __init__(self, store: Store, split: str, *, reader: ReaderName = "auto") -> None:
+        """`reader`: as in `TokenSpace`."""
         self.store, self.split = store, split
-        self._reopen = partial(ChatSpace, max_maps=max_maps, reader=reader)
-        self._tokens = open_tokens(store, split, max_maps=max_maps, reader=reader)
+        self._reopen = partial(ChatSpace, reader=reader)
+        self._tokens = open_tokens(store, split, reader=reader)
         self.reader = self._tokens.reader
         self._starts = held_by(self.reader, store.document_starts(split))
         chat = store.chat_arrays(split)
@@ -116,7 +112,7 @@ class ChatSpace:
         moved = np.repeat(offsets[:-1] - starts, np.diff(turn_offsets))
         roles = self._turn_roles[turns]
         if len(roles) and roles.max() >= len(ROLES):
-            raise self._damaged(f"a turn has the role {roles.max()}")
+            raise self.store.damaged(self.split, f"a turn has the role {roles.max()}")
         return ChatExamples(
             ids=Ragged(self._tokens.gather(positions, 1)[:, 0], offsets),
             mask=self._bits(positions),
@@ -151,30 +147,22 @@ class ChatSpace:
         sound = (starts >= 0) & (stops > starts) & (stops <= self._tokens.num_tokens)
         if not sound.all():
             number = int(array[np.flatnonzero(~sound)[0]])
-            raise self._damaged(f"the index gives example {number:,} impossible positions")
+            raise self.store.damaged(
+                self.split, f"the index gives example {number:,} impossible positions"
+            )
         return starts, stops
 
     def _turns(self, starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
         """The turns in these spans, as ranges."""
         first, last = np.searchsorted(self._turn_starts, np.stack((starts, stops)))
         if (last <= first).any():
-            raise self._damaged("an example has no turn")
+            raise self.store.damaged(self.split, "an example has no turn")
         return first, last
 
     def _bits(self, positions: OffsetArray) -> BoolArray:
         packed = self._mask_bits[positions >> 3]
         trained: BoolArray = ((packed >> (positions & 7).astype(np.uint8)) & 1).view(np.bool_)
         return trained
-
-    def _damaged(self, what: str) -> DamagedStoreError:
-        return _damaged(self.store, self.split, what)
-
-
-def _damaged(store: Store, split: str, what: str) -> DamagedStoreError:
-    return DamagedStoreError(
-        f"{store.folder}, split {split!r}: {what}; check it with `shardmill verify`, then copy or "
-        "build it again"
-    )
 
 
 def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, OffsetArray]:

@@ -48,7 +48,7 @@ def test_the_receipt_shows_the_url_and_the_scratch_folder_is_announced(
     assert not scratch.exists()
 
 
-def test_ctrl_c_in_the_push_says_how_to_go_on(call, monkeypatch):  # noqa: F811
+def test_ctrl_c_in_the_push_says_how_to_continue(call, monkeypatch):  # noqa: F811
     def stops(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
@@ -62,7 +62,7 @@ def test_ctrl_c_in_the_push_says_how_to_go_on(call, monkeypatch):  # noqa: F811
     assert (code, json.loads(out)["cpu_seconds"]) == (0, None), "it was built again"
 
 
-def test_json_and_report_tell_what_was_sent(call):  # noqa: F811
+def test_json_and_report_say_what_was_sent(call):  # noqa: F811
     words = ("--out", "memory://bucket/s", "--json", "--report", "r.json", *BYTE)
     code, out, err = call("build", pages("one"), *words)
     assert code == 0, err
@@ -73,7 +73,7 @@ def test_json_and_report_tell_what_was_sent(call):  # noqa: F811
     assert (again["store"], again["sent_files"], again["resumed"]) == ("memory://bucket/s", 0, True)
 
 
-def test_a_store_there_is_refused_or_replaced_by_name(call):  # noqa: F811
+def test_a_store_at_the_url_is_refused_or_replaced_on_request(call):  # noqa: F811
     url = "memory://bucket/s"
     assert call("build", pages("one"), "--out", url, *BYTE)[0] == 0
     pages("one", "two")
@@ -87,7 +87,7 @@ def test_a_store_there_is_refused_or_replaced_by_name(call):  # noqa: F811
     assert same_as(url, "local")
 
 
-def test_conversations_go_there_too(call, tmp_path):  # noqa: F811
+def test_conversations_are_sent_too(call, tmp_path):  # noqa: F811
     write_chats(tmp_path / "chats.jsonl")
     words = (*TOKENIZER, "--template", "four-marker")
     source = ("build", "chats", "chats.jsonl")

@@ -47,7 +47,7 @@ def test_a_missing_ray_is_one_line_with_the_way_to_get_it(tmp_path, pages):
     assert not (tmp_path / "s").exists()
 
 
-def test_an_address_where_nobody_listens_is_one_line(tmp_path, pages):
+def test_an_address_that_does_not_answer_is_one_line(tmp_path, pages):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -29,7 +29,7 @@ batch_size = 1
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_a_state_replaces_nothing_but_a_file(told, tmp_path, monkeypatch, kind: str) -> None:
+def test_a_state_replaces_nothing_but_a_file(run_cli, tmp_path, monkeypatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("some text, long enough for a row")
     Path("c.toml").write_text(CONFIG)
@@ -39,7 +39,7 @@ def test_a_state_replaces_nothing_but_a_file(told, tmp_path, monkeypatch, kind: 
         target
     )
     before = stat.S_IFMT(target.lstat().st_mode)
-    code, _, err = told("stream", "c.toml", "--steps", "1", "--save-state", "state")
+    code, _, err = run_cli("stream", "c.toml", "--steps", "1", "--save-state", "state")
     assert code == 2
     assert "--save-state state: found a link, device, pipe or folder" in err
     assert stat.S_IFMT(target.lstat().st_mode) == before
@@ -68,10 +68,10 @@ def test_a_pipe_in_the_place_of_a_shard_is_damage_and_no_wait(tmp_path) -> None:
         files.open(0)
 
 
-def test_repaired_texts_are_on_the_receipt(told, tmp_path, monkeypatch) -> None:
+def test_repaired_texts_are_on_the_receipt(run_cli, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("latin.txt").write_bytes("Gr\u00f6\u00dfe".encode("latin-1"))
-    code, out, _ = told("build", "latin.txt", "--out", "store", *BYTE)
+    code, out, _ = run_cli("build", "latin.txt", "--out", "store", *BYTE)
     assert code == 0
     assert "repaired: 1 invalid_utf8" in out
 
@@ -83,7 +83,9 @@ def test_pull_makes_no_folder_that_is_called_like_a_url(tmp_path, monkeypatch) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_printed_config_names_the_tokenizer_from_anywhere(told, tmp_path, monkeypatch) -> None:
+def test_the_printed_config_names_the_tokenizer_from_anywhere(
+    run_cli, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tokens").mkdir()
     np.save("tokens/a.npy", np.zeros(5000, dtype=np.uint16))
@@ -91,7 +93,7 @@ def test_the_printed_config_names_the_tokenizer_from_anywhere(told, tmp_path, mo
     Path("own/tokenizer.json").write_text(
         '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
     )
-    _, out, _ = told("check", "tokens", "--tokenizer", "own/tokenizer.json")
+    _, out, _ = run_cli("check", "tokens", "--tokenizer", "own/tokenizer.json")
     assert f'tokenizer_path = "{tmp_path}/own/tokenizer.json"' in out
 
 
@@ -119,13 +121,13 @@ def test_the_printed_config_names_the_tokenizer_from_anywhere(told, tmp_path, mo
         ),
     ],
 )
-def test_a_place_that_cannot_be_meant_is_refused(told, tmp_path, monkeypatch, words, said) -> None:
+def test_a_path_that_makes_no_sense_is_refused(run_cli, tmp_path, monkeypatch, words, said) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("some text")
     Path("c.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     Path("t.jinja").write_text("{{ messages }}")
-    assert told("build", "a.txt", "--out", "store", *BYTE)[0] == 0
+    assert run_cli("build", "a.txt", "--out", "store", *BYTE)[0] == 0
     before = sorted(path.name for path in tmp_path.iterdir())
-    code, _, err = told(*words)
+    code, _, err = run_cli(*words)
     assert (code, said in err) == (2, True), err
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -24,7 +24,7 @@ PYTHON = (sys.executable, "-m", "shardmill")
 
 
 def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, where streams are real."""
+    """In another process, where streams are real."""
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.run(words, check=False, timeout=600, **settings)  # type: ignore[call-overload]
 
@@ -65,8 +65,8 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("stream stream.toml --set data.packing_mode=bins", '"; did you mean "bin"?'),
     ],
 )
-def test_a_typo_is_told_with_what_was_probably_meant(words, message, here, told):
-    code, out, err = told(*words.split())
+def test_a_typo_is_answered_with_the_nearest_name(words, message, here, run_cli):
+    code, out, err = run_cli(*words.split())
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
@@ -88,7 +88,7 @@ def test_what_is_not_near_is_only_listed():
     assert choices("x", []) == "known here: none"
 
 
-def test_a_config_tells_the_nearest_key_value_and_dataset():
+def test_a_config_error_names_the_nearest_key_value_and_dataset():
     def refusal(data: object) -> str:
         with pytest.raises(ValueError) as error:
             read_config({"data": data})
@@ -116,8 +116,8 @@ def test_a_config_tells_the_nearest_key_value_and_dataset():
         ["convert", "gone", "new", "--from", "megatron", "--to", "store"],
     ],
 )
-def test_a_file_that_is_not_there_is_named_once(words, here, told):
-    code, _, err = told(*words)
+def test_a_file_that_is_not_there_is_named_once(words, here, run_cli):
+    code, _, err = run_cli(*words)
     assert (code, err.count("gone")) == (2, 1), err
 
 
@@ -148,21 +148,21 @@ def wrong(here) -> Path:
 
 @pytest.mark.parametrize("place", WRONG_PLACES)
 @pytest.mark.parametrize("command", ["info", "verify", "show", "check", "diff", "pack", "bench"])
-def test_a_wrong_place_is_one_sentence(command, place, wrong, told):
+def test_a_wrong_place_is_one_sentence(command, place, wrong, run_cli):
     more = {
         "show": [place, "--example", "0"],
         "diff": [place, "store"],
         "pack": [place, "--seq-len", "8"],
         "bench": ["--store", place],
     }
-    code, _, err = told(command, *more.get(command, [place]))
+    code, _, err = run_cli(command, *more.get(command, [place]))
     assert code in (1, 2)
     assert "Traceback" not in err
     assert re.search("[a-z]", err)
 
 
 @pytest.mark.parametrize("place", [*WRONG_PLACES, "data", "train.toml"])
-def test_wrong_inputs_leave_no_store(place, wrong, told):
+def test_wrong_inputs_leave_no_store(place, wrong, run_cli):
     ways = ("--out", "new", "--tokenizer", "spm.model")
     for words in (
         ("build", place, *ways, "--field", "nothing"),
@@ -172,7 +172,7 @@ def test_wrong_inputs_leave_no_store(place, wrong, told):
         ("push", place, "memory://x/y") if place != "data" else ("push", "empty", "memory://x/y"),
         ("tokenizer", "train", place, "--out", "new", "--vocab-size", "9999999"),
     ):
-        code, out, err = told(*words)
+        code, out, err = run_cli(*words)
         assert (code, out) == (2, ""), (words, out, err)
         assert "Traceback" not in err
         assert not Path("new").exists(), words
@@ -214,59 +214,59 @@ def test_wrong_inputs_leave_no_store(place, wrong, told):
         (["bench", "--store", "store", "--seq-len", "99999999"], "--seq-len, or more text"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_flag(words, message, here, told):
+def test_what_makes_no_sense_is_refused_by_flag(words, message, here, run_cli):
     more = ["--tokenizer", "spm.model"] if words[0] == "build" else []
-    code, _, err = told(*words, *more)
+    code, _, err = run_cli(*words, *more)
     assert (code != 0, "Traceback" in err, Path("new").exists()) == (True, False, False), err
     assert code == 2 or words[0] == "check"
     assert message in err
 
 
-def test_a_tokenizer_without_an_end_token_is_refused_with_both_ways_out(here, told):
-    code, _, err = told("build", "data", "--out", "new", "--tokenizer", "byte")
+def test_a_tokenizer_without_an_end_token_is_refused_with_both_ways_out(here, run_cli):
+    code, _, err = run_cli("build", "data", "--out", "new", "--tokenizer", "byte")
     assert code == 2
     assert "name one with --eot ('byte:1' in place of 'byte'" in err
     assert "or build with --no-append-eot" in err
 
 
-def test_equal_manifests_are_no_proof_of_contents_and_that_is_said(here, told):
+def test_equal_manifests_are_no_proof_of_contents_and_that_is_said(here, run_cli):
     shard = next(Path("store-now").rglob("shard_*.bin"))
     data = bytearray(shard.read_bytes())
     data[0] ^= 255
     shard.write_bytes(data)
-    code, out, _ = told("diff", "store-before", "store-now")
+    code, out, _ = run_cli("diff", "store-before", "store-now")
     assert code == 0
     assert "(by their manifests; `shardmill verify` reads the contents)" in out
-    assert told("verify", "store-now")[0] == 1
+    assert run_cli("verify", "store-now")[0] == 1
 
 
-def test_a_folder_of_token_files_is_not_called_a_build(here, told):
+def test_a_folder_of_token_files_is_not_called_a_build(here, run_cli):
     Path("tokens/meta.json").unlink()
-    code, _, err = told("diff", "store", "tokens")
+    code, _, err = run_cli("diff", "store", "tokens")
     assert code == 2
     assert "tokens: no meta.json, so no store or an unfinished one, with files like a.bin" in err
     assert "delete" not in err
 
 
-def test_a_fault_of_ours_keeps_its_traceback_and_has_its_own_code(here, told, monkeypatch):
+def test_a_fault_of_ours_keeps_its_traceback_and_has_its_own_code(here, run_cli, monkeypatch):
     def fails(store: object) -> None:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(sys.modules["shardmill.cli.commands.info"], "plans_of", fails)
-    code, out, err = told("info", "store", "--json")
+    code, out, err = run_cli("info", "store", "--json")
     assert (code, out) == (70, "")
     assert "ZeroDivisionError: oops" in err
     assert err.endswith("shardmill: a fault of shardmill, not of this call\n")
 
 
-def test_debug_shows_the_traceback_before_the_message(here, told):
-    code, _, err = told("--debug", "info", "nowhere")
+def test_debug_shows_the_traceback_before_the_message(here, run_cli):
+    code, _, err = run_cli("--debug", "info", "nowhere")
     assert code == 2
     assert err.startswith("Traceback")
     assert re.search(r"^shardmill: .*no such folder", err, re.MULTILINE)
 
 
-def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
+def test_ctrl_c_in_a_build_of_chats_says_how_to_continue(here, run_cli, monkeypatch):
     seal = journal.SegmentWriter.seal
 
     def stops(self, cursor, *, last):
@@ -277,19 +277,27 @@ def test_ctrl_c_in_a_build_of_chats_says_how_to_go_on(here, told, monkeypatch):
     ways = ("--out", "new", "--tokenizer", "spm.model", "--template", "chatml")
     with monkeypatch.context() as patch:
         patch.setattr(journal.SegmentWriter, "seal", stops)
-        code, out, err = told("build", "chats", "c.jsonl", *ways)
+        code, out, err = run_cli("build", "chats", "c.jsonl", *ways)
     assert (code, out) == (130, "")
     assert re.search("new: stopped(;| before)", err)
-    code, out, _ = told("build", "chats", "c.jsonl", *ways, "--overwrite")
+    code, out, _ = run_cli("build", "chats", "c.jsonl", *ways, "--overwrite")
     assert code == 0
     assert " cores, at most " in out
     assert open_store("new").is_chat
 
 
+def test_ctrl_c_while_modules_are_loaded_is_quiet(run_cli, monkeypatch):
+    def stops(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardmill.cli.app.import_module", stops)
+    assert run_cli("info", "store") == (130, "", "")
+
+
 # streams
 
 
-def test_a_reader_that_goes_away_ends_the_command_without_a_word(here):
+def test_a_closed_pipe_ends_the_command_silently(here):
     code = f"{sys.executable} -m shardmill show store --example 0; echo $? > code"
     done = run("bash", "-c", f"({code}) 2> err | true", text=True)
     assert done.stdout == ""
