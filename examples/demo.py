@@ -1,7 +1,7 @@
 """The whole offline job on text that is on every machine: `make demo`.
 
 1. text:       Python's own sources, documentation and docstrings, plus the notes and chats beside
-               this file, laid out as the recipe's datasets
+               this file, in the form of the recipe's datasets
 2. tokenizer:  SentencePiece, trained on that text (kept for the next run)
 3. build:      `python -m niels_gpt.cache.cli build-all`, the real command, on local paths
 4. verify:     every byte of every store against its checksums

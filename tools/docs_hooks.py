@@ -61,6 +61,6 @@ def _relink(text: str, here: Path, page: Page, pages: dict[Path, str]) -> str:
         if path in pages:
             up = len(PurePosixPath(page.file.src_uri).parts) - 1
             return f"[{name}]({'../' * up}{pages[path]}{anchor})"
-        return name if path.exists() else found.group()  # mkdocs tells what leads nowhere
+        return name if path.exists() else found.group()  # mkdocs reports dead links
 
     return LINK.sub(link, text)

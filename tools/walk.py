@@ -50,7 +50,7 @@ def walk(script: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     scripts = {path.stem: path for path in sorted((ROOT / "tools/walks").glob("*.py"))}
-    if len(sys.argv) != 2:  # each in a process of its own: a module is imported once
+    if len(sys.argv) != 2:  # each in a separate process: a module is imported once
         for name in sys.argv[1:] or scripts:
             subprocess.run([sys.executable, __file__, name], check=True, cwd=ROOT)
         return

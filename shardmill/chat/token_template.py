@@ -161,7 +161,7 @@ class TokenTemplate:
 def _late_reasons(
     turns: Turns, num_trained: OffsetArray, with_markers: OffsetArray
 ) -> dict[int, str]:
-    """Why conversations that were laid out cannot be used: number in `turns.kept` -> reason."""
+    """Why collected conversations cannot be used: number in `turns.kept` -> reason."""
     trained = _sums(num_trained, turns.text_bounds)
     assistants = _sums(turns.roles == ASSISTANT, turns.bounds)
     reasons = {

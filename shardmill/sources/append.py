@@ -18,7 +18,7 @@ from shardmill.records import JSON
 from shardmill.sources.source import ConcatSource, FileSource
 from shardmill.storage.files import InputFile, content_of, has_content
 
-_Found = tuple[int, InputFile]  # the number of a leaf, and a file of it
+_Found = tuple[FileSource, InputFile]  # a list of files, and a file of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +33,22 @@ class Appended:
 
 def append_files(source: Source, before: Mapping[str, Any]) -> Appended:
     """`source`, ordered so that it begins with the files that `before` describes."""
-    leaves = list(_leaves(source))
-    found: list[_Found] = [(at, file) for at, leaf in enumerate(leaves) for file in leaf.files]
+    found: list[_Found] = [(leaf, file) for leaf in _leaves(source) for file in leaf.files]
     if len({file.place for _, file in found}) < len(found):
         raise SourceError(f"source {source.name!r} reads a file twice; name each file once")
     waiting: dict[str, list[_Found]] = {}
     for one in found:
         waiting.setdefault(one[1].name, []).append(one)
     old = [
-        _take(waiting.get(entry["file"], []), leaves, entry, settings)
+        _take(waiting.get(entry["file"], []), entry, settings)
         for settings, entries in _recorded(before)
         for entry in entries
     ]
     places = frozenset(file.place for _, file in old)
-    new = [(at, file) for at, file in found if file.place not in places]
+    new = [(leaf, file) for leaf, file in found if file.place not in places]
     return Appended(
-        source=source if [*old, *new] == found else _joined(source, leaves, [*old, *new]),
-        fresh=_joined(source, leaves, new) if new else None,
+        source=source if [*old, *new] == found else _joined(source, [*old, *new]),
+        fresh=_joined(source, new) if new else None,
         old=places,
         num_new=len(new),
     )
@@ -104,10 +103,7 @@ def _recorded(before: Mapping[str, Any]) -> Iterator[tuple[dict[str, JSON], list
 
 
 def _take(
-    candidates: list[_Found],
-    leaves: Sequence[FileSource],
-    entry: Mapping[str, Any],
-    settings: Mapping[str, JSON],
+    candidates: list[_Found], entry: Mapping[str, Any], settings: Mapping[str, JSON]
 ) -> _Found:
     """The file that was recorded as `entry`; it is removed from the candidates."""
     name = entry["file"]
@@ -117,11 +113,11 @@ def _take(
             "all old files beside the new ones, or build the store again with {overwrite}",
             overwrite=True,
         )
-    alike = [one for one in candidates if leaves[one[0]].settings == settings]
+    alike = [one for one in candidates if one[0].settings == settings]
     if not alike:
-        at, file = candidates[0]
+        leaf, file = candidates[0]
         raise SourceError(
-            f"{file.place}: was read as {dict(settings)}, now it would be {leaves[at].settings}; "
+            f"{file.place}: was read as {dict(settings)}, now it would be {leaf.settings}; "
             "repeat the options of the first build, or build the store again with {overwrite}",
             overwrite=True,
         )
@@ -146,11 +142,11 @@ def _difference(file: InputFile, recorded: Mapping[str, Any]) -> str:
     return f"{file.num_bytes:,} bytes as then, but {', '.join(changed)}"
 
 
-def _joined(source: Source, leaves: Sequence[FileSource], order: Sequence[_Found]) -> Source:
+def _joined(source: Source, order: Sequence[_Found]) -> Source:
     """The files in this order; neighbours from one list of files are one part."""
     parts: list[Source] = [
-        leaves[at].of_files(tuple(file for _, file in group))
-        for at, group in groupby(order, key=lambda one: one[0])
+        leaf.of_files(file for _, file in group)
+        for leaf, group in groupby(order, key=lambda one: one[0])
     ]
     if len(parts) == 1 and isinstance(source, FileSource):
         return parts[0]

@@ -194,7 +194,7 @@ class HubSplit:
                         failures = 0
                         last.append((row, state))
                         num_rows += 1
-                        after = partial(_position, num_rows, tuple(last))
+                        after = partial(_cursor_json, num_rows, tuple(last))
                         yield InputRow(row, f"{self.dataset}:row {num_rows - 1}", after)
                 return
             except Exception as error:  # noqa: BLE001 - clients raise what they like
@@ -210,7 +210,7 @@ def _cursor_after(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) ->
     return _HubCursor(num_rows, len(rows), _digest(row for row, _ in rows), rows[0][1])
 
 
-def _position(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) -> JSON:
+def _cursor_json(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) -> JSON:
     return _cursor_after(num_rows, last)._asdict()
 
 

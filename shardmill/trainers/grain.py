@@ -69,6 +69,13 @@ class CheckpointedDataset(grain.IterDataset, Generic[Element]):  # type: ignore[
         return "CheckpointedDataset"
 
 
+class _State(dict[str, Any]):
+    """Never changed once made, so the copy that Grain takes for every element can be itself."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _State:
+        return self
+
+
 class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
     """The wrapped iterator under Grain's names; a `Batch` becomes a `BatchTuple`."""
 
@@ -82,7 +89,7 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
         return BatchTuple(**element.arrays()) if isinstance(element, Batch) else element
 
     def get_state(self) -> dict[str, Any]:
-        return self._inner.get_state()
+        return _State(self._inner.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._inner.set_state(state)

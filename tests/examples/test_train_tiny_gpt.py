@@ -112,9 +112,9 @@ def test_a_run_killed_twice_and_resumed_equals_the_whole_run_to_the_bit(whole, t
     run_until_killed(tmp_path, data, 13)
     assert len(checkpoint(tmp_path)["history"]) == 10  # steps 10 to 13 are lost, and come again
     again = run_until_killed(tmp_path, data, 34, "--resume")
-    assert "going on from step 10\n" in again
+    assert "resuming from step 10\n" in again
     assert not (tmp_path / "losses.csv").exists()
-    assert "going on from step 30\n" in run(tmp_path, data, "--resume")
+    assert "resuming from step 30\n" in run(tmp_path, data, "--resume")
     assert (tmp_path / "losses.csv").read_bytes() == (whole / "losses.csv").read_bytes()
     assert_equal_to_the_bit(checkpoint(tmp_path), checkpoint(whole))
 

@@ -36,9 +36,13 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(trained: dict[str, Path], 
 
 
 @pytest.mark.parametrize(
-    "spec", ["missing.model", "no/such/tokenizer.json", "byte:x", "byte:-1", "./nowhere", "a/b/c"]
+    "spec",
+    ["missing.model", "no/spm.model", "no/such.json", "byte:x", "byte:-1", "./no", "/no", "a/b/c"],
 )
-def test_an_unknown_name_is_refused_without_asking_the_hub(spec: str) -> None:
+def test_an_unknown_name_is_refused_without_asking_the_hub(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TokenizerError, match="no such file or folder"):
         open_tokenizer(spec)
 

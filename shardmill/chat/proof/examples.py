@@ -284,7 +284,7 @@ def match_turns(roles: list[int], messages: list[int]) -> list[list[int]] | None
     """Which messages make up each turn; None if they do not match.
 
     One message each, except that system messages may be folded into the turn after them, a run of
-    tool results may be one turn, and a template may open with a system turn of its own.
+    tool results may be one turn, and a template may add a system turn at the start.
     """
     groups: list[list[int]] = []
     at = 0

@@ -31,14 +31,14 @@ from shardmill.urls import Url
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions:
+class InfoOptions:
     """What `shardmill info` takes."""
 
     folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
     as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
 
 
-def info(options: StoreOptions) -> None:
+def info(options: InfoOptions) -> None:
     """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
 
     Prints a table of splits and a list of facts. Names and sizes of all files are checked;

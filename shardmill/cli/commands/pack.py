@@ -22,7 +22,7 @@ from shardmill.store import StoredPlan, open_store, plans_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackOptions:
+class PackCall:
     """What `shardmill pack` takes."""
 
     folder: Annotated[Path, "FOLDER", "A store of conversations."]
@@ -41,7 +41,7 @@ class PackOptions:
     as_json: AsJson = False
 
 
-def pack(options: PackOptions) -> None:
+def pack(options: PackCall) -> None:
     """Decide which conversations of a store share a row, and write that down beside it.
 
     Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an index,

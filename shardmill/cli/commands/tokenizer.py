@@ -48,7 +48,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoOptions:
+class TokenizerInfoOptions:
     """What `shardmill tokenizer info` takes."""
 
     tokenizer: Annotated[
@@ -90,7 +90,7 @@ def train(options: TrainOptions) -> None:
     print(json.dumps(done.meta, sort_keys=True) if options.as_json else _receipt(done))
 
 
-def info(options: InfoOptions) -> None:
+def info(options: TokenizerInfoOptions) -> None:
     """Show what a tokenizer is: size, special tokens, fingerprint, fast engines.
 
     Prints one fact per line.

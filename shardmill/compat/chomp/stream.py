@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardmill.arguments import whole_number
-from shardmill.compat.chomp.config import DataSection, StreamConfig, read_config
+from shardmill.compat.chomp.config import StreamConfig, read_config
 from shardmill.compat.chomp.tokenizer import effective_config, open_stream_tokenizer
 from shardmill.errors import OptionError
 from shardmill.loading.streaming.documents import StreamOrder
@@ -109,7 +109,7 @@ def open_pipeline(
         seed=order.seed if order.shuffle else None,
     )
     return Pipeline(
-        source=open_train_source(config) if is_train else open_eval_source(config),
+        source=open_documents(config, purpose),
         tokenizer=tokenizer,
         order=order,
         bins=bins if data.packing_mode == "bin" else None,
@@ -157,37 +157,23 @@ def _rank_and_world(index: int | None, count: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-# sources
+_EVAL_KEYS = {"hf": "hf_eval_split", "local_text": "local_eval_text", "files": "eval_files"}
 
 
-def open_train_source(config: StreamConfig) -> Source:
-    """The documents of `data.hf_split`, `data.local_text` or `data.files`."""
+def open_documents(config: StreamConfig, purpose: Purpose = "train") -> Source:
+    """The documents of the config's backend. Without data for evaluation: the training data, with a
+    warning."""
     data = config.data
-    return _open_source(data, data.hf_split, data.local_text or (), data.files or ())
-
-
-def open_eval_source(config: StreamConfig) -> Source:
-    """The documents of `data.hf_eval_split`, `data.local_eval_text` or `data.eval_files`.
-
-    Without one: the training data, with a warning.
-    """
-    data = config.data
-    keys = {"hf": "hf_eval_split", "local_text": "local_eval_text", "files": "eval_files"}
-    key = keys[data.backend]
-    if getattr(data, key) is not None:
-        split, texts, files = data.hf_eval_split, data.local_eval_text, data.eval_files
-        return _open_source(data, split or "", texts or (), files or ())
-    _log.warning(
-        "evaluation reads the training data, since data.%s is not set: its loss says nothing about "
-        "text that was never seen",
-        key,
-    )
-    return open_train_source(config)
-
-
-def _open_source(
-    data: DataSection, split: str, texts: Sequence[str], files: Sequence[str]
-) -> Source:
+    split, texts, files = data.hf_split, data.local_text, data.files
+    key = _EVAL_KEYS[data.backend]
+    if purpose == "eval" and getattr(data, key) is not None:
+        split, texts, files = data.hf_eval_split or "", data.local_eval_text, data.eval_files
+    elif purpose == "eval":
+        _log.warning(
+            "evaluation reads the training data, since data.%s is not set: its loss says nothing "
+            "about text that was never seen",
+            key,
+        )
     limits = BatchLimits(num_documents=data.state_update_interval)
     if data.backend == "hf":
         assert data.hf_dataset is not None, "the config was checked"
@@ -203,13 +189,15 @@ def _open_source(
         )
     if data.backend == "local_text":
         digest = hashlib.sha256()
-        for text in texts:
+        for text in texts or ():
             encoded = text.encode("utf-8", "surrogatepass")
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        return MemorySource(texts, name=f"local_text {digest.hexdigest()[:32]}", limits=limits)
+        return MemorySource(
+            texts or (), name=f"local_text {digest.hexdigest()[:32]}", limits=limits
+        )
     options: dict[str, Any] = {"limits": limits}
     if data.text_key is not None:
         options["field"] = data.text_key
     if data.on_bad != "error":
         options["on_bad"] = data.on_bad
-    return open_source(list(files), kind=data.files_kind, **options)
+    return open_source(list(files or ()), kind=data.files_kind, **options)

@@ -94,8 +94,8 @@ class BatchDraws:
     """The batch sampler of a `DataLoader`, drawn ahead of what was given.
 
     It is its own iterator and begins where the sampler is. A batch that was drawn before the order
-    changed (new weights) can be told from later ones, and its samples are drawn again; so it may
-    continue after its end.
+    changed (new weights) has another revision, and its samples are drawn again; so it may continue
+    after its end.
     """
 
     _ready: OffsetArray  # indices of this rank from `_at - used` on

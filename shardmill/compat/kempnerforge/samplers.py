@@ -154,7 +154,7 @@ class RankedSampler(Sampler[int]):
             self._epoch, self._samples, self._waits = number, 0, False
 
     def set_skip(self, skip: SupportsIndex) -> None:
-        """Begin the next iteration after so many samples of this rank."""
+        """Begin the next iteration after `skip` samples of this rank, once."""
         self._skip = whole_number(skip, "skip", least=0)
         self._samples, self._waits = 0, False
 

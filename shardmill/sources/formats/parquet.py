@@ -405,7 +405,7 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
 
 def columns_of(schema: pa.Schema) -> list[tuple[str, bool]]:
     """Each column and whether it holds strings."""
-    return [(column.name, _is_text(column.type)) for column in schema]
+    return [(column.name, _is_one_of(column.type, _TEXT_TYPES)) for column in schema]
 
 
 def _check_column(schema: pa.Schema, column: str, where: str) -> None:
@@ -414,7 +414,7 @@ def _check_column(schema: pa.Schema, column: str, where: str) -> None:
     if len(found) != 1:
         names = ", ".join(map(repr, schema.names))
         raise SourceError(f"{where}: {len(found)} columns {column!r}, wanted one; found {names}")
-    if not (_is_text(found[0]) or _is_binary(found[0]) or pa.types.is_null(found[0])):
+    if not _is_one_of(found[0], (*_TEXT_TYPES, *_BINARY_TYPES, pa.types.is_null)):
         raise SourceError(
             f"{where}: the column {column!r} holds {found[0]}, wanted strings or bytes; "
             "name another with {field}",
@@ -422,18 +422,18 @@ def _check_column(schema: pa.Schema, column: str, where: str) -> None:
         )
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(check(kind) for check in checks)
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARY_TYPES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _is_binary(kind.value_type)
-    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    return any(check(kind) for check in checks) or pa.types.is_fixed_size_binary(kind)
+def _is_one_of(kind: pa.DataType, checks: Iterable[Callable[[pa.DataType], bool]]) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(check(plain) for check in checks)
 
 
 def without_nulls(row: Object) -> Object:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardmill.compat.chomp import StreamConfig, read_config
-from shardmill.compat.chomp.stream import open_eval_source, open_train_source
+from shardmill.compat.chomp.stream import open_documents
 from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.loading.streaming.tokenizer import (
@@ -359,40 +359,40 @@ def source_config(tmp_path: Path, **data: object) -> StreamConfig:
 def test_texts_of_the_config_are_named_by_their_contents(tmp_path, caplog) -> None:
     names = set()
     for texts in (["a", "bc"], ["ab", "c"], ["abc"], "abc", ["a", "b", "c"]):
-        source = open_train_source(source_config(tmp_path, backend="local_text", local_text=texts))
+        source = open_documents(source_config(tmp_path, backend="local_text", local_text=texts))
         assert isinstance(source, MemorySource)
         assert texts_of(source) == ([texts] if isinstance(texts, str) else texts)
         names.add(json.dumps(source.describe()))
     assert len(names) == 4  # "abc" and ["abc"] are the same
     config = source_config(tmp_path, backend="local_text", local_text="a", local_eval_text="b")
-    assert texts_of(open_eval_source(config)) == ["b"]
+    assert texts_of(open_documents(config, "eval")) == ["b"]
     assert not caplog.messages
 
 
 def test_files_of_the_config_are_opened_by_their_kind(tmp_path) -> None:
     files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
     config = source_config(tmp_path, backend="files", files=files, state_update_interval=1)
-    assert texts_of(open_train_source(config)) == ["one", "three"]
-    assert len(list(open_train_source(config).batches())) == 3
+    assert texts_of(open_documents(config)) == ["one", "three"]
+    assert len(list(open_documents(config).batches())) == 3
     named = source_config(tmp_path, backend="files", files=files[0], text_key="other")
-    assert texts_of(open_train_source(named)) == ["eins", "zwei"]
+    assert texts_of(open_documents(named)) == ["eins", "zwei"]
     with pytest.raises(OptionError, match="field does not apply to this kind of input"):
-        open_train_source(source_config(tmp_path, backend="files", files=files, text_key="other"))
+        open_documents(source_config(tmp_path, backend="files", files=files, text_key="other"))
 
 
 def test_bad_rows_stop_the_run_or_are_dropped(tmp_path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{\n')
     bad = str(tmp_path / "bad.jsonl")
     skipping = source_config(tmp_path, backend="files", files=bad, on_bad="skip")
-    assert texts_of(open_train_source(skipping)) == ["one"]
+    assert texts_of(open_documents(skipping)) == ["one"]
     with pytest.raises(ValueError, match=r"bad\.jsonl"):
-        texts_of(open_train_source(source_config(tmp_path, backend="files", files=bad)))
+        texts_of(open_documents(source_config(tmp_path, backend="files", files=bad)))
 
 
 def test_evaluation_on_the_training_data_is_announced(tmp_path, caplog) -> None:
     files = str(tmp_path / "b.txt")
     config = source_config(tmp_path, backend="files", files=files)
-    assert texts_of(open_eval_source(config)) == ["three"]
+    assert texts_of(open_documents(config, "eval")) == ["three"]
     assert caplog.messages == [
         "evaluation reads the training data, since data.eval_files is not set: its loss says "
         "nothing about text that was never seen"
@@ -400,4 +400,4 @@ def test_evaluation_on_the_training_data_is_announced(tmp_path, caplog) -> None:
     other = source_config(
         tmp_path, backend="files", files=files, eval_files=str(tmp_path / "a.jsonl")
     )
-    assert texts_of(open_eval_source(other)) == ["one"]
+    assert texts_of(open_documents(other, "eval")) == ["one"]
