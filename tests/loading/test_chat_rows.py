@@ -14,7 +14,7 @@ from shardmill.chat.fit import Fit, fit_rows
 from shardmill.errors import OptionError
 from shardmill.loading import ChatRows
 from shardmill.records import IGNORE_INDEX
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, slice_examples
+from shardmill.testing.stores import build_small_chat_store, chat_examples, slice_examples
 from tests.store.test_chat_store import TWO
 
 # the first of TWO: bos 1 | user 3 10 | assistant 4 [11 5];  the second: 1 | 2 | 4 [5] | 3

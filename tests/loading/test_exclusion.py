@@ -31,17 +31,22 @@ from shardmill.records import Ragged
 from shardmill.sampling import Permutation
 from shardmill.store import PlanOptions, exclude_documents, exclude_spans
 from shardmill.store.exclusions import as_spans, merge_spans, remove_exclusion
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
-from shardmill.testing.exclusion import assert_only_excluded_places_change, has_token
 from shardmill.testing.loading import (
     RankShape,
+    assert_only_excluded_places_change,
     assert_order_is_one,
     assert_resume_is_elastic,
     assert_resumes_exactly,
+    has_token,
     rows_of,
     saved,
 )
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import (
+    build_small_chat_store,
+    build_small_store,
+    chat_examples,
+    make_examples,
+)
 from tests.loading.stores import SIZES, Small, open_stream, write_small
 from tests.packs import FIVE, plan_options
 

@@ -30,7 +30,6 @@ from shardmill.records import IGNORE_INDEX, ChatExamples
 from shardmill.sources import open_chats
 from shardmill.store import PlanOptions, StoredPlan, open_store
 from shardmill.store.readers import ChatSpace
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.loading import (
     RankShape,
     assert_order_is_one,
@@ -38,6 +37,7 @@ from shardmill.testing.loading import (
     assert_resumes_exactly,
 )
 from shardmill.testing.packing import PlainPiece, plain_row, rows_of_plan
+from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.loading.stores import write_small
 from tests.packs import FIVE, plan_options

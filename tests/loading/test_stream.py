@@ -20,8 +20,7 @@ from shardmill.loading.config import read_config
 from shardmill.records import Ragged
 from shardmill.sampling import Mixture, Permutation
 from shardmill.store.readers import open_token_folder
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from tests.loading.stores import SIZES, open_stream
 
 EXAMPLES = settings(

@@ -21,7 +21,7 @@ from shardmill.loading.streaming.stream import BatchShape, LossRules, Pipeline, 
 from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.protocols import Texts
 from shardmill.records import Batch, Ragged
-from shardmill.testing.streaming import UnitsSource
+from shardmill.testing.loading import UnitsSource
 from tests.loading.streaming.encoded import framing
 
 SPAN, EOS, PAD = 1000, 999_999, 0

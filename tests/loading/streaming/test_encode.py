@@ -27,7 +27,7 @@ from shardmill.loading.streaming.documents import (
 from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, frame
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
-from shardmill.testing.streaming import UnitsSource
+from shardmill.testing.loading import UnitsSource
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
     ByteTokenizer,

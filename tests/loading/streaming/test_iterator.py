@@ -22,7 +22,7 @@ from shardmill.loading.streaming.stream import BatchShape, TextStream
 from shardmill.protocols import Texts
 from shardmill.records import Cursor, Ragged, TextBatch
 from shardmill.sources import MemorySource
-from shardmill.testing.streaming import UnitsSource
+from shardmill.testing.loading import UnitsSource
 from tests.helpers import wait_for
 from tests.loading.streaming.pipelines import (
     EOS,
