@@ -132,7 +132,7 @@ def some(batches: Iterable[Batch], most: int = 14) -> list[Batch]:
 
 
 def with_states(iterator: Any, most: int = 14) -> tuple[list[Batch], list[dict[str, Any]]]:
-    """Batches, and the state before each and behind the last."""
+    """Batches, and the state before each and after the last."""
     batches, states = [], [iterator.get_state()]
     for batch in islice(iterator, most):
         batches.append(batch)
