@@ -1,4 +1,4 @@
-"""Laws 1, 3, 4, 8 and 9 for builds of conversations."""
+"""Guarantees 1, 3, 4, 8 and 9 for builds of conversations."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_conversation_without_end_is_refused(tmp_path, monkeypatch):
         build(Chats(rows), tmp_path / "s", certificate=PROOF)
 
 
-def test_an_empty_source_and_an_empty_split_are_told(tmp_path, caplog):
+def test_an_empty_source_and_an_empty_split_are_reported(tmp_path, caplog):
     done = build(Chats([]), tmp_path / "s")
     assert done.manifest.splits["val"].documents == 0
     assert "split 'val' got no conversation" in caplog.text
@@ -339,7 +339,7 @@ def test_an_empty_source_and_an_empty_split_are_told(tmp_path, caplog):
     assert len(ChatSpace(open_store(tmp_path / "s"), "val")) == 0
 
 
-def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
+def test_a_fast_engine_that_differs_is_replaced_and_its_work_done_again(
     tmp_path, monkeypatch, small_segments
 ):
     class Chosen:

@@ -70,7 +70,7 @@ class Lists:
 
 @settings(deadline=None, max_examples=80)
 @given(sequences=token_sequences(), alignment=st.sampled_from(["label", "roll_right"]))
-def test_a_bin_is_the_slow_reference(sequences, alignment) -> None:
+def test_a_bin_equals_the_slow_reference(sequences, alignment) -> None:
     size = sum(len(ids) for ids, _ in sequences) + 3
     ids, mask = np.full(size, 99, np.int32), np.full(size, 1, np.uint8)
     assignment = BinAssignment.from_bins([list(range(len(sequences)))])
@@ -311,7 +311,7 @@ def test_an_empty_spool_gives_an_empty_shard(tmp_path) -> None:
     assert len(open_packed(tmp_path / "a")) == 0
 
 
-def test_a_shard_in_memory_widens_for_large_ids() -> None:
+def test_a_shard_in_memory_holds_large_ids() -> None:
     bins = [
         PackedBin(
             input_ids=np.array(ids),
