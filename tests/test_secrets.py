@@ -28,8 +28,7 @@ from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
 from shardmill.storage import retry
 from shardmill.store import readers as mapped
-from shardmill.testing.hub import LoopbackHub
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackHub, LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.secret_forms import FORMS, seen
 

@@ -15,7 +15,7 @@ from shardmill.chat import Certificate, ChatTemplate, TrainPolicy, prove_mask
 from shardmill.errors import missing_extra
 from shardmill.protocols import Tokenizer
 from shardmill.records import Conversation
-from shardmill.testing.chat_stores import assert_same_examples, slice_examples
+from shardmill.testing.stores import assert_same_examples, slice_examples
 from shardmill.testing.tokenizers import nasty_texts
 
 try:

@@ -1,8 +1,7 @@
-"""The laws every tokenizer keeps, and texts to try them on.
+"""Guarantees of tokenizers as tests, and texts to try them on.
 
-In: a tokenizer and texts.  Out: an AssertionError that names the law and the text, or nothing.
-Promise: `assert_tokenizer_laws` asks only for the Tokenizer protocol. `round_trips(text)` (does the
-tokenizer promise this text comes back?) and `unknown_id` are used when present.
+Only the Tokenizer protocol is needed. `round_trips(text)` (does the tokenizer promise that a text
+comes back?) and `unknown_id` are used when present.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = [
 
 
 def assert_tokenizer_laws(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """All laws on these texts: batch, range, text is never structure, round trip."""
+    """All guarantees on these texts: batch, range, text is never structure, round trip."""
     assert re.fullmatch(r"[0-9a-f]{64}", tokenizer.fingerprint), "fingerprint is sha256 hex"
     ids = assert_batch_is_one_by_one(tokenizer, texts)
     if len(ids.values):
@@ -60,7 +59,7 @@ def assert_batch_is_one_by_one(tokenizer: Tokenizer, texts: Sequence[str]) -> Ra
 
 
 def assert_text_is_never_structure(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """No text becomes a special id, not even one that holds every special string."""
+    """No text becomes a special id, not even one that contains every special string."""
     structure = set(tokenizer.special_token_ids().values())
     structure -= {getattr(tokenizer, "unknown_id", None)}
     literals = [tokenizer.decode([number]) for number in sorted(structure)]
@@ -78,7 +77,7 @@ def assert_text_is_never_structure(tokenizer: Tokenizer, texts: Sequence[str]) -
 
 
 def assert_round_trip(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """A text whose return is promised comes back; specials beside it show as their strings."""
+    """A text that is promised to come back does; specials beside it decode to their strings."""
     promises = getattr(tokenizer, "round_trips", None)
     if promises is None:
         return

@@ -31,7 +31,7 @@ from shardmill.records import Conversation, ConversationBatch, Cursor, Drop, Rag
 from shardmill.sources import MemoryChats, open_chats
 from shardmill.store import open_store, verify
 from shardmill.store.readers import ChatSpace
-from shardmill.testing.chat_stores import assert_same_examples, read_examples
+from shardmill.testing.stores import assert_same_examples, read_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.helpers import folder_digest
 

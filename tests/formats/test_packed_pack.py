@@ -32,8 +32,7 @@ from shardmill.formats.packed import (
 from shardmill.formats.packed import spool as materialize_module
 from shardmill.formats.packed.open import MemoryShard
 from shardmill.packing import BinAssignment, best_fit_decreasing
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.packed import (
+from shardmill.testing.packing import (
     aligned_slowly,
     assert_holds_bins,
     assert_trains_the_same_labels,
@@ -41,6 +40,7 @@ from shardmill.testing.packed import (
     token_sequences,
     write_spool,
 )
+from shardmill.testing.stores import build_small_chat_store, make_examples
 from tests.helpers import folder_digest
 
 ALGORITHMS = ["best-fit", "first-fit", "first-fit-shuffle", "concatenate"]
