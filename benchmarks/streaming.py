@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from texts import some_documents, text_bytes
 
-from shardmill.testing.hub import LoopbackHub
+from shardmill.testing.services import LoopbackHub
 from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 from shardmill.tokenizers.engines import fast_candidates
 

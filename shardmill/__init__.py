@@ -64,16 +64,10 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "shardmill.building.api": (
-            "build",
-            "pack",
-        ),
+        "shardmill.building.api": ("build", "pack"),
         "shardmill.loading.api": ("load",),
         "shardmill.loading.streaming.api": ("stream",),
-        "shardmill.remote": (
-            "pull",
-            "push",
-        ),
+        "shardmill.remote": ("pull", "push"),
         "shardmill.building": ("BuildReport", "BuildSpec", "Feed", "build_chats", "build_store"),
         "shardmill.chat": ("prove_mask",),
         "shardmill.errors": ("ShardmillError",),

@@ -39,8 +39,8 @@ class ShardmillError(Exception):
     A message names options as `{name}` and gives their values as keywords, so that each caller
     reads their own words: `OptionError("{workers}: wanted at least 1", workers=0)` is
     `workers=0: wanted at least 1` in Python and `--workers 0: wanted at least 1` on the command
-    line. An option without a value is given as `...`. A value that is one of our errors stands
-    for its message: `TemplateError("{template}: {error}", template=name, error=error)`.
+    line. An option without a value is given as `...`. A value that is one of our errors is shown
+    as its message: `TemplateError("{template}: {error}", template=name, error=error)`.
     """
 
     def __init__(self, message: object = "", *args: object, **options: object) -> None:

@@ -1,12 +1,6 @@
-"""A `with` block for everything that can be closed.
+"""What a user may implement: tokenizers, and sources of documents or conversations.
 
-In: a class with `close`.  Out: the same class as a context manager.
-Promise: leaving the block closes, also after an error, which goes on its way.
-Not here: what closing means.
-
-What rooms ask of each other: the smallest shape that does the job.
-
-A user's own class needs these names and nothing else: no base class, no registration.
+A class needs these methods and nothing else: no base class, no registration.
 """
 
 from __future__ import annotations
@@ -22,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """Inherit from it and have `close`."""
+    """A class with `close`, as a context manager."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; may be called again."""
+        """Release everything; may be called again."""
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +63,7 @@ class Tokenizer(Encoder, Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """A named origin of documents that can stop and go on."""
+    """A named origin of documents that can stop and resume."""
 
     @property
     def name(self) -> str: ...
@@ -79,19 +73,19 @@ class Source(Protocol):
         equal documents. No absolute path, time or host: it is stored in the manifest."""
 
     def size_hint(self) -> int | None:
-        """About how many bytes of input lie ahead; None when nobody knows (a stream)."""
+        """Approximate bytes of the input; None when unknown, as of a stream."""
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        """Documents from the start, or exactly from `cursor` on.
+        """Documents from the start, or from exactly `cursor` on.
 
-        The batches after a cursor are the very batches that followed it the first time, borders
-        included: a batch is a function of where it starts and of the input, nothing else.
+        The batches after a cursor are those that followed it the first time, with the same borders:
+        a batch depends on where it starts and on the input, and on nothing else.
         """
 
 
 @runtime_checkable
 class ConversationSource(Protocol):
-    """A named origin of conversations that can stop and go on. As `Source`, but for chats."""
+    """A `Source` of conversations."""
 
     @property
     def name(self) -> str: ...
@@ -105,13 +99,13 @@ class ConversationSource(Protocol):
 
 @runtime_checkable
 class DividedSource(Source, Protocol):
-    """A source made of pieces that can be read alone: in any order, on any machine."""
+    """A source of pieces that can be read separately, in any order, on any machine."""
 
     def divide(self, at_least: int) -> Sequence[Source]:
-        """Pieces which, one behind the other, give exactly the documents of this source.
+        """Pieces which, one after another, give exactly the documents of this source.
 
         The coarsest kind of pieces (files, say) that makes `at_least` of them; the finest kind
-        when none does. A function of the input and `at_least` alone.
+        when none does. Depends on the input and `at_least` alone.
         """
 
 
@@ -120,15 +114,15 @@ class CuttableSource(Source, Protocol):
     """A source that can be cut into pieces of about one size: the units of a build."""
 
     def cut(self, num_bytes: int) -> Sequence[Source]:
-        """Pieces which, one behind the other, give exactly the documents, counts and drops of this
+        """Pieces which, one after another, give exactly the documents, counts and drops of this
         source, each of about `num_bytes` of input; what has no finer parts is one piece.
 
-        A function of the input and `num_bytes` alone. Cheap: sizes and footers, no pass over the
-        data. A piece is small when pickled, and can be read in another process.
+        Depends on the input and `num_bytes` alone. Cheap: sizes and footers, no pass over the data.
+        A piece is small when pickled, and can be read in another process.
 
-        Row numbers: a piece that begins inside a file cannot know how many rows lie before it. Its
-        drops have a `row`, its batches a `num_rows` (a last batch may hold nothing else), and it
-        is a `FilePart`. Whoever joins the pieces knows, in their order:
+        Row numbers: a piece that begins inside a file does not know how many rows come before it.
+        Its drops have a `row`, its batches a `num_rows` (a last batch may hold nothing else), and
+        it is a `FilePart`. The rows are numbered when the pieces are joined, in their order:
 
             if not continues(piece):
                 before = 0
@@ -139,13 +133,13 @@ class CuttableSource(Source, Protocol):
 
 @runtime_checkable
 class FilePart(Source, Protocol):
-    """A source that may be a piece of a file whose rows are counted through the whole file."""
+    """A source that may be a piece of a file, whose rows are counted over the whole file."""
 
     @property
     def continues(self) -> bool:
-        """Whether rows are counted on from the piece before it; False: it begins a file."""
+        """Whether its rows continue those of the piece before it; False: it begins a file."""
 
 
 def continues(piece: Source) -> bool:
-    """Whether the rows of a piece are counted on from the piece before it."""
+    """Whether the rows of a piece continue those of the piece before it."""
     return isinstance(piece, FilePart) and piece.continues

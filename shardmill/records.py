@@ -1,7 +1,6 @@
-"""What flows between rooms: small frozen records over flat arrays.
+"""What passes between packages: small frozen records over flat arrays.
 
-Not here: behaviour that belongs to a room. These classes slice and count; they do not read,
-encode, split or write.
+These classes slice and count; they do not read, encode, split or write.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class Ragged:
     def from_sequences(
         cls, sequences: Iterable[npt.ArrayLike], dtype: npt.DTypeLike = np.int64
     ) -> Ragged:
-        """Copy sequences behind one another. For tests and small input."""
+        """Copy sequences one after another. For tests and small input."""
         arrays = [np.asarray(sequence, dtype=dtype).reshape(-1) for sequence in sequences]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
         return cls.from_lengths(values, [len(array) for array in arrays])
@@ -146,14 +145,14 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """One input row that gave no document, so that nothing is lost in silence."""
+    """One input row that gave no document, so that nothing is lost silently."""
 
     id: str  # where it was: "file.jsonl:17", "part.parquet:row 40"; the file alone if `row` is set
     reason: str  # one of a source's reason codes, a key of the ledger's `dropped`
-    row: int | None = None  # from 0, in a piece that does not know how many rows lie before it
+    row: int | None = None  # from 0, in a piece that does not know how many rows come before it
 
     def numbered(self, rows_before: int) -> Drop:
-        """With its full id, for whoever knows how many rows of the file lie before the piece."""
+        """With its full id; `rows_before` rows of the file come before the piece."""
         if self.row is None:
             return self
         return Drop(id=f"{self.id}:{rows_before + self.row + 1}", reason=self.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from shardmill.store import PlanOptions
-from shardmill.testing.chat_stores import make_examples
+from shardmill.testing.stores import make_examples
 
 
 @st.composite

@@ -188,8 +188,8 @@ def test_options_of_a_client_are_hidden_wherever_they_occur() -> None:
     nested = {"key": "theKey123", "client_kwargs": {"aws_session_token": "tokTok99"}, "anon": False}
     remember_options({**nested, "secret": SECRET, "endpoint_url": f"http://u:{SECRET}Two@h.org"})
     remember_options(None)
-    told = scrub(f"no theKey123, tokTok99, {SECRET} and {SECRET}Two; anon False")
-    assert told == "no ***, ***, *** and ***; anon False"
+    shown = scrub(f"no theKey123, tokTok99, {SECRET} and {SECRET}Two; anon False")
+    assert shown == "no ***, ***, *** and ***; anon False"
 
 
 def test_the_number_of_remembered_secrets_is_bounded() -> None:

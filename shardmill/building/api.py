@@ -111,8 +111,9 @@ def build(
     if append and url is not None:
         raise OptionError(
             f"{{append}}: {_shown(url)} is a URL; files can only be added to a local store: pull "
-            "it, append to it, and push it with replace",
+            "it, append to it, and push it with {replace}",
             append=True,
+            replace=True,
         )
     specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
     run: Callable[..., BuildReport]

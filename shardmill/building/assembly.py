@@ -208,7 +208,7 @@ class LedgerCounter:
 
 
 def mark_of(chunk: Source | ConversationSource) -> int:
-    """A number that tells this chunk from others of the same input, on every machine."""
+    """A number that identifies this chunk among those of the same input, on every machine."""
     whole: Any = getattr(chunk, "whole_chunk", chunk)
     files: Any = getattr(whole, "files", ())
     if isinstance(files, tuple) and files:

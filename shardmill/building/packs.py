@@ -113,8 +113,8 @@ def _checked(options: PlanOptions) -> PlanOptions:
 class _CutSplit:
     """The examples of a split, cut into pieces that fit a row, with the labels each one trains.
 
-    A label is a trained token with a token of its own piece before it. Split pieces share one token
-    with the next, so every label of an example is in exactly one of its pieces.
+    A label is a trained token with a token of the same piece before it. Split pieces share one
+    token with the next, so every label of an example is in exactly one of its pieces.
     """
 
     lengths: OffsetArray  # of every example

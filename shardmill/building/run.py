@@ -439,15 +439,14 @@ def _same_store(job: BuildJob) -> Manifest:
     now = json.loads(json.dumps([source.describe() for source in job.sources]))
     changes = describe_difference(cast(JSON, manifest.sources), now)
     shown = f" (before -> now: {'; '.join(changes[:4])})" if changes else ""
-    what = f"{target}: holds a finished store of other input or options{shown}"
+    advice = "so there is nothing to resume: build elsewhere, or replace it with {overwrite}"
     if has_unfinished_build(target):
-        raise StoreExistsError(
-            f"{what}, and an unfinished build beside it: if that was to replace the store, "
-            "continue with {resume} and {overwrite}",
-            resume=True,
-            overwrite=True,
+        advice = (
+            "and an unfinished build beside it: if that was to replace the store, continue with "
+            "{resume} and {overwrite}"
         )
     raise StoreExistsError(
-        f"{what}, so there is nothing to resume: build elsewhere, or replace it with {{overwrite}}",
+        f"{target}: holds a finished store of other input or options{shown}, {advice}",
+        resume=True,
         overwrite=True,
     )

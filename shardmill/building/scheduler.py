@@ -326,21 +326,16 @@ class WorkerPool:
                 pack(what)
         except PicklingError as error:
             options = self.options
-            if options.cluster is not None:
-                raise OptionError(
-                    f"{{run_on}}: {error}; build on this machine with {{workers}}, or define it in "
-                    "a module that a worker can import",
-                    run_on="ray",
-                    workers=1,
-                ) from error
-            if options.workers is not None:
-                raise OptionError(
-                    f"{{workers}}: {error}; build with 1, or define it in a module that a worker "
-                    "can import",
-                    workers=options.workers,
-                ) from error
-            log.info("one process builds this store: %s", error)
-            return False
+            if options.cluster is None and options.workers is None:
+                log.info("one process builds this store: %s", error)
+                return False
+            asked = "{workers}" if options.cluster is None else "{run_on}"
+            raise OptionError(
+                f"{asked}: {error}; build in one process on this machine, or define it in a module "
+                "that a worker can import",
+                workers=options.workers,
+                run_on="ray",
+            ) from error
         return True
 
     def _open_engine(self) -> Engine:

@@ -41,7 +41,7 @@ _AROUND, _MOST_OWN = 200, 300  # characters around a token whose origin is shown
 _NOTES = {
     "text": "",
     "end": "appended to the document by the build, so it has no text",
-    "template": "put there by the chat template, so it has no text of its own",
+    "template": "put there by the chat template, so it is no text of the conversation",
     "turn": "in a turn that a Jinja template wrote, which does not separate words from markers",
 }
 

@@ -109,17 +109,9 @@ def trained_in(opened: OpenStore, split: str, start: int, stop: int) -> int | No
     """How many of these tokens are trained; None: no conversations."""
     if not opened.is_chat:
         return None
-    bits = opened.chat_arrays(split).mask_bits
-    count = 0
-    for first in range(start >> 3, (stop + 7) >> 3, _BLOCK):
-        last = min(first + _BLOCK, (stop + 7) >> 3)
-        part = np.array(bits[first:last])
-        if first == start >> 3:
-            part[0] &= 0xFF << (start & 7) & 0xFF  # bits of tokens before
-        if last == (stop + 7) >> 3 and stop & 7:
-            part[-1] &= (1 << (stop & 7)) - 1  # bits of tokens after
-        count += int(np.bitwise_count(part).sum())
-    return count
+    blocks = range(start, stop, 8 * _BLOCK)
+    masks = (_mask(opened, split, at, min(at + 8 * _BLOCK, stop)) for at in blocks)
+    return sum(int(np.count_nonzero(mask)) for mask in masks)
 
 
 def document_view(

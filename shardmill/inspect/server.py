@@ -1,7 +1,7 @@
 """The facts over HTTP, on one address. The one importer of starlette and uvicorn.
 
 Read-only. Only requests whose Host is ours are answered, so a page elsewhere cannot read the data
-through a name of its own; no other origin may ask or start anything; nothing that is sent back runs
+through its own name; no other origin may ask or start anything; nothing that is sent back runs
 as code, and no file is served but the listed ones. Answers are made in a few threads, and a slow
 one holds up no other. A connection that is not being answered is kept only while no other needs its
 slot, and never for longer than twice `WAIT_SECONDS`.

@@ -118,9 +118,9 @@ def rank_and_world(
     if given == ["", "1"]:
         return 0, 1
     if not all(text.isascii() and text.isdigit() for text in given):
-        told = ", ".join(f"{name}={text!r}" for name, text in zip(names, given, strict=True))
+        found = ", ".join(f"{name}={text!r}" for name, text in zip(names, given, strict=True))
         raise OptionError(
-            f"{told} in the environment: wanted two whole numbers, as torchrun sets them; or pass "
+            f"{found} in the environment: wanted two whole numbers, as torchrun sets them; or pass "
             "{rank} and {world}",
             rank=...,
             world=...,
@@ -129,7 +129,7 @@ def rank_and_world(
 
 
 def _config(stores: Stores) -> DataConfig | None:
-    """The config that is meant, if one is."""
+    """The config, if `stores` is one."""
     if isinstance(stores, DataConfig):
         return stores
     if isinstance(stores, Mapping) and isinstance(stores.get("data"), Mapping):

@@ -266,7 +266,7 @@ class Buffers:
         array = np.empty(self._shape, np.int64)
         if self._most:
             if len(self._arrays) == self._most:
-                del self._arrays[0]  # whoever keeps it owns it now
+                del self._arrays[0]  # it belongs to its user now
             self._arrays.append(array)
         return array
 

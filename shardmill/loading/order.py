@@ -68,7 +68,7 @@ class SampleStream:
         temperature: float = 1.0,
         phases: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> None:
-        self.documents = False  # whether loaders keep documents apart unless they are told
+        self.documents = False  # whether loaders keep documents apart by default
         self.sources = _checked_sources(sources)
         self.seq_len = self.sources[0].seq_len
         self.shuffle: Shuffle = shuffle
@@ -389,7 +389,7 @@ def plan_step(
     step = Steps(stream, shape, start=start, num_steps=1).at(0)
     columns = (step.source, step.epoch, stream.take_all(step.samples).item, step.item)
     planned = []
-    for sample, number, epoch, meant, item in zip(
+    for sample, number, epoch, replaced, item in zip(
         step.samples, *(column.tolist() for column in columns), strict=True
     ):
         source = stream.sources[number]
@@ -402,7 +402,7 @@ def plan_step(
                 split=source.split,
                 epoch=epoch,
                 window=item,
-                instead_of=None if meant == item else meant,
+                instead_of=None if replaced == item else replaced,
                 start=span.start,
                 stop=span.stop,
                 documents=span.documents,

@@ -21,7 +21,7 @@ State = dict[str, JSON]
 
 VERSION = 1
 MOST_SAMPLES = 2**62
-"""The largest position. An order can number twice as many samples, which leaves room for steps."""
+"""The largest position. An order can number twice as many samples, so that steps fit."""
 
 
 def write_envelope(kind: str, **values: JSON) -> State:

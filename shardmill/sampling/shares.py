@@ -16,7 +16,7 @@ Why this rule can always be kept. Let v = w[s] / D. The rule says that the j-th 
 be over its ceiling) and slot ceil(j/v) - 1 at the latest. Take any slots a..b: the windows of s
 inside them number at most floor(b v) - ceil(a v) <= (b - a) v. Over all sources that is at most
 b - a: no run of slots has more windows inside than slots, so by Hall's theorem every sample gets a
-slot of its own window, and "of those whose window is open, the one that closes first" finds such a
+slot in its window, and "of those whose window is open, the one that closes first" finds such a
 schedule, because windows have integer bounds and samples take one slot. No slot stays empty: before
 slot n the counts sum to n.
 

@@ -78,7 +78,7 @@ class RangedFile(io.RawIOBase):
         self._current = -1
         self._held: dict[int, Future[bytes]] = {}
         self._pool = ThreadPoolExecutor(DEPTH, thread_name_prefix="shardmill-ranges")
-        self._stop = current_stop()  # Arrow reads in threads of its own
+        self._stop = current_stop()  # Arrow reads in its own threads
 
     def readable(self) -> bool:
         return True

@@ -1,8 +1,8 @@
 """The one retry policy for everything that goes over a network.
 
-Lost connections, timeouts, short answers, throttling and 5xx are retried a bounded number of times
-after growing, jittered pauses. Any other failure is raised at once as one of our errors. No message
-shows a user, a password or the query of a URL.
+Lost connections, timeouts, short answers, throttling and 5xx are retried five times in a row, after
+pauses of about 0.5, 1, 2, 4 and 8 seconds. Any other failure is raised at once as one of our
+errors. No message shows a user, a password or the query of a URL.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RetryPolicy:
         pause(seconds)
 
     def backoff_seconds(self, failures: int) -> float:
-        """The pause after so many failures. Jittered, so that workers do not retry in step."""
+        """The pause after a number of failures. Jittered, so that workers do not retry in step."""
         delay = FIRST_PAUSE if self.delay is None else self.delay
         return float(min(delay * 2 ** (failures - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.5))
 

@@ -483,9 +483,9 @@ def _json_problems(value: object) -> Iterator[str]:
     """What in `value` JSON would change."""
     if isinstance(value, dict):
         yield from (f"key {key!r} is not a string" for key in value if not isinstance(key, str))
-        yield from _json_problems([*value, *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:  # one level of the stack for each level of the value
             yield from _json_problems(item)
     elif isinstance(value, str):
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):

@@ -12,11 +12,12 @@ import errno
 import hashlib
 import logging
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -52,6 +53,7 @@ from shardmill.store.manifest import (
 from shardmill.store.store import ShardDocuments, damaged, open_store, read_chunks
 
 log = logging.getLogger(__name__)
+Chunk = TypeVar("Chunk", bytes, memoryview)
 
 _CHUNK = 2**20  # tokens or documents cast at a time
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
@@ -74,15 +76,13 @@ class OldStore:
         entry = self.manifest.dropped
         if entry is None:
             return
-        with (self.folder / entry.file).open("rb") as lines:
-            for line in lines:
-                try:
-                    row = msgspec.json.decode(line, type=DroppedRow)
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    raise damaged(
-                        self.folder / entry.file, f"not a dropped row: {error}"
-                    ) from error
-                yield Drop(id=row.id, reason=row.reason)
+        path = self.folder / entry.file
+        for line in _checked(path, entry.sha256, _read_lines(path)):
+            try:
+                row = msgspec.json.decode(line, type=DroppedRow)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise damaged(path, f"not a dropped row: {error}") from error
+            yield Drop(id=row.id, reason=row.reason)
 
 
 def open_old(folder: Path) -> OldStore:
@@ -266,7 +266,8 @@ class _SplitSink:
                 continue
             if self._shard is None:
                 self._shard = HashedFile(new)
-            for chunk in _checked_chunks(old / shard.file, shard.sha256):
+            path = old / shard.file
+            for chunk in _checked(path, shard.sha256, read_chunks(path)):
                 self._shard.write(chunk)
         self._index.take_over(old, entry.index)
         self.tokens, self.documents = entry.tokens, entry.documents
@@ -339,8 +340,8 @@ class _IndexSink:
 
     def take_over(self, old: Path, entry: ListedFile) -> None:
         """Begin with the starts of a finished index."""
-        skip = INDEX_HEADER_BYTES
-        for chunk in _checked_chunks(old / entry.file, entry.sha256):
+        path, skip = old / entry.file, INDEX_HEADER_BYTES
+        for chunk in _checked(path, entry.sha256, read_chunks(path)):
             self._file.write(chunk[skip:])
             skip = 0
         self.entries = entry.entries
@@ -470,7 +471,7 @@ def _share_file(old: Path, new: Path, sha256: str) -> bool:
         return True
     file = HashedFile(new)
     try:
-        for chunk in _checked_chunks(old, sha256):
+        for chunk in _checked(old, sha256, read_chunks(old)):
             file.write(chunk)
         file.finish()
     finally:
@@ -478,18 +479,22 @@ def _share_file(old: Path, new: Path, sha256: str) -> bool:
     return False
 
 
-def _checked_chunks(path: Path, sha256: str) -> Iterator[memoryview]:
-    """The bytes of a file of a store, in a buffer that is used again. Raises after the last chunk
-    if their hash is wrong."""
+def _checked(path: Path, sha256: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The bytes of a file of a store. Raises after the last of them if their hash is wrong."""
     digest = hashlib.sha256()
     try:
-        for chunk in read_chunks(path):
+        for chunk in chunks:
             digest.update(chunk)
             yield chunk
     except OSError as error:
         raise damaged(path, f"cannot be read ({error.strerror})") from error
     if digest.hexdigest() != sha256:
         raise damaged(path, f"its sha256 is {digest.hexdigest()}, wanted {sha256}")
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as lines:
+        yield from lines
 
 
 class _DropSink:
@@ -511,21 +516,9 @@ class _DropSink:
     def take_over(self, old: OldStore, hold: int) -> None:
         """Begin with the dropped rows of a store, without the last `hold`."""
         assert self._file is None, "old rows come before new ones"
-        entry = old.manifest.dropped
-        if entry is None:
-            return
-        left = entry.entries - hold  # lines still to be copied
-        for chunk in _checked_chunks(old.folder / entry.file, entry.sha256):
-            if left and self._file is None:
-                self._file = HashedFile(self._path)
-            if self._file is not None:
-                kept = _first_lines(bytes(chunk), left)
-                left -= kept.count(b"\n")
-                self._file.write(kept)
-        self._reasons.update(old.manifest.ledger.documents.dropped)
-        if hold:
-            held = islice(old.drops(), entry.entries - hold, None)
-            self._reasons -= Counter(drop.reason for drop in held)
+        drops, total = old.drops(), sum(old.manifest.ledger.documents.dropped.values())
+        self.append(islice(drops, total - hold))
+        deque(drops, maxlen=0)  # the hash of the file is checked after its last row
 
     def check(self, facts: StoreFacts) -> None:
         claimed = {k: v for k, v in facts.ledger.documents.dropped.items() if v}
@@ -541,14 +534,6 @@ class _DropSink:
     def abort(self) -> None:
         if self._file is not None:
             self._file.abort()
-
-
-def _first_lines(data: bytes, lines: int) -> bytes:
-    """The first `lines` lines of `data`, or all of it if there are fewer."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-    if len(ends) < lines:
-        return data
-    return data[: int(ends[lines - 1]) + 1] if lines else b""
 
 
 def _clean(text: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 
 from shardmill.protocols import ConversationSource, CuttableSource, DividedSource, Source, continues
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
+
+_T = TypeVar("_T")
 
 __all__ = [
     "Account",
@@ -112,6 +115,10 @@ def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
     the same whether it was resumed or not. Reads the source once for each of its batches, so give
     it small input and small limits.
     """
+    return _resumed(make_source, account)
+
+
+def _resumed(make_source: Callable[[], Any], account: Callable[[Iterable[Any]], _T]) -> _T:
     batches = list(make_source().batches())
     for number, batch in enumerate(batches):
         cursor = json.loads(json.dumps(batch.cursor))
@@ -350,17 +357,5 @@ def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccou
 def assert_conversations_resume_exactly(
     make_source: Callable[[], ConversationSource],
 ) -> ChatAccount:
-    """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
-
-    As `assert_resumes_exactly`: the same batches. Reads the source once for each batch.
-    """
-    batches = list(make_source().batches())
-    for number, batch in enumerate(batches):
-        cursor = json.loads(json.dumps(batch.cursor))
-        assert cursor == batch.cursor, f"batch {number}: {batch.cursor!r} does not survive JSON"
-        wanted = [chat_account([later]) for later in batches[number + 1 :]]
-        found = [chat_account([later]) for later in make_source().batches(cursor)]
-        assert found == wanted, f"after batch {number} ({cursor}): {found} instead of {wanted}"
-    whole = chat_account(batches)
-    assert chat_account(make_source().batches()) == whole, "a second reading differs from the first"
-    return whole
+    """As `assert_resumes_exactly`, for a source of conversations."""
+    return _resumed(make_source, chat_account)

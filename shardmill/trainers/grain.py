@@ -1,10 +1,7 @@
-"""Iterators with a position, as Grain knows them.
+"""Iterators with a position as Grain datasets, which Grain can prefetch, save and restore.
 
-In: a function that makes an iterator with `get_state` and `set_state`.  Out: a `grain.IterDataset`
-whose iterators Grain can prefetch, save and restore.
-Promise: what Grain reads ahead in its thread never shows in a state: the state is that behind the
-last element given. The state is that of the wrapped iterator, unchanged.
-Not here: what the elements are. This is the one file that imports grain.
+The state is that of the wrapped iterator after the last element given, whatever Grain has read
+ahead in its thread.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from shardmill.records import Batch, BoolArray, IntArray
 
 _absl = logging.getLogger("absl")
 _level = _absl.level
-_absl.setLevel(logging.ERROR)  # Grain warns of a missing JAX, which nobody here needs
+_absl.setLevel(logging.ERROR)  # Grain warns of a missing JAX, which is not needed here
 try:
     import grain
     import grain.experimental
@@ -44,7 +41,7 @@ class BatchTuple(NamedTuple):
 
 
 class Checkpointed(Protocol[Given]):
-    """An iterator that says where it is and goes where it is told."""
+    """An iterator with a position."""
 
     def __next__(self) -> Given: ...
 
@@ -53,7 +50,7 @@ class Checkpointed(Protocol[Given]):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
     def interrupt(self) -> None:
-        """Give up what is being made, for good: called from another thread than `__next__`."""
+        """Give up the element that is being made. Called from another thread than `__next__`."""
 
     def close(self) -> None: ...
 
@@ -68,7 +65,7 @@ class CheckpointedDataset(grain.IterDataset, Generic[Element]):  # type: ignore[
     def __iter__(self) -> CheckpointedIterator[Element]:
         return CheckpointedIterator(self._make())
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # Grain prints datasets, and would print addresses
         return "CheckpointedDataset"
 
 
@@ -80,14 +77,13 @@ class _State(dict[str, Any]):
 
 
 class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
-    """The wrapped iterator with Grain's names for everything else."""
+    """The wrapped iterator under Grain's names; a `Batch` becomes a `BatchTuple`."""
 
     def __init__(self, inner: Checkpointed[Element]) -> None:
         super().__init__()
         self._inner = inner
 
     def __next__(self) -> Any:
-        """The next element; a `Batch` as a `BatchTuple`."""
         self._assert_not_closed()
         element = self._inner.__next__()
         return BatchTuple(**element.arrays()) if isinstance(element, Batch) else element
@@ -111,13 +107,13 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
 
 
 class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
-    """The elements of a dataset, some of them made early in Grain's thread.
+    """The elements of a dataset, `prefetch` of them made early in Grain's thread (0: no thread).
 
-    Refusing a state leaves the position where it was, behind the last element given. Closing does
-    not wait for an element that is being made. A forked process needs an iterator of its own.
+    A refused state changes nothing. Closing does not wait for an element that is being made. A
+    forked process needs its own iterator.
     """
 
-    _closed = True  # until it is made: Grain closes whatever is freed
+    _closed = True  # until `__init__` is done: Grain closes an iterator that is freed
 
     def __init__(self, dataset: grain.IterDataset, prefetch: int) -> None:
         if prefetch:
@@ -147,7 +143,7 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
         try:
             self._parent.set_state(state)
         except StateMismatchError:
-            # Grain has thrown away what was read ahead, and the reader is behind that
+            # Grain has thrown away what was read ahead, and the reader is at a later position
             self._parent.set_state(before)
             raise
 
@@ -155,21 +151,21 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
         if self._closed:
             return
         if self._process != os.getpid():
-            self._closed = True  # the threads are the parent's
+            self._closed = True  # the threads are in the parent process
             return
         self._at_the_end = self.get_state()
         for iterator in _checkpointed(self._parent):
             iterator.interrupt()
         super().close()
-        self._parents = ()  # Grain's closes once more when it is freed, too late if that is at exit
+        self._parents = ()  # else Grain closes them again when this is freed, perhaps after exit
 
     def _assert_not_closed(self) -> None:
         if self._closed:
             raise OptionError("this iterator was closed; make a new one and set its state")
         if self._process != os.getpid():
             raise OptionError(
-                "this iterator was made before the process forked, and its thread stayed behind; "
-                "make one in the child, and set its state there"
+                "this iterator was made before the process forked, and its thread is in the "
+                "parent; make one in the child, and set its state there"
             )
 
     def __reduce__(self) -> NoReturn:
@@ -189,7 +185,7 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
 
 
 def _checkpointed(iterator: Any) -> Iterator[CheckpointedIterator[Any]]:
-    """Those of ours that this one is made of."""
+    """The iterators of this module that this one reads from."""
     if isinstance(iterator, CheckpointedIterator):
         yield iterator
     for parent in iterator._parents:
@@ -204,18 +200,3 @@ def _close_all() -> None:
     """Threads end before the interpreter does, also in a script that closes nothing."""
     for iterator in list(_open):
         iterator.close()
-
-
-def iterate(dataset: grain.IterDataset, *, prefetch: int = 0) -> Iterator[Any]:
-    """An iterator over `dataset`, `prefetch` elements ahead (0: no thread)."""
-    return PrefetchedIterator(dataset, prefetch)
-
-
-__all__ = [
-    "BatchTuple",
-    "Checkpointed",
-    "CheckpointedDataset",
-    "CheckpointedIterator",
-    "PrefetchedIterator",
-    "iterate",
-]

@@ -35,7 +35,7 @@ class Wide(ByteTokenizer):
 
 
 class Differing(ByteTokenizer):
-    """A fast engine that is caught out, once: where a file says so, which is gone then."""
+    """A fast engine that fails its check once, where a file says so; the file is then removed."""
 
     def encode_batch(self, texts) -> Ragged:
         mark = os.environ.get("TESTS_DIFFERS")
@@ -70,7 +70,7 @@ class Watched(ByteTokenizer):
         if folder:
             (Path(folder) / f"{os.getppid()}-{os.getpid()}").touch()
             if (Path(folder) / "blind").exists():
-                raise FileNotFoundError(2, "No such file or directory", "far.jsonl")
+                raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
             for poison in Path(folder).glob("poison*"):
                 if any(poison.read_text() in text for text in as_list(texts)):
                     if poison.name == "poison once":

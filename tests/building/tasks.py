@@ -61,7 +61,7 @@ class Doing:
         if self.act == "eat":
             bytearray(2**30)
         if self.act == "log":
-            logging.getLogger("tests.far").warning("%s says %d", self.name, 7)
+            logging.getLogger("tests.worker").warning("%s says %d", self.name, 7)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Moving:
     name: str
     count: int
     kept: Path  # what is done for good
-    far: Path  # stands for the disk of the worker: what was done there, and how often it died
+    remote: Path  # in place of the disk of the worker: what was done there, and how often it died
 
     def run(self, tools: int, emit: Callable[[Any], None]) -> None:
         known = self._known()
@@ -82,27 +82,27 @@ class Moving:
             (self.kept / str(number)).touch()
             emit(number)
 
-    def detached(self) -> FarMoving:
-        return FarMoving(self, self._known())
+    def detached(self) -> DetachedMoving:
+        return DetachedMoving(self, self._known())
 
-    def keep(self, parcel: tuple[str, int]) -> int:
-        assert parcel[0] == "parcel"
-        (self.kept / str(parcel[1])).touch()
-        return parcel[1]
+    def keep(self, carried: tuple[str, int]) -> int:
+        assert carried[0] == "carried"
+        (self.kept / str(carried[1])).touch()
+        return carried[1]
 
     def _known(self) -> int:
         return len(list(self.kept.iterdir()))
 
     def _do(self, number: int) -> None:
-        with (self.far / "done").open("a") as file:
+        with (self.remote / "done").open("a") as file:
             file.write(f"{number} ")
-        if number == 2 and not (self.far / "died").exists():
-            (self.far / "died").touch()
+        if number == 2 and not (self.remote / "died").exists():
+            (self.remote / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
-class FarMoving:
+class DetachedMoving:
     """Never sees the folder of what is kept."""
 
     task: Moving
@@ -116,4 +116,4 @@ class FarMoving:
         for number in range(self.task.count):
             if number >= self.known:
                 self.task._do(number)
-            emit(("parcel", number))
+            emit(("carried", number))

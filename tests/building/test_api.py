@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import fsspec
 import pytest
@@ -15,8 +15,9 @@ import pytest
 from shardmill.building import BuildSpec, build, build_store, has_unfinished_build, pack
 from shardmill.building.api import open_feed
 from shardmill.cli import main
-from shardmill.cli.commands.build import BuildOptions, ChatOptions, DocumentOptions
-from shardmill.cli.commands.pack import PackOptions
+from shardmill.cli.commands.build import build as build_command
+from shardmill.cli.commands.build import chats
+from shardmill.cli.commands.pack import pack as pack_command
 from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
 from shardmill.remote import pull
@@ -177,31 +178,33 @@ NAMED_OTHERWISE = {
 }
 
 
+def flags_of(command: Any) -> dict[str, Any]:
+    """The options of a command and their defaults; "required" where there is none."""
+    (options,) = (kind for name, kind in get_type_hints(command).items() if name != "return")
+    return {f.name: "required" if f.default is MISSING else f.default for f in fields(options)}
+
+
+def keywords_of(function: Any) -> dict[str, Any]:
+    found = inspect.signature(function).parameters.values()
+    return {p.name: "required" if p.default is p.empty else p.default for p in found}
+
+
 @pytest.mark.parametrize(
-    ("name", "function", "options"),
-    [
-        ("build", build, DocumentOptions),
-        ("build chats", build, ChatOptions),
-        ("pack", pack, PackOptions),
-    ],
+    ("name", "function", "command"),
+    [("build", build, build_command), ("build chats", build, chats), ("pack", pack, pack_command)],
 )
-def test_a_keyword_and_its_flag_have_one_name_and_one_default(name, function, options) -> None:
-    empty = inspect.Parameter.empty
-    keywords = {p.name: p.default for p in inspect.signature(function).parameters.values()}
-    flags = {f.name: empty if f.default is MISSING else f.default for f in fields(options)}
+def test_a_keyword_and_its_flag_have_one_name_and_one_default(name, function, command) -> None:
+    keywords, flags = keywords_of(function), flags_of(command)
     both = (set(keywords) & set(flags)) - NAMED_OTHERWISE[name]
     assert {key: flags[key] for key in both} == {key: keywords[key] for key in both}
     assert set(flags) - set(keywords) <= NAMED_OTHERWISE[name]
 
 
 def test_every_keyword_has_a_flag() -> None:
-    flags = {field.name for options in (DocumentOptions, ChatOptions) for field in fields(options)}
-    assert set(inspect.signature(build).parameters) - flags == {"on_progress", "on_push"}
-    sizes = inspect.signature(build).parameters["shard_bytes"].default
-    assert parse_bytes(BuildOptions.shard_bytes, "shard_bytes") == sizes
-    assert set(inspect.signature(pack).parameters) - {f.name for f in fields(PackOptions)} == {
-        "store"
-    }
+    flags = {**flags_of(build_command), **flags_of(chats)}
+    assert set(keywords_of(build)) - set(flags) == {"on_progress", "on_push"}
+    assert parse_bytes(flags["shard_bytes"], "shard_bytes") == keywords_of(build)["shard_bytes"]
+    assert set(keywords_of(pack)) - set(flags_of(pack_command)) == {"store"}
 
 
 def test_a_feed_is_what_a_build_of_its_own_needs() -> None:

@@ -181,7 +181,7 @@ def test_dropped_rows_stand_where_a_build_of_all_puts_them(tmp_path):
 
 def test_batches_end_where_they_would_in_a_build_of_all(tmp_path):
     """Three old rows and the first new one are a batch, and it fills the split: the ledger of a
-    build of all never sees the row behind it."""
+    build of all never sees the row after it."""
     growing, how = grown(tmp_path, ["a", "a", "a"]), {"fill": (("train", 4),)}
     build(growing.as_found(), tmp_path / "s", **how)
     add_file(growing, ["b"], name="8")

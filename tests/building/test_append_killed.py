@@ -123,7 +123,7 @@ def test_stopped_before_it_is_published_it_goes_on(grown, stopped):
     assert folder_digest(grown / "s") == folder_digest(grown / "whole")
 
 
-def test_killed_behind_the_publication_what_it_left_is_swept_up(grown, stopped):
+def test_what_a_build_killed_after_the_publication_left_is_removed(grown, stopped):
     stopped()
     shutil.copytree(grown / ".s.building", grown / "left")
     add(grown / "files", grown / "s", workers=1)

@@ -51,7 +51,7 @@ IN_THREADS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample", has_spar
 
 
 def write(task: UnitTask, num_receipts: int | None = None) -> list[Receipt]:
-    """One attempt where the journal is, with cores to spare; it dies behind some receipts."""
+    """One attempt where the journal is, with cores to spare; it dies after some receipts."""
     emitted: list[Receipt] = []
 
     def emit(receipt: Receipt) -> None:
@@ -66,15 +66,15 @@ def write(task: UnitTask, num_receipts: int | None = None) -> list[Receipt]:
     return emitted
 
 
-def carry(task: UnitTask, num_parcels: int | None = None) -> list[CarriedSegment]:
-    """One attempt in a process that sees nothing of the journal; it dies behind some parcels."""
+def carry(task: UnitTask, num_segments: int | None = None) -> list[CarriedSegment]:
+    """One attempt in a process that sees nothing of the journal; it dies after some segments."""
     far = pickle.loads(pickle.dumps(task.detached()))
     arrived: list[CarriedSegment] = []
 
-    def emit(parcel: CarriedSegment) -> None:
-        if num_parcels is not None and len(arrived) >= num_parcels:
+    def emit(segment: CarriedSegment) -> None:
+        if num_segments is not None and len(arrived) >= num_segments:
             raise Died
-        arrived.append(pickle.loads(pickle.dumps(parcel)))
+        arrived.append(pickle.loads(pickle.dumps(segment)))
         task.keep(arrived[-1])
 
     with suppress(Died):
@@ -97,11 +97,11 @@ def test_carried_by_any_number_of_attempts_the_journal_is_the_same(
     for after in deaths:
         write(here, after)
         carry(there, after)
-    assert [parcel.receipt for parcel in carry(there)] == write(here)
+    assert [segment.receipt for segment in carry(there)] == write(here)
     assert folder_digest(place / "there") == folder_digest(place / "here")
 
 
-def test_a_parcel_that_changed_on_its_way_does_not_count(tmp_path, corpus):
+def test_a_segment_that_changed_on_its_way_does_not_count(tmp_path, corpus):
     task = task_of(corpus, tmp_path / "unit", segment_tokens=500, most=None)
     assert isinstance(task, PortableTask)
     sent: list[CarriedSegment] = []

@@ -1,4 +1,4 @@
-"""Laws 1, 3, 4, 8 and 9 for builds of conversations."""
+"""Guarantees 1, 3, 4, 8 and 9 for builds of conversations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardmill.records import Conversation, ConversationBatch, Cursor, Drop, Rag
 from shardmill.sources import MemoryChats, open_chats
 from shardmill.store import open_store, verify
 from shardmill.store.readers import ChatSpace
-from shardmill.testing.chat_stores import assert_same_examples, read_examples
+from shardmill.testing.stores import assert_same_examples, read_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.helpers import folder_digest
 
@@ -331,7 +331,7 @@ def test_a_conversation_without_end_is_refused(tmp_path, monkeypatch):
         build(Chats(rows), tmp_path / "s", certificate=PROOF)
 
 
-def test_an_empty_source_and_an_empty_split_are_told(tmp_path, caplog):
+def test_an_empty_source_and_an_empty_split_are_reported(tmp_path, caplog):
     done = build(Chats([]), tmp_path / "s")
     assert done.manifest.splits["val"].documents == 0
     assert "split 'val' got no conversation" in caplog.text
@@ -339,7 +339,7 @@ def test_an_empty_source_and_an_empty_split_are_told(tmp_path, caplog):
     assert len(ChatSpace(open_store(tmp_path / "s"), "val")) == 0
 
 
-def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
+def test_a_fast_engine_that_differs_is_replaced_and_its_work_done_again(
     tmp_path, monkeypatch, small_segments
 ):
     class Chosen:

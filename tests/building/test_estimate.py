@@ -1,4 +1,4 @@
-"""Laws about what a build says it will take: near what it then takes, in every format."""
+"""What a build says it will take is near what it then takes, in every format."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def write(folder: Path, kind: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("grain", [150_000, 10**9])
+@pytest.mark.parametrize("chunk_bytes", [150_000, 10**9])
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"])
-def test_an_estimate_is_near_what_the_build_takes(tmp_path, monkeypatch, kind, grain):
-    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", grain)
+def test_an_estimate_is_near_what_the_build_takes(tmp_path, monkeypatch, kind, chunk_bytes):
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", chunk_bytes)
     source = open_source(write(tmp_path / "in", kind), limits=LIMITS)
     feeds = [Feed(source=source, fill=(("train", None),))]
     how = {"tokenizer": ByteTokenizer(), "spec": BuildSpec(dtype="uint16")}
@@ -106,7 +106,7 @@ def test_the_bytes_before_a_cursor_grow_to_the_size_of_the_source(tmp_path, kind
     both = ConcatSource([one, open_source(folder / f"0.{kind}", name="again", limits=LIMITS)])
     for source in (one, both):
         found = [source.bytes_before(batch.cursor) for batch in source.batches()]
-        # Of what is packed it is told in steps, and only about.
+        # For compressed files it grows in steps, and only approximately.
         slack = 1.0 if kind in ("jsonl", "parquet", "txt") else 0.9
         assert all(later >= slack * earlier for earlier, later in pairwise(found))
         assert found[0] < source.size_hint() / 2

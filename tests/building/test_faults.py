@@ -27,7 +27,7 @@ WORKERS = [1, 2]
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of many grains, with rows that are dropped; many segments."""
+    """A file of many chunks, with rows that are dropped; many segments."""
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 4_000)
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1_500)
     rows = [json.dumps({"text": f"{number} " * 30}) for number in range(150)]
@@ -105,7 +105,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", FAULTS)
-def test_an_error_of_the_disk_at_any_moment_is_told_and_resume_goes_on(corpus, where):
+def test_after_a_disk_error_at_any_moment_a_resume_continues(corpus, where):
     wanted = build(corpus, corpus.parent / "whole")
     at, struck = 0, True
     while struck:
@@ -116,7 +116,7 @@ def test_an_error_of_the_disk_at_any_moment_is_told_and_resume_goes_on(corpus, w
             words = said(lambda out=out: build(corpus, out))
             struck = fault.struck
         assert words is None or "Input/output error" in words
-        # a store that stands although an error was told was published before it
+        # a store that exists although an error was raised was published before it
         assert not out.exists() or folder_digest(out) == wanted
         assert out.exists() or words is not None
         assert build(corpus, out, resume=True) == wanted
@@ -148,7 +148,7 @@ def test_a_file_larger_than_the_system_allows_is_one_clear_error(corpus, workers
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of 300 KB."""
+    """A separate disk of 300 KB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
@@ -160,7 +160,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_full_disk_is_told_and_resume_goes_on_when_there_is_room(corpus, tiny_disk, workers):
+def test_a_full_disk_is_one_error_and_a_resume_continues_later(corpus, tiny_disk, workers):
     wanted = build(corpus, corpus.parent / "whole")
 
     def fill_it_up(_progress) -> None:
@@ -178,7 +178,7 @@ def test_a_full_disk_is_told_and_resume_goes_on_when_there_is_room(corpus, tiny_
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("part", ["tokens", "lengths", "batches"])
 def test_a_segment_that_changes_before_it_is_read_is_made_again(corpus, workers, part):
-    """In workers it is read right behind its receipt, in one process by a resume."""
+    """In workers it is read right after its receipt, in one process by a resume."""
     wanted = build(corpus, corpus.parent / "whole")
     changed = []
 

@@ -29,14 +29,14 @@ def placed(lengths: list[int], fill: tuple, cuts: list[int]) -> list[tuple[str |
 
 def one_by_one(lengths: list[int], fill: tuple) -> list[tuple[str | None, int]]:
     """The rule as a person would apply it, document after document."""
-    room, result = dict(fill), []
+    left, result = dict(fill), []
     for length in lengths:
-        split = next((s for s, limit in room.items() if limit is None or limit > 0), None)
+        split = next((s for s, limit in left.items() if limit is None or limit > 0), None)
         kept = 0
         if split is not None:
-            limit = room[split]
+            limit = left[split]
             kept = length if limit is None else min(length, limit)
-            room[split] = None if limit is None else limit - kept
+            left[split] = None if limit is None else limit - kept
         result.append((split, kept))
     return result
 
@@ -66,7 +66,7 @@ def test_take_cuts_the_end_of_the_last_document_only():
 
 
 @given(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=8), st.sampled_from([1, 400]))
-def test_the_end_token_stands_behind_each_document(documents, times):
+def test_the_end_token_follows_each_document(documents, times):
     documents = [document * times for document in documents]  # short ones, or long ones
     wanted = Ragged.from_sequences([[*document, 9] for document in documents])
     assert append_to_each(Ragged.from_sequences(documents), 9, np.int64) == wanted

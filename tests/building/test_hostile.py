@@ -1,4 +1,4 @@
-"""What a careless or hostile hand does between a stop and a resume: refused, nothing lost."""
+"""Careless or hostile changes between a stop and a resume are refused, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_edit_that_the_ends_do_not_show_still_stops_a_resume(corpus):
 
 def test_a_receipt_with_another_cursor_does_not_count(corpus):
     work = stop(corpus)
-    receipt = sorted((work / "segments").glob("*/*.json"))[-1]  # the one a resume goes on from
+    receipt = sorted((work / "segments").glob("*/*.json"))[-1]  # the one a resume continues from
     changed = re.sub(rb'"bytes":\d+,"lines":\d+', b'"bytes":0,"lines":0', receipt.read_bytes())
     assert changed != receipt.read_bytes()
     receipt.write_bytes(changed)
@@ -75,7 +75,7 @@ def test_a_receipt_with_another_cursor_does_not_count(corpus):
 
 
 @pytest.mark.parametrize("note", ["plan", "produced_by"])
-def test_a_damaged_note_is_told_and_overwrite_starts_again(corpus, note):
+def test_a_damaged_note_is_refused_and_overwrite_starts_again(corpus, note):
     work = stop(corpus)
     (work / f"{note}.json").write_text("{bad")
     with pytest.raises(BuildError, match="overwrite=True"):

@@ -1,4 +1,4 @@
-"""What processes of this machine do beyond the laws of all engines."""
+"""What processes of this machine do beyond the contract of all engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws about the share of a source that is done: right in every format, and never falling."""
+"""The share of a source that is done is right in every format, and never falls."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def test_the_share_grows_to_the_whole_whatever_a_row_holds_beside_its_text(
         on_progress=lambda progress: seen[progress.feed].append(progress),
     )
     assert sorted(seen) == [0, 1]
-    for told in seen.values():
-        shares = [progress.share for progress in told]
+    for reports in seen.values():
+        shares = [progress.share for progress in reports]
         assert shares == sorted(shares)
         assert shares[0] < 0.4
         assert shares[-1] == 1.0
-        assert told[-1].documents == 300
+        assert reports[-1].documents == 300
 
 
 def test_progress_changes_no_byte(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    for name, tell in (("told", lambda _: None), ("quiet", None)):
+    for name, tell in (("shown", lambda _: None), ("quiet", None)):
         feed = Feed(source=open_source(path), fill=(("train", None),))
         build_store(
             [feed],
@@ -66,4 +66,4 @@ def test_progress_changes_no_byte(tmp_path):
             workers=1,
             on_progress=tell,
         )
-    assert folder_digest(tmp_path / "told") == folder_digest(tmp_path / "quiet")
+    assert folder_digest(tmp_path / "shown") == folder_digest(tmp_path / "quiet")

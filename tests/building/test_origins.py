@@ -48,7 +48,7 @@ def table_of(store: Path) -> list[list[int]]:
     return [[*row[:2], *row[3:]] for row in found.table.tolist()]
 
 
-def test_a_row_tells_what_lies_before_its_grain(tmp_path, monkeypatch):
+def test_a_row_counts_what_comes_before_its_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 40)  # about two lines
     folder = pages(tmp_path / "pages", a=["one", "two", "three", "four", "five"], b=["six"])
     feed = Feed(source=JsonlSource(folder, limits=SMALL), fill=(("val", 8), ("train", None)))
@@ -57,7 +57,7 @@ def test_a_row_tells_what_lies_before_its_grain(tmp_path, monkeypatch):
     found = read_origins(opened.folder, opened.manifest)
     assert found is not None
     assert (found.fill, found.splits) == ((("val", "train"),), ("train", "val"))
-    # feed, grain, rows of the file, documents of train, documents of val
+    # feed, chunk, rows of the file, documents of train, documents of val
     assert table_of(tmp_path / "store") == [
         [0, 0, 0, 0, 0],
         [0, 1, 2, 0, 2],
@@ -75,7 +75,7 @@ def test_a_row_tells_what_lies_before_its_grain(tmp_path, monkeypatch):
 def test_a_store_that_was_added_to_has_the_table_of_a_build_of_all(
     tmp_path_factory, old, new, grain_bytes
 ):
-    """Small parts are one grain only while they are small, so that new files may move old grains:
+    """Small parts are one chunk only while they are small, so that new files may move old chunks:
     then old ones are counted again."""
     folder = tmp_path_factory.mktemp("origins")
     lines = (folder / "lines").resolve()
@@ -99,7 +99,7 @@ def test_a_store_that_was_added_to_has_the_table_of_a_build_of_all(
     assert folder_digest(folder / "store") == folder_digest(folder / "whole")
 
 
-def test_old_grains_that_new_files_move_are_counted_again(tmp_path, monkeypatch, caplog):
+def test_old_chunks_that_new_files_move_are_counted_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 100)
     caplog.set_level("INFO")
     first, second = tmp_path / "first", tmp_path / "second"
@@ -119,7 +119,7 @@ def test_old_grains_that_new_files_move_are_counted_again(tmp_path, monkeypatch,
     assert folder_digest(tmp_path / "store") == folder_digest(tmp_path / "whole")
 
 
-def test_sources_of_one_grain_and_conversations_have_no_table(tmp_path):
+def test_sources_of_one_chunk_and_conversations_have_no_table(tmp_path):
     build([Feed(source=MemorySource(["a"]), fill=(("train", None),))], tmp_path / "memory")
     tokenizer = ByteTokenizer(
         byte_offset=4, specials={"sys": "<s>", "usr": "<u>", "asst": "<a>", "eot": "<e>"}

@@ -1,4 +1,4 @@
-"""Law 1 on Ray: real clusters of nodes on this machine, workers and nodes that die in mid-build."""
+"""Same inputs, same bytes on Ray: real clusters on this machine whose workers and nodes die."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh(marks, monkeypatch) -> None:
-    """No mark of an earlier test; many grains, and many segments in a unit."""
+    """No mark of an earlier test; many chunks, and many segments in a unit."""
     for path in marks.iterdir():
         path.unlink()
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
@@ -104,8 +104,8 @@ def test_local_processes_and_ray_write_the_same_bytes(
     assert list(marks.iterdir()) == []
     assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
     assert len(workers_of(marks, raylet_of(nodes.head))) == 2
-    (told,) = [line for line in caplog.messages if line.startswith("Ray at")]
-    assert told == f"Ray at {nodes.address}: 1 nodes with 2 CPUs, 2 of them free"
+    (line,) = [line for line in caplog.messages if line.startswith("Ray at")]
+    assert line == f"Ray at {nodes.address}: 1 nodes with 2 CPUs, 2 of them free"
     assert build(corpus, tmp_path / "few", workers=1, unit_bytes=10**9, **on_ray(nodes)) == wanted
     assert verify(tmp_path / "ray").problems == []
     assert [path.name for path in tmp_path.glob(".*")] == [], "no workplace is left"
@@ -185,11 +185,11 @@ def test_what_a_worker_cannot_read_is_named_and_done_here(tmp_path, nodes, marks
     warned = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(warned) >= 2
     assert all("texts.jsonl:bytes " in record.getMessage() for record in warned)
-    assert all("No such file or directory: 'far.jsonl'" in one.getMessage() for one in warned)
+    assert all("No such file or directory: 'remote.jsonl'" in one.getMessage() for one in warned)
 
 
 class Joining(logging.Handler):
-    """Adds a node when it is said that there is no room."""
+    """Adds a node when a warning says that there is no space."""
 
     def __init__(self, nodes) -> None:
         super().__init__()
@@ -220,5 +220,5 @@ def test_what_cannot_travel_is_refused(tmp_path, nodes):
     class Local(ByteTokenizer):
         """Defined in a function: no other process finds it."""
 
-    with pytest.raises(OptionError, match=r"run_on='ray': .*cannot travel.*with workers=1"):
+    with pytest.raises(OptionError, match=r"run_on='ray': .*cannot travel.*in one process"):
         small_build(tmp_path, "s", TEXTS, tokenizer=Local(), **on_ray(nodes))

@@ -1,4 +1,4 @@
-"""What Ray's engine does beyond the laws of all engines, on a real Ray of one node."""
+"""What Ray's engine does beyond the contract of all engines, on a real Ray of one node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import shardmill
 from shardmill.errors import BuildError, OptionError
 from tests.building.clusters import ray_nodes, short_folder
 from tests.building.tasks import Doing
-from tests.building.test_engines import run, told
+from tests.building.test_engines import reported, run
 
 if TYPE_CHECKING:
     from shardmill.building.engines.ray import RayCluster
@@ -38,11 +38,11 @@ def test_a_worker_that_cannot_be_placed_is_not_waited_for_when_others_work(clust
     assert cluster.num_cpus == 2
     with RayEngine(cluster, 3) as engine:
         reports = run(engine, *map(Doing, "abcdef"))
-        assert all(told(reports, number) == [0, 1, 2, "end"] for number in range(6))
+        assert all(reported(reports, number) == [0, 1, 2, "end"] for number in range(6))
 
 
 class Freeing(logging.Handler):
-    """Makes room when it is said that there is none."""
+    """Frees a CPU when a warning says that there is none."""
 
     def __init__(self, engine) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Freeing(logging.Handler):
         self.engine.close()
 
 
-def test_a_cluster_without_room_is_told_once_and_waited_for(cluster, monkeypatch):
+def test_a_cluster_without_a_free_cpu_is_reported_once_and_waited_for(cluster, monkeypatch):
     from shardmill.building.engines import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
@@ -66,7 +66,7 @@ def test_a_cluster_without_room_is_told_once_and_waited_for(cluster, monkeypatch
             reports = run(second, Doing("c"))
         finally:
             ray_engine.log.removeHandler(freeing)
-    assert told(reports, 0) == [0, 1, 2, "end"]
+    assert reported(reports, 0) == [0, 1, 2, "end"]
     (said,) = freeing.said
     assert "1 nodes with 2 CPUs, 0 of them free, and a worker needs 1 CPU; waiting" in said
 
@@ -95,10 +95,10 @@ def test_a_worker_that_asks_for_more_than_its_share_fails_alone(cluster):
 
     with RayEngine(cluster, 1, memory=256 * 2**20) as engine:
         reports = run(engine, Doing("hungry", at=1, act="eat"), Doing("good"))
-    note, error = told(reports, 0)
+    note, error = reported(reports, 0)
     assert note == 0
     assert isinstance(error, MemoryError)
-    assert told(reports, 1) == [0, 1, 2, "end"]
+    assert reported(reports, 1) == [0, 1, 2, "end"]
 
 
 def test_a_ray_that_was_joined_before_is_used_and_left(cluster):

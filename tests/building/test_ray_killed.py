@@ -80,7 +80,7 @@ def stop(build: subprocess.Popen[bytes], journal: Path, with_signal: int) -> Non
     before = len(list(journal.glob("segments/*/*.json")))
     wait_for(lambda: len(list(journal.glob("segments/*/*.json"))) > before)
     family = psutil.Process(build.pid).children(recursive=True)
-    # Two helpers of Ray notice at once that all is gone, and try for a minute to tell somebody.
+    # Two helpers of Ray notice at once that all is gone, and try for a minute to report it.
     helpers = [child for child in family if title(child).endswith("Agent")]
     others = [child.pid for child in family if child not in helpers]
     assert len(others) > 3, "a Ray, and workers"

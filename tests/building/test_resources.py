@@ -1,4 +1,4 @@
-"""Laws about what a build takes: told before, bounded, refused by name instead of died of."""
+"""What a build takes is known before, bounded, and refused by name if it is too much."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_build_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path,
 
 
 @pytest.mark.parametrize("limit", [None, 1000])
-def test_a_plan_tells_units_tokens_and_disk_and_builds_nothing(tmp_path, monkeypatch, limit):
+def test_a_plan_gives_units_tokens_and_disk_and_builds_nothing(tmp_path, monkeypatch, limit):
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
     path = write_texts(tmp_path / "a.jsonl", ["word " * 10] * 200)
     plan = plan_store(
@@ -76,7 +76,7 @@ def test_a_plan_tells_units_tokens_and_disk_and_builds_nothing(tmp_path, monkeyp
     assert [one.name for one in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_what_nobody_knows_is_not_guessed(tmp_path):
+def test_what_is_unknown_is_not_guessed(tmp_path):
     write_corpus(tmp_path / "corpus")
     feeds = [
         Feed(source=MemorySource(iter(["once"])), fill=(("train", None),)),
@@ -167,7 +167,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     return made
 
 
-def test_a_document_may_be_as_large_as_its_tokenizer_leaves_room_for(models):
+def test_a_document_may_be_as_large_as_its_tokenizer_leaves_memory_for(models):
     """Libraries hold a text in many forms at once; ours does not."""
     plan = plan_memory(1, PROCESS_BYTES + 1024 * MIB, required=True)
     assert plan.max_document(ByteTokenizer()) == 64 * MIB

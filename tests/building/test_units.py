@@ -1,4 +1,4 @@
-"""Units are a partition of grains, and a receipt counts only for what it was made from."""
+"""Units are a partition of chunks, and a receipt counts only for what it was made from."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SIZES = st.lists(st.integers(0, 50), max_size=30)
 
 
 @given(sizes=SIZES, before=st.integers(1, 120), now=st.integers(1, 120), data=st.data())
-def test_units_are_runs_that_cover_all_grains_and_keep_what_was_begun(sizes, before, now, data):
+def test_units_are_runs_that_cover_all_chunks_and_keep_what_was_begun(sizes, before, now, data):
     first = list(unit_ranges(sizes, before, {}))
     chosen = data.draw(st.lists(st.sampled_from(first), unique=True) if first else st.just([]))
     found = list(unit_ranges(sizes, now, dict(chosen)))
-    assert [grain for start, stop in found for grain in range(start, stop)] == list(
+    assert [chunk for start, stop in found for chunk in range(start, stop)] == list(
         range(len(sizes))
     )
     assert set(chosen) <= set(found)
@@ -46,7 +46,7 @@ def source_of(corpus: Path) -> JsonlSource:
     return JsonlSource(corpus, limits=BatchLimits(num_documents=4))
 
 
-def test_grains_give_the_batches_of_the_source_from_any_cursor_on(corpus):
+def test_chunks_give_the_batches_of_the_source_from_any_cursor_on(corpus):
     pieces = chunks_of(source_of(corpus))
     assert len(pieces) > 3
     assert sum(chunk_sizes(pieces)) == pytest.approx(corpus.stat().st_size, abs=len(pieces))
@@ -59,7 +59,7 @@ def test_grains_give_the_batches_of_the_source_from_any_cursor_on(corpus):
         assert rest == [after.batch.cursor for after in found[number + 1 :]]
 
 
-def test_a_source_that_cannot_be_cut_is_one_grain():
+def test_a_source_that_cannot_be_cut_is_one_chunk():
     source = MemorySource(["a"])
     assert list(chunks_of(source)) == [source]
 
@@ -126,7 +126,7 @@ def test_receipts_of_another_plan_are_never_used(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["swapped", "missing", "of another unit", "not JSON"])
-def test_a_receipt_behind_another_than_it_was_made_behind_does_not_count(corpus, how):
+def test_a_receipt_that_does_not_follow_its_predecessor_does_not_count(corpus, how):
     wanted = build(corpus, "whole")
     journal = stopped(corpus)
     unit, other = sorted(journal.iterdir())[:2]
@@ -159,7 +159,7 @@ def test_reading_receipts_removes_what_does_not_belong_to_them(corpus):
     assert list(unit.iterdir()) == []
 
 
-def test_inputs_tell_when_a_file_was_written(corpus):
+def test_inputs_depend_on_when_a_file_was_written(corpus):
     pieces = chunks_of(source_of(corpus))
     before = inputs_of(pieces)
     assert inputs_of(chunks_of(source_of(corpus))) == before

@@ -1,4 +1,4 @@
-"""Law 1 for builds of many processes: the bytes depend neither on who did what nor on the parts."""
+"""Same bytes from many processes, whichever of them does what, and however the work is cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = [None, (2_000, 9_000), (0, 40_000), (500, 10**9)]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many grains, and many segments in a unit."""
+    """Many chunks, and many segments in a unit."""
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 4_000)
 
@@ -58,7 +58,7 @@ def test_the_bytes_do_not_depend_on_the_size_of_units_or_segments(
 
 
 def test_rows_are_named_as_in_the_whole_file(tmp_path, corpus, small):
-    """The grains of this build are parts of files; those of the other are whole sources."""
+    """The chunks of this build are parts of files; those of the other are whole sources."""
     build(corpus, tmp_path / "parts", workers=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardmill.building.plan.CHUNK_BYTES", 10**9)
@@ -69,7 +69,7 @@ def test_rows_are_named_as_in_the_whole_file(tmp_path, corpus, small):
     assert any(one.startswith("3.jsonl:") for one in ids)
     assert len(set(ids)) == len(ids)
     for name in ("parts", "whole"):
-        (tmp_path / name / ORIGINS).unlink()  # it tells grains, which differ here
+        (tmp_path / name / ORIGINS).unlink()  # it lists chunks, which differ here
     assert folder_digest(tmp_path / "parts") == folder_digest(tmp_path / "whole")
 
 

@@ -136,7 +136,7 @@ with open_workplace(Path(sys.argv[1]), {}, stamps=[], resume=False) as work:
 
 
 @pytest.mark.slow
-def test_nobody_builds_here_while_a_worker_of_a_dead_builder_lives(tmp_path):
+def test_no_other_build_starts_while_a_worker_of_a_dead_builder_lives(tmp_path):
     """Workers hold the lock with their builder. This one cannot know that it should die."""
     command = [sys.executable, "-c", LEFT_BEHIND, str(tmp_path / "s")]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
@@ -214,9 +214,7 @@ def test_bad_rows_are_named_alike_by_any_number_of_workers(tmp_path):
     assert len(found) == 1
 
 
-def test_an_engine_that_is_caught_out_in_a_worker_is_dropped_and_all_is_done_again(
-    tmp_path, monkeypatch
-):
+def test_an_engine_that_differs_in_a_worker_is_dropped_and_all_is_done_again(tmp_path, monkeypatch):
     small_build(tmp_path, "one", TEXTS, tokenizer=Differing(), workers=1)
     (tmp_path / "differs").touch()
     monkeypatch.setenv("TESTS_DIFFERS", str(tmp_path / "differs"))
@@ -225,7 +223,7 @@ def test_an_engine_that_is_caught_out_in_a_worker_is_dropped_and_all_is_done_aga
     produced_by = open_store(tmp_path / "two").manifest.produced_by
     assert produced_by["dropped_engine"]["mismatch"] == "it differs on 'x'"
     for name in ("one", "two"):
-        (tmp_path / name / "meta.json").unlink()  # it tells the story of the engine
+        (tmp_path / name / "meta.json").unlink()  # it records which engine was dropped
     assert folder_digest(tmp_path / "one") == folder_digest(tmp_path / "two")
 
 

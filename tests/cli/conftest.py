@@ -15,7 +15,7 @@ import pytest
 from shardmill.cli import main
 from shardmill.remote import push
 from shardmill.store import open_store
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
 
 Call = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ import pytest
 from shardmill.building import journal
 from shardmill.cli import main
 from shardmill.store import open_store, verify
-from shardmill.testing.chat_stores import read_examples
+from shardmill.testing.stores import read_examples
 from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}

@@ -9,7 +9,7 @@ import pytest
 
 from shardmill.loading import ChatRows
 from shardmill.store import open_store, verify
-from shardmill.testing.chat_stores import read_examples
+from shardmill.testing.stores import read_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import call, write_chats  # noqa: F401
 

@@ -15,8 +15,7 @@ from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Ragged
 from shardmill.store import PlanOptions, read_exclusions
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.cli.test_build_chats import call  # noqa: F401
 from tests.packs import FIVE
 

@@ -14,8 +14,7 @@ import pytest
 from shardmill.cli import main
 from shardmill.records import Ragged
 from shardmill.store import open_store, read_plan
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.packs import FIVE
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.hub import LoopbackHub
+from shardmill.testing.services import LoopbackHub
 from tests.cli.test_build_chats import call  # noqa: F401
 
 CONFIG = """

@@ -32,7 +32,7 @@ def llmc(path: Path, tokens, magic: int = 20240520, version: int = 1, claimed=No
     return path
 
 
-def test_llmc_is_one_document_unless_a_separator_is_said(tmp_path):
+def test_llmc_is_one_document_unless_a_separator_is_given(tmp_path):
     path = llmc(tmp_path / "a.bin", [9, 4, 9, 5, 6, 9, 7])
     assert found(open_llmc(path)) == [[9, 4, 9, 5, 6, 9, 7]]
     first = Separator(token=9, first=True)
@@ -160,7 +160,7 @@ FORMATS = {"llmc": "a.bin", "datatrove": "a.ds", "dolma": "a.npy"}
 
 @settings(max_examples=60, deadline=None)
 @given(wanted=documents(dtype="uint16"), name=st.sampled_from(sorted(FORMATS)))
-def test_a_store_made_from_them_holds_every_token_and_border(tmp_path_factory, wanted, name):
+def test_a_store_made_from_them_holds_every_token_and_document(tmp_path_factory, wanted, name):
     folder = tmp_path_factory.mktemp("in")
     lists, path = [ids.tolist() for ids in wanted], folder / FORMATS[name]
     if name == "llmc":

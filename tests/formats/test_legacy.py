@@ -56,7 +56,7 @@ def test_numpy_loads_thousands_of_bins_as_dicts_of_lists(tmp_path):
     assert {type(value) for value in found[0].values()} == {list}
 
 
-def test_a_writer_refuses_disorder_and_leaves_nothing(tmp_path):
+def test_a_writer_refuses_bins_out_of_order_and_leaves_nothing(tmp_path):
     with (
         LegacyPickleWriter(tmp_path / "a.npy") as writer,
         pytest.raises(OptionError, match="bin 1, but the next bin is 0"),
@@ -98,7 +98,7 @@ def test_a_pack_size_that_is_too_small_is_refused(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_what_is_recorded_beside_the_file_is_taken_from_there(tmp_path):
+def test_the_record_beside_the_file_is_used(tmp_path):
     write(tmp_path / "a.npy", [BIN], pack_size=9, loss_mask_alignment="roll_right")
     manifest = convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m")
     assert (manifest["pack_size"], manifest["loss_mask_alignment"]) == (9, "roll_right")
@@ -117,7 +117,7 @@ def test_a_record_of_another_file_is_refused(tmp_path):
         read_record(tmp_path / "a.npy")
 
 
-def test_an_unsaid_alignment_is_announced(tmp_path, caplog):
+def test_an_unknown_alignment_gives_a_warning(tmp_path, caplog):
     save(tmp_path / "a.npy", [BIN])
     with caplog.at_level(logging.WARNING):
         manifest = convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m", pack_size=3)
@@ -167,7 +167,7 @@ def test_a_bin_that_breaks_the_invariant_is_refused_by_number(tmp_path, change, 
         list(iter_legacy_bins(tmp_path / "a.npy"))
 
 
-def test_a_file_that_is_not_the_one_of_its_record_is_not_converted(tmp_path):
+def test_a_file_that_does_not_match_its_record_is_not_converted(tmp_path):
     write(tmp_path / "a.npy", [BIN], pack_size=8)
     raw = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(raw.replace(b"M\x2c\x01", b"M\x2d\x01"))  # 300 is 301 now

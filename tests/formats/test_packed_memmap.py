@@ -40,7 +40,7 @@ from shardmill.formats.packed import (
     verify_memmap_shard,
 )
 from shardmill.formats.packed import memmap_writer as writer_module
-from shardmill.testing.packed import Bin, assert_holds_bins, packed_bins
+from shardmill.testing.packing import Bin, assert_holds_bins, packed_bins
 
 FILES = ["input_ids.npy", "loss_mask.npy", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy"]
 BINS: list[Bin] = [
@@ -238,7 +238,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_of_two_writers_of_one_place_the_second_is_refused(tmp_path) -> None:
+def test_of_two_writers_of_one_folder_the_second_is_refused(tmp_path) -> None:
     one, two = (MemmapShardWriter(tmp_path / "a", 1, 4, 1) for _ in range(2))
     one.write_bin(0, [1], [0], [0])
     two.write_bin(0, [2], [0], [0])
@@ -399,7 +399,7 @@ def old_shard(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2))
 
 
-def test_an_old_shard_is_read_with_an_announcement(tmp_path, caplog) -> None:
+def test_an_old_shard_is_read_with_a_warning(tmp_path, caplog) -> None:
     old_shard(tmp_path / "a")
     shard = open_memmap_shard(tmp_path / "a")
     assert "does not say how its loss masks are aligned: taken as 'roll_right'" in caplog.text
@@ -423,7 +423,7 @@ def test_an_old_shard_may_have_other_keys_but_not_half_of_ours(tmp_path) -> None
         open_memmap_shard(tmp_path / "a")
 
 
-def test_an_alignment_against_the_manifest_is_refused(tmp_path) -> None:
+def test_an_alignment_that_contradicts_the_manifest_is_refused(tmp_path) -> None:
     write(tmp_path / "a", BINS, loss_mask_alignment="roll_right")
     assert open_memmap_shard(tmp_path / "a").loss_mask_alignment == "roll_right"
     with pytest.raises(OptionError, match="aligned 'roll_right', not 'label'"):
@@ -511,7 +511,7 @@ def test_a_changed_byte_is_an_error_or_found_by_verify(sound, data) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "nonsense", '{"format": "other"}', "[" * 5000, "\xff"]
 )
-def test_what_is_no_manifest_is_refused(tmp_path, text) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path, text) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         open_memmap_shard(tmp_path)

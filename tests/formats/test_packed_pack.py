@@ -32,8 +32,7 @@ from shardmill.formats.packed import (
 from shardmill.formats.packed import spool as materialize_module
 from shardmill.formats.packed.open import MemoryShard
 from shardmill.packing import BinAssignment, best_fit_decreasing
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.packed import (
+from shardmill.testing.packing import (
     aligned_slowly,
     assert_holds_bins,
     assert_trains_the_same_labels,
@@ -41,6 +40,7 @@ from shardmill.testing.packed import (
     token_sequences,
     write_spool,
 )
+from shardmill.testing.stores import build_small_chat_store, make_examples
 from tests.helpers import folder_digest
 
 ALGORITHMS = ["best-fit", "first-fit", "first-fit-shuffle", "concatenate"]
@@ -70,7 +70,7 @@ class Lists:
 
 @settings(deadline=None, max_examples=80)
 @given(sequences=token_sequences(), alignment=st.sampled_from(["label", "roll_right"]))
-def test_a_bin_is_the_slow_reference(sequences, alignment) -> None:
+def test_a_bin_equals_the_slow_reference(sequences, alignment) -> None:
     size = sum(len(ids) for ids, _ in sequences) + 3
     ids, mask = np.full(size, 99, np.int32), np.full(size, 1, np.uint8)
     assignment = BinAssignment.from_bins([list(range(len(sequences)))])
@@ -311,7 +311,7 @@ def test_an_empty_spool_gives_an_empty_shard(tmp_path) -> None:
     assert len(open_packed(tmp_path / "a")) == 0
 
 
-def test_a_shard_in_memory_widens_for_large_ids() -> None:
+def test_a_shard_in_memory_holds_large_ids() -> None:
     bins = [
         PackedBin(
             input_ids=np.array(ids),

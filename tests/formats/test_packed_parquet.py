@@ -81,7 +81,7 @@ def test_a_folder_of_files_is_one_shard_and_pickles_as_its_path(tmp_path):
 
 @pytest.mark.parametrize("lists", [pa.list_, pa.large_list])
 @pytest.mark.parametrize("inner", [pa.int64(), pa.int32(), pa.uint16()])
-def test_files_of_others_are_read_when_the_pack_size_is_said(tmp_path, lists, inner):
+def test_files_of_others_are_read_if_the_pack_size_is_given(tmp_path, lists, inner):
     schema = pa.schema(
         [
             ("seq_start_id", lists(pa.int64())),
@@ -134,7 +134,7 @@ def test_other_files_are_refused_by_name(tmp_path):
         ParquetShard(tmp_path / "c.parquet")
 
 
-def test_a_writer_refuses_disorder_and_leaves_nothing(tmp_path):
+def test_a_writer_refuses_bins_out_of_order_and_leaves_nothing(tmp_path):
     with (
         ParquetShardWriter(tmp_path / "a.parquet", 9) as writer,
         pytest.raises(OptionError, match="bin 1, but the next bin is 0"),

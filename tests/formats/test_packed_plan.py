@@ -18,9 +18,14 @@ from shardmill.formats.packed import ChatStoreSpool, PlanShard, open_packed, pac
 from shardmill.formats.packed import open as planned_module
 from shardmill.formats.packed.open import packed_format
 from shardmill.store import PlanOptions
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
-from shardmill.testing.packed import assert_holds_bins, assert_trains_the_same_labels, plain
-from shardmill.testing.packing import plain_row, rows_of_plan
+from shardmill.testing.packing import (
+    assert_holds_bins,
+    assert_trains_the_same_labels,
+    plain,
+    plain_row,
+    rows_of_plan,
+)
+from shardmill.testing.stores import build_small_chat_store, chat_examples
 from tests.packs import FIVE, plan_options
 
 SPLIT = PlanOptions(seq_len=6, long="split")

@@ -22,9 +22,8 @@ from shardmill.errors import (
 )
 from shardmill.formats.packed import ChatStoreSpool, SequenceSpoolReader, SequenceSpoolWriter
 from shardmill.records import Ragged
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
-from shardmill.testing.packed import token_sequences, write_spool
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.packing import token_sequences, write_spool
+from shardmill.testing.stores import build_small_chat_store, build_small_store, chat_examples
 
 
 @settings(deadline=None, max_examples=15)

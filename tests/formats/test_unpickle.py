@@ -303,7 +303,7 @@ def test_shared_bins_lists_and_arrays_are_read_as_often_as_they_are_there(tmp_pa
     assert all(one["loss_mask"] == mask and one["seq_start_id"] == [0] for one in found)
 
 
-def test_a_reference_that_lies_too_far_back_is_refused_by_name(tmp_path):
+def test_a_reference_too_far_back_is_refused_by_name(tmp_path):
     big = [
         {"input_ids": np.arange(2**20), "loss_mask": np.ones(2**20, bool), "seq_start_id": [0]}
         for _ in range(5)

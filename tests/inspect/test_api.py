@@ -24,8 +24,13 @@ from shardmill.records import IGNORE_INDEX, ROLES, Conversation, Ragged
 from shardmill.sources import MemoryChats
 from shardmill.store import PlanOptions, open_store
 from shardmill.store.readers import open_pack
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples, read_examples
-from shardmill.testing.stores import build_small_store, read_documents
+from shardmill.testing.stores import (
+    build_small_chat_store,
+    build_small_store,
+    make_examples,
+    read_documents,
+    read_examples,
+)
 from shardmill.tokenizers import open_tokenizer
 from tests.inspect.conftest import CONFIG, OPENED, SPECIALS, TEXTS, ask, open_desk
 
@@ -203,11 +208,11 @@ def test_pages_of_a_document_are_its_parts(desk):
         for name in ("ids", "texts", "trained", "turn", "marker"):
             assert part["view"][name] == whole["view"][name][start : start + 7]
         assert part["turns"] == whole["turns"]
-    behind = ask(desk, address, store=CHATS, document=5, start=10_000)["view"]
-    assert (behind["ids"], behind["start"]) == ([], whole["num_tokens"])
+    after = ask(desk, address, store=CHATS, document=5, start=10_000)["view"]
+    assert (after["ids"], after["start"]) == ([], whole["num_tokens"])
 
 
-def test_of_a_document_with_many_turns_the_seen_ones_are_told(desk, monkeypatch):
+def test_of_a_document_with_many_turns_the_seen_ones_are_listed(desk, monkeypatch):
     monkeypatch.setattr(documents, "MOST_TURNS", 2)
     address = f"{STORE}/documents/{{document}}"
     whole = ask(desk, address, store=CHATS, document=5)

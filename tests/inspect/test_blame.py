@@ -39,7 +39,7 @@ def pages(tmp_path) -> Path:
     return tmp_path / "pages"
 
 
-def test_a_token_is_told_whole(pages, tmp_path):
+def test_all_facts_of_a_token(pages, tmp_path):
     store = build(JsonlSource(pages), tmp_path / "store")
     token = blame_document(store, "train", 1).start + 4
     assert blame_token(store, "train", token, inputs=JsonlSource(pages), tokenizer=BYTES) == Blame(
@@ -176,7 +176,7 @@ def test_input_that_is_cut_otherwise_is_counted(pages, tmp_path, monkeypatch):
     assert (found.row_id, found.characters, found.found_by) == ("a.jsonl:3", "\u00e9", "counting")
 
 
-def test_sources_in_memory_are_told_by_number(tmp_path):
+def test_rows_of_sources_in_memory_are_numbered(tmp_path):
     source = MemorySource(["a", "", "bc"], name="mine")
     store = build(source, tmp_path / "store")
     found = blame_token(store, "train", 3, inputs=source, tokenizer=BYTES)
@@ -185,7 +185,7 @@ def test_sources_in_memory_are_told_by_number(tmp_path):
         blame_token(store, "train", 3, tokenizer=BYTES)
 
 
-def test_equal_texts_that_leave_the_order_of_splits_open_are_told(tmp_path):
+def test_equal_texts_that_leave_the_order_of_splits_open_are_refused(tmp_path):
     source = MemorySource(["a", "a"], name="mine")
     store = build(source, tmp_path / "store", (("val", 2), ("train", None)))
     with pytest.raises(OptionError, match="order train,val or val,train: say which"):
@@ -198,7 +198,7 @@ def test_equal_texts_that_leave_the_order_of_splits_open_are_told(tmp_path):
 
 
 class Own:
-    """Someone's tokenizer: two characters a token, and nothing told of spans."""
+    """Someone's tokenizer: two characters per token, and without `spans`."""
 
     vocab_size = 2**16
 
@@ -234,7 +234,7 @@ CHATS = [
 
 
 @pytest.mark.parametrize("name", ["four-marker", "gemma"])
-def test_a_conversation_is_told_turn_by_turn(tmp_path, name):
+def test_tokens_of_a_conversation_are_found_turn_by_turn(tmp_path, name):
     markers = {"start": "<start_of_turn>", "end": "<end_of_turn>", "bos": "<bos>"}
     specials = SPECIALS if name == "four-marker" else markers
     tokenizer = ByteTokenizer(byte_offset=4, specials=specials)

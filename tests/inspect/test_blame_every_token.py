@@ -48,7 +48,7 @@ class Corpus:
         self.folder, self.rows, self.num_files = folder, list[tuple[str, str, str | None]](), 0
 
     def add(self, files) -> None:
-        """Rows that have text are told apart by a number, but for those of no token."""
+        """Rows with text are distinguished by a number, except those without tokens."""
         for kind in KINDS:
             for content in files.get(kind, ()):
                 number, self.num_files = self.num_files, self.num_files + 1
@@ -102,7 +102,7 @@ class Corpus:
         return ConcatSource([made[kind](self.folder / kind) for kind in kinds], name="all")
 
     def wanted(self, fill, eot):
-        """split -> (token id, row id, own id, characters) of each token, told by a plain loop."""
+        """split -> (token id, row id, own id, characters) of each token, found by a plain loop."""
         found = {split: [] for split, _ in fill}
         left, splits = [limit for _, limit in fill], [split for split, _ in fill]
         for row_id, text, own in self.rows:
@@ -124,7 +124,7 @@ class Corpus:
         return found
 
 
-def told(store: Path, split: str, source, **how):
+def blamed(store: Path, split: str, source, **how):
     total = open_store(store).num_tokens(split)
     if not total:
         return []
@@ -136,7 +136,7 @@ def told(store: Path, split: str, source, **how):
 def told_without_order(store: Path, split: str, source):
     """None when budgets cut texts to equal ones, so that the order of the splits must be said."""
     try:
-        return told(store, split, source)
+        return blamed(store, split, source)
     except OptionError as error:
         if "equal texts" in str(error):
             return None
@@ -175,11 +175,11 @@ def test_every_token_leads_to_its_row(tmp_path_factory, batches, grain_bytes, fi
                 assert number
                 corpus.rows = before
         wanted = corpus.wanted(fill, eot)
-        assert {split: told(store, split, corpus.source()) for split, _ in fill} == wanted
+        assert {split: blamed(store, split, corpus.source()) for split, _ in fill} == wanted
         assert verify(store).problems == []
         (store / ORIGINS).unlink()
         order = [split for split, _ in fill]
-        found = {split: told(store, split, corpus.source(), fill=order) for split in order}
+        found = {split: blamed(store, split, corpus.source(), fill=order) for split in order}
         assert found == wanted
         for split in order:
             assert told_without_order(store, split, corpus.source()) in (wanted[split], None)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.hub import LoopbackHub
+from shardmill.testing.services import LoopbackHub
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ print(json.dumps(said))
 """
 
 
-def test_rows_of_a_hub_are_told_by_file_and_number(tmp_path: Path) -> None:
+def test_rows_of_a_hub_are_named_by_file_and_number(tmp_path: Path) -> None:
     texts = [["zero", None], ["", "one", "two"]]
     (tmp_path / "docs/data").mkdir(parents=True)
     for number, rows in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Clients that hold connections and ask for nothing keep nobody else out."""
+"""Clients that hold connections and ask for nothing do not block others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def dripping(held: list[socket.socket]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_300_half_open_connections_keep_nobody_out(place):
+def test_300_half_open_connections_block_no_client(place):
     with ExitStack() as stack:
         url = stack.enter_context(running_view([str(place)]))
         port = int(url.rstrip("/").rpartition(":")[2])

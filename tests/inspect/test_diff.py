@@ -22,8 +22,7 @@ from shardmill.records import Ragged
 from shardmill.sources import JsonlSource
 from shardmill.store import read_manifest
 from shardmill.store.manifest import write_manifest
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import run_command
 
@@ -87,7 +86,7 @@ def walk(a: list, b: list) -> tuple[list[int], list[int], tuple[int, int] | None
 def test_a_diff_counts_what_was_left_out_added_moved_and_swapped(
     tmp_path_factory, a, edits, keep, seed, sizes, dtypes, small
 ):
-    """Drawn edits: some documents go, some come behind, and with an odd seed all are shuffled."""
+    """Drawn edits: some documents are removed, some appended, and some seeds shuffle all."""
     folder, draw = tmp_path_factory.mktemp("diff"), np.random.default_rng(seed)
     b: Splits = {}
     for at, (name, part) in enumerate(a.items()):
@@ -165,7 +164,7 @@ def chats(masks: list[list[bool]]):
 
 
 @pytest.mark.parametrize("shift", [0, 5])
-def test_a_changed_mask_is_told_apart_from_changed_tokens(tmp_path, shift):
+def test_a_changed_mask_is_distinguished_from_changed_tokens(tmp_path, shift):
     plain = [[True] * (3 + at) for at in range(shift)]
     before = [*plain, [True, True], [True, False, True], [True] * 9]
     now = [*plain, [True, False], [True, False, True], [False] * 8 + [True]]

@@ -1,4 +1,4 @@
-"""Whence a token is, and what is excluded, as a view tells it."""
+"""Which row a token came from, and what is excluded, as a view shows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORE = "/stores/{store}"
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """`pages` from two files whose text is in a field of its own, `chats` from one."""
+    """`pages` from two files whose text is in the field "body", `chats` from one."""
     for name in "ab":
         rows = [{"body": f"{name} {n} \u00e9<b>" * 9, "id": f"{name}-{n}"} for n in range(30)]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -68,11 +68,11 @@ def test_a_token_of_a_chat_is_shown_in_its_turn(built):
     view = ask(desk, f"{STORE}/documents/{{document}}", store=0, document=1)
     at = view["first_token"] + view["view"]["texts"].index("w")
     found = ask(desk, f"{STORE}/blame", store=0, token=at)
-    told = [found[key] for key in ("role", "turn", "text_before", "text", "text_after")]
-    assert told == ["assistant", 1, "ans", "w", "er"]
+    shown = [found[key] for key in ("role", "turn", "text_before", "text", "text_after")]
+    assert shown == ["assistant", 1, "ans", "w", "er"]
 
 
-def test_what_is_missing_is_said(built):
+def test_missing_input_and_tokenizer_are_named(built):
     with pytest.raises(OptionError, match="does not record where that is; name it with --input"):
         ask(open_desk(built, "pages"), f"{STORE}/blame", store=0, token=1)
     blind = open_desk(built, "pages", str(built / "*.jsonl"), tokenizer=False)
@@ -179,9 +179,9 @@ def test_an_input_of_no_store_is_refused_with_what_each_store_wants(data, named)
     (data / "strange" / "x.jsonl").write_text("{}")
     with pytest.raises(OptionError) as refused:
         desk_of(data, str(data / "in"), named.format(data=data))
-    told = str(refused.value)
-    assert "store 'chats' wants 'deep/x/chats.jsonl'" in told
-    assert ("store 'rows' wants 'train.jsonl'" in told) == ("=" not in named)
+    message = str(refused.value)
+    assert "store 'chats' wants 'deep/x/chats.jsonl'" in message
+    assert ("store 'rows' wants 'train.jsonl'" in message) == ("=" not in named)
 
 
 def test_a_name_that_two_stores_share_needs_their_folder(data):
@@ -198,7 +198,7 @@ def test_a_name_that_two_stores_share_needs_their_folder(data):
     assert came_from(desk, 0, 1) == ("train.jsonl", "row 0")
 
 
-def test_a_file_that_changed_since_is_told_as_changed(data):
+def test_a_file_that_changed_since_is_reported_as_changed(data):
     with (data / "in" / "rows" / "train.jsonl").open("a") as file:
         file.write("{}\n")
     desk = desk_of(data, str(data / "in" / "rows"), stores=["rows"])
@@ -239,7 +239,7 @@ def test_a_damaged_list_of_exclusions_hides_nothing_else(built):
     assert "exclude.json" in facts["exclusions"]["error"]
 
 
-def test_an_exclusion_is_told_and_steps_are_those_of_a_loader_that_knows_it(built):
+def test_an_exclusion_is_shown_and_steps_are_those_of_a_loader_that_knows_it(built):
     desk = open_desk(built, "pages")
 
     def rows() -> list[list[int]]:

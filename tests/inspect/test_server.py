@@ -77,8 +77,8 @@ def test_only_our_own_host_is_answered(client, host, status):
 
 def test_bound_to_all_addresses_a_name_is_still_refused():
     hosts = Hosts(host="0.0.0.0", port=8000)
-    told = ["192.168.0.7:8000", "[fe80::1]:8000", "localhost:8000"]
-    assert [hosts.known(one) for one in told] == [True, True, True]
+    numbers = ["192.168.0.7:8000", "[fe80::1]:8000", "localhost:8000"]
+    assert [hosts.known(one) for one in numbers] == [True, True, True]
     assert not hosts.known("evil.example:8000")
     assert Hosts(host="127.0.0.1", port=80).known("localhost")
     assert Hosts(host="box.lan", port=8000).known("box.lan:8000")
@@ -188,7 +188,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "message"), BAD, ids=range(len(BAD)))
-def test_a_wrong_number_or_name_is_told(client, path, message):
+def test_a_wrong_number_or_name_is_refused(client, path, message):
     status, facts = client.json(f"{STORES}/{path}")
     assert status == 400, facts
     assert message in facts["error"]
@@ -215,7 +215,7 @@ STEP = "/api/step?store=1&split=train&seq_len=16&batch_size=2&step=0"
         ("/api/mixture?samples=9&points=99999", "points=99,999"),
     ],
 )
-def test_a_step_that_makes_no_sense_is_told(client, path, message):
+def test_a_step_that_makes_no_sense_is_refused(client, path, message):
     status, facts = client.json(path)
     assert status == 400, facts
     assert message in facts["error"]
@@ -252,7 +252,7 @@ def test_a_browser_at_an_unknown_address_gets_a_page_with_a_way_home(place):
         assert (status, list(facts)) == (404, ["error"])
 
 
-def test_what_cannot_be_looked_up_is_told(client, place, tmp_path):
+def test_what_cannot_be_looked_up_is_reported(client, place, tmp_path):
     status, facts = client.json(f"{STORES}/0/plans/nope")
     assert (status, "its plans are: train-160, train-split, train-wide" in facts["error"]) == (
         404,
@@ -277,7 +277,7 @@ def test_hostile_text_is_json_and_nothing_else(client):
     assert "'<script>'" in facts["error"]
 
 
-def test_a_damaged_store_is_told_and_the_server_goes_on(client, place, tmp_path):
+def test_a_damaged_store_is_reported_and_the_server_continues(client, place, tmp_path):
     import shutil
 
     from shardmill.inspect.api import Desk

@@ -20,8 +20,7 @@ from shardmill.inspect.diff import diff_stores
 from shardmill.loading import ChatRows
 from shardmill.records import Ragged
 from shardmill.store import verify
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.packs import FIVE
 from tests.store.test_manifest import sealed
 
@@ -87,7 +86,7 @@ def test_sources_of_any_shape_are_compared(stores, sources):
     assert diff_stores(left, right).identical
 
 
-def test_what_can_be_told_of_files_is_told(stores):
+def test_files_of_strange_manifests_are_compared_where_possible(stores):
     left, right = stores
     say(left, sources=[{"files": ["x", {"file": "a", "bytes": 3}, {"file": "b"}]}])
     say(right, sources=[{"files": [{"file": "a", "bytes": 4}, {"file": "b", "sha256": "1"}]}])

@@ -82,7 +82,7 @@ def test_items_come_in_order_each_made_once_and_never_two_at_a_time(depth, pause
     assert make.most_at_once <= 1
 
 
-def test_a_consumer_who_leaves_time_finds_items_ready():
+def test_a_consumer_that_leaves_time_finds_items_ready():
     make = Recorder()
     items = Prefetcher(make, depth=2)
     assert items.get(0) == 0
@@ -93,7 +93,7 @@ def test_a_consumer_who_leaves_time_finds_items_ready():
     items.close()
 
 
-def test_a_consumer_who_only_reads_makes_nearly_all_himself():
+def test_a_consumer_that_only_reads_makes_nearly_every_item_itself():
     make = Recorder()
     items = Prefetcher(make, depth=2)
     for number in range(2000):
@@ -141,7 +141,7 @@ def test_depth_zero_has_no_thread():
     assert threads() == []
 
 
-def test_nothing_is_made_behind_the_last_item():
+def test_nothing_is_made_after_the_last_item():
     make = Recorder()
     items = Prefetcher(make, num_items=3, depth=5)
     for number in range(3):
@@ -169,8 +169,8 @@ def test_an_error_comes_where_it_would_have_and_asking_again_tries_again(depth, 
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_an_error_that_happens_once_is_told_once(depth):
-    """Also when the thread met it: what went wrong is never passed over because it went away."""
+def test_an_error_that_happens_once_is_raised_once(depth):
+    """Also when the thread met it: an error is never dropped because it did not last."""
 
     class Once(Recorder):
         def __call__(self, number: int) -> int:
@@ -218,7 +218,7 @@ def test_an_interrupted_consumer_asks_again_and_does_not_wait_for_itself():
     items.close()
 
 
-def test_one_that_is_let_go_ends_its_thread():
+def test_dropping_a_prefetcher_ends_its_thread():
     items = Prefetcher(Recorder(), depth=2)
     items.get(0)
     assert wait_for(lambda: len(threads()) == 1)
@@ -234,7 +234,7 @@ def test_closing_ends_the_thread_at_once_and_may_be_repeated():
     items.close()
 
 
-def test_closing_does_not_wait_for_ever(monkeypatch, caplog):
+def test_closing_does_not_wait_forever(monkeypatch, caplog):
     monkeypatch.setattr(Prefetcher.close, "__defaults__", (0.05,))
     begun, held = threading.Event(), threading.Event()
 
@@ -303,15 +303,15 @@ def test_the_interpreter_ends_while_an_iterator_lives(stores, end, code):
     assert "Fatal" not in done.stderr
 
 
-def go_on(batches, connection) -> None:
+def send_next(batches, connection) -> None:
     connection.send([next(batches).samples for _ in range(3)])
 
 
 @linux
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_forked_child_goes_on_by_itself(stores, depth):
-    """Forked again and again while the parent's thread is at work, perhaps with a lock in hand."""
+def test_a_forked_child_continues_by_itself(stores, depth):
+    """Forked often while the parent's thread is at work, perhaps while it holds a lock."""
     context = multiprocessing.get_context("fork")
     loader = Loader(open_stream(stores, ["wiki", "web"], seq_len=8), batch_size=2, ahead=depth)
     batches = iter(loader)
@@ -320,7 +320,7 @@ def test_a_forked_child_goes_on_by_itself(stores, depth):
         time.sleep(0.0005)
         at = loader.samples
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=go_on, args=(batches, sender))
+        child = context.Process(target=send_next, args=(batches, sender))
         child.start()
         answer = receiver.recv() if receiver.poll(600) else "the child hangs"
         child.kill()

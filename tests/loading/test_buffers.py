@@ -1,4 +1,4 @@
-"""Arrays are given out again only when nobody can see them."""
+"""Arrays are given out again only when nothing refers to them."""
 
 from __future__ import annotations
 

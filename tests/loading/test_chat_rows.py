@@ -14,7 +14,7 @@ from shardmill.chat.fit import Fit, fit_rows
 from shardmill.errors import OptionError
 from shardmill.loading import ChatRows
 from shardmill.records import IGNORE_INDEX
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, slice_examples
+from shardmill.testing.stores import build_small_chat_store, chat_examples, slice_examples
 from tests.store.test_chat_store import TWO
 
 # the first of TWO: bos 1 | user 3 10 | assistant 4 [11 5];  the second: 1 | 2 | 4 [5] | 3
@@ -70,7 +70,7 @@ def test_a_row_depends_on_its_example_alone(data, seq_len, fit, tmp_path_factory
     assert counts.tokens_kept + counts.tokens_cut + counts.tokens_dropped == len(written.mask)
 
 
-def test_an_example_without_a_row_is_told_and_not_replaced(store: Path, caplog):
+def test_an_example_without_a_row_is_reported_and_not_replaced(store: Path, caplog):
     rows = ChatRows(store, seq_len=4, fit="drop", pad_id=0)
     found = rows.rows([0, 1, 0])
     assert found.plan.kept.tolist() == [1]

@@ -1,4 +1,4 @@
-"""The `[data]` table: what is written is what is meant, or it is refused by its key."""
+"""The `[data]` table: every value is used as written, or refused by its key."""
 
 from __future__ import annotations
 
@@ -597,16 +597,16 @@ def test_the_tables_that_the_document_shows_are_accepted():
 )
 def test_the_document_tells_every_key_and_its_default(title, record):
     section = DOCUMENT.split(f"## Keys of {title}\n")[1].split("\n## ")[0]
-    told = {}
+    listed = {}
     for line in section.splitlines():
         if line.startswith("| `"):
             keys, default = [cell.strip() for cell in line.split(" |")[:2]]
             value = tomllib.loads(f"x = {default.strip('|` ')}")["x"] if "`" in default else None
-            told |= dict.fromkeys(re.findall(r"`(\w+)`", keys), value)
+            listed |= dict.fromkeys(re.findall(r"`(\w+)`", keys), value)
     known = {
         entry.name: None if entry.default is MISSING else entry.default
         for entry in fields(record)
         if entry.compare
     }
     known |= {key: [] for key in ("datasets", "phases") if key in known}
-    assert told == known
+    assert listed == known

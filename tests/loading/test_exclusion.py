@@ -17,24 +17,36 @@ from hypothesis import strategies as st
 
 from shardmill.building import build_plan
 from shardmill.errors import ManifestError, OptionError, StateMismatchError
-from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource, plan_step
-from shardmill.loading import exclusion as room
+from shardmill.loading import (
+    ChatRows,
+    Loader,
+    PackSource,
+    SampleStream,
+    TokenSource,
+    exclusion,
+    plan_step,
+)
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows, replacements
 from shardmill.records import Ragged
 from shardmill.sampling import Permutation
 from shardmill.store import PlanOptions, exclude_documents, exclude_spans
 from shardmill.store.exclusions import as_spans, merge_spans, remove_exclusion
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
-from shardmill.testing.exclusion import assert_only_excluded_places_change, has_token
 from shardmill.testing.loading import (
     RankShape,
+    assert_only_excluded_places_change,
     assert_order_is_one,
     assert_resume_is_elastic,
     assert_resumes_exactly,
+    has_token,
     rows_of,
     saved,
 )
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import (
+    build_small_chat_store,
+    build_small_store,
+    chat_examples,
+    make_examples,
+)
 from tests.loading.stores import SIZES, Small, open_stream, write_small
 from tests.packs import FIVE, plan_options
 
@@ -112,7 +124,7 @@ def test_no_excluded_token_is_in_a_batch(tmp_path):
     assert found.tolist() == [*range(89), *range(152, 569)]  # 90..150, 570..600: whole windows go
 
 
-def test_laws_of_order_and_resume_hold_under_exclusions(pair):
+def test_guarantees_of_order_and_resume_hold_under_exclusions(pair):
     exclude_spans(pair["wiki"].folder, [(100, 160), (400, 401)], reason="test")
     exclude_documents(pair["web"].folder, [0, 7, 8], reason="test")
     options = {"seq_len": 8, "seed": 5, "weights": [1, 2], "phases": [(70, [1, 0])]}
@@ -208,7 +220,7 @@ def test_a_stand_in_is_the_next_in_an_order_of_its_own(num_items, left, seed, wa
         turned = plain[at + 1 :] + plain[:at]
         wanted.append(next(other for other in turned if other not in gone))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_WALK", walk)
+        patch.setattr(exclusion, "_WALK", walk)
         found = replacements(np.array(sorted(gone)), excluded, order)
     assert found.tolist() == wanted
 
@@ -278,9 +290,9 @@ def test_a_plan_tells_replacements_and_whose_place_they_have(pair):
     batch = next(iter(Loader(stream, batch_size=76)))
     plan = plan_step(stream, samples=0, batch_size=76)
     assert [row.window for row in plan] == batch.item.tolist()
-    meant = stream.take_all(range(76)).item.tolist()
-    told = [row.window if row.instead_of is None else row.instead_of for row in plan]
-    assert told == meant
+    wanted = stream.take_all(range(76)).item.tolist()
+    found = [row.window if row.instead_of is None else row.instead_of for row in plan]
+    assert found == wanted
     assert sorted(row.instead_of for row in plan if row.instead_of is not None) == list(
         range(12, 24)
     )
@@ -298,7 +310,7 @@ def test_a_copy_by_pickle_gives_what_the_first_one_gives(pair):
     assert again.exclusions == stream.exclusions
 
 
-def test_states_go_on_under_other_exclusions_with_one_warning(pair, caplog):
+def test_states_resume_under_other_exclusions_with_one_warning(pair, caplog):
     def opened() -> Loader:
         return Loader(open_stream(pair, ["wiki", "web"], seq_len=8, seed=1), batch_size=4)
 
@@ -335,7 +347,7 @@ def test_states_go_on_under_other_exclusions_with_one_warning(pair, caplog):
 
 
 @pytest.mark.parametrize("wrong", [7, "a", {}, {"sha256": "x"}, {"sha256": 1, "tokens": 2}])
-def test_a_state_with_exclusions_that_nobody_wrote_is_refused(pair, wrong):
+def test_a_state_with_malformed_exclusions_is_refused(pair, wrong):
     loader = Loader(open_stream(pair, ["wiki"], seq_len=8), batch_size=4)
     with pytest.raises(StateMismatchError, match="exclusions: the state has"):
         loader.load_state_dict({**loader.state_dict(), "exclusions": wrong})
@@ -354,15 +366,15 @@ def test_a_state_of_many_sources_stays_small(tmp_path):
     assert len(json.dumps({**state, "samples": 2**63 - 1})) < 1024
 
 
-def test_an_excluded_conversation_gives_no_row_and_is_told(tmp_path, caplog):
+def test_an_excluded_conversation_gives_no_row_and_is_reported(tmp_path, caplog):
     build_small_chat_store(tmp_path / "s", {"train": FIVE})
     plain = ChatRows(tmp_path / "s", seq_len=6, fit="drop", pad_id=0)
     exclude_documents(tmp_path / "s", [0], reason="takedown")
     exclude_spans(tmp_path / "s", [(24, 25)], reason="a token of the last one")
     rows = ChatRows(tmp_path / "s", seq_len=6, fit="drop", pad_id=0)
     found, whole = rows.rows([4, 0, 1, 2, 3, 0]), plain.rows([4, 0, 1, 2, 3, 0])
-    told = {reason: who.tolist() for reason, who in found.plan.dropped.items()}
-    assert told == {"excluded": [0, 1, 5], "too_long": [3], "nothing_trained_in_row": [4]}
+    dropped = {reason: who.tolist() for reason, who in found.plan.dropped.items()}
+    assert dropped == {"excluded": [0, 1, 5], "too_long": [3], "nothing_trained_in_row": [4]}
     assert found.plan.kept.tolist() == [2]
     assert found.ids.tolist() == whole.ids[whole.plan.kept == 2].tolist()
     assert rows.batch([4, 0, 1]).item.tolist() == [1]

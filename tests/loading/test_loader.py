@@ -115,7 +115,7 @@ def test_resumed_again_and_again_on_other_ranks_it_reads_one_order(stores, optio
     assert_resume_is_elastic(lambda **shape: Loader(stream, ahead=ahead, **shape), runs)
 
 
-def test_eight_ranks_of_four_go_on_as_three_of_five(stores):
+def test_eight_ranks_of_four_resume_as_three_of_five(stores):
     """Literally, so that no helper can hide a mistake: samples 0..96, then 96..126."""
     stream = open_stream(stores, ["wiki", "web"], seq_len=8, seed=3, phases=[(100, [1, 9])])
     seen: list[int] = []
@@ -166,7 +166,7 @@ def test_all_ranks_have_the_same_number_of_steps(stores, num_samples, shape, con
     assert lengths == [(num_samples - consumed) // (shape.batch_size * shape.world)] * shape.world
 
 
-def test_samples_that_fill_no_step_are_told_once(stores, caplog):
+def test_samples_that_fill_no_step_are_reported_once(stores, caplog):
     stream = open_stream(stores, ["wiki"], seq_len=8)
     loader = Loader(stream, batch_size=4, world=2, num_samples=21)
     with caplog.at_level(logging.WARNING):
@@ -258,7 +258,7 @@ def wait_until_ahead(batches, depth: int) -> None:
     wait_for(lambda: len(batches._batches._work._ready) == depth)
 
 
-def test_a_new_iterator_goes_on_and_ends_the_one_before(stores):
+def test_a_new_iterator_continues_and_ends_the_one_before(stores):
     loader = Loader(open_stream(stores, ["wiki"], seq_len=8), batch_size=2)
     first = iter(loader)
     assert next(first).samples == range(2)
@@ -273,7 +273,7 @@ def test_a_new_iterator_goes_on_and_ends_the_one_before(stores):
     assert [batch.samples for batch in islice(loader, 1)] == [range(6, 8)]
 
 
-def test_a_pickled_loader_goes_on_from_its_position_without_a_thread(stores):
+def test_a_pickled_loader_continues_from_its_position_without_a_thread(stores):
     loader = Loader(open_stream(stores, ["wiki", "web"], seq_len=8), batch_size=3, ahead=2)
     batches = iter(loader)
     next(batches)
@@ -340,7 +340,7 @@ def test_an_error_of_the_data_comes_out_at_its_step_and_the_position_stays(tmp_p
         (tmp_path / "b.bin").write_bytes(bytes(2 * 4096 + 2))
         batches = iter(loader)
         assert [next(batches).samples.start for _ in range(3)] == [0, 21, 42]
-        for _ in range(2):  # asking again tells the same
+        for _ in range(2):  # asking again gives the same error
             with pytest.raises(ValueError, match=r"b\.bin: found 8,194 bytes"):
                 next(batches)
             assert loader.samples == 63
@@ -396,7 +396,7 @@ def test_batches_that_are_let_go_give_their_arrays_back(stores):
     assert len(addresses) <= 5
 
 
-def test_a_state_behind_the_end_is_refused(stores):
+def test_a_state_after_the_end_is_refused(stores):
     stream = open_stream(stores, ["wiki"], seq_len=8)
     loader = Loader(stream, batch_size=2)
     list(islice(loader, 6))

@@ -247,7 +247,7 @@ def test_in_python_a_folder_needs_eos_token_id_and_a_store_refuses_it(tmp_path) 
         TokenSource(tmp_path / "store", seq_len=SEQ_LEN, eos_token_id=2)
 
 
-def test_a_state_goes_on_whatever_ends_documents_and_other_tokens_are_refused(tmp_path) -> None:
+def test_a_state_resumes_whatever_ends_documents_and_other_tokens_are_refused(tmp_path) -> None:
     """Which labels count is not in a state, as with `documents`; which tokens come is."""
     write_tokens(tmp_path / "a/tokens", 2)
     write_tokens(tmp_path / "b/tokens", 2, seed=5)

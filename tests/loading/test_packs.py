@@ -30,7 +30,6 @@ from shardmill.records import IGNORE_INDEX, ChatExamples
 from shardmill.sources import open_chats
 from shardmill.store import PlanOptions, StoredPlan, open_store
 from shardmill.store.readers import ChatSpace
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.testing.loading import (
     RankShape,
     assert_order_is_one,
@@ -38,6 +37,7 @@ from shardmill.testing.loading import (
     assert_resumes_exactly,
 )
 from shardmill.testing.packing import PlainPiece, plain_row, rows_of_plan
+from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.loading.stores import write_small
 from tests.packs import FIVE, plan_options
@@ -47,8 +47,8 @@ PAD = 7
 
 
 def plain_documents(plan: StoredPlan, pieces: list[PlainPiece]) -> list[int]:
-    """Of a row's tokens: the number of the piece each belongs to; what is behind the last piece
-    has a number of its own."""
+    """Of a row's tokens: the number of the piece each belongs to; what follows the last piece
+    has another number."""
     step, owner = plan.facts.options.align_to, []
     for number, piece in enumerate(pieces):
         owner += [number] * (-(-(piece.stop - piece.start) // step) * step)
@@ -209,7 +209,7 @@ def test_a_state_of_another_plan_is_refused_by_name(folder: Path) -> None:
         Loader(stream, batch_size=2).load_state_dict(state)
 
 
-def test_a_step_is_told_without_reading(folder: Path) -> None:
+def test_a_step_is_described_without_reading(folder: Path) -> None:
     source = PackSource(folder / "s", "train-6-split")
     stream = SampleStream([source], shuffle="none")
     first, second, third = plan_step(stream, samples=0, batch_size=3)
@@ -220,7 +220,7 @@ def test_a_step_is_told_without_reading(folder: Path) -> None:
     assert third.documents == ((4, 21, 25),)
 
 
-def test_a_loader_of_packed_rows_pickles_and_goes_on(folder: Path) -> None:
+def test_a_loader_of_packed_rows_pickles_and_continues(folder: Path) -> None:
     loader = Loader(mixed(folder), batch_size=3, documents=True)
     list(islice(loader, 2))
     data = pickle.dumps(loader)

@@ -120,7 +120,7 @@ def test_peers_that_are_not_installed_are_named_with_the_way_to_get_them(done):
 
 
 @pytest.mark.slow
-def test_a_peer_that_fails_is_told_and_the_others_go_on(tmp_path):
+def test_a_peer_that_fails_is_reported_and_the_others_run(tmp_path):
     broken = tmp_path / "packages" / "datatrove"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('needs a moon base')\n")

@@ -164,7 +164,7 @@ def test_a_refused_state_changes_nothing(stores, state):
     assert next(batches).samples == range(2, 4)
 
 
-def test_two_hundred_sources_fit_and_their_differences_are_told(stores):
+def test_two_hundred_sources_fit_and_their_differences_are_named(stores):
     folder = stores["wiki"].folder
 
     def stream(count: int, last: str = "wiki") -> SampleStream:
@@ -220,7 +220,7 @@ def changed(state, path, value):
     return copy
 
 
-def test_a_position_behind_every_number_is_refused_with_what_was_found_and_wanted(stores, state):
+def test_a_position_past_every_number_is_refused_with_what_was_found_and_wanted(stores, state):
     stream = open_stream(stores, ["wiki", "web"], **OPTIONS)
     message = refusal(stream, {**state, "samples": 2**63 - 10})
     assert (

@@ -20,8 +20,7 @@ from shardmill.loading.config import read_config
 from shardmill.records import Ragged
 from shardmill.sampling import Mixture, Permutation
 from shardmill.store.readers import open_token_folder
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from tests.loading.stores import SIZES, open_stream
 
 EXAMPLES = settings(
@@ -112,7 +111,7 @@ def test_the_fingerprint_of_a_folder_sees_names_sizes_and_tokens(tmp_path):
     assert folder("other dtype ids", tokens % 1000) != same
 
 
-def test_what_is_no_source_is_refused(stores, tmp_path):
+def test_what_is_not_a_source_is_refused(stores, tmp_path):
     with pytest.raises(StoreNotFoundError, match="No files"):
         TokenSource(tmp_path, seq_len=8)
     with pytest.raises(OptionError, match="seq_len=0"):
@@ -137,7 +136,7 @@ def test_what_is_no_source_is_refused(stores, tmp_path):
         source.fill([0, 1], rows, rows)
 
 
-def test_rows_behind_the_last_item_are_left_alone(stores):
+def test_rows_after_the_last_item_are_left_alone(stores):
     source = TokenSource(stores["wiki"].folder, seq_len=8)
     input_ids, labels = np.full((3, 8), -7), np.full((3, 8), -7)
     source.fill([5], input_ids, labels)
@@ -265,7 +264,7 @@ def test_sources_that_do_not_go_together_are_refused(stores):
         SampleStream([TokenSource(stores["code"].folder, seq_len=100)])
 
 
-def test_a_source_without_a_window_is_told_or_refused(stores, caplog):
+def test_a_source_without_a_window_is_reported_or_refused(stores, caplog):
     sources = [TokenSource(stores[name].folder, seq_len=200) for name in ("wiki", "code")]
     with caplog.at_level(logging.WARNING):
         stream = SampleStream(sources)

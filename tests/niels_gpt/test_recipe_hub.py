@@ -14,7 +14,7 @@ import pytest
 
 from niels_gpt.cache import read_meta
 from shardmill.store import verify
-from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.testing.services import Fault, LoopbackHub
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
 

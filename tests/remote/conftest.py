@@ -19,7 +19,7 @@ from shardmill.cli import main
 from shardmill.records import Ragged
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.storage import retry
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from shardmill.testing.stores import build_small_store
 
 _numbers = itertools.count()

@@ -18,7 +18,7 @@ from shardmill.remote.claims import CLAIM, claim_folder
 from shardmill.remote.contents import MARKER
 from shardmill.remote.folder import TEMPORARY
 from shardmill.remote.push import PROBE
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (
     Stopped,

@@ -13,7 +13,7 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.remote import push
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of
 
 

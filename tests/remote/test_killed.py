@@ -14,8 +14,7 @@ import pytest
 
 from shardmill.errors import StoreNotFoundError
 from shardmill.remote import pull
-from shardmill.testing.hub import Fault
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import Fault, LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 
 

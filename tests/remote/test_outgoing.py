@@ -24,8 +24,7 @@ from shardmill.errors import (
 from shardmill.remote import build_to, pull, push
 from shardmill.remote.build_to import scratch_store
 from shardmill.remote.push import PROBE
-from shardmill.testing.hub import Fault
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import Fault, LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.corpora import feeds_of, write_corpus
 from tests.building.parts import Slow

@@ -19,7 +19,7 @@ from shardmill.loading import TokenSource
 from shardmill.remote import push, verify_remote
 from shardmill.sources import MemorySource
 from shardmill.store import exclude_documents, open_store, read_manifest, verify
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import Spot, files_of
 from tests.remote.test_commands import refused
@@ -28,24 +28,23 @@ SECRET = "s3://KEY:SECRET@bucket/store"
 URLS = ["s3://bucket/store", "gs://bucket/store", "memory://x/store", SECRET]
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        ("s3://bucket/x", True),
-        ("S3://bucket/x", True),
-        (Path("s3://bucket/x"), True),  # pathlib makes s3:/bucket/x of it
-        (Path("https://host/x"), True),
-        ("odd+scheme://x", True),
-        ("store", False),
-        ("a:/b", False),
-        (Path("odd:/x"), False),
-        ("./s3://bucket", False),
-        ("", False),
-        (7, False),
-    ],
-)
-def test_urls_are_recognised(value: object, wanted: bool) -> None:
-    assert is_url(value) is wanted
+def test_urls_are_recognised() -> None:
+    texts = ("s3://b/x", "S3://b", " s3://b", "gs:/b/x", "memory://", "file:///x")
+    texts += ("hf://datasets/a", "simplecache::s3://b/x", "new+scheme.9://x")
+    texts += ("abfs://c@a.dfs.core.windows.net/x",)
+    # pathlib makes s3:/b/x of the first of these
+    paths = (Path("s3://b/x"), Path("s3://"), Path("https://h/x"), Path("memory://x"))
+    for value in (*texts, *paths):
+        assert is_url(value), value
+
+
+def test_paths_and_other_values_are_not_urls() -> None:
+    texts = ("", "a/b", "/a/b", "C:/x", "c://x", "./s3://b/x", "a:b", "data:/x", "x y://z")
+    texts += ("s3", "s3/b", "s3:x")
+    paths = (Path("/s3:/x"), Path("notes: today/x"), Path("odd:/x"))
+    for value in (*texts, *paths, 5, None, b"s3://b/x", ["s3://b"]):
+        assert not is_url(value), value
+        refuse_url(value, "output_dir", instead="nothing")
 
 
 def test_a_refusal_shows_only_the_scheme() -> None:

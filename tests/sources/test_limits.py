@@ -32,7 +32,7 @@ from shardmill.sources import (
     limited,
     open_chats,
 )
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 
 MIB = 2**20
 TINY = BatchLimits(num_bytes=64, num_documents=5)

@@ -37,8 +37,7 @@ from shardmill.sources import (
     open_source,
 )
 from shardmill.storage import retry
-from shardmill.testing.hub import Fault, LoopbackHub
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import Fault, LoopbackHub, LoopbackS3
 from shardmill.testing.sources import (
     Account,
     account,

@@ -16,14 +16,15 @@ from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.store import open_store
 from shardmill.store.readers import ChatSpace
 from shardmill.store.readers.examples import spread
-from shardmill.testing.chat_stores import (
+from shardmill.testing.stores import (
     assert_same_examples,
     build_small_chat_store,
+    build_small_store,
     chat_examples,
     make_examples,
+    shard_sizes,
     slice_examples,
 )
-from shardmill.testing.stores import build_small_store, shard_sizes
 from tests.store.test_chat_store import TWO
 
 

@@ -34,15 +34,17 @@ from shardmill.store import (
     verify,
     write_placeholder,
 )
-from shardmill.testing.chat_stores import (
+from shardmill.testing.stores import (
     assert_same_examples,
+    assert_store_laws,
     build_small_chat_store,
+    build_small_store,
     chat_examples,
     chat_facts,
     make_examples,
     read_examples,
+    shard_sizes,
 )
-from shardmill.testing.stores import assert_store_laws, build_small_store, shard_sizes
 from tests.helpers import folder_digest
 from tests.store.test_manifest import sealed
 from tests.store.test_verify import ACTIONS, contents, damage

@@ -19,9 +19,14 @@ from shardmill.building import build_plan
 from shardmill.records import Drop, Ragged
 from shardmill.store import PlanOptions, open_store
 from shardmill.store.plans import NAMES, REASONS, LeftOut, PlanFacts, PlanMetrics
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples
 from shardmill.testing.packing import rows_of_plan
-from shardmill.testing.stores import build_small_store, documents, shard_sizes
+from shardmill.testing.stores import (
+    build_small_chat_store,
+    build_small_store,
+    chat_examples,
+    documents,
+    shard_sizes,
+)
 from tests.packs import FIVE, plan_options
 
 TEXT = Path(shardmill.store.__file__).with_name("FORMAT.md").read_text()

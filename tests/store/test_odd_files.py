@@ -24,7 +24,7 @@ from shardmill.store import (
     verify,
 )
 from shardmill.store.origins import write_origins
-from shardmill.testing.chat_stores import chat_facts, make_examples
+from shardmill.testing.stores import chat_facts, make_examples
 
 FILES = (
     *("meta.json", "dropped.jsonl", "exclude.json", "origins.table", "packs/train-8.plan"),

@@ -43,7 +43,7 @@ from shardmill.store.plans import (
     plan_problems,
     write_plan,
 )
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
+from shardmill.testing.stores import build_small_chat_store, make_examples
 
 EXAMPLES = make_examples(
     [([1], [(2, [(number, True)] * size)]) for number, size in ((5, 3), (6, 6))]

@@ -15,8 +15,7 @@ from shardmill.records import Ragged
 from shardmill.store import open_store
 from shardmill.store.layout import index_header
 from shardmill.store.readers import Example
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 
 DOCUMENTS = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9], [10, 11]]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace
-from shardmill.testing.spaces import (
+from shardmill.testing.stores import (
     ShardShape,
     assert_gathers_exactly,
     assert_reads_exactly,

@@ -46,15 +46,15 @@ def loader(num_workers: int, **options: Any) -> StatefulDataLoader[Any]:
 
 
 def texts_of(batches: Iterable[dict[str, torch.Tensor]]) -> list[str]:
-    """Documents rebuilt from bins: none is longer than a row, so each lies in one segment."""
+    """Documents rebuilt from bins: none is longer than a row, so each is in one segment."""
     found = []
     for batch in batches:
         rows = [batch[name].reshape(2, -1).tolist() for name in ("input_ids", "labels")]
         segments = batch["segment_ids"].reshape(2, -1).tolist()
         for inputs, labels, numbers in zip(*rows, segments, strict=True):
             tokens = [*inputs, labels[-1]]
-            marks = [*numbers, numbers[-1] if labels[-1] >= 0 else 0]
-            text = bytes(t - 1 if t else 0 for t, m in zip(tokens, marks, strict=True) if m)
+            each = [*numbers, numbers[-1] if labels[-1] >= 0 else 0]
+            text = bytes(t - 1 if t else 0 for t, m in zip(tokens, each, strict=True) if m)
             found += text.decode().split("\0")[:-1]
     return sorted(found)
 

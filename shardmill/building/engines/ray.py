@@ -227,12 +227,8 @@ class RayWorker:
 
     def start(self) -> dict[str, str]:
         """Who this is: plain strings, which a worker of another version can send too."""
-        return {
-            "shardmill": shardmill.__version__,
-            "Python": ".".join(platform.python_version_tuple()[:2]),
-            "host": socket.gethostname(),
-            "node": ray.get_runtime_context().get_node_id(),
-        }
+        node = ray.get_runtime_context().get_node_id()
+        return {**_VERSIONS, "host": socket.gethostname(), "node": node}
 
     def assign(self, task: bytes, tools: bytes | None) -> None:
         """The next task, and tools when they are new. Nothing starts yet."""
@@ -380,7 +376,7 @@ class RayEngine(Closing):
         lost = None
         if actor.state == "working":  # else the task had not started
             if isinstance(error, ActorUnavailableError) or not self._cluster.is_alive(actor.node):
-                lost = task.machine_lost(f"with its machine, {actor.host}")
+                lost = task.died(f"with its machine, {actor.host}", with_machine=True)
             else:
                 lost = task.died(f"on {actor.host}: {_reason(error)}")
         if lost is None:

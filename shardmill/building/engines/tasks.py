@@ -107,28 +107,24 @@ class RunningTask:
             self.most_notes, self.deaths, self.losses = self.notes, 0, 0
         return TaskReport(task=self.number, note=value)
 
-    def died(self, reason: str) -> TaskReport | None:
-        """Its worker died, perhaps because of it. None: run it again."""
-        self.deaths += 1
-        what = f"{self.deaths} workers died of it, the last one {reason}"
-        return self._again_or_lost(reason, what, lost=self.deaths >= MAX_DEATHS)
-
-    def machine_lost(self, reason: str) -> TaskReport | None:
-        """Its worker disappeared through no fault of the task. None: run it again."""
-        self.losses += 1
-        what = f"{self.losses} workers were lost while running it, the last one {reason}"
-        return self._again_or_lost(reason, what, lost=self.losses >= MAX_LOSSES)
-
-    def _again_or_lost(self, reason: str, what: str, *, lost: bool) -> TaskReport | None:
-        if not lost:
+    def died(self, reason: str, *, with_machine: bool = False) -> TaskReport | None:
+        """Its worker died, perhaps because of it, or was lost with its machine through no fault of
+        the task. None: run it again."""
+        self.deaths += not with_machine
+        self.losses += with_machine
+        if self.deaths < MAX_DEATHS and self.losses < MAX_LOSSES:
             self.notes = 0
             logging.getLogger(__name__).warning(
                 "%s: its worker died (%s); it runs again", self.name, reason
             )
             return None
+        what = f"{self.deaths} workers died of it"
+        if with_machine:
+            what = f"{self.losses} workers were lost while running it"
         error = BuildError(
-            f"{self.name}: {what}; finished work is kept: look for an input that takes too much "
-            "memory there, build with fewer {workers}, and continue with {resume}",
+            f"{self.name}: {what}, the last one {reason}; finished work is kept: look for an input "
+            "that takes too much memory there, build with fewer {workers}, and continue with "
+            "{resume}",
             workers=...,
             resume=True,
         )

@@ -1,7 +1,7 @@
 // Charts as inline SVG, each with a title and a table that says the same.
 //
 // In: numbers.  Out: a figure.
-// Promise: drawn with DOM calls; scales with its place; nothing is told by colour alone.
+// Promise: drawn with DOM calls; scales with its place; nothing is shown by colour alone.
 // Not here: the flow diagram (flow.js), bars of packed rows (plans.js).
 
 import { scale, ticks } from "./axis.js";

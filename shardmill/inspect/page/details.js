@@ -1,6 +1,6 @@
 // The panel about one token.
 //
-// In: VIEWs, the place of a token in one, where that lies in its split.  Out: an element, and
+// In: VIEWs, the place of a token in one, where that is in its split.  Out: an element, and
 // `teller`s.
 // Promise: pointing shows, choosing keeps; the question where a token comes from is asked only on
 // request.
@@ -12,7 +12,7 @@ import { facts, into } from "./parts.js";
 import { codePoint, visible } from "./visible.js";
 
 /** One panel for any number of views. `teller(view, about)` gives the `tell` of a list of tokens;
- * `about(at)` is {position, store, split, more}: where the token lies, and further facts. */
+ * `about(at)` is {position, store, split, more}: where the token is, and further facts. */
 export function detailsPanel() {
   const body = el("div", { class: "details-body" });
   const panel = el("aside", { class: "details", "aria-label": "About the token" }, body);

@@ -1,6 +1,6 @@
 // The keyboard.
 //
-// Promise: nothing happens while somebody types in a field, or with a modifier; every key is
+// Promise: nothing happens while the user types in a field, or with a modifier; every key is
 // listed in the help.
 
 import { button, el, show } from "./dom.js";

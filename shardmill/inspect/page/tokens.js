@@ -5,7 +5,7 @@
 // Promise: one box a token, in order, whatever the text; one tab stop for all of them, arrows
 // move; what is trained is underlined and tinted; a new run starts a group with its name, and its
 // bar says how much of it is trained. A long system prompt is folded.
-// Not here: the panel that tells about a token (details.js), asking for more of them.
+// Not here: the panel about one token (details.js), asking for more of them.
 
 import { add, announce, button, el, freshId } from "./dom.js";
 import { count } from "./format.js";
@@ -105,7 +105,7 @@ export function fold(text, words) {
   return [text, press];
 }
 
-/** Open the fold around a token, if the token lies below its edge. */
+/** Open the fold around a token, if the token is below its edge. */
 function reveal(box) {
   const around = box.closest(".folded");
   if (around && box.offsetTop + box.offsetHeight > around.clientHeight)

@@ -1,7 +1,7 @@
 // Documents of a split: search, lengths, a list to walk through.
 //
 // In: /documents, /histogram, /search.  Out: the view.
-// Promise: a search goes on only when asked to, and says how far it looked; the list is one tab
+// Promise: a search continues only when asked to, and says how far it looked; the list is one tab
 // stop a row.
 // Not here: one document (view-document.js).
 
@@ -233,7 +233,7 @@ async function found(store, query) {
     show(
       state,
       el("span", {}, looked, unreadable > 0 && `; ${count(unreadable)} are no text`),
-      answer.next !== null && button("Go on", () => into(state, () => goOn(answer.next))),
+      answer.next !== null && button("Continue", () => into(state, () => goOn(answer.next))),
       total === 0 &&
         answer.next === null &&
         el(

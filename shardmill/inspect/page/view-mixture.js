@@ -1,4 +1,4 @@
-// How a mixture goes on: the share of each source, phase by phase.
+// How a mixture develops: the share of each source, phase by phase.
 //
 // In: /api/mixture.  Out: the view.
 

@@ -1,4 +1,4 @@
-// A pack plan: how full its rows are, and what lies in them.
+// A pack plan: how full its rows are, and what is in them.
 //
 // In: /plans.  Out: the view.
 // Not here: one row (view-row.js), its bar (bars.js).

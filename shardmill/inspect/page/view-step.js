@@ -2,7 +2,7 @@
 //
 // In: numbers of a training.  Out: the exact batch, row by row.
 // Not here: one row of the batch (step-rows.js).
-// Promise: asked for only with numbers that somebody typed or an address holds; a part of a large
+// Promise: asked for only with numbers that were typed or are in the address; a part of a large
 // batch at a time; rows further down are made when they are opened.
 
 import { get } from "./api.js";

@@ -1,8 +1,8 @@
 // Text in which everything can be seen.
 //
-// In: a string of the data.  Out: nodes: text, and small labels for what has no glyph of its own.
+// In: a string of the data.  Out: nodes: text, and small labels for what has no glyph.
 // Promise: every character is shown once, in order; controls, bidi controls, zero width characters
-// and odd spaces are labels (U+202E), never themselves, so no text can reorder or hide what stands
+// and odd spaces are labels (U+202E), never themselves, so no text can reorder or hide what is
 // around it.
 // Not here: tokens and their boxes.
 

@@ -21,6 +21,7 @@ from shardmill.loading.streaming.stream import (
 )
 from shardmill.loading.streaming.tokenizer import DocumentIds, make_stream_tokenizer
 from shardmill.protocols import Source, Tokenizer
+from shardmill.sampling.order import checked_seed
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import ByteTokenizer, EngineChoice, open_tokenizer
 from shardmill.tokenizers.base import usual_id
@@ -68,6 +69,9 @@ def stream(
     if pack not in PACKS:
         raise OptionError("{pack}: " + choices(str(pack), PACKS, verb="wanted"), pack=pack)
     own_rank, own_world = rank_and_world(rank, world)
+    seed = checked_seed(seed)
+    if num_streams is not None:
+        whole_number(num_streams, "num_streams")
     if isinstance(tokenizer, str | Path):
         tokenizer = open_tokenizer(str(tokenizer), specials=None if eot is None else {"eot": eot})
     elif eot is not None:

@@ -17,12 +17,10 @@ from threading import Event
 import numpy as np
 import pyarrow as pa
 
-from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, SourceError
+from shardmill.errors import SourceError
 from shardmill.protocols import DividedSource, Source
 from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
 from shardmill.sampling import Permutation
-from shardmill.sampling.order import checked_seed
 from shardmill.sources import stamp_of
 from shardmill.sources.batches import byte_lengths
 
@@ -49,10 +47,6 @@ class ReadCounts:
     empty: int = 0  # rows without text
     dropped: int = 0  # rows that gave no text; the log has the reason
     repaired: int = 0  # texts in which bytes that are not UTF-8 were replaced
-
-    @property
-    def total(self) -> int:
-        return self.documents + self.elsewhere + self.empty + self.dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +81,6 @@ class StreamOrder:
     repeat: bool = False  # epochs without end, each in its own order
     max_documents: int | None = None  # of each epoch, over all streams; None: all
 
-    def __post_init__(self) -> None:
-        checked_seed(self.seed)
-        whole_number(self.buffer_documents, "shuffle_buffer_size")
-        whole_number(self.buffer_bytes, "shuffle_buffer_bytes")
-        if self.max_documents is not None:
-            whole_number(self.max_documents, "max_documents")
-
 
 class DocumentStream:
     """The documents of a source that belong to one of `num_streams` streams, in order.
@@ -104,11 +91,6 @@ class DocumentStream:
     def __init__(
         self, source: Source, order: StreamOrder, *, stream: int = 0, num_streams: int = 1
     ) -> None:
-        whole_number(num_streams, "num_streams")
-        if whole_number(stream, "stream", least=0) >= num_streams:
-            raise OptionError(
-                "{stream}: wanted less than {num_streams}", stream=stream, num_streams=num_streams
-            )
         self._source, self._order = source, order
         self._stream, self._num_streams = stream, num_streams
         self._units: Sequence[Source] | None = None

@@ -11,23 +11,21 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, StateMismatchError
+from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
-from shardmill.packing import PACKERS, Algorithm, PackPlan, takes_seed
+from shardmill.packing import PACKERS, Algorithm, PackPlan
 from shardmill.records import OffsetArray, Ragged
 from shardmill.sampling import Permutation
 from shardmill.store.readers.files import take
 from shardmill.store.readers.packed_rows import fill_rows
 
 Tokens = npt.NDArray[np.int32]
-
-ALGORITHMS = [name for name in PACKERS if not takes_seed(name)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +73,6 @@ class BinRules:
     max_per_row: int | None = None  # pieces in a row
     algorithm: Algorithm = "first-fit"  # one that takes no seed
     seed: int | None = None  # of the order of a buffer's rows; None: by their first document
-
-    def __post_init__(self) -> None:
-        whole_number(self.buffer_documents, "buffer_documents")
-        whole_number(self.buffer_tokens, "buffer_tokens")
-        if self.max_per_row is not None:
-            whole_number(self.max_per_row, "max_per_row")
-        if self.seed is not None:
-            whole_number(self.seed, "seed", least=0)
-        if self.algorithm not in ALGORITHMS:
-            raise OptionError(
-                f"{{algorithm}}: wanted one of {', '.join(ALGORITHMS)}", algorithm=self.algorithm
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,22 +130,21 @@ def _without_ids(chunk: Encoded, num_ids: int) -> Encoded:
     return replace(chunk, ids=Ragged(chunk.ids.values[num_ids:], offsets))
 
 
-def _no_rows(width: int, read: ReadCounts) -> StreamRows:
-    """Reports input at the end of a stream that gave no row."""
-    tokens: Tokens = np.empty((0, width), np.int32)
-    none = np.empty(0, np.int64)
-    return StreamRows(
-        tokens=tokens,
-        segments=tokens,
-        blocks=(),
-        block=none,
-        document=none,
-        part=none,
-        begun=none,
-        cut_documents=none,
-        cut_tokens=none,
-        read=read,
-    )
+def _counts(
+    row: OffsetArray, lengths: OffsetArray, cut: OffsetArray, num_rows: int
+) -> dict[str, OffsetArray]:
+    """For each row: documents that begin in it, how many of those were cut, and by how many ids.
+
+    `row` is where each document begins. One without ids begins nowhere, but its cut counts there.
+    """
+    was_cut = cut > 0
+    cut_tokens = np.zeros(num_rows, dtype=np.int64)
+    np.add.at(cut_tokens, row[was_cut], cut[was_cut])
+    return {
+        "begun": np.bincount(row[lengths > 0], minlength=num_rows),
+        "cut_documents": np.bincount(row[was_cut], minlength=num_rows),
+        "cut_tokens": cut_tokens,
+    }
 
 
 # documents end to end
@@ -169,7 +154,7 @@ def sequential_rows(
     encoded: Iterator[Encoded], *, seq_len: int, pad_id: int, start: RowPosition | None = None
 ) -> Generator[StreamRows, None, None]:
     """All rows of a stream. Only the last one may be padded. Linear in the ids."""
-    width = whole_number(seq_len, "seq_len") + 1
+    width = seq_len + 1
     waiting: list[Encoded] = []  # documents of the row being filled: fewer ids than a row
     num_ids = 0  # that wait
     done = 0  # ids of the first waiting document that are in earlier rows
@@ -185,7 +170,14 @@ def sequential_rows(
         waiting.append(chunk)
         num_ids += len(chunk.ids.values)
         if num_ids >= width:
-            rows = _whole_rows(table_of(waiting), width, done, read)
+            documents, num_rows = table_of(waiting), num_ids // width
+            stop = num_rows * width
+            rows = StreamRows(
+                tokens=documents.values[:stop].reshape(num_rows, width),
+                segments=_segments(documents, stop, width).reshape(num_rows, width),
+                **_cut_rows(documents, num_rows, width, done),
+                read=read,
+            )
             num_ids %= width
             done = int(rows.part[-1])
             # what is left is in the last chunk: the ones before did not fill a row
@@ -202,9 +194,22 @@ def sequential_rows(
             "but nothing comes from there: the source is not the one that the state was taken from"
         )
     if num_ids:
-        yield _padded_row(table_of(waiting), width, pad_id, done, read)
+        documents = table_of(waiting)
+        yield StreamRows(
+            tokens=_padded(documents.values, width, pad_id),
+            segments=_padded(_segments(documents, num_ids, width), width, 0),
+            **_cut_rows(documents, 1, width, done),
+            read=read,
+        )
     elif read != reported:
-        yield _no_rows(width, read)
+        yield _no_rows(chunk, width)
+
+
+def _no_rows(last: Encoded, width: int) -> StreamRows:
+    """Reports input at the end of a stream that gave no row."""
+    tokens: Tokens = np.empty((0, width), np.int32)
+    fields = _cut_rows(table_of([_slice(last, 0, 0)]), 0, width, 0)
+    return StreamRows(tokens=tokens, segments=tokens, **fields, read=last.read)
 
 
 def _resumed(chunk: Encoded, start: RowPosition) -> Encoded:
@@ -225,53 +230,38 @@ def _resumed(chunk: Encoded, start: RowPosition) -> Encoded:
     return _without_ids(chunk, start.part)
 
 
-def _whole_rows(documents: DocumentTable, width: int, done: int, read: ReadCounts) -> StreamRows:
-    """As many rows as the ids fill."""
-    num_rows = len(documents.values) // width
-    stop = num_rows * width
-    ends = np.arange(1, num_rows + 1, dtype=np.int64) * width
+def _cut_rows(documents: DocumentTable, num_rows: int, width: int, done: int) -> dict[str, Any]:
+    """The first `num_rows` rows, as fields of `StreamRows`; the ids may not fill the last one.
+
+    `done` ids of the first document are in earlier rows.
+    """
+    num_ids = len(documents.values)
+    ends = np.minimum(np.arange(1, num_rows + 1, dtype=np.int64) * width, num_ids)
     last = np.searchsorted(documents.offsets, ends - 1, side="right") - 1  # document of the last id
+    if num_rows * width > num_ids:
+        last[-1] = len(documents.document) - 1  # no row follows, so documents without ids are done
     part = ends - documents.offsets[last]
     part[last == 0] += done
     is_end = ends == documents.offsets[last + 1]
     part[is_end] = 0
-    begun, cut_documents, cut_tokens = _sequential_counts(documents, num_rows, width, done)
-    return StreamRows(
-        tokens=documents.values[:stop].reshape(num_rows, width),
-        segments=_segments(documents, stop, width).reshape(num_rows, width),
-        blocks=documents.blocks,
-        block=documents.block[last],
-        document=documents.document[last] + is_end,
-        part=part,
-        begun=begun,
-        cut_documents=cut_documents,
-        cut_tokens=cut_tokens,
-        read=read,
-    )
+    row = documents.offsets[:-1] // width
+    here = row < num_rows
+    if done:
+        here[0] = False
+    return {
+        "blocks": documents.blocks,
+        "block": documents.block[last],
+        "document": documents.document[last] + is_end,
+        "part": part,
+        **_counts(row[here], documents.lengths[here], documents.cut[here], num_rows),
+    }
 
 
-def _padded_row(
-    documents: DocumentTable, width: int, pad_id: int, done: int, read: ReadCounts
-) -> StreamRows:
-    """The last row of a stream, which the ids do not fill."""
-    num_ids = len(documents.values)
-    tokens = np.full((1, width), pad_id, dtype=np.int32)
-    tokens[0, :num_ids] = documents.values
-    segments = np.zeros((1, width), dtype=np.int32)
-    segments[0, :num_ids] = _segments(documents, num_ids, width)
-    begun, cut_documents, cut_tokens = _sequential_counts(documents, 1, width, done)
-    return StreamRows(
-        tokens=tokens,
-        segments=segments,
-        blocks=documents.blocks,
-        block=documents.block[-1:],
-        document=documents.document[-1:] + 1,
-        part=np.zeros(1, dtype=np.int64),
-        begun=begun,
-        cut_documents=cut_documents,
-        cut_tokens=cut_tokens,
-        read=read,
-    )
+def _padded(ids: Tokens, width: int, pad_id: int) -> Tokens:
+    """One row."""
+    row = np.full((1, width), pad_id, np.int32)
+    row[0, : len(ids)] = ids
+    return row
 
 
 def _segments(documents: DocumentTable, stop: int, width: int) -> Tokens:
@@ -285,25 +275,6 @@ def _segments(documents: DocumentTable, stop: int, width: int) -> Tokens:
     first = np.searchsorted(edges, np.arange(0, stop, width))  # the edge that opens each row
     number = np.arange(1, len(edges) + 1, dtype=np.int64) - first[row]
     return np.repeat(number.astype(np.int32), np.diff(edges, append=stop))
-
-
-def _sequential_counts(
-    documents: DocumentTable, num_rows: int, width: int, done: int
-) -> tuple[OffsetArray, OffsetArray, OffsetArray]:
-    """For each row: documents that begin in it, how many of those were cut, and by how many ids.
-
-    A document without ids begins nowhere; if it was cut, it counts in the row being filled.
-    """
-    row = documents.offsets[:-1] // width
-    here = row < num_rows
-    if done:
-        here[0] = False
-    begun = np.bincount(row[here & (documents.lengths > 0)], minlength=num_rows)
-    was_cut = here & (documents.cut > 0)
-    cut_documents = np.bincount(row[was_cut], minlength=num_rows)
-    cut_tokens = np.zeros(num_rows, dtype=np.int64)
-    np.add.at(cut_tokens, row[was_cut], documents.cut[was_cut])
-    return begun, cut_documents, cut_tokens
 
 
 # whole documents
@@ -322,7 +293,7 @@ def bin_rows(
     A buffer is emptied before the next begins, so no document waits. Where buffers begin depends on
     the documents alone.
     """
-    width = whole_number(seq_len, "seq_len") + 1
+    width = seq_len + 1
     done = 0 if start is None else start.part  # rows of the first buffer that were given already
     begin, parts, num_documents, num_ids = start, list[Encoded](), 0, 0
     read = reported = ReadCounts()
@@ -360,7 +331,7 @@ def bin_rows(
     if done and start is not None:
         raise _too_few_rows(start, done, 0)
     if read != reported:
-        yield _no_rows(width, read)
+        yield _no_rows(chunk, width)
 
 
 def _packed_rows(
@@ -401,15 +372,10 @@ def _packed_rows(
     )
 
     # a document counts in the row of its first piece; one without ids, if it was cut, in row 0
-    first = start == 0
-    cut = documents.cut[example][first]
-    cut_documents = np.bincount(row[first][cut > 0], minlength=len(order))
-    cut_tokens = np.zeros(len(order), dtype=np.int64)
-    np.add.at(cut_tokens, row[first], cut)
-    if len(order):
-        cut_away = documents.cut[documents.lengths == 0]
-        cut_documents[0] += np.count_nonzero(cut_away)
-        cut_tokens[0] += cut_away.sum()
+    row_of = np.zeros(len(documents.cut) if len(order) else 0, np.int64)
+    row_of[example[start == 0]] = row[start == 0]
+    counted = len(row_of)  # none if there is no row
+    begun = _counts(row_of, documents.lengths[:counted], documents.cut[:counted], len(order))
 
     given = np.arange(1, len(order) + 1, dtype=np.int64)
     last = given == len(order)
@@ -420,9 +386,7 @@ def _packed_rows(
         block=last.astype(np.int64),
         document=np.where(last, end.document, begin.document),
         part=np.where(last, 0, given),
-        begun=np.bincount(row[first], minlength=len(order)),
-        cut_documents=cut_documents,
-        cut_tokens=cut_tokens,
+        **begun,
         read=read,
     )
 

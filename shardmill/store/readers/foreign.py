@@ -430,28 +430,23 @@ class DeclaredFacts:
 def declared_facts(folder: Path) -> DeclaredFacts:
     """`meta.json` first, then `metadata.yaml`, fact by fact. What cannot be understood, or is said
     twice in different ways, is refused."""
-    json_facts = _facts(folder / META_JSON, _read_json(folder / META_JSON))
-    yaml_facts = _facts(folder / METADATA_YAML, _read_yaml(folder / METADATA_YAML))
-    return DeclaredFacts(
-        dtype=json_facts.dtype or yaml_facts.dtype,
-        vocab_size=json_facts.vocab_size or yaml_facts.vocab_size,
-        tokenizer=json_facts.tokenizer or yaml_facts.tokenizer,
-    )
-
-
-def _facts(path: Path, said: dict[str, list[str]]) -> DeclaredFacts:
-    dtypes = {dtype_name(value, str(path)): value for value in said.get("dtype", [])}
-    sizes, names = set(said.get("vocab_size", [])), set(said.get("tokenizer", []))
-    if len(dtypes) > 1 or len(sizes) > 1:
-        raise _bad(path, f"says dtype {list(dtypes)}, vocab_size {sorted(sizes)}")
-    size = next(iter(sizes), None)
-    if size is not None and not (re.fullmatch(r"[0-9]{1,18}", size) and int(size)):
-        raise _bad(path, f"vocab_size is {size!r:.80}, wanted a positive number")
-    return DeclaredFacts(
-        dtype=next((_declare(name, path.name, value) for name, value in dtypes.items()), None),
-        vocab_size=None if size is None else int(size),
-        tokenizer=next(iter(names)) if len(names) == 1 else None,
-    )
+    facts = DeclaredFacts()
+    for path, read in ((folder / META_JSON, _read_json), (folder / METADATA_YAML, _read_yaml)):
+        said = read(path)
+        dtypes = {dtype_name(value, str(path)): value for value in said.get("dtype", [])}
+        sizes, names = set(said.get("vocab_size", [])), set(said.get("tokenizer", []))
+        if len(dtypes) > 1 or len(sizes) > 1:
+            raise _bad(path, f"says dtype {list(dtypes)}, vocab_size {sorted(sizes)}")
+        for size in sizes:
+            if not (re.fullmatch(r"[0-9]{1,18}", size) and int(size)):
+                raise _bad(path, f"vocab_size is {size!r:.80}, wanted a positive number")
+        rules = [_declare(name, path.name, value) for name, value in dtypes.items()]
+        facts = DeclaredFacts(
+            dtype=facts.dtype or next(iter(rules), None),
+            vocab_size=facts.vocab_size or next(map(int, sizes), None),
+            tokenizer=facts.tokenizer or (next(iter(names)) if len(names) == 1 else None),
+        )
+    return facts
 
 
 def _read_json(path: Path) -> dict[str, list[str]]:

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from shardmill.compat.kempnerforge import MemoryMappedDataset
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.records import ChatExamples, Ragged
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store, documents, shard_sizes
+from shardmill.testing.stores import (
+    build_small_chat_store,
+    build_small_store,
+    documents,
+    shard_sizes,
+)
 
 
 def store_of(folder: Path, lengths: list[int], **options: object) -> Path:

@@ -24,8 +24,7 @@ from shardmill.loading import PackSource
 from shardmill.records import Ragged
 from shardmill.store import PlanOptions, exclude_documents, exclude_spans
 from shardmill.store.exclusions import remove_exclusion
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.packs import FIVE
 
 

@@ -41,13 +41,13 @@ class Page:
         self.settled()
 
     def rest(self) -> None:
-        """Move the pointer off everything: what lies under it is pointed at."""
+        """Move the pointer off everything: what is under it is pointed at."""
         builder = ActionBuilder(self.driver, duration=0)
         builder.pointer_action.move_to_location(0, 0)
         builder.perform()
 
     def load(self, route: str) -> None:
-        """Load the page there, anew."""
+        """Load the page at this address again."""
         self.driver.get("about:blank")
         self.driver.get(self.url + route)
         self.settled()

@@ -1,7 +1,7 @@
 """A real `shardmill view`, and a real browser in front of it.
 
 In: stores.  Out: the address; a driver.
-Promise: the server is a process of its own and ends with the block; the browser asks nobody else:
+Promise: the server is its own process and ends with the block; the browser asks nobody else:
 its host rules send every other name nowhere.
 """
 
@@ -96,7 +96,7 @@ def set_size(driver, width: int, height: int) -> None:
 
 
 def set_theme(driver, name: str) -> None:
-    """What the system prefers; nothing moves, so that what is measured stands still."""
+    """What the system prefers; nothing moves, so that what is measured does not move."""
     wanted = {"prefers-color-scheme": name, "prefers-reduced-motion": "reduce"}
     features = [{"name": one, "value": value} for one, value in wanted.items()]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

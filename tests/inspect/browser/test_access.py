@@ -133,7 +133,7 @@ def look(page, driver) -> Looked:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_text_stands_out_from_what_is_behind_it(looked, theme):
+def test_every_text_contrasts_with_its_background(looked, theme):
     ratios = [pair for one in looked.values() for pair in one.ratios[theme]]
     assert {where: ratio for ratio, where in ratios if ratio < 4.5} == {}
     assert len(ratios) > 100
@@ -157,7 +157,7 @@ def test_headings_go_down_step_by_step_from_one(looked):
         assert max(steps, default=0) <= 1, view
 
 
-def test_pictures_are_told_in_words_and_in_tables(looked):
+def test_pictures_have_descriptions_and_tables(looked):
     told = {view: (one.bare, one.untold) for view, one in looked.items()}
     assert told == {view: ([], []) for view in VIEWS}
 

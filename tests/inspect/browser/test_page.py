@@ -71,7 +71,7 @@ def test_a_search_goes_on_when_asked_to(page, world):
     first = page.texts(".rows .row-number")
     assert len(first) == 50
     while page.texts("#search-state button"):
-        page.click("#search-state button", "Go on")
+        page.click("#search-state button", "Continue")
     found = page.texts(".rows .row-number")
     assert found[:50] == first
     assert len(set(found)) == len(found)

@@ -224,7 +224,7 @@ def test_the_mixture_shows_every_phase_without_a_choice(on, agents):
     assert "wider" in page.text("#view .hint")
 
 
-def test_stores_of_one_name_are_told_apart_everywhere(on, agents):
+def test_stores_of_one_name_are_distinguished_everywhere(on, agents):
     page = on(agents.url)
     page.open("#/1/overview")
     assert page.text("#view h1") == "two/chats"

@@ -86,7 +86,7 @@ def counts_of(blocks: Blocks, stop: int) -> ReadCounts:
 def encoded(
     blocks: Blocks, *, start: RowPosition | None = None, chunk: Sequence[int] = (3,)
 ) -> Iterator[Encoded]:
-    """The stream from a mark's document on, in chunks of `chunk` documents, again and again."""
+    """The stream from a position's document on, in chunks of `chunk` documents, again and again."""
     begin = 0 if start is None else int(start.block.cursor["block"])  # type: ignore[index,arg-type]
     skip = 0 if start is None else start.document
     turn = 0
@@ -115,7 +115,7 @@ Flat = list[tuple[list[int], list[int], RowPosition, tuple[int, int, int]]]
 
 
 def flat(rows: Iterator[StreamRows]) -> Flat:
-    """Row by row: tokens, segments, the mark behind it, begun and cut counts."""
+    """Row by row: tokens, segments, the position after it, begun and cut counts."""
     found: Flat = []
     for some in rows:
         assert some.tokens.dtype == some.segments.dtype == np.int32

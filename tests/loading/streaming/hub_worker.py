@@ -1,4 +1,4 @@
-"""A process that trains on nothing: it prints each batch's hash and the state behind it.
+"""A process that trains on nothing: it prints each batch's hash and the state after it.
 
     python hub_worker.py CONFIG.json NUM_BATCHES [STATE.json]
 

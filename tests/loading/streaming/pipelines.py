@@ -21,7 +21,7 @@ from shardmill.loading.streaming.stream import BatchShape, LossRules, Pipeline, 
 from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.protocols import Texts
 from shardmill.records import Batch, Ragged
-from shardmill.testing.streaming import UnitsSource
+from shardmill.testing.loading import UnitsSource
 from tests.loading.streaming.encoded import framing
 
 SPAN, EOS, PAD = 1000, 999_999, 0
@@ -132,7 +132,7 @@ def some(batches: Iterable[Batch], most: int = 14) -> list[Batch]:
 
 
 def with_states(iterator: Any, most: int = 14) -> tuple[list[Batch], list[dict[str, Any]]]:
-    """Batches, and the state before each and behind the last."""
+    """Batches, and the state before each and after the last."""
     batches, states = [], [iterator.get_state()]
     for batch in islice(iterator, most):
         batches.append(batch)

@@ -71,9 +71,10 @@ def test_a_stream_resumes_exactly(pages: Path, pack: Any) -> None:
         other_seed.load_state_dict(json.loads(state))
 
 
-def test_a_limit_of_no_tokens_is_refused(pages: Path) -> None:
-    with pytest.raises(OptionError, match="max_doc_tokens=0: wanted at least 1"):
-        opened(pages, max_doc_tokens=0)
+@pytest.mark.parametrize("name", ["max_doc_tokens", "seq_len", "batch_size", "num_streams"])
+def test_a_size_of_nothing_is_refused(pages: Path, name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}=0: wanted at least 1"):
+        opened(pages, **{name: 0})
 
 
 def test_every_document_comes_once_in_an_epoch_over_all_ranks(pages: Path) -> None:

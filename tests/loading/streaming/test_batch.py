@@ -15,7 +15,7 @@ EOS = 2
 
 @st.composite
 def some_rows(draw):
-    """(A, tokens, segments): rows of documents with padding behind, EOS anywhere."""
+    """(A, tokens, segments): rows of documents with padding after them, EOS anywhere."""
     grad_accum, batch_size = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     width = draw(st.integers(2, 12))
     tokens, segments = [], []

@@ -1,4 +1,4 @@
-"""Documents packed whole: nothing lost, nothing split without need, every row a place to go on."""
+"""Documents packed whole: nothing lost, nothing split without need, a position after every row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.errors import OptionError, StateMismatchError
+from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
 from shardmill.loading.streaming.rows import BinRules, RowPosition, bin_rows
@@ -97,21 +97,21 @@ def test_without_a_seed_rows_come_by_their_first_document(blocks, rules, seq_len
 
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS)
-def test_chunks_change_neither_rows_nor_marks(blocks, rules, seq_len, chunk) -> None:
+def test_chunks_change_neither_rows_nor_positions(blocks, rules, seq_len, chunk) -> None:
     whole = rows_of(blocks, rules, seq_len, chunk=(1000,))
     assert rows_of(blocks, rules, seq_len, chunk=chunk) == whole
 
 
 @settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS, picks=st.randoms())
-def test_from_the_mark_behind_any_row_the_later_rows_follow(
+def test_from_the_position_after_any_row_the_later_rows_follow(
     blocks, rules, seq_len, chunk, picks
 ) -> None:
     rows = rows_of(blocks, rules, seq_len)
     for number in picks.sample(range(1, len(rows) + 1), min(4, len(rows))):
         later = rows_of(blocks, rules, seq_len, start=rows[number - 1][2], chunk=chunk)
         assert later == rows[number:]
-        if later:  # and once more, from a mark of the resumed stream
+        if later:  # and once more, from a position of the resumed stream
             again = later[0][2]
             assert rows_of(blocks, rules, seq_len, start=again) == rows[number + 1 :]
 
@@ -149,8 +149,8 @@ def test_small_rows_as_written_by_hand() -> None:
 def test_a_buffer_ends_before_the_document_that_is_too_much() -> None:
     blocks = ((Doc((1, 2)), Doc((3, 4)), Doc((5,)), Doc((6, 7, 8, 9, 10, 11)), Doc((12,))),)
     rules = BinRules(buffer_tokens=4, max_per_row=1)
-    marks = [row[2] for row in rows_of(blocks, rules, 9)]
-    assert [(mark.document, mark.part) for mark in marks] == [
+    positions = [row[2] for row in rows_of(blocks, rules, 9)]
+    assert [(one.document, one.part) for one in positions] == [
         (0, 1),
         (2, 0),
         (3, 0),
@@ -241,18 +241,3 @@ def test_a_state_of_other_documents_is_refused() -> None:
     start = RowPosition(block=place_of(blocks, 0), document=1, part=2)
     with pytest.raises(StateMismatchError, match=r"2 of its rows are done .* it gives 0"):
         rows_of(blocks, BinRules(), 3, start=start)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"buffer_documents": 0}, "buffer_documents=0: wanted at least 1"),
-        ({"buffer_tokens": 0}, "buffer_tokens=0: wanted at least 1"),
-        ({"max_per_row": 0}, "max_per_row=0: wanted at least 1"),
-        ({"seed": -1}, "seed=-1: wanted at least 0"),
-        ({"algorithm": "worst-fit"}, "algorithm='worst-fit': wanted one of best-fit, first-fit"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(options, message) -> None:
-    with pytest.raises(OptionError, match=message):
-        BinRules(**options)

@@ -27,7 +27,7 @@ from shardmill.loading.streaming.documents import (
 from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, frame
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
-from shardmill.testing.streaming import UnitsSource
+from shardmill.testing.loading import UnitsSource
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
     ByteTokenizer,
@@ -269,11 +269,11 @@ def test_closing_does_not_wait_for_a_source_in_a_long_pause():
     wait_for(lambda: num_threads() == before)
 
 
-def test_closing_gives_up_a_block_in_the_making_behind_the_batch_being_read():
+def test_closing_gives_up_an_unfinished_block_after_the_batch_being_read():
     read = []
 
     def texts():
-        yield "x" * 100  # a block of its own; the next one takes five seconds
+        yield "x" * 100  # a whole block; the next one takes five seconds
         for number in range(100):
             read.append(number)
             time.sleep(0.05)

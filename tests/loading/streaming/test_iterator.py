@@ -22,7 +22,7 @@ from shardmill.loading.streaming.stream import BatchShape, TextStream
 from shardmill.protocols import Texts
 from shardmill.records import Cursor, Ragged, TextBatch
 from shardmill.sources import MemorySource
-from shardmill.testing.streaming import UnitsSource
+from shardmill.testing.loading import UnitsSource
 from tests.helpers import wait_for
 from tests.loading.streaming.pipelines import (
     EOS,
@@ -124,7 +124,7 @@ def test_a_state_can_be_set_on_a_running_iterator_and_its_threads_end() -> None:
 
 @pytest.fixture(autouse=True)
 def _threads_before() -> None:
-    """Those of other tests, which share the process: a server, iterators that nobody closed."""
+    """Those of other tests, which share the process: a server, iterators that were not closed."""
     global before
     before = set(threading.enumerate())
 
@@ -170,7 +170,7 @@ def test_a_closed_iterator_says_so_and_still_has_its_state() -> None:
 
 
 class Breaking(UnitsSource):
-    """Fails behind so many batches of the source, as often as ordered."""
+    """Fails after a number of batches of the source, as often as asked."""
 
     breaks_at = 5
     times = 2
@@ -183,7 +183,7 @@ class Breaking(UnitsSource):
             done = batch.cursor["unit"] * 3 + (batch.cursor["cursor"] or {"row": 0})["row"]  # type: ignore[operator,index,call-overload]
             if done >= self.breaks_at and self.times:
                 self.times -= 1
-                raise SourceError(f"broken behind row {self.breaks_at}")
+                raise SourceError(f"broken after row {self.breaks_at}")
             yield batch
 
 
@@ -209,10 +209,10 @@ def test_an_error_comes_where_the_data_end_and_is_never_taken_for_the_end(shuffl
     source = breaking()
     with TextStream(case.pipeline(source=source)) as iterator:
         assert_equal(some(iterator, 4), wanted[:4])
-        with pytest.raises(SourceError, match="broken behind row 5"):
+        with pytest.raises(SourceError, match="broken after row 5"):
             next(iterator)
         state = iterator.get_state()
-        with pytest.raises(SourceError, match="broken behind row 5"):  # the second time
+        with pytest.raises(SourceError, match="broken after row 5"):  # the second time
             next(iterator)
         assert iterator.get_state() == state
         assert_equal(list(iterator), wanted[4:])  # the source is well again: nothing was lost
@@ -294,7 +294,7 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("used", [0, 3])
-def test_a_pickled_iterator_goes_on_by_itself(used: int) -> None:
+def test_a_pickled_iterator_continues_by_itself(used: int) -> None:
     with open_stream(CONFIG, process_index=1, process_count=2) as iterator:
         some(iterator, used)
         copy = pickle.loads(pickle.dumps(iterator))
@@ -305,7 +305,7 @@ def test_a_pickled_iterator_goes_on_by_itself(used: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_iterator_goes_on_by_itself() -> None:
+def test_a_forked_iterator_continues_by_itself() -> None:
     with open_stream(CONFIG) as iterator:
         next(iterator)
         read, write = os.pipe()

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.testing.services import Fault, LoopbackHub
 
 pytest.importorskip("datasets")
 pytest.importorskip("grain")
 pytestmark = pytest.mark.slow
 
 NUM_FILES, NUM_GROUPS, GROUP_ROWS = 6, 4, 12
-NOISE = 8000  # bytes a row of a column nobody wants, behind the texts of each row group
+NOISE = 8000  # bytes per row of a column that is not read, after the texts of each row group
 GROUP_BYTES = GROUP_ROWS * NOISE
 WORKER = str(Path(__file__).with_name("hub_worker.py"))
 
@@ -69,7 +69,7 @@ class Trainer:
     def run(
         self, num_batches: int, state: Any = None, kill_after: int | None = None
     ) -> list[dict[str, Any]]:
-        """What it printed; with `kill_after`, SIGKILL once so many batches were seen."""
+        """What it printed; with `kill_after`, SIGKILL once that many batches were seen."""
         command = [sys.executable, "-W", "ignore", WORKER, "config.json", str(num_batches)]
         if state is not None:
             (self.home / "state.json").write_text(json.dumps(state))
@@ -106,7 +106,7 @@ def batches_of(printed: list[dict[str, Any]]) -> list[str]:
     ("dataset", "packing"),
     [("own/docs", "sequential"), ("own/docs", "bin"), ("own/lines", "sequential")],
 )
-def test_a_killed_stream_goes_on_with_the_very_next_batch(
+def test_a_killed_stream_resumes_with_the_very_next_batch(
     hub: LoopbackHub, tmp_path: Path, dataset: str, packing: str
 ) -> None:
     trainer = Trainer(

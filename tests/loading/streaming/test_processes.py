@@ -58,7 +58,7 @@ def remaining(pipeline: Pipeline, count: int, state: Any) -> Counter[tuple[int, 
     after=st.sampled_from([1, 2, 3, 6]),
     steps=st.integers(0, 6),
 )
-def test_joined_states_go_on_with_the_same_rows_on_any_count_that_divides_the_streams(
+def test_joined_states_resume_with_the_same_rows_on_any_count_that_divides_the_streams(
     case: Case, before: int, after: int, steps: int
 ) -> None:
     pipeline = case.pipeline(num_streams=6)
@@ -105,7 +105,7 @@ def test_the_totals_of_a_joined_state_are_sums_and_stay_so_on_another_count() ->
     assert join_states([joined]) == joined
 
 
-def test_a_count_that_does_not_divide_the_streams_is_refused_and_told_which_would_do() -> None:
+def test_a_count_that_does_not_divide_the_streams_is_refused_with_those_that_do() -> None:
     pipeline = CASE.pipeline()
     joined = join_states(states_after(pipeline, 6, 1))
     with pytest.raises(StateMismatchError, match=r"6 streams.* 4 processes.*can: 1, 2, 3, 6$"):
@@ -161,7 +161,7 @@ def config(**data: Any) -> dict[str, Any]:
     }
 
 
-def test_under_several_ranks_the_process_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_several_ranks_the_process_index_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match=r"WORLD_SIZE=2 .*process_index .*process_count"):
         build_train_iterator(config())
@@ -188,7 +188,7 @@ with build_train_iterator(given["config"]) as batches:
 
 
 @pytest.mark.parametrize("packing", ["sequential", "bin"])
-def test_a_fresh_process_goes_on_with_the_very_next_batch(tmp_path: Path, packing: str) -> None:
+def test_a_fresh_process_resumes_with_the_very_next_batch(tmp_path: Path, packing: str) -> None:
     import hashlib
 
     chosen = config(packing_mode=packing, packing_buffer_docs=9)

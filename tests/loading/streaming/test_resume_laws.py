@@ -1,4 +1,4 @@
-"""The laws of a stream: resuming is continuing, and every token is given once."""
+"""The guarantees of a stream: resuming is continuing, and every token is given once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.stream import BatchShape, TextStream
-from shardmill.trainers.grain import CheckpointedDataset, iterate
+from shardmill.trainers.grain import CheckpointedDataset, PrefetchedIterator
 from tests.loading.streaming.pipelines import (
     EOS,
     Case,
@@ -50,18 +50,18 @@ def test_after_set_state_come_the_batches_of_an_undisturbed_run_twice_in_a_row(
 
 @LAW
 @given(case=cases(), prefetch=st.integers(0, 3), data=st.data())
-def test_whatever_grain_prefetches_a_state_is_that_behind_the_batch_given(
+def test_whatever_grain_prefetches_a_state_is_that_after_the_batch_given(
     case: Case, prefetch: int, data: st.DataObject
 ) -> None:
     with case.open() as undisturbed:
         batches, states = with_states(undisturbed)
     stop = data.draw(st.integers(0, len(batches)))
     dataset = CheckpointedDataset(case.open)
-    iterator: Any = iterate(dataset, prefetch=prefetch)
+    iterator: Any = PrefetchedIterator(dataset, prefetch)
     for number in range(stop):
         assert_equal([next(iterator)], batches[number : number + 1])
         assert iterator.get_state() == states[number + 1]
-    resumed: Any = iterate(dataset, prefetch=prefetch)
+    resumed: Any = PrefetchedIterator(dataset, prefetch)
     resumed.set_state(through_json(iterator.get_state()))
     iterator.close()
     assert_equal(some(resumed, len(batches) - stop), batches[stop:])
@@ -140,10 +140,10 @@ def test_a_process_with_several_streams_resumes_exactly(case: Case, data: st.Dat
     grad_accum=st.integers(1, 3),
     data=st.data(),
 )
-def test_a_run_may_go_on_with_another_batch_size(
+def test_a_run_may_resume_with_another_batch_size(
     case: Case, batch_size: int, grad_accum: int, data: st.DataObject
 ) -> None:
-    """The rows stay the same; they are only dealt out otherwise."""
+    """The rows stay the same; they are only divided otherwise."""
     with case.open() as undisturbed:
         batches, states = with_states(undisturbed, 1000)
     stop = data.draw(st.integers(0, len(batches)))

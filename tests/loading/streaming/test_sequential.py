@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.errors import OptionError, StateMismatchError
+from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming import rows as rows_module
 from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
@@ -57,18 +57,20 @@ def test_rows_joined_are_the_documents_end_to_end(blocks, seq_len, chunk) -> Non
 
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS)
-def test_chunks_change_neither_rows_nor_marks(blocks, seq_len, chunk) -> None:
+def test_chunks_change_neither_rows_nor_positions(blocks, seq_len, chunk) -> None:
     assert rows_of(blocks, seq_len, chunk=chunk) == rows_of(blocks, seq_len, chunk=(1000,))
 
 
 @settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS, picks=st.randoms())
-def test_from_the_mark_behind_any_row_the_later_rows_follow(blocks, seq_len, chunk, picks) -> None:
+def test_from_the_position_after_any_row_the_later_rows_follow(
+    blocks, seq_len, chunk, picks
+) -> None:
     rows = rows_of(blocks, seq_len)
     for number in picks.sample(range(1, len(rows) + 1), min(6, len(rows))):
         later = rows_of(blocks, seq_len, start=rows[number - 1][2], chunk=chunk)
         assert later == rows[number:]
-        if later:  # and once more, from a mark of the resumed stream
+        if later:  # and once more, from a position of the resumed stream
             again = later[0][2]
             assert rows_of(blocks, seq_len, start=again) == rows[number + 1 :]
 
@@ -81,7 +83,7 @@ def test_documents_are_counted_once_where_they_begin(blocks, seq_len) -> None:
     position = 0
     for document in documents_of(blocks):
         row = position // (seq_len + 1)
-        if row < len(rows):  # behind the last id of a stream there may be no row to count in
+        if row < len(rows):  # after the last id of a stream there may be no row to count in
             wanted[row][0] += bool(document.ids)
             wanted[row][1] += document.cut > 0
             wanted[row][2] += document.cut
@@ -167,8 +169,3 @@ def test_a_state_of_other_documents_is_refused() -> None:
         rows_of(blocks, 3, start=RowPosition(block=place, document=1, part=1))
     with pytest.raises(StateMismatchError, match="nothing comes from there"):
         rows_of(blocks, 3, start=RowPosition(block=place_of(blocks, 1), document=1, part=1))
-
-
-def test_a_row_holds_at_least_one_input() -> None:
-    with pytest.raises(OptionError, match="seq_len=0: wanted at least 1"):
-        rows_of((), 0)

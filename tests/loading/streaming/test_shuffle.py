@@ -1,4 +1,4 @@
-"""Shuffled streams: permutations within limits, drawn anew for every epoch and seed; real files."""
+"""Shuffled streams: permutations within limits, another for every epoch and seed; real files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardmill.loading.streaming.documents import DocumentStream, StreamCursor, StreamOrder
 from shardmill.sources import BatchLimits, MemorySource, open_source
-from shardmill.testing.streaming import (
+from shardmill.testing.loading import (
     UnitsSource,
     assert_stream_resumes,
     epoch_texts,
@@ -159,7 +159,7 @@ def test_streams_of_real_files_resume_and_lose_nothing(tmp_path, kind, shuffle, 
     assert (list(chain(*found)) == wanted) is (not shuffle and num_streams == 1)
 
 
-def test_a_resumed_stream_of_parquet_goes_on_in_the_right_row_group(tmp_path):
+def test_a_resumed_stream_of_parquet_opens_the_right_row_group(tmp_path):
     write_corpus(tmp_path, "parquet")
     order = StreamOrder(shuffle=True, buffer_documents=25)
     blocks = list(DocumentStream(open_source(tmp_path), order).blocks())
@@ -182,7 +182,7 @@ def test_blocks_are_independent_of_what_the_source_put_into_a_batch():
     assert len(wanted) > 20
 
 
-def test_endless_streams_go_on():
+def test_endless_streams_do_not_end():
     order = StreamOrder(shuffle=True, repeat=True, buffer_documents=3)
     blocks = list(islice(DocumentStream(MemorySource(["a", "b", "c", "d"]), order).blocks(), 40))
     assert [len(block.texts) for block in blocks] == [3, 1] * 20

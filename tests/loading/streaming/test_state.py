@@ -111,11 +111,11 @@ def refused(state: Any) -> str:
 
 def inner(saved: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The state with other values in the text of its stream; "place.x": in its place."""
-    told = json.loads(saved["streams"]["0"])
+    values = json.loads(saved["streams"]["0"])
     for name, value in changes.items():
         part, _, key = name.rpartition("__")
-        (told[part] if part else told)[key] = value
-    return {**saved, "streams": {"0": json.dumps(told)}}
+        (values[part] if part else values)[key] = value
+    return {**saved, "streams": {"0": json.dumps(values)}}
 
 
 def test_a_state_holds_what_was_promised(saved: dict[str, Any]) -> None:
@@ -140,17 +140,17 @@ def test_a_value_that_is_not_a_state_is_refused_with_what_was_found(saved: dict[
 
 
 def test_a_changed_position_is_refused_by_name(saved: dict[str, Any]) -> None:
-    def told(where: str, **changes: Any) -> bool:
+    def names(where: str, **changes: Any) -> bool:
         message = refused(inner(saved, **changes))
         return "changed since it was saved: stream 0 is" in message and f"`$.{where}`" in message
 
-    assert told("part", part=-1)
-    assert told("part", part=True)
-    assert told("document", document=2.5)
-    assert told("place.epoch", place__epoch="1")
-    assert told("place.number", place__number=2**63)
-    assert told("place.cursor", place__cursor=[])
-    assert told("place.tally", place__tally=[1])
+    assert names("part", part=-1)
+    assert names("part", part=True)
+    assert names("document", document=2.5)
+    assert names("place.epoch", place__epoch="1")
+    assert names("place.number", place__number=2**63)
+    assert names("place.cursor", place__cursor=[])
+    assert names("place.tally", place__tally=[1])
     assert "unknown field `more`" in refused(inner(saved, more=1))
     assert "stream 0 is '{': Input data was truncated" in refused({**saved, "streams": {"0": "{"}})
     assert "Expected `str`, got `int`" in refused({**saved, "streams": {"0": 3}})
