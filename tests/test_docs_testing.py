@@ -17,7 +17,7 @@ from shardmill.chat import MaskProofError, Rendered, bind_template, known_templa
 from shardmill.packing import PACKERS
 from shardmill.records import Conversation, Drop
 from shardmill.testing.packing import assert_packer_laws, assert_rows_cover, example_lengths
-from shardmill.testing.templates import assert_renders_exactly, assert_template_laws, conversations
+from shardmill.testing.tokenizers import assert_renders_exactly, assert_template_laws, conversations
 from shardmill.tokenizers import DEFAULT_SPECIALS, open_tokenizer
 
 MODULES = [

@@ -3,7 +3,7 @@
 messages.py        check a conversation, or say why it is dropped
 policy.py          which turns are trained (`TRAIN_ON`), and what a template promises
 template_spec.py   a template as data, and the known ones
-token_template.py  a template bound to a tokenizer;  turns.py  how it lays out conversations
+token_template.py  a template bound to a tokenizer: conversations to ids and mask
 jinja/             templates written in Jinja
 proof/             proof of a template's loss mask: a certificate, or a smallest counterexample
 fit.py             examples to rows of one length

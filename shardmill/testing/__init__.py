@@ -1,8 +1,8 @@
 """The guarantees as tests, for your own sources, tokenizers, templates, packers and loaders.
 
 sources.py      exact resume, and an account of every row, of documents and of conversations
-tokenizers.py   batches equal single texts, and text is never structure
-templates.py    a chat template trains the assistant's words and their end, and nothing else
+tokenizers.py   batches equal single texts, and text is never structure; a chat template trains the
+                assistant's words and their end, and nothing else
 packing.py      rows cover the examples; pack plans add up; packed shards train what they should
 stores.py       stores of documents and of conversations, and small ones to try things on
 sampling.py     orders are bijections, ranks a cover, mixtures keep their shares
@@ -21,6 +21,5 @@ __all__ = [
     "services",
     "sources",
     "stores",
-    "templates",
     "tokenizers",
 ]

@@ -1,6 +1,6 @@
 """A user's program, for mypy --strict alone: every name that training from stores needs.
 
-Nobody runs it. `test_public_types.py` checks its types as they are in a user's own project.
+It is never run: `test_public_types.py` checks its types as they are in a user's own project.
 """
 
 from __future__ import annotations
