@@ -130,12 +130,13 @@ def test_a_peer_that_fails_is_reported_and_the_others_run(tmp_path):
     place = tmp_path / "place"
     place.mkdir()
     options = [*TINY, "--only", "random", "--peers", "datatrove", "--json"]
+    path = os.pathsep.join([str(broken.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", str(SCRIPT), *options],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(broken.parent)},
+        env={**os.environ, "TMPDIR": str(place), "PYTHONPATH": path},
     )
     assert finished.stderr == ""
     result = json.loads(finished.stdout)
