@@ -80,7 +80,8 @@ def _hub_source(recorded: _Recorded) -> Source:
         files = f": {_some_files(listed)}" if listed else ""
         raise OptionError(
             f"the store was built from {recorded.get('name')!r} ({recorded.get('kind')}{files}), "
-            "and does not record where that is; name it with --input (inputs=), as for the build"
+            "and does not record where that is; name it with --input (`inputs` in Python), as for "
+            "the build"
         )
     options = {key: recorded[key] for key in _HUB_OPTIONS}
     shuffle = recorded.get("shuffle")
