@@ -56,9 +56,9 @@ browser:
 	@test -x /usr/bin/chromium -a -x /usr/bin/chromedriver || .ci/install-browser
 
 screenshots: $(STAMP) browser
-	$(PY) -m tests.inspector.browser.screenshots
+	$(PY) -m tests.inspect.browser.screenshots
 
-# A venv of its own: these bring hundreds of packages. A peer that cannot be installed is left out.
+# A separate venv: these bring hundreds of packages. A peer that cannot be installed is left out.
 PEERS := .venv-peers/bin/python
 .venv-peers/.installed: pyproject.toml constraints.txt benchmarks/peers.txt
 	$(PYTHON) -m venv .venv-peers

@@ -30,17 +30,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from texts import some_documents, text_bytes
 
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.build import engine as engine_module
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import run as engine_module
 from shardmill.sources import open_source
-from shardmill.tokenizer import (
+from shardmill.tokenizers import (
     ChosenEncoder,
     TrainSpec,
     choose_encoder,
     open_tokenizer,
     train_tokenizer,
 )
-from shardmill.tokenizer.fast import fast_candidates
+from shardmill.tokenizers.engines import fast_candidates
 
 CASES = [  # (label, model file, engine, part of the corpus, wanted share of the bare speed)
     ("SentencePiece unigram, reference", "unigram/spm.model", "reference", 0.5, 0.90),

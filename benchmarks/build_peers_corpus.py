@@ -20,7 +20,7 @@ import numpy as np
 from texts import some_documents, text_bytes
 
 from shardmill.records import Ragged
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 FILES = 2
 _END = "eot"

@@ -15,14 +15,14 @@ from typing import cast
 
 from build_peers_corpus import Corpus
 
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store
-from shardmill.build import engine as engine_module
-from shardmill.build.units import UNIT_BYTES
-from shardmill.mapped import open_tokens
+from shardmill.building import BuildReport, BuildSpec, Feed, build_store
+from shardmill.building import run as engine_module
+from shardmill.building.plan import UNIT_BYTES
 from shardmill.records import Ragged
-from shardmill.shards import open_store
 from shardmill.sources import open_source
-from shardmill.tokenizer import ChosenEncoder, EngineChoice, choose_encoder, open_tokenizer
+from shardmill.store import open_store
+from shardmill.store.readers import open_tokens
+from shardmill.tokenizers import ChosenEncoder, EngineChoice, choose_encoder, open_tokenizer
 
 OURS = {"fast": "large", "reference": "small"}  # engine -> how much it gets
 _SPLIT = "train"

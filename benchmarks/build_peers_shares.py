@@ -25,14 +25,13 @@ from typing import Any
 import build_peers_ours as ours
 from build_peers_corpus import Corpus
 
-from shardmill.build import hands as hands_module
-from shardmill.build import tokenise as tokenise_module
-from shardmill.build.grains import GrainBatch
-from shardmill.build.task import TextTask
-from shardmill.build.tools import WorkerTools
+from shardmill.building import scheduler as scheduler_module
+from shardmill.building import worker as worker_module
+from shardmill.building.plan import ChunkBatch
+from shardmill.building.worker import UnitTask, WorkerTools
 from shardmill.protocols import Texts
 from shardmill.records import Ragged
-from shardmill.tokenizer import ChosenEncoder
+from shardmill.tokenizers import ChosenEncoder
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _STARTED = time.process_time()
@@ -59,10 +58,10 @@ class Clocks:
 
     def install(self) -> None:
         """Put the clocks into this process."""
-        encode, watch, run = ChosenEncoder.encode_unwatched, ChosenEncoder.watch, TextTask.run
-        read = tokenise_module.read_grains
+        encode, watch, run = ChosenEncoder.encode_unwatched, ChosenEncoder.watch, UnitTask.run
+        read = worker_module.read_chunks
 
-        def timed_read(*arguments: Any) -> Generator[GrainBatch, None, None]:
+        def timed_read(*arguments: Any) -> Generator[ChunkBatch, None, None]:
             with closing(read(*arguments)) as batches:
                 while True:
                     begin = time.thread_time()
@@ -85,15 +84,15 @@ class Clocks:
             watch(encoder, texts, ids)
             self.encoding += time.thread_time() - begin
 
-        def timed_run(task: TextTask, tools: Any, emit: Callable[[Any], None]) -> None:
+        def timed_run(task: UnitTask, tools: Any, emit: Callable[[Any], None]) -> None:
             run(task, tools, emit)
             path = Path(os.environ[_FOLDER], f"{os.getpid()}.json")
             path.write_text(json.dumps(self.told()), encoding="utf-8")
 
-        tokenise_module.read_grains = timed_read
+        worker_module.read_chunks = timed_read
         ChosenEncoder.encode_unwatched = timed_encode  # type: ignore[method-assign]
         ChosenEncoder.watch = timed_watch  # type: ignore[method-assign]
-        TextTask.run = timed_run  # type: ignore[method-assign]
+        UnitTask.run = timed_run  # type: ignore[method-assign]
 
 
 CLOCKS = Clocks()
@@ -115,7 +114,7 @@ class TimedTools(WorkerTools):
 
 def measure_shares(corpus: Corpus, engine: str) -> dict[str, float]:
     """Shares of the cores' time, which sum to 1."""
-    hands_module.WorkerTools = TimedTools  # type: ignore[misc]
+    scheduler_module.WorkerTools = TimedTools  # type: ignore[misc]
     with tempfile.TemporaryDirectory(dir=corpus.folder) as place:
         os.environ[_FOLDER] = place
         began = time.process_time()

@@ -37,8 +37,8 @@ from common import Contender, alternate
 from shardmill.chat import TokenTemplate, TrainPolicy, bind_template, known_template
 from shardmill.protocols import Encoder, Texts, Tokenizer
 from shardmill.records import Conversation, Ragged
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizer.fast import fast_candidates
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers.engines import fast_candidates
 
 BATCH = 1024
 MARKERS = {"im_start": "<|im_start|>", "im_end": "<|im_end|>"}

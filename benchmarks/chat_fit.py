@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from common import Contender, alternate, microseconds, speed_of
 
-from shardmill.chat.fit import Fit, collate_rows, fit_rows
-from shardmill.chat.mask import assistant_mask
-from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged
+from shardmill.chat.fit import Fit, fit_rows
+from shardmill.chat.policy import assistant_mask
+from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged, next_token_pairs
 
 BATCH, SEQ_LEN = 64, 1024
 SYS, USR, ASST, EOT = 1, 2, 3, 4
@@ -77,7 +77,7 @@ def by_arrays(batch: Batch) -> Parts:
 
 def from_store(batch: Batch) -> Parts:
     rows = fit_rows(batch.examples, SEQ_LEN, fit=Fit.DROP_OLDEST_TURNS, pad_id=EOT)
-    return collate_rows(rows)
+    return *next_token_pairs(rows.ids, rows.mask), rows.mask[:, 1:]
 
 
 def by_loop(batch: Batch) -> Parts:

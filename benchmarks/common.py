@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from shardmill.cli.bench_rounds import Contender, alternate, microseconds, speed_of
+import statistics
+from collections.abc import Mapping, Sequence
+
+from shardmill.cli.commands.bench import Contender, alternate, speed_of
+
+
+def microseconds(times: Mapping[str, Sequence[float]], name: str) -> float:
+    return statistics.median(times[name]) * 1e6
+
 
 __all__ = ["Contender", "alternate", "microseconds", "speed_of"]

@@ -32,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 from common import Contender, alternate, microseconds, speed_of
 
-from shardmill.mapped import TokenSpace, Windows
 from shardmill.records import TokenFile
+from shardmill.store.readers import TokenSpace, Windows
 
 BATCH, SEQ_LEN = 32, 1024
 LENGTH = SEQ_LEN + 1

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.interop.packed.legacy import LegacyPickleWriter
+from shardmill.formats.packed.legacy import LegacyPickleWriter
 
 PACK_SIZE = 4096
 BIN_BYTES = 5 * PACK_SIZE  # about: three bytes for an id, two for its mask
@@ -48,7 +48,7 @@ before, begin = most(), time.perf_counter()
 print(json.dumps({{"bytes": most() - before, "seconds": time.perf_counter() - begin}}))
 """
 CONVERT = MEASURED.format(
-    imports="from shardmill.interop.packed import convert_legacy_to_memmap",
+    imports="from shardmill.formats.packed import convert_legacy_to_memmap",
     work="assert convert_legacy_to_memmap(sys.argv[1], sys.argv[2])['parity']['equal']",
 )
 LOAD = MEASURED.format(

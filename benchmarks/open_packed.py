@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.interop.packed.memmap import MemmapShardWriter
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 
 WANTED_MS = 50
 OPEN = """
 import json, sys, time
-from shardmill.interop.packed import open_memmap_shard
+from shardmill.formats.packed import open_memmap_shard
 begin = time.perf_counter()
 shard = open_memmap_shard(sys.argv[1])
 opened = time.perf_counter()

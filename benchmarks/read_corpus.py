@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.records import Ragged
-from shardmill.shards import (
+from shardmill.store import (
     DocumentLedger,
     Ledger,
     Store,

@@ -17,9 +17,9 @@ from common import Contender
 from read_corpus import BATCH, SEQ_LEN, SPLIT, Corpus
 from torch.utils.data import DataLoader
 
+from shardmill.compat.kempnerforge import MemoryMappedDataset, collate
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.mapped import open_tokens
-from shardmill.pytorch import MemoryMappedDataset, collate
+from shardmill.store.readers import open_tokens
 
 LIMIT = "copy and cast in order (the limit)"
 GATHER = "TokenSpace.gather, inputs and labels"

@@ -27,9 +27,14 @@ import numpy.typing as npt
 from read_corpus import SPLIT, plain_facts
 
 from shardmill.loading import Batch, Loader, SampleStream, TokenSource
-from shardmill.shards import FileEntry, ShardEntry, SplitEntry, write_manifest
-from shardmill.shards.layout import index_header, index_name, shard_name
-from shardmill.shards.manifest import make_manifest
+from shardmill.store.layout import index_header
+from shardmill.store.manifest import (
+    ListedFile,
+    ShardEntry,
+    SplitEntry,
+    make_manifest,
+    write_manifest,
+)
 
 SHARD_BYTES = 10 * 2**20
 SHARD_TOKENS = SHARD_BYTES // 2
@@ -45,7 +50,7 @@ def write_sparse_store(folder: Path, num_shards: int) -> None:
     digest = hashlib.sha256(bytes(SHARD_BYTES)).hexdigest()
     shards = []
     for number in range(num_shards):
-        name = shard_name(SPLIT, number)
+        name = f"{SPLIT}/shard_{number:05d}.bin"
         with (folder / name).open("wb") as file:
             file.truncate(SHARD_BYTES)
         shards.append(
@@ -60,9 +65,9 @@ def write_sparse_store(folder: Path, num_shards: int) -> None:
         )
     starts = np.arange(10 * num_shards, dtype="<i8") * DOCUMENT_TOKENS
     data = index_header(len(starts)) + starts.tobytes()
-    (folder / index_name(SPLIT)).write_bytes(data)
-    index = FileEntry(
-        file=index_name(SPLIT), entries=len(starts), sha256=hashlib.sha256(data).hexdigest()
+    (folder / f"{SPLIT}_idx.npy").write_bytes(data)
+    index = ListedFile(
+        file=f"{SPLIT}_idx.npy", entries=len(starts), sha256=hashlib.sha256(data).hexdigest()
     )
     tokens = num_shards * SHARD_TOKENS
     split = SplitEntry(tokens=tokens, documents=len(starts), index=index, shards=shards, chat=None)
@@ -81,7 +86,7 @@ def mark_windows(folder: Path, windows: list[int]) -> None:
     """Input `j` of window `w` becomes `(w + j) % 65,521 + 1`; its last label stays as it is."""
     for window in windows:
         shard, start = divmod(window * SEQ_LEN, SHARD_TOKENS)
-        with (folder / shard_name(SPLIT, shard)).open("r+b") as file:
+        with (folder / f"{SPLIT}/shard_{shard:05d}.bin").open("r+b") as file:
             file.seek(2 * start)
             file.write(((window + np.arange(SEQ_LEN)) % 65_521 + 1).astype("<u2").tobytes())
 

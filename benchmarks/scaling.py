@@ -29,10 +29,10 @@ from pathlib import Path
 
 from texts import some_documents
 
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.build import engine as engine_module
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import run as engine_module
 from shardmill.sources import open_source
-from shardmill.tokenizer import (
+from shardmill.tokenizers import (
     ChosenEncoder,
     TrainSpec,
     choose_encoder,

@@ -33,9 +33,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from texts import some_documents, text_bytes
 
-from shardmill.testing.hub import LoopbackHub
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizer.fast import fast_candidates
+from shardmill.testing.services import LoopbackHub
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers.engines import fast_candidates
 
 DATASET = "own/texts"
 NUM_FILES, GROUP_ROWS = 8, 500
@@ -68,8 +68,8 @@ def stream_config(where: str, corpus: Path, model: Path, engine: str) -> dict[st
 
 def run_ours(where: str, corpus: Path, model: Path, engine: str) -> dict[str, float]:
     """Every batch of an epoch, its state taken behind each."""
-    from shardmill.streaming import build_train_iterator
-    from shardmill.streaming import stream_tokenizer as module
+    from shardmill.compat.chomp import build_train_iterator
+    from shardmill.loading.streaming import tokenizer as module
 
     proof = 0.0
     choose = module.choose_encoder

@@ -29,8 +29,9 @@ from typing import Any
 import msgspec
 from read_scale import write_sparse_store
 
-from shardmill.shards import read_manifest, write_manifest
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import read_manifest
+from shardmill.store.manifest import write_manifest
+from shardmill.tokenizers import ByteTokenizer
 
 LIMITS = {"first_page_s": 2.0, "private_mib": 300.0}
 FIRST = (

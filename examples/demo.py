@@ -1,7 +1,7 @@
 """The whole offline job on text that is on every machine: `make demo`.
 
 1. text:       Python's own sources, documentation and docstrings, plus the notes and chats beside
-               this file, laid out as the recipe's datasets
+               this file, in the form of the recipe's datasets
 2. tokenizer:  SentencePiece, trained on that text (kept for the next run)
 3. build:      `python -m niels_gpt.cache.cli build-all`, the real command, on local paths
 4. verify:     every byte of every store against its checksums
@@ -31,8 +31,9 @@ from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import load_tokenizer
-from shardmill import IGNORE_INDEX, open_store, train_tokenizer, verify_store
-from shardmill.tokenizer import TrainSpec
+from shardmill.records import IGNORE_INDEX
+from shardmill.store import open_store, verify
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "demo"
@@ -100,7 +101,7 @@ def summary() -> Table:
     table = Table("store", "split", "documents", "tokens", "shards", "sha256", title="Built")
     for name in STORES:
         folder = CACHE / name
-        report = verify_store(folder)
+        report = verify(folder)
         if report.problems:
             sys.exit(f"{folder}: {report.problems}")
         for split, entry in open_store(folder).manifest.splits.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, gelu, linear, scaled_dot_product_attention
 
-from shardmill.pytorch import document_mask
+from shardmill.trainers.torch import document_mask
 
 
 class Block(nn.Module):

@@ -36,7 +36,6 @@ from rich.console import Console
 from tiny_gpt import TinyGPT, mean_loss, next_token_loss
 
 import shardmill
-from shardmill.atomic import atomic_write
 from shardmill.errors import ShardmillError
 from shardmill.loading import Loader, RowSource, SampleStream, TokenSource
 from shardmill.loading.config import (
@@ -46,7 +45,8 @@ from shardmill.loading.config import (
     open_stream,
     read_config,
 )
-from shardmill.pytorch import TokenLoader
+from shardmill.storage.atomic import atomic_write
+from shardmill.trainers.torch import TokenLoader
 
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_STORES = {
@@ -159,7 +159,7 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 
 class Run:
-    """A model in training, and everything that must be saved to go on with it."""
+    """A model in training, and everything that must be saved to resume it."""
 
     def __init__(self, settings: Settings, config: DataConfig, file: Path) -> None:
         torch.manual_seed(settings.seed)
@@ -202,7 +202,7 @@ class Run:
         self.history = checkpoint["history"]
 
     def train(self) -> None:
-        """From where the run stands to its end."""
+        """From the current step to the end of the run."""
         for step, batch in enumerate(TokenLoader(self.loader), start=len(self.history)):
             rate = learning_rate(step, self.settings) * self.config.lr_scale(step)
             self.optimizer.param_groups[0]["lr"] = rate
@@ -222,7 +222,7 @@ class Run:
 
 
 def validation_loss(run: Run, store: Path) -> float:
-    """Over the first windows of the split that nobody trains on."""
+    """Over the first windows of the split that is not trained on."""
     source = TokenSource(store, seq_len=run.settings.seq_len, split="val")
     size = min(run.settings.batch_size, len(source))
     stream = SampleStream([source], shuffle="none")
@@ -259,7 +259,7 @@ def parse_options() -> tuple[argparse.Namespace, DataConfig | None]:
     parser.add_argument("--config", type=Path, help="a TOML file with a [data] table")
     parser.add_argument("--quick", action="store_true", help="a tiny model for a few steps")
     parser.add_argument("--steps", type=int, help="how many steps the run has")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     options, rest = parser.parse_known_args()
     flags = [word for word in rest if word.startswith("--data.")]
     unknown = [word for word in rest if word not in flags]
@@ -289,7 +289,7 @@ def main() -> None:
     run = Run(settings, config, checkpoint)
     if options.resume:
         run.load()
-        console.print(f"going on from step {len(run.history)}")
+        console.print(f"resuming from step {len(run.history)}")
     paths = [one.path for one in config.sources]
     data = ", ".join(map("{} ({})".format, run.loader.stream.names, paths))
     console.print(f"{run.model.num_parameters:,} parameters; data: {data}")

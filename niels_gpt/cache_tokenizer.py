@@ -1,8 +1,8 @@
 """A caller's tokenizer as the cache needs it.
 
-In: any object with `encode(text)`.  Out: a shardmill Tokenizer with the recipe's special ids.
-Promise: ids are the object's own; a vocabulary that does not fit uint16 is refused at once;
-`model_sha256` is that of the model's file when the object names one.
+Any object with `encode(text)` becomes a shardmill `Tokenizer` with the recipe's special ids. The
+ids are the object's own, a vocabulary that does not fit uint16 is refused at once, and
+`model_sha256` is the hash of the model's file if the object names one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from niels_gpt.special_tokens import SPECIAL_TOKENS
 from shardmill.errors import TokenizerError, TokenRangeError
 from shardmill.protocols import Texts
 from shardmill.records import IntArray, Ragged
-from shardmill.tokenizer import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
-from shardmill.tokenizer.identity import EngineSource
+from shardmill.tokenizers import adapt_tokenizer, model_sha256_of, probe, vocab_size_of
+from shardmill.tokenizers.base import EngineSource
 
 _UINT16_IDS = 2**16
 

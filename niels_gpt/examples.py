@@ -1,19 +1,20 @@
-"""Conversations into a store of examples.
+"""Conversations into a store of examples, with the splits train and val.
 
-In: lists of messages.  Out: a finished store with the splits train and val.
-Promise: the split is `torch.randperm(n)` over the n examples read, its first
-`max(1, int(n * val_frac))` are val (none when n < 2), and both splits keep the input's order. A
-split by tree draws groups of chats instead and keeps each on one side. What cannot be rendered is
-dropped with an id and a reason. Memory does not grow with the tokens.
-Not here: what a message looks like in ids (shardmill.chat), bytes (shardmill.build).
+The split is `torch.randperm(n)` over the n examples read: its first `max(1, int(n * val_frac))` are
+val (none when n < 2), and both splits keep the input's order. A split by tree draws groups of chats
+instead and keeps each on one side. What cannot be rendered is dropped with an id and a reason.
+Memory does not grow with the tokens: examples wait in segments on disk until the last one is read,
+because only then can their splits be drawn.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,24 @@ from niels_gpt.data.files import num_val
 from niels_gpt.messages import Chat, Message, SplitUnit
 from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
-from shardmill.ahead import read_ahead
-from shardmill.build import BuildReport, BuildSpec, ExampleBatch, Progress, build_examples
+from shardmill.building import BuildReport, BuildSpec, Progress
+from shardmill.building.assembly import LedgerCounter
+from shardmill.building.journal import (
+    EncodedBatch,
+    Receipt,
+    SegmentWriter,
+    UnitKey,
+    load_segment,
+    open_workplace,
+    target_of,
+)
+from shardmill.building.run import store_facts
+from shardmill.building.worker import TokenRules
 from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
 from shardmill.errors import OptionError, SourceError
-from shardmill.records import JSON, Conversation, IntArray
+from shardmill.records import JSON, Conversation, IntArray, OffsetArray, Ragged
+from shardmill.store import Manifest, StoreWriter, check_target, publish_folder
+from shardmill.threads import read_ahead
 
 log = logging.getLogger(__name__)
 
@@ -108,31 +122,96 @@ def write_examples(
     overwrite: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
-    """Render, split and write: each in a thread of its own, as is reading.
+    """Read, render, split and write, each in a separate thread.
 
     `spec` says what the manifest records beside that.
     """
-    num_val(0, rule.val_frac)  # a senseless share or seed is refused before any work
+    num_val(0, rule.val_frac)  # an invalid share or seed is refused before any work
     seeded(rule.seed)
-    groups = _Groups()
+    started, target, groups = time.monotonic(), target_of(folder), _Groups()
+    rules = TokenRules.of(spec, tokenizer)
+    fit = partial(rules.fit, source=spec.dataset_name or target.name)
+    check_target(target, overwrite=overwrite)
     with (
+        open_workplace(target, {}, stamps=[], resume=False) as work,
         closing(read_ahead(_chunks(examples))) as chunks,
-        closing(read_ahead(_batches(chunks, tokenizer, groups))) as batches,
+        closing(read_ahead(_batches(chunks, tokenizer, groups, fit))) as batches,
     ):
-        return build_examples(
-            _told(batches, spec.dataset_name or "examples", on_progress),
-            folder,
-            tokenizer=tokenizer,
-            spec=spec,
-            assign=lambda _: groups.assign(rule),
+        shown = _told(batches, spec.dataset_name or "examples", on_progress)
+        spooled = _spool(shown, work.segments)
+        staged = work.staging()
+        splits = groups.assign(rule)
+        with StoreWriter(staged, splits=[*splits], dtype=rules.dtype, shard_bytes=None) as out:
+            manifest = _write_splits(spooled, splits, out, work.segments, spec, tokenizer)
+        publish_folder(staged, target, overwrite=overwrite)
+    seconds = time.monotonic() - started
+    return BuildReport(folder=target, manifest=manifest, seconds=seconds, resumed=False)
+
+
+def _spool(
+    batches: Iterable[tuple[EncodedBatch, OffsetArray]], folder: Path
+) -> list[tuple[Receipt, OffsetArray]]:
+    """Segments on disk, each with the numbers of its examples among all that were read."""
+    done: list[tuple[Receipt, OffsetArray]] = []
+    key = UnitKey(feed=0, start=0, stop=1, plan="", inputs="")
+    segment, numbers = SegmentWriter(folder, key, after=None), [np.empty(0, np.int64)]
+    try:
+        for batch, kept in batches:
+            segment.add(batch)
+            numbers.append(kept)
+            if segment.is_due:
+                done.append((segment.seal({}, last=False), np.concatenate(numbers)))
+                segment = SegmentWriter(folder, key, after=done[-1][0])
+                numbers = [np.empty(0, np.int64)]
+        done.append((segment.seal({}, last=True), np.concatenate(numbers)))
+    finally:
+        segment.abandon()
+    return done
+
+
+def _write_splits(
+    spooled: Iterable[tuple[Receipt, OffsetArray]],
+    splits: Mapping[str, IntArray],
+    out: StoreWriter,
+    folder: Path,
+    spec: BuildSpec,
+    tokenizer: CacheTokenizer,
+) -> Manifest:
+    """Each example to its split, one token file for each."""
+    owner = np.empty(sum(map(len, splits.values())), np.int16)
+    for index, members in enumerate(splits.values()):
+        owner[members] = index
+    counter = LedgerCounter()
+    for receipt, numbers in spooled:
+        first = 0
+        for batch in load_segment(folder, receipt, out.dtype):
+            examples, stop = batch.documents, first + batch.num_documents
+            for index, split in enumerate(splits):
+                out.append(split, examples.keep(owner[numbers[first:stop]] == index))
+            out.record_drops(batch.drops)
+            kept = {"documents": batch.num_documents, "tokens": batch.num_tokens}
+            counter.add(batch, batch.drops, kept)
+            first = stop
+    return out.finish(
+        store_facts(
+            spec,
+            tokenizer,
+            sources=[],
+            ledger=counter.ledger(),
             produced_by=_produced_by(tokenizer),
-            overwrite=overwrite,
+            options={},
+            unit="example",
         )
+    )
 
 
 def _batches(
-    chunks: Iterable[list[list[Message]]], tokenizer: CacheTokenizer, groups: _Groups
-) -> Iterator[ExampleBatch]:
+    chunks: Iterable[list[list[Message]]],
+    tokenizer: CacheTokenizer,
+    groups: _Groups,
+    fit: Callable[..., Ragged],
+) -> Iterator[tuple[EncodedBatch, OffsetArray]]:
+    """The kept examples of each chunk, and their numbers among all that were read."""
     tokenizer.chat_ids()  # says which are missing
     template = bind_template(KNOWN_TEMPLATES["four-marker"], tokenizer)
     num_read = num_kept = 0
@@ -140,14 +219,11 @@ def _batches(
         chats = [_conversation(one, number) for number, one in enumerate(chunk, start=num_read)]
         groups.add(chunk)
         rendered = template.render(chats, TrainPolicy())
+        ids = fit(rendered.examples.ids, first=num_read)
+        batch = EncodedBatch(documents=ids, drops=rendered.drops, num_read=len(chunk))
+        yield batch, rendered.kept + num_read
         num_read += len(chunk)
         num_kept += len(rendered.kept)
-        yield ExampleBatch(
-            ids=rendered.examples.ids,
-            kept=rendered.kept,
-            num_read=len(chunk),
-            drops=rendered.drops,
-        )
     if not num_kept:
         raise SourceError(
             f"none of {num_read:,} conversations can be used; each needs at least one assistant "
@@ -198,13 +274,15 @@ def _num_characters(example: object) -> int:
 
 
 def _told(
-    batches: Iterator[ExampleBatch], source: str, tell: Callable[[Progress], None] | None
-) -> Iterator[ExampleBatch]:
+    batches: Iterator[tuple[EncodedBatch, OffsetArray]],
+    source: str,
+    tell: Callable[[Progress], None] | None,
+) -> Iterator[tuple[EncodedBatch, OffsetArray]]:
     documents = tokens = 0
-    for batch in batches:
-        yield batch
-        documents += len(batch.ids)
-        tokens += len(batch.ids.values)
+    for batch, numbers in batches:
+        yield batch, numbers
+        documents += batch.num_documents
+        tokens += batch.num_tokens
         if tell is not None:
             tell(Progress(source=source, documents=documents, tokens=tokens, share=None))
 

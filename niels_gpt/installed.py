@@ -13,9 +13,9 @@ from niels_gpt.cache.formats import META_FILE, TOKENIZER_FILE, TRAINED_TOKENIZER
 from niels_gpt.cache.meta import sha256_file, write_meta
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
-from shardmill.atomic import atomic_write
 from shardmill.errors import OptionError, StoreExistsError, TokenizerError
-from shardmill.shards import read_manifest
+from shardmill.storage.atomic import atomic_write
+from shardmill.store import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +79,13 @@ def _refuse_two_tokenizers(cache_dir: Path, sha256: str, rebuilt: Collection[Pat
         if manifest.built and manifest.tokenizer_sha256 != sha256:
             raise StoreExistsError(
                 f"{path.parent} was built with another tokenizer and would stay beside the new "
-                "stores: build every source anew with --overwrite (no --only or --skip), or use "
+                "stores: build every source again with --overwrite (no --only or --skip), or use "
                 "another --cache-dir"
             )
 
 
 def _trained_meta(model: Path) -> dict[str, Any]:
-    """What the meta.json beside a model tells of its training; {} when it has none of its own."""
+    """What the meta.json next to a model says about its training; {} if there is none."""
     path = model.parent / META_FILE
     if not path.is_file():
         return {}

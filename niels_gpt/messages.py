@@ -20,7 +20,7 @@ class Chat(list[Message]):
     """A conversation: a list of messages with a name, and the group (tree) it belongs to.
 
     Anything that takes `list[Message]` takes a `Chat`. A split by tree keeps a group on one side;
-    a plain list is a group of its own.
+    a plain list is a separate group.
     """
 
     __slots__ = ("group", "id")

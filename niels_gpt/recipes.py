@@ -1,9 +1,8 @@
-"""What the cache is made of: one small record for each source.
+"""The sources of the cache, one small record each.
 
-In: settings and a tokenizer.  Out: finished stores under pretrain/ and sft/, with one outcome each.
-Promise: a source that fails does not touch the others; a finished one is kept when resuming, if it
-was built from the same input with the same options.
-Not here: flags, bars and tables (niels_gpt.cache.cli).
+Building one writes a finished store under pretrain/ or sft/ and returns its outcome. A source that
+fails does not touch the others. When resuming, a finished store is kept if it was built from the
+same input with the same options.
 """
 
 from __future__ import annotations
@@ -23,17 +22,11 @@ from niels_gpt.data.fineweb_edu import local_pages
 from niels_gpt.data.wikitext import hub_articles, local_articles
 from niels_gpt.sft_recipes import build_dolly, build_oasst1
 from niels_gpt.work import Run, Stub
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
+from shardmill.building import BuildReport, BuildSpec, Feed, build_store, has_unfinished_build
 from shardmill.errors import ShardmillError, SourceError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Source
-from shardmill.shards import (
-    StoreFacts,
-    empty_ledger,
-    is_finished,
-    read_manifest,
-    write_placeholder,
-)
 from shardmill.sources import HubSource
+from shardmill.store import StoreFacts, empty_ledger, is_finished, read_manifest, write_placeholder
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +79,7 @@ def build_sources(run: Run, recipes: Iterable[Recipe]) -> list[Outcome]:
 def _refuse_unfinished(run: Run, folder: Path) -> None:
     if has_unfinished_build(folder) and not (run.resume or run.overwrite):
         raise UnfinishedBuildError(
-            f"{folder}: an earlier build stopped half-way: go on with --resume, or start again "
+            f"{folder}: an earlier build stopped half-way: continue with --resume, or start again "
             "with --overwrite"
         )
 

@@ -1,4 +1,4 @@
-"""The one place where a torch generator is made, so that a senseless seed is refused in words."""
+"""The one place where a torch generator is made, so that an invalid seed gets a clear message."""
 
 from __future__ import annotations
 

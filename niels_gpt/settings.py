@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.cache import formats
 from niels_gpt.data import dolly, fineweb_edu, oasst1, rows, wikitext
 from niels_gpt.messages import SplitUnit
-from shardmill.cli.sizes import parse_bytes
-from shardmill.tokenizer import EngineCheck, EngineChoice
+from shardmill.cli.options import parse_bytes
+from shardmill.tokenizers import EngineCheck, EngineChoice
 
 
 def _flag(
@@ -39,10 +40,12 @@ class Settings:
     seed: int = field(default=formats.SEED, metadata=_flag("seed of every shuffle and split", int))
     shard_bytes: int = field(
         default=formats.SHARD_BYTES,
-        metadata=_flag("size of a pretraining shard, e.g. 128MiB", parse_bytes),
+        metadata=_flag(
+            "size of a pretraining shard, e.g. 128MiB", partial(parse_bytes, option="shard_bytes")
+        ),
     )
     append_eot: bool = field(
-        default=True, metadata=_flag("put EOT behind each pretraining document")
+        default=True, metadata=_flag("put EOT after each pretraining document")
     )
 
     fineweb_path: Path | None = field(

@@ -1,7 +1,7 @@
 """The chat sources of the cache: dolly and oasst1.
 
-Promise: the plan of a build (input, options, tokenizer) is stored with it; resuming keeps a
-finished store whose plan is equal and refuses another, saying what differs.
+The plan of a build (input, options, tokenizer) is stored with it. Resuming keeps a finished store
+with an equal plan and refuses one with another plan, saying what differs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from niels_gpt.data.rows import open_rows
 from niels_gpt.examples import SplitRule, write_examples
 from niels_gpt.messages import Message, SplitUnit
 from niels_gpt.work import Run
-from shardmill.build import BuildReport, BuildSpec
-from shardmill.build.spec import describe_difference
+from shardmill.building import BuildReport, BuildSpec
 from shardmill.errors import StoreExistsError
 from shardmill.records import JSON
-from shardmill.shards import is_finished, read_manifest
 from shardmill.sources import HubSource
-from shardmill.sources.files import fingerprint_files, list_files
+from shardmill.storage.files import describe_difference, fingerprint_files, list_files
+from shardmill.store import is_finished, read_manifest
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
@@ -137,7 +136,7 @@ def _finished(
     if changes:
         shown = "\n  ".join(changes[:8])
         raise StoreExistsError(
-            f"{folder}: a finished store of other input or options stands here (before -> now):\n"
+            f"{folder}: there is a finished store of other input or options (before -> now):\n"
             f"  {shown}\nbuild into another --cache-dir, or replace it with --overwrite"
         )
     return BuildReport(folder=folder, manifest=manifest, seconds=0.0, resumed=True)

@@ -1,11 +1,8 @@
 """The recipe's tokenizer: a SentencePiece model with its four special tokens.
 
-In: a .model file.  Out: ids.
-Promise: the special strings in text are text, never special ids, whether the model holds them as
-control or as user-defined symbols. Its threads stay in the process they were asked for in: another
-one, which it travels to by pickle, is one of many.
-Not here: SentencePiece itself, training (shardmill.tokenizer); a caller's own tokenizer
-(niels_gpt.cache_tokenizer).
+The special strings in text are encoded as text, never as special ids, whether the model holds them
+as control or as user-defined symbols. `num_threads` is for this process only: a copy that is
+pickled to a worker uses one thread, since a worker is one of many.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from pathlib import Path
 import torch
 
 from niels_gpt.special_tokens import SPECIAL_TOKENS
-from shardmill.tokenizer.sentencepiece_model import SentencePieceTokenizer as _SentencePiece
+from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer as _SentencePiece
 
 
 class SentencePieceTokenizer(_SentencePiece):

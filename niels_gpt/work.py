@@ -1,4 +1,4 @@
-"""What every recipe is given, and the answer of one that has nothing to build."""
+"""What every recipe receives, and the outcome of one that has nothing to build."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.settings import Settings
-from shardmill.build import Progress
+from shardmill.building import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@
     |   `-- MaskProofError                         its loss mask is not proved right
     |-- StoreError            (ValueError)
     |   |-- StoreNotFoundError  (FileNotFoundError)  no finished store here
-    |   |-- StoreExistsError    (FileExistsError)    a finished store is never overwritten unasked
-    |   |-- ManifestError                            meta.json is not one of ours, or makes no sense
+    |   |-- StoreExistsError    (FileExistsError)    a finished store is only replaced on request
+    |   |-- ManifestError                            meta.json is not a valid manifest
     |   `-- DamagedStoreError                        files that do not match their manifest
     |-- StateMismatchError    (ValueError)         a saved position of other data or another order
     `-- BuildError            (RuntimeError)
-        |-- BuildLockedError                       another process builds this store now
+        |-- BuildLockedError                       another process builds this store
         `-- UnfinishedBuildError                   an earlier build must be resumed or discarded
 
 A message says what, where, found, wanted, and what to do next. Each class is also a built-in, so
@@ -26,18 +26,55 @@ callers who do not know shardmill can still catch it.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 
 from shardmill.urls import scrub, scrub_error
 
 
 class ShardmillError(Exception):
-    """The root: `except ShardmillError` catches everything below. No message holds a secret."""
+    """The root: `except ShardmillError` catches everything below. No message holds a secret.
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
+    A message names options as `{name}` and gives their values as keywords, so that each caller
+    reads their own words: `OptionError("{workers}: wanted at least 1", workers=0)` is
+    `workers=0: wanted at least 1` in Python and `--workers 0: wanted at least 1` on the command
+    line. An option without a value is given as `...`. A value that is one of our errors is shown
+    as its message: `TemplateError("{template}: {error}", template=name, error=error)`.
+    """
+
+    def __init__(self, message: object = "", *args: object, **options: object) -> None:
         scrub_error(sys.exception())  # a traceback shows what was handled when this was raised
-        self.args = tuple(scrub(arg) if isinstance(arg, str) else arg for arg in args)
+        self._message, *rest = (_clean(arg) for arg in (message, *args))
+        self.options = {name: _clean(value) for name, value in options.items()}
+        shown = self.worded(as_keyword) if isinstance(message, str) else message
+        super().__init__(shown, *rest)
+
+    def worded(self, write: Callable[[str, object], str]) -> str:
+        """The message, with each option written by `write(name, value)`."""
+
+        def written(found: re.Match[str]) -> str:
+            name = found[1]
+            if name not in self.options:
+                return found[0]
+            value = self.options[name]
+            return value.worded(write) if isinstance(value, ShardmillError) else write(name, value)
+
+        return scrub(re.sub(r"\{([^{}]+)\}", written, str(self._message)))
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def _clean(value: object) -> object:
+    return scrub(value) if isinstance(value, str) else value
+
+
+def as_keyword(name: str, value: object) -> str:
+    """An option as Python callers write it."""
+    if value is ...:
+        return name
+    return f"{name}={value:,}" if type(value) is int else f"{name}={value!r}"
 
 
 class MissingExtraError(ShardmillError, ImportError):
@@ -81,15 +118,15 @@ class StoreError(ShardmillError, ValueError):
 
 
 class StoreNotFoundError(StoreError, FileNotFoundError):
-    """No finished store at this place."""
+    """No finished store here."""
 
 
 class StoreExistsError(StoreError, FileExistsError):
-    """A finished store stands here already, and replacing it was not asked for."""
+    """There is a finished store already, and replacing it was not asked for."""
 
 
 class ManifestError(StoreError):
-    """meta.json is not a manifest of ours, of a known version, with possible numbers."""
+    """meta.json is not a manifest of a known version with possible numbers."""
 
 
 class DamagedStoreError(StoreError):
@@ -101,15 +138,15 @@ class StateMismatchError(ShardmillError, ValueError):
 
 
 class BuildError(ShardmillError, RuntimeError):
-    """A build that cannot start or go on."""
+    """A build that cannot start or continue."""
 
 
 class BuildLockedError(BuildError):
-    """Another living process builds this store."""
+    """Another running process builds this store."""
 
 
 class UnfinishedBuildError(BuildError):
-    """The work of an earlier build lies here and must be resumed or discarded, by name."""
+    """An earlier build was not finished; it must be resumed or discarded explicitly."""
 
 
 def missing_extra(what: str, extra: str) -> MissingExtraError:

@@ -1,18 +1,33 @@
-"""What rooms ask of each other: the smallest shape that does the job.
+"""What a user may implement: tokenizers, and sources of documents or conversations.
 
-A user's own class needs these names and nothing else: no base class, no registration.
+A class needs these methods and nothing else: no base class, no registration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, runtime_checkable
 
 from shardmill.records import JSON, ConversationBatch, Cursor, IntArray, Ragged, TextBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class Closing:
+    """A class with `close`, as a context manager."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; may be called again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 Texts: TypeAlias = "Sequence[str] | pa.LargeStringArray | pa.StringArray"
 
@@ -48,7 +63,7 @@ class Tokenizer(Encoder, Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """A named origin of documents that can stop and go on."""
+    """A named origin of documents that can stop and resume."""
 
     @property
     def name(self) -> str: ...
@@ -58,19 +73,19 @@ class Source(Protocol):
         equal documents. No absolute path, time or host: it is stored in the manifest."""
 
     def size_hint(self) -> int | None:
-        """About how many bytes of input lie ahead; None when nobody knows (a stream)."""
+        """Approximate bytes of the input; None when unknown, as of a stream."""
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        """Documents from the start, or exactly from `cursor` on.
+        """Documents from the start, or from exactly `cursor` on.
 
-        The batches after a cursor are the very batches that followed it the first time, borders
-        included: a batch is a function of where it starts and of the input, nothing else.
+        The batches after a cursor are those that followed it the first time, with the same borders:
+        a batch depends on where it starts and on the input, and on nothing else.
         """
 
 
 @runtime_checkable
 class ConversationSource(Protocol):
-    """A named origin of conversations that can stop and go on. As `Source`, but for chats."""
+    """A `Source` of conversations."""
 
     @property
     def name(self) -> str: ...
@@ -84,13 +99,13 @@ class ConversationSource(Protocol):
 
 @runtime_checkable
 class DividedSource(Source, Protocol):
-    """A source made of pieces that can be read alone: in any order, on any machine."""
+    """A source of pieces that can be read separately, in any order, on any machine."""
 
     def divide(self, at_least: int) -> Sequence[Source]:
-        """Pieces which, one behind the other, give exactly the documents of this source.
+        """Pieces which, one after another, give exactly the documents of this source.
 
         The coarsest kind of pieces (files, say) that makes `at_least` of them; the finest kind
-        when none does. A function of the input and `at_least` alone.
+        when none does. Depends on the input and `at_least` alone.
         """
 
 
@@ -99,15 +114,15 @@ class CuttableSource(Source, Protocol):
     """A source that can be cut into pieces of about one size: the units of a build."""
 
     def cut(self, num_bytes: int) -> Sequence[Source]:
-        """Pieces which, one behind the other, give exactly the documents, counts and drops of this
+        """Pieces which, one after another, give exactly the documents, counts and drops of this
         source, each of about `num_bytes` of input; what has no finer parts is one piece.
 
-        A function of the input and `num_bytes` alone. Cheap: sizes and footers, no pass over the
-        data. A piece is small when pickled, and can be read in another process.
+        Depends on the input and `num_bytes` alone. Cheap: sizes and footers, no pass over the data.
+        A piece is small when pickled, and can be read in another process.
 
-        Row numbers: a piece that begins inside a file cannot know how many rows lie before it. Its
-        drops have a `row`, its batches a `num_rows` (a last batch may hold nothing else), and it
-        is a `FilePart`. Whoever joins the pieces knows, in their order:
+        Row numbers: a piece that begins inside a file does not know how many rows come before it.
+        Its drops have a `row`, its batches a `num_rows` (a last batch may hold nothing else), and
+        it is a `FilePart`. The rows are numbered when the pieces are joined, in their order:
 
             if not continues(piece):
                 before = 0
@@ -118,81 +133,13 @@ class CuttableSource(Source, Protocol):
 
 @runtime_checkable
 class FilePart(Source, Protocol):
-    """A source that may be a piece of a file whose rows are counted through the whole file."""
+    """A source that may be a piece of a file, whose rows are counted over the whole file."""
 
     @property
     def continues(self) -> bool:
-        """Whether rows are counted on from the piece before it; False: it begins a file."""
+        """Whether its rows continue those of the piece before it; False: it begins a file."""
 
 
 def continues(piece: Source) -> bool:
-    """Whether the rows of a piece are counted on from the piece before it."""
+    """Whether the rows of a piece continue those of the piece before it."""
     return isinstance(piece, FilePart) and piece.continues
-
-
-class Task(Protocol):
-    """A piece of work that any process can do. It travels by pickle."""
-
-    @property
-    def name(self) -> str:
-        """What it works on, for messages: a file and the part of it."""
-
-    def run(self, tools: Any, emit: Callable[[Any], None]) -> None:
-        """Do it, and emit small picklable notes of what is done for good, in order.
-
-        Run again after its process died, it goes on behind what it had done and emits the notes of
-        that first, equal to what they were. It never runs twice at one time.
-        """
-
-
-@runtime_checkable
-class PortableTask(Task, Protocol):
-    """A task that a process can do which sees none of the disks of this one."""
-
-    def elsewhere(self) -> Task:
-        """The same task as it stands now, for such a process: its notes carry what is done."""
-
-    def keep(self, parcel: Any) -> Any:
-        """Take what such a note carries, for good; gives the note that `run` would have emitted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
-    """What an engine says of one task: a note, its end, or its failure."""
-
-    task: int  # its number among the tasks of the run, from 0
-    note: Any = None  # what it emitted; notes of one task come in order, after a death once more
-    ended: bool = False  # it returned; nothing follows
-    error: BaseException | None = None  # it raised, or killed its process again and again
-    lost: bool = False  # with an error: the processes died, so it should not be tried once more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What the processes of an engine have used so far."""
-
-    cpu_seconds: float
-    peak_bytes: int  # resident, of the largest process
-
-
-class Engine(Protocol):
-    """Where tasks run: processes of this machine, or of many."""
-
-    @property
-    def slots(self) -> int:
-        """How many tasks run at one time."""
-
-    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
-        """Run the tasks and tell what becomes of them, until all have ended.
-
-        `tools` go to each process once, by pickle, and are passed to every task there. A task is
-        taken from `tasks` when a slot is free, in order, and not before: that is the back-pressure,
-        and `tasks` may end early because of earlier reports. A process that dies is replaced, and
-        its task run again. Closing the generator stops what still runs, at once, and returns when
-        it has stopped; what was noted stays done.
-        """
-
-    def usage(self) -> Usage: ...
-
-    def close(self) -> None:
-        """End every process; may be called again."""

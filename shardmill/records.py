@@ -1,7 +1,6 @@
-"""What flows between rooms: small frozen records over flat arrays.
+"""What passes between packages: small frozen records over flat arrays.
 
-Not here: behaviour that belongs to a room. These classes slice and count; they do not read,
-encode, split or write.
+These classes slice and count; they do not read, encode, split or write.
 """
 
 from __future__ import annotations
@@ -9,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import TypeVar
+
+    # `Batch` alone means a batch of a store. Python 3.11 has no defaults at run time.
+    IdType = TypeVar("IdType", bound=np.integer[Any], default=np.int64)
+else:
+    from typing import TypeVar
+
+    IdType = TypeVar("IdType")
 
 IGNORE_INDEX = -100
 """The label that a loss skips."""
@@ -26,6 +33,44 @@ OffsetArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Cursor: TypeAlias = dict[str, JSON]
 """Where a source continues: a small JSON object only that source understands."""
+
+
+def next_token_pairs(
+    ids: IntArray,
+    trained: BoolArray | None = None,
+    *,
+    dtype: npt.DTypeLike = np.int64,
+    ignore_index: int = IGNORE_INDEX,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Inputs and labels of rows `(..., length)`, each `(..., length - 1)`, in fresh memory.
+
+    The only place where tokens are shifted. A label is the token after its input; where that
+    token is not `trained` it is `ignore_index`. Without `trained`, all tokens are.
+
+        ids      1  4  9  2  5  9         inputs  1  4  9  2  5
+        trained  .  .  .  .  x  x         labels  .  .  .  5  9
+    """
+    pairs = np.empty((2, *ids.shape[:-1], ids.shape[-1] - 1), dtype)
+    write_next_token_pairs(ids, trained, pairs[0], pairs[1], ignore_index=ignore_index)
+    return pairs[0], pairs[1]
+
+
+def write_next_token_pairs(
+    ids: IntArray,
+    trained: BoolArray | None,
+    inputs: IntArray,
+    labels: IntArray,
+    where: Any = ...,
+    *,
+    ignore_index: int = IGNORE_INDEX,
+) -> None:
+    """`next_token_pairs`, written into `inputs[where]` and `labels[where]`."""
+    inputs[where] = ids[..., :-1]
+    following = ids[..., 1:]
+    if trained is not None:
+        following = following.astype(labels.dtype)  # a copy; copyto is five times as fast as where
+        np.copyto(following, ignore_index, where=~trained[..., 1:])
+    labels[where] = following
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +131,7 @@ class Ragged:
     def from_sequences(
         cls, sequences: Iterable[npt.ArrayLike], dtype: npt.DTypeLike = np.int64
     ) -> Ragged:
-        """Copy sequences behind one another. For tests and small input."""
+        """Copy sequences one after another. For tests and small input."""
         arrays = [np.asarray(sequence, dtype=dtype).reshape(-1) for sequence in sequences]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
         return cls.from_lengths(values, [len(array) for array in arrays])
@@ -100,14 +145,14 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """One input row that gave no document, so that nothing is lost in silence."""
+    """One input row that gave no document, so that nothing is lost silently."""
 
     id: str  # where it was: "file.jsonl:17", "part.parquet:row 40"; the file alone if `row` is set
     reason: str  # one of a source's reason codes, a key of the ledger's `dropped`
-    row: int | None = None  # from 0, in a piece that does not know how many rows lie before it
+    row: int | None = None  # from 0, in a piece that does not know how many rows come before it
 
     def numbered(self, rows_before: int) -> Drop:
-        """With its full id, for whoever knows how many rows of the file lie before the piece."""
+        """With its full id; `rows_before` rows of the file come before the piece."""
         if self.row is None:
             return self
         return Drop(id=f"{self.id}:{rows_before + self.row + 1}", reason=self.reason)
@@ -180,6 +225,57 @@ class ChatExamples:
             turn_starts=(self.turn_starts - moved[owners])[turns],
             turn_roles=self.turn_roles[turns],
         )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[ChatExamples]) -> ChatExamples:
+        """All examples of all parts, in order."""
+        begins = np.cumsum([0, *(len(part.mask) for part in parts)])
+        starts = (part.turn_starts + at for part, at in zip(parts, begins[:-1], strict=True))
+        return cls(
+            ids=Ragged.concatenate([part.ids for part in parts] or [Ragged.from_sequences([])]),
+            mask=np.concatenate([np.empty(0, np.bool_), *(part.mask for part in parts)]),
+            turn_starts=np.concatenate([np.empty(0, np.int64), *starts]),
+            turn_roles=np.concatenate([np.empty(0, np.uint8), *(p.turn_roles for p in parts)]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Batch(Generic[IdType]):
+    """The rows of one step as numpy arrays: `(B, T)` from stores, `(A, B, T)` from streams.
+
+    A batch that is held, whole or in part, never changes.
+    """
+
+    input_ids: npt.NDArray[IdType]  # int64 from stores, int32 from streams; contiguous
+    labels: npt.NDArray[
+        IdType
+    ]  # the token after each input, or IGNORE_INDEX where it is not trained
+    # streams
+    attention_mask: BoolArray | None = None  # False: padding
+    segment_ids: IntArray | None = None  # int32; 1, 2, ... for the documents of a row, 0: padding
+    # stores that keep documents apart; without these, labels continue into the next document
+    doc_ids: OffsetArray | None = None  # 0 for the first document of a row, then 1, 2, ...
+    position_ids: OffsetArray | None = None  # 0 at the start of every document and row
+    cu_seqlens: npt.NDArray[np.int32] | None = None  # edges of all documents, rows end to end
+    max_seqlen: int | None = None  # tokens of the longest document in a row
+    # where the rows of a store come from
+    samples: range = range(0)  # the global sample numbers of the rows; empty from streams
+    source: OffsetArray | None = None  # (B,) which source of the mixture
+    epoch: OffsetArray | None = None  # (B,) which pass over that source, from 0
+    item: OffsetArray | None = None  # (B,) which window or packed row of that source
+
+    def __len__(self) -> int:
+        """Rows of the batch, those of all microbatches."""
+        return int(self.input_ids.size // self.input_ids.shape[-1])
+
+    def trained(self) -> BoolArray:
+        """Which labels are trained, in the shape of `labels`."""
+        return np.asarray(self.labels != IGNORE_INDEX)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that are set, by name."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ _NO_CREDENTIALS = {
 _NOBODY_ASKS = ("file", "local", "memory")
 _CONTAINER = re.compile(r"(?:abfss?|wasbs?):/+[a-z0-9$-]{3,63}@[^/@]+(?:/.*)?", re.DOTALL)
 _SHORTEST = 5
-"""A shorter secret is hidden where it stands in a URL, but not wherever its characters occur."""
+"""A shorter secret is hidden in its URL, but not wherever its characters occur."""
 _MOST_KNOWN = 1_000
 _MOST_NESTED = 8
 """URLs in a URL; of the others nothing is shown."""

@@ -132,6 +132,20 @@ class Watch:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """`os.fsync` returns at once: no test can see what a power cut would leave, and thousands of
+    small stores are written here. Processes that tests start and kill still sync, and a test that
+    needs clean pages calls `os.fdatasync`."""
+
+    def fsync(descriptor: int) -> None:
+        os.fstat(descriptor)  # a closed file is still an error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Caches of this user, such as the proofs of tokenizer engines, are in a temporary folder."""
     folder = tmp_path_factory.mktemp("cache")

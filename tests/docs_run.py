@@ -33,8 +33,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from shardmill import train_tokenizer
-from shardmill.tokenizer import DEFAULT_SPECIALS, TrainSpec
+from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
 from tests.docs_blocks import (
     NUMBERS_DIFFER,
     UNTIL_STOPPED,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from shardmill.cli.app import run
 
 STUCK_SECONDS = 120.0
 
@@ -64,3 +68,17 @@ def is_in(thread: threading.Thread, part: str) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def run_command(*words: str) -> CommandResult:
+    """The `shardmill` command, in this process."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = run(list(words))
+    return CommandResult(exit_code=code, stdout=out.getvalue(), stderr=err.getvalue())

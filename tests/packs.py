@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from shardmill.shards import PlanOptions
-from shardmill.testing.chat_stores import make_examples
+from shardmill.store import PlanOptions
+from shardmill.testing.stores import make_examples
 
 
 @st.composite

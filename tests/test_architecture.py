@@ -14,77 +14,66 @@ GROUND = {
     "records",
     "protocols",
     "errors",
-    "atomic",
     "arguments",
-    "closing",
-    "ahead",
-    "caches",
+    "machine",
+    "threads",
     "urls",
+    "lazy",
+    "storage",
 }
+CORE = {"sources", "tokenizers", "chat", "packing", "sampling", "store", "building", "loading"}
 
-# room -> rooms of shardmill it may import. Lazy imports count.
+# package -> packages of shardmill it may import. Lazy imports count.
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "urls": set(),
+    "lazy": set(),
+    "threads": {"errors"},
     "errors": {"urls"},  # no message holds a secret
     "protocols": {"records"},
-    "atomic": {"errors"},
     "arguments": {"errors"},
-    "closing": set(),
-    "ahead": set(),
-    "caches": set(),
+    "machine": {"errors"},
+    "storage": GROUND,
     "sources": GROUND,
-    "tokenizer": GROUND,
+    "tokenizers": GROUND,
     "chat": GROUND,
-    "shards": GROUND,
-    "sampling": GROUND,
     "packing": GROUND,
-    "grain": GROUND,
-    "mapped": GROUND | {"shards"},
-    # tokenizer: a config names one, whose end-of-document id keeps documents of a folder apart
-    "loading": GROUND | {"shards", "mapped", "sampling", "chat", "packing", "tokenizer"},
-    "engines": GROUND,
-    "build": GROUND | {"sources", "tokenizer", "chat", "shards", "packing", "engines"},
-    "interop": GROUND | {"shards", "mapped", "packing"},
-    "remote": GROUND | {"shards", "mapped", "interop"},
-    "compare": GROUND | {"shards", "mapped"},
-    # build: it cuts and counts the input, and blame must do so in the very same way
-    "blame": GROUND | {"sources", "tokenizer", "chat", "shards", "mapped", "build"},
-    "inspector": GROUND | {"shards", "mapped", "loading", "tokenizer", "sources", "blame"},
-    "packed_sft": {"packing", "interop", "remote"},
-    "streaming": GROUND | {"sources", "tokenizer", "sampling", "packing", "grain"},
-    "testing": GROUND
-    | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"packing", "streaming", "interop", "remote"},
-    "cli": GROUND
-    | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"}
-    | {"packing", "streaming", "interop", "remote", "compare", "blame", "inspector"},
-    "__init__": GROUND
-    | {"sources", "tokenizer", "chat", "shards", "mapped", "sampling", "build", "loading"},
-    "pytorch": GROUND
-    | {"shards", "mapped", "sampling", "loading", "streaming"}
-    | {"interop", "packing"},
+    "sampling": GROUND,
+    "store": GROUND | {"packing"},  # a stored plan names the packer that made it
+    # remote: a build whose target is a URL pushes the finished store
+    "building": GROUND | {"sources", "tokenizers", "chat", "packing", "store", "remote"},
+    # sources and tokenizers: streams read text, and a config names a tokenizer
+    # trainers: `to="torch"` of load and stream names the module that makes tensors
+    "loading": GROUND | (CORE - {"building"}) | {"trainers"},
+    "trainers": GROUND | {"loading"},
+    "formats": GROUND | {"packing", "store"},
+    "remote": GROUND | {"store", "formats"},
+    "compat": GROUND | (CORE - {"building"}) | {"formats", "remote", "trainers"},
+    # build: blame cuts and counts the input as the build did
+    "inspect": GROUND | CORE,
+    "testing": GROUND | CORE | {"formats", "remote"},
+    "cli": GROUND | CORE | {"formats", "remote", "inspect", "compat", "trainers"},
+    "__init__": GROUND | CORE | {"remote"},
     "__main__": {"cli"},
 }
 
 # optional dependency -> the only files that may import it
 ONE_IMPORTER: dict[str, set[str]] = {
-    "sentencepiece": {"tokenizer/sentencepiece_model.py"},
-    "tokenizers": {"tokenizer/huggingface.py"},
-    "transformers": {"tokenizer/transformers_hub.py"},
+    "sentencepiece": {"tokenizers/sentencepiece.py"},
+    "tokenizers": {"tokenizers/huggingface.py"},
+    "transformers": {"tokenizers/huggingface.py"},
     "jinja2": {"chat/jinja/engine.py"},
-    "fastokens": {"tokenizer/fast_fastokens.py"},
-    "gigatoken": {"tokenizer/fast_gigatoken.py"},
-    "datasets": {"sources/hub.py"},
-    "huggingface_hub": {"sources/hub.py"},
-    "grain": {"grain.py"},
-    "yaml": {"streaming/config/yaml.py"},
-    "starlette": {"inspector/web.py"},
-    "uvicorn": {"inspector/serve.py"},
-    # one finds Ray, one asks, and one answers in Ray's own process
-    "ray": {"engines/ray_cluster.py", "engines/ray_engine.py", "engines/ray_worker.py"},
-    # a whole room: without torch none of its files has a reader, and each of them names tensors
-    "torch": {"pytorch/"},
+    "fastokens": {"tokenizers/engines.py"},
+    "gigatoken": {"tokenizers/engines.py"},
+    "datasets": {"storage/hub.py"},
+    "huggingface_hub": {"storage/hub.py"},
+    "grain": {"trainers/grain.py"},
+    "yaml": {"loading/config_reader.py"},
+    "starlette": {"inspect/server.py"},
+    "uvicorn": {"inspect/server.py"},
+    "ray": {"building/engines/ray.py"},
+    # each file of these packages names tensors
+    "torch": {"trainers/", "compat/"},
 }
 
 
@@ -113,7 +102,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 
 def test_there_are_rooms_to_check() -> None:
-    assert {"records", "protocols", "errors", "atomic"} <= {room_of(path) for path in modules()}
+    assert {"records", "protocols", "errors", "storage"} <= {room_of(path) for path in modules()}
 
 
 def test_a_room_imports_only_what_the_table_allows() -> None:
@@ -156,10 +145,10 @@ def test_nothing_in_the_library_names_the_recipe() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        f"shardmill{room}"
-        for room in (
-            *("", ".mapped", ".loading", ".sampling", ".build"),
-            *(".sources", ".streaming", ".cli", ".inspector.api"),
+        f"shardmill{package}"
+        for package in (
+            *("", ".store.readers", ".loading", ".sampling", ".building"),
+            *(".sources", ".loading.streaming", ".cli", ".inspect.api"),
         )
     ],
 )

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from tests.docs_blocks import LANGUAGES, NUMBERS_DIFFER, UNTIL_STOPPED, blocks_of, commands_in
 from tests.docs_run import PageRun, environment_for, write_commands, write_world
 
 ROOT = Path(__file__).parent.parent
-FORMAT = ROOT / "shardmill/shards/FORMAT.md"
+FORMAT = ROOT / "shardmill/store/FORMAT.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), FORMAT])
 
 NOT_RUN: dict[str, dict[str, str]] = {
-    "README.md": {
-        "make demo    # trains a tokenizer, builds, verifies and shows real token stores; "
-        "downloads no data": ".ci/run",
-        "make test    # everything, on your machine": "this",
-    },
+    "README.md": {"pip install 'shardmill[torch,hub,sentencepiece,hf,fast]'": "installs"},
     "clusters.md": {
-        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --engine ray "
-        "--ray-address auto    # the cluster this node is in": "tests/engines has a cluster",
+        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --run-on ray "
+        "--ray-address auto    # the cluster this node is in": "tests/building has a cluster",
     },
     "remote.md": {"pip install 'shardmill[s3]'": "installs"},
     "tutorial.md": {
@@ -44,8 +41,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
 """Page -> lines of its commands that are not run here, each with the reason or with what runs it.
 A line that is no longer on its page fails the test, so the list cannot grow old."""
 
-SLOW = {"tutorial.md", "README.md", "building.md", "clusters.md", "packed.md", "cli.md"}
-
 
 def page_id(path: Path) -> str:
     return path.relative_to(ROOT).as_posix().removeprefix("docs/")
@@ -64,17 +59,13 @@ def bucket() -> Iterator[dict[str, str]]:
         yield server.environment()
 
 
-def marked(path: Path) -> object:
-    slow = [pytest.mark.slow] if path.name in SLOW else []
-    return pytest.param(path, marks=slow, id=page_id(path))
-
-
 def has_code(path: Path) -> bool:
     return path != FORMAT and any(block.language != "text" for block in blocks_of(path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # many processes: on a busy machine a page takes minutes
-@pytest.mark.parametrize("path", [marked(path) for path in PAGES if has_code(path)])
+@pytest.mark.parametrize("path", [path for path in PAGES if has_code(path)], ids=page_id)
 def test_the_blocks_of_a_page_run(path: Path, world: Path, tmp_path: Path, request) -> None:
     shutil.copytree(world.parent, tmp_path / "copy", symlinks=True)
     reach = {"AWS_EC2_METADATA_DISABLED": "true"}
@@ -118,11 +109,13 @@ def test_programs_that_a_page_writes_are_used_by_it(path: Path) -> None:
             assert any(block.file in body for body in later), f"{block}: nobody runs {block.file}"
 
 
-def test_the_readme_shows_python_and_commands() -> None:
-    languages = {block.language for block in blocks_of(ROOT / "README.md")}
-    assert {"python", "sh"} <= languages
+def test_the_readme_goes_from_text_to_a_training_loop_in_five_lines_and_four_names() -> None:
+    first = next(block for block in blocks_of(ROOT / "README.md") if block.language == "python")
+    assert len([line for line in first.body.splitlines() if line]) <= 5
+    assert len(set(re.findall(r"\bsm\.(\w+)", first.body))) <= 4
+    assert "for " in first.body
 
 
 def test_the_reader_of_the_format_is_run_by_its_own_test() -> None:
     (reader,) = [block for block in blocks_of(FORMAT) if block.language == "python"]
-    assert "def read_store" in reader.body  # tests/shards/test_format.py runs it on stores
+    assert "def read_store" in reader.body  # tests/store/test_format.py runs it on stores

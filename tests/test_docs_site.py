@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "shardmill/shards/FORMAT.md"]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "shardmill/store/FORMAT.md"])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """Elements of a page that make a browser ask for something."""
@@ -70,10 +68,10 @@ def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("index.html", "From text to tokens"),  # README.md
-        ("format/index.html", "meta.json"),  # shardmill/shards/FORMAT.md
-        ("changelog/index.html", "Unreleased"),
-        ("reference/build/index.html", 'id="shardmill.build.build_store"'),
+        ("index.html", "What you can count on"),  # README.md
+        ("format/index.html", "meta.json"),  # shardmill/store/FORMAT.md
+        ("changelog/index.html", "unreleased"),
+        ("reference/build/index.html", 'id="shardmill.building.build_store"'),
         ("reference/testing/index.html", 'id="shardmill.testing.packing.assert_packer_laws"'),
         # a field's comment is its sentence in the reference
         ("reference/records/index.html", "input rows or files consumed by this batch"),
@@ -101,7 +99,8 @@ def is_told(module: ModuleType, name: str) -> bool:
     value = getattr(module, name)
     words = (getattr(value, "__doc__", "") or "").strip()
     own = callable(value) and not value.__module__.startswith(("typing", "builtins"))
-    is_file = Path(module.__file__ or "").with_name(f"{name}.py").exists()
+    is_file = getattr(value, "__module__", "").rpartition(".")[2] == name
+    is_file = is_file or Path(module.__file__ or "").with_name(f"{name}.py").exists()
     return own and bool(words) and not words.startswith(f"{name}(") and not is_file
 
 
@@ -110,7 +109,7 @@ def test_every_room_has_a_page_in_the_reference() -> None:
     for path in ROOT.glob("docs/reference/*.md"):
         shown |= set(re.findall(r"^::: shardmill\.?(\w*)", path.read_text(), re.MULTILINE))
     rooms = {path.parent.name for path in ROOT.glob("shardmill/*/__init__.py")}
-    assert rooms - {"cli"} <= shown
+    assert rooms - {"cli", "storage"} <= shown  # nothing in these is for callers
 
 
 def test_foreign_addresses_are_noticed() -> None:

@@ -13,17 +13,12 @@ import pytest
 from hypothesis import given, settings
 
 import shardmill.testing
-from shardmill import open_tokenizer
 from shardmill.chat import MaskProofError, Rendered, bind_template, known_template
 from shardmill.packing import PACKERS
 from shardmill.records import Conversation, Drop
 from shardmill.testing.packing import assert_packer_laws, assert_rows_cover, example_lengths
-from shardmill.testing.templates import (
-    assert_renders_exactly,
-    assert_template_laws,
-    conversations,
-)
-from shardmill.tokenizer import DEFAULT_SPECIALS
+from shardmill.testing.tokenizers import assert_renders_exactly, assert_template_laws, conversations
+from shardmill.tokenizers import DEFAULT_SPECIALS, open_tokenizer
 
 MODULES = [
     importlib.import_module(f"shardmill.testing.{name}") for name in shardmill.testing.__all__

@@ -78,6 +78,7 @@ def run_tests(
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-n", "0"), ("-n", "2")])
 def test_what_tests_leave_behind_fails_the_run_and_is_named(tmp_path, options):
     code, said = run_tests(tmp_path, LEAVES, *options)

@@ -18,26 +18,26 @@ import numpy as np
 import pydantic
 import pytest
 
-import shardmill.packed_sft
-from shardmill.errors import OptionError
-from shardmill.interop.packed import open_packed, pack_from_spool
-from shardmill.packed_sft import (
-    BinAssignment,
+import shardmill.compat.nemotron
+from shardmill.compat.nemotron import (
     ChatSftOutputConfig,
+    process_chat_sft_pack_from_spool_core,
+    write_memmap_to_cloud,
+)
+from shardmill.errors import OptionError
+from shardmill.formats.packed import (
     LegacyPickleWriter,
     MemmapShardWriter,
     SequenceSpoolReader,
     SequenceSpoolWriter,
-    best_fit_decreasing,
-    concatenate,
     convert_legacy_to_memmap,
-    first_fit_shuffle,
     materialize_bin_arrays,
     open_memmap_shard,
-    process_chat_sft_pack_from_spool_core,
-    write_memmap_to_cloud,
+    open_packed,
+    pack_from_spool,
 )
-from shardmill.testing.packed import aligned_slowly, plain, write_spool
+from shardmill.packing import BinAssignment, best_fit_decreasing, concatenate, first_fit_shuffle
+from shardmill.testing.packing import aligned_slowly, plain, write_spool
 
 
 def test_memmap_writer_roundtrip() -> None:
@@ -94,7 +94,7 @@ def test_memmap_writer_memory_efficiency() -> None:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")  # on small machines
 def test_dataloader_multiworker() -> None:
     torch_data = pytest.importorskip("torch.utils.data")
-    from shardmill.pytorch import GPTSFTPackedMemmapDataset
+    from shardmill.compat.nemotron import GPTSFTPackedMemmapDataset
 
     with tempfile.TemporaryDirectory() as tmpdir:
         writer = MemmapShardWriter(tmpdir, num_bins=100, pack_size=64, total_seq_starts=200)
@@ -224,7 +224,7 @@ def test_positional_arguments_are_the_plans_and_the_rest_is_optional(function, n
 
 def test_the_plans_datasets_take_a_path_and_a_tokenizer() -> None:
     pytest.importorskip("torch")
-    from shardmill import pytorch
+    from shardmill.compat import nemotron
 
     for name, first in (
         ("GPTSFTPackedDataset", "file_path"),
@@ -232,7 +232,7 @@ def test_the_plans_datasets_take_a_path_and_a_tokenizer() -> None:
         ("GPTSFTPackedMultiShardDataset", "shard_dirs"),
         ("create_sft_dataset", "path"),
     ):
-        found = parameters(getattr(pytorch, name))
+        found = parameters(getattr(nemotron, name))
         assert [one for one, _, _ in found] == [first, "tokenizer", "kwargs"], name
         assert found[2][1] is inspect.Parameter.VAR_KEYWORD
 
@@ -435,7 +435,7 @@ def test_a_legacy_file_is_converted_with_two_arguments(tmp_path, caplog) -> None
         manifest = convert_legacy_to_memmap(f"{tmp_path}/{name}.npy", f"{tmp_path}/{name}")
         assert (manifest["num_bins"], manifest["pack_size"]) == (2, 3)
         assert manifest["pack_size_rule"] == "longest_bin"
-        assert "pack_size=3, the length of its longest bin" in caplog.text
+        assert "taking 3, the length of its longest bin" in caplog.text
         shard = open_memmap_shard(tmp_path / name)
         assert shard.manifest.pack_size_rule == "longest_bin"
         for number, one in enumerate(bins):
@@ -446,17 +446,17 @@ def test_a_legacy_file_is_converted_with_two_arguments(tmp_path, caplog) -> None
 
 
 def test_every_name_of_the_facade_is_there() -> None:
-    for name in shardmill.packed_sft.__all__:
-        assert getattr(shardmill.packed_sft, name) is not None
+    for name in shardmill.compat.nemotron.__all__:
+        assert getattr(shardmill.compat.nemotron, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        shardmill.packed_sft.nothing  # noqa: B018
+        shardmill.compat.nemotron.nothing  # noqa: B018
 
 
 def test_the_facade_needs_no_torch_and_nothing_remote() -> None:
     code = """
 import sys
 for name in ("torch", "s3fs", "megatron"): sys.modules[name] = None
-import shardmill.packed_sft, shardmill.interop
+import shardmill.compat.nemotron, shardmill.formats
 print("fine")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

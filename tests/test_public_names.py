@@ -8,7 +8,7 @@ NAMES = """
     BuildReport BuildSpec ChatRows Feed IGNORE_INDEX Loader Manifest MemorySource PackSource
     Ragged SampleStream ShardmillError Store TextBatch TokenFile TokenSource TokenSpace Windows
     __version__ build_chats build_store open_chats open_source open_store open_tokenizer open_tokens
-    prove_mask train_tokenizer verify_store
+    build load pack prove_mask pull push stream train_tokenizer verify
 """
 
 

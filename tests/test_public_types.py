@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says in a folder of its own, with shardmill among the installed packages: there
-    only `py.typed` lets it look inside."""
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy says in a separate folder, with shardmill among the installed packages: there only
+    `py.typed` lets it look inside."""
     project = tmp_path_factory.mktemp("project")
     for path in TYPED.glob("*.py"):
         (project / path.name).write_text(path.read_text())
@@ -39,18 +39,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def errors_in(told: str, file: str) -> list[tuple[int, str]]:
-    return [(int(hit["line"]), hit["code"]) for hit in FOUND.finditer(told) if hit["file"] == file]
-
-
-def test_a_program_that_uses_the_public_names_has_no_type_error(told):
-    assert [line for line in told.splitlines() if not line.startswith("wrong_use.py:")] == [
-        told.splitlines()[-1]
+def errors_in(output: str, file: str) -> list[tuple[int, str]]:
+    return [
+        (int(hit["line"]), hit["code"]) for hit in FOUND.finditer(output) if hit["file"] == file
     ]
-    assert "(checked 2 source files)" in told.splitlines()[-1]
 
 
-def test_each_wrong_use_is_found_where_it_is_and_nothing_else(told):
+def test_a_program_that_uses_the_public_names_has_no_type_error(output):
+    assert [line for line in output.splitlines() if not line.startswith("wrong_use.py:")] == [
+        output.splitlines()[-1]
+    ]
+    assert "(checked 2 source files)" in output.splitlines()[-1]
+
+
+def test_each_wrong_use_is_found_where_it_is_and_nothing_else(output):
     wanted = [
         (number, code)
         for number, line in enumerate((TYPED / "wrong_use.py").read_text().splitlines(), 1)
@@ -58,4 +60,4 @@ def test_each_wrong_use_is_found_where_it_is_and_nothing_else(told):
         for code in hit[1].split(", ")
     ]
     assert len(wanted) == 15
-    assert sorted(errors_in(told, "wrong_use.py")) == sorted(wanted)
+    assert sorted(errors_in(output, "wrong_use.py")) == sorted(wanted)

@@ -14,32 +14,26 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill import (
-    blame,
-    build,
-    compare,
-    interop,
-    loading,
-    mapped,
-    remote,
-    shards,
-    sources,
-    streaming,
-    tokenizer,
-    urls,
-)
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.remote import open_remote, pull, push, retry
-from shardmill.remote.place import open_place
-from shardmill.sources import farretry, open_source
-from shardmill.streaming import StreamConfig
-from shardmill.testing.hub import LoopbackHub
-from shardmill.testing.s3 import LoopbackS3
-from shardmill.tokenizer import ByteTokenizer
+from shardmill import building, loading, remote, sources, urls
+from shardmill import formats as interop
+from shardmill import store as shards
+from shardmill import tokenizers as tokenizer
+from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.compat.chomp import read_config as read_stream_config
+from shardmill.inspect import blame
+from shardmill.inspect import diff as compare
+from shardmill.loading import streaming
+from shardmill.remote import open_remote, pull, push
+from shardmill.remote.folder import open_folder
+from shardmill.sources import open_source
+from shardmill.storage import retry
+from shardmill.store import readers as mapped
+from shardmill.testing.services import LoopbackHub, LoopbackS3
+from shardmill.tokenizers import ByteTokenizer
 from tests.secret_forms import FORMS, seen
 
-ROOMS = (shardmill, blame, build, compare, interop, loading, mapped, remote, shards, sources)
-ROOMS += (streaming, tokenizer)
+PACKAGES = (shardmill, blame, building, compare, interop, loading, mapped, remote, shards, sources)
+PACKAGES += (streaming, tokenizer)
 PATHS = ("path", "folder", "where", "url", "spec", "source", "file", "store", "name_or_path", "a")
 OTHERS: dict[str, Any] = {
     "seq_len": 8,
@@ -69,10 +63,10 @@ def takes_a_place(called: Any) -> bool:
 
 
 PLACES: dict[str, Callable[..., Any]] = {
-    f"{room.__name__}.{name}": getattr(room, name)
-    for room in ROOMS
-    for name in getattr(room, "__all__", ())
-    if callable(getattr(room, name)) and takes_a_place(getattr(room, name))
+    f"{package.__name__}.{name}": getattr(package, name)
+    for package in PACKAGES
+    for name in getattr(package, "__all__", ())
+    if callable(getattr(package, name)) and takes_a_place(getattr(package, name))
 }
 
 
@@ -100,14 +94,13 @@ def call(called: Callable[..., Any], url: str) -> Any:
 def offline(monkeypatch, tmp_path) -> None:
     """Nothing is asked twice, no hub at all, and no secret is known from another test."""
     monkeypatch.setattr(urls, "_known", {})
-    monkeypatch.setattr(farretry, "TRIES", 1)
-    monkeypatch.setattr(retry, "ATTEMPTS", 1)
+    monkeypatch.setattr(retry, "MAX_RETRIES", 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # caches of clients
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_functions_that_take_a_place_are_found() -> None:
+def test_the_functions_that_take_a_url_are_found() -> None:
     assert {"shardmill.open_store", "shardmill.remote.pull", "shardmill.open_source"} <= {*PLACES}
     assert len(PLACES) > 25
 
@@ -119,17 +112,17 @@ def test_nothing_that_is_raised_or_returned_shows_a_secret(name, caplog) -> None
     for url, secrets in FORMS.items():
         try:
             found = call(PLACES[name], url)
-            told = "" if isinstance(found, str | Path) else repr(found)  # a path, as it was given
+            shown = "" if isinstance(found, str | Path) else repr(found)  # a path, as it was given
         except Exception as error:  # noqa: BLE001 - whatever it is, it is printed
-            told = "".join(traceback.format_exception(error)) + repr(error)
-        told += "".join(one.getMessage() for one in caplog.records if "shardmill" in one.name)
-        if found := seen(told, secrets):
-            wrong.append(f"{url}: {found} in {told[-1500:]}")
+            shown = "".join(traceback.format_exception(error)) + repr(error)
+        shown += "".join(one.getMessage() for one in caplog.records if "shardmill" in one.name)
+        if found := seen(shown, secrets):
+            wrong.append(f"{url}: {found} in {shown[-1500:]}")
         caplog.clear()
     assert not wrong, f"{len(wrong)} of {len(FORMS)}\n" + "\n".join(wrong[:3])
 
 
-def test_a_store_built_through_a_signed_address_holds_nothing_of_it(tmp_path, caplog) -> None:
+def test_a_store_built_from_a_signed_url_does_not_contain_it(tmp_path, caplog) -> None:
     pytest.importorskip("aiohttp")
     caplog.set_level("DEBUG", logger="shardmill")
     (tmp_path / "rows").mkdir()
@@ -140,7 +133,7 @@ def test_a_store_built_through_a_signed_address_holds_nothing_of_it(tmp_path, ca
         plain = f"{hub.url}/datasets/own/rows/resolve/main/a.jsonl"
         signed = f"{plain}?X-Amz-Credential={secrets[1]}&X-Amz-Signature={secrets[0]}"
         signed = signed.replace("//", f"//user:{secrets[0]}@", 1)
-        told = []
+        shown = []
         for name, url in (("plain", plain), ("signed", signed)):
             source = open_source(url, field="text")
             report = build_store(
@@ -149,8 +142,8 @@ def test_a_store_built_through_a_signed_address_holds_nothing_of_it(tmp_path, ca
                 spec=BuildSpec(),
                 tokenizer=ByteTokenizer(),
             )
-            told.append(repr([source, source.files, source.describe(), source.stamp(), report]))
-    assert not seen("".join(told) + caplog.text, secrets)
+            shown.append(repr([source, source.files, source.describe(), source.stamp(), report]))
+    assert not seen("".join(shown) + caplog.text, secrets)
     assert_not_stored(tmp_path, secrets)
     one, two = ((tmp_path / name / "meta.json").read_bytes() for name in ("plain", "signed"))
     assert one == two
@@ -175,31 +168,27 @@ def test_storage_options_are_in_no_repr_error_or_file(tmp_path, caplog) -> None:
         how = {"cache": tmp_path / "cache", "max_bytes": 10**8, "storage_options": options}
         with open_remote(url, **how) as store:
             tokens = store.open_tokens("train")
-            told = repr([store, tokens, sent, got, sent.to_json(), open_place(url, options)])
+            shown = repr([store, tokens, sent, got, sent.to_json(), open_folder(url, options)])
             with pytest.raises(ValueError) as wrong:
-                store.shards("nosuch")
+                store.open_tokens("nosuch")
     with pytest.raises(ValueError) as gone:  # the server is
         pull(url, tmp_path / "late", storage_options=options)
     for error in (wrong.value, gone.value):
-        told += "".join(traceback.format_exception(error))
-    assert not seen(told + caplog.text, secrets)
+        shown += "".join(traceback.format_exception(error))
+    assert not seen(shown + caplog.text, secrets)
     assert_not_stored(tmp_path, secrets)
 
 
 def test_the_settings_of_a_stream_show_no_secret() -> None:
     for url, secrets in FORMS.items():
-        config = StreamConfig(
-            data={
-                "backend": "files",
-                "files": [url],
-                "tokenizer": {"kind": "byte", "add_eos": False},
-            },
-            train={"seq_len": 8, "batch_size": 1},
-        )
+        tokenizer = {"kind": "byte", "add_eos": False}
+        train = {"seq_len": 8, "batch_size": 1}
+        data = {"backend": "files", "files": [url], "tokenizer": tokenizer}
+        config = read_stream_config({"data": data, "train": train})
         assert config.data.files == (url,)
         assert not seen(f"{config} {config!r} {config.data!r}", secrets)
         with pytest.raises(ValueError) as error:
-            StreamConfig(data={"backend": url}, train={"seq_len": 8, "batch_size": 1})
+            read_stream_config({"data": {"backend": url}, "train": train})
         assert not seen(f"{error.value} {error.value!r}", secrets)
 
 

@@ -16,7 +16,7 @@ from niels_gpt.cache.meta import read_meta
 from niels_gpt.messages import Chat
 from niels_gpt.special_tokens import EOT
 from shardmill.errors import SourceError, StoreExistsError, TokenizerError, TokenRangeError
-from shardmill.shards import verify_store
+from shardmill.store import verify
 
 IDS = {"sys": 0, "usr": 1, "asst": 2, "eot": 3}
 
@@ -63,7 +63,7 @@ def test_chats_come_back_as_they_were_tokenised(tmp_path: Path) -> None:
     # torch.randperm(20, seed 42) begins 2, 14, 18, 15, 1: written down, not computed here.
     assert val == [render(chats[n]) for n in (1, 2, 14, 15, 18)]
     assert train == [render(chats[n]) for n in range(20) if n not in (1, 2, 14, 15, 18)]
-    assert verify_store(tmp_path / "c").problems == []
+    assert verify(tmp_path / "c").problems == []
 
 
 def test_a_dropped_chat_keeps_its_place_in_the_split(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_texts_come_back_as_they_were_tokenised(tmp_path: Path) -> None:
     meta = read_meta(str(tmp_path / "c" / "meta.json"))
     assert meta["ledger"]["tokens"]["over_budget"] == 50
     assert (meta["val_tokens"], meta["train_tokens"]) == (100, len(train))
-    assert verify_store(tmp_path / "c").problems == []
+    assert verify(tmp_path / "c").problems == []
 
 
 def test_append_eot_closes_every_document(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardmill import urls
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError
-from shardmill.remote.place import open_place
+from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
 from shardmill.urls import Url, remember, remember_options, safe_cause, scrub
 from tests.secret_forms import FORMS, seen
@@ -39,7 +39,7 @@ def test_no_form_of_a_url_shows_its_secret(text, secrets) -> None:
 
 
 @pytest.mark.parametrize(("text", "secrets"), FORMS.items(), ids=[*FORMS])
-def test_no_error_shows_what_its_url_held(text, secrets) -> None:
+def test_no_error_shows_the_secret_of_its_url(text, secrets) -> None:
     """As a client words it: quoted, decoded, in parts, as a Path."""
     url = Url(text)
     inner = text.partition("://")[2]
@@ -78,7 +78,7 @@ def test_no_error_shows_what_its_url_held(text, secrets) -> None:
         "C:/me@home/x",
     ],
 )
-def test_what_is_no_secret_is_shown_and_stored_as_it_is(text) -> None:
+def test_urls_without_secrets_are_shown_unchanged(text) -> None:
     url = Url(text)
     assert (str(url), scrub(text), scrub(f"{text}: gone")) == (text, text, f"{text}: gone")
     assert url.refusal is None
@@ -102,7 +102,7 @@ def test_what_is_no_secret_is_shown_and_stored_as_it_is(text) -> None:
         ("(https://h.org/x?sig=a).", "(https://h.org/x)."),
     ],
 )
-def test_texts_of_clients_lose_their_secrets(text, wanted) -> None:
+def test_secrets_are_removed_from_messages_of_clients(text, wanted) -> None:
     assert scrub(text) == wanted
     assert scrub(wanted) == wanted
 
@@ -118,7 +118,7 @@ def test_texts_of_clients_lose_their_secrets(text, wanted) -> None:
         "s3://bucket/x: not there; wanted hf://datasets/owner/name[@revision]",
     ],
 )
-def test_our_own_words_stay(text) -> None:
+def test_messages_without_secrets_are_unchanged(text) -> None:
     assert scrub(text) == text
     assert str(ShardmillError(text)) == text
 
@@ -134,7 +134,7 @@ def test_a_password_may_hold_anything(user, password, scheme) -> None:
 
 
 @given(st.text())
-def test_to_scrub_twice_is_to_scrub_once(text) -> None:
+def test_scrubbing_is_idempotent(text) -> None:
     assert scrub(scrub(text)) == scrub(text)
     assert scrub(scrub(f"http://{text}")) == scrub(f"http://{text}")
 
@@ -176,9 +176,9 @@ def test_a_long_hostile_text_is_read_in_one_pass(part) -> None:
         (f"file://user:{SECRET}@host/x.jsonl", "leave it out"),
     ],
 )
-def test_credentials_in_an_address_are_refused_with_where_they_belong(url, where) -> None:
+def test_credentials_in_a_url_are_refused_with_a_remedy(url, where) -> None:
     is_far = url.startswith(("s3:", "gs:", "az:", "hf:"))  # the others are names of files here
-    for opened in (open_place, open_source) if is_far else (open_place,):
+    for opened in (open_folder, open_source) if is_far else (open_folder,):
         with pytest.raises(OptionError, match=where) as error:
             opened(url)
         assert SECRET not in str(error.value)
@@ -188,11 +188,11 @@ def test_options_of_a_client_are_hidden_wherever_they_occur() -> None:
     nested = {"key": "theKey123", "client_kwargs": {"aws_session_token": "tokTok99"}, "anon": False}
     remember_options({**nested, "secret": SECRET, "endpoint_url": f"http://u:{SECRET}Two@h.org"})
     remember_options(None)
-    told = scrub(f"no theKey123, tokTok99, {SECRET} and {SECRET}Two; anon False")
-    assert told == "no ***, ***, *** and ***; anon False"
+    shown = scrub(f"no theKey123, tokTok99, {SECRET} and {SECRET}Two; anon False")
+    assert shown == "no ***, ***, *** and ***; anon False"
 
 
-def test_only_so_many_secrets_are_kept() -> None:
+def test_the_number_of_remembered_secrets_is_bounded() -> None:
     for number in range(3_000):
         remember(f"http://user:Passw0rd{number:05}@host.org/x")
     assert len(urls._known) <= 1_000

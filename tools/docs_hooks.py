@@ -20,9 +20,10 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
     "index.md": "README.md",
-    "format.md": "shardmill/shards/FORMAT.md",
+    "format.md": "shardmill/store/FORMAT.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
 }
 """Page of the site -> file of the repository."""
 LINK = re.compile(r"\[([^\]\[]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -60,6 +61,6 @@ def _relink(text: str, here: Path, page: Page, pages: dict[Path, str]) -> str:
         if path in pages:
             up = len(PurePosixPath(page.file.src_uri).parts) - 1
             return f"[{name}]({'../' * up}{pages[path]}{anchor})"
-        return name if path.exists() else found.group()  # mkdocs tells what leads nowhere
+        return name if path.exists() else found.group()  # mkdocs reports dead links
 
     return LINK.sub(link, text)

@@ -1,7 +1,7 @@
 """What the reference takes from sources beside docstrings: fields and heads.
 
 In: modules as griffe read them.  Out: the same; the comment of a field is its docstring, and of a
-module's docstring all but the first sentence is a block of plain text, as it is laid out.
+module's docstring all but the first sentence is a block of plain text, as it is written.
 Promise: nothing is made up: a field without a comment stays without a sentence.
 """
 
@@ -35,7 +35,7 @@ class ShardmillHouse(griffe.Extension):
 
 @cache
 def _comments(path: Path) -> dict[int, tuple[str, bool]]:
-    """Line -> its comment, and whether it stands alone."""
+    """Line -> its comment, and whether it has the line to itself."""
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
     return {
         token.start[0]: (token.string.lstrip("# "), token.line.lstrip().startswith("#"))
@@ -45,7 +45,7 @@ def _comments(path: Path) -> dict[int, tuple[str, bool]]:
 
 
 def _sentence(path: Path, first: int, last: int) -> str:
-    """The comment behind a field, and the lines of comment below it."""
+    """The comment after a field, and the lines of comment below it."""
     comments = _comments(path)
     parts = [comments[line][0] for line in range(first, last + 1) if line in comments]
     below = last + 1

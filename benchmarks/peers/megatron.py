@@ -18,7 +18,7 @@ from megatron.core.datasets.utils import Split
 from read_corpus import BATCH, EOS, SEQ_LEN, SPLIT, VOCAB_SIZE, Corpus
 from torch.utils.data import DataLoader
 
-from shardmill.mapped import open_tokens
+from shardmill.store.readers import open_tokens
 
 _DOCUMENTS = 4096  # written at a time
 

@@ -1,11 +1,9 @@
 """Build the cache: texts to a token stream, conversations to examples.
 
-In: plain iterables.  Out: a finished folder with meta.json, or nothing.
-Promise: deterministic given the seed and the input's order (torch's generator alone); every
-document, example and token read is accounted for in meta.json; an id that does not fit uint16 is
-an error; a finished folder is replaced only with `overwrite`. Nothing is kept in memory but one
-shuffle buffer.
-Not here: where texts come from (niels_gpt.data), the bytes (shardmill).
+Plain iterables become a finished folder with meta.json, or nothing. The result depends on the seed
+and the input's order alone (torch's generator). Every document, example and token that was read is
+accounted for in meta.json. An id that does not fit uint16 is an error. A finished folder is
+replaced only with `overwrite`. Memory holds one shuffle buffer.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.shuffle import ShuffledSource
 from niels_gpt.examples import SplitRule, write_examples
 from niels_gpt.messages import Message, SplitUnit
-from shardmill.build import BuildSpec, Feed, build_store
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import OptionError
 from shardmill.protocols import Source
 from shardmill.sources import MemorySource
@@ -52,7 +50,7 @@ def build_pretrain_cache(
 
     The first max_val_tokens go to val, the next max_train_tokens to train. The document at a
     border is in one split only: what does not fit of it is counted as over budget. Reading stops
-    when both are full. With shuffle_buffer the texts are drawn through a buffer of so many;
+    when both are full. With shuffle_buffer the texts are drawn through a buffer of that size;
     None and 0 keep their order.
     Without append_eot the shards hold exactly the tokenised texts.
     """

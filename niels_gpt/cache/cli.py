@@ -1,11 +1,10 @@
 """`python -m niels_gpt.cache.cli build-all`: every source of the cache, one after the other.
 
-Files are read and encoded by all cores; a stream is read, encoded and written at the same time, in
-threads, with as many for the tokenizer as there are cores.
-Promise: one source's failure does not lose the others; the table says which failed, why, and how
-to go on; exit 0 when all is built, 1 when a source failed, 2 for a mistake in the call, 130 after
-Ctrl-C. The table goes to stdout, bars and messages to stderr.
-Not here: what a source is (niels_gpt.recipes), its defaults (niels_gpt.settings).
+Files are read and encoded by all cores. A stream is read, encoded and written at the same time, in
+threads, with one tokenizer thread per core. A source that fails does not stop the others: the table
+says which failed, why, and how to resume. Exit code 0 when all is built, 1 when a source failed, 2
+for a mistake in the call, 130 after Ctrl-C. The table is written to stdout, bars and messages to
+stderr.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 from rich.table import Table
 from rich.text import Text
@@ -25,12 +23,10 @@ from niels_gpt.installed import install_tokenizer
 from niels_gpt.recipes import RECIPES, Outcome, Recipe, build_sources
 from niels_gpt.settings import Settings
 from niels_gpt.work import Run, Stub
-from shardmill.build.tools import num_cores
-from shardmill.cli.called import Call
-from shardmill.cli.mistakes import as_flags
-from shardmill.cli.progress import build_progress
-from shardmill.cli.stdout import SafeConsole, messages
-from shardmill.errors import OptionError, ShardmillError
+from shardmill.cli.app import as_flag
+from shardmill.cli.terminal import SafeConsole, build_progress, messages
+from shardmill.errors import OptionError, ShardmillError, as_keyword
+from shardmill.machine import num_cores
 
 PROGRAM = "python -m niels_gpt.cache.cli"
 
@@ -38,7 +34,7 @@ PROGRAM = "python -m niels_gpt.cache.cli"
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, build, print the table."""
     words = list(sys.argv[1:] if argv is None else argv)
-    with messages("shardmill", "niels_gpt", worded=_worded):
+    with messages("shardmill", "niels_gpt"):
         return _answered(words)
 
 
@@ -47,10 +43,10 @@ def _answered(words: Sequence[str]) -> int:
     try:
         return build_all(args, words)
     except ShardmillError as error:
-        print(f"{PROGRAM}: {_worded(str(error))}", file=sys.stderr)
+        print(f"{PROGRAM}: {_worded(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"stopped; go on with:\n  {_resume_command(words)}", file=sys.stderr)
+        print(f"stopped; resume with:\n  {_resume_command(words)}", file=sys.stderr)
         return 130
 
 
@@ -69,19 +65,19 @@ def build_all(args: argparse.Namespace, words: Sequence[str]) -> int:
         rebuilt=folders if args.overwrite else (),
         num_threads=settings.workers or num_cores(),
     )
-    with build_progress() as on_progress:
+    with build_progress() as progress:
         run = Run(
             settings=settings,
             tokenizer=CacheTokenizer(tokenizer),
             resume=args.resume,
             overwrite=args.overwrite,
-            on_progress=on_progress,
+            on_progress=progress.show,
         )
         outcomes = build_sources(run, recipes)
     SafeConsole().print(_table(outcomes))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
-        print(f"\n{outcome.recipe.name} failed: {_worded(str(outcome.error))}", file=sys.stderr)
+        print(f"\n{outcome.recipe.name} failed: {_worded(outcome.error)}", file=sys.stderr)
     if failed:
         print(f"\ngo on with:\n  {_resume_command(words)}", file=sys.stderr)
     return 1 if failed else 0
@@ -138,14 +134,12 @@ def _size(unit: str, split: object) -> str:
     return f"{split.documents:,} {unit}s\n{split.tokens:,} tokens"  # type: ignore[attr-defined]
 
 
-def _worded(message: str) -> str:
-    """The keywords of the library as flags of this command."""
-    names = ["resume", "overwrite", *(field.name for field in dataclasses.fields(Settings))]
-    flags = ("--" + name.replace("_", "-") for name in names)
-    command = SimpleNamespace(
-        params=[SimpleNamespace(opts=[flag], secondary_opts=()) for flag in flags]
-    )
-    return as_flags(message, Call(name=PROGRAM, command=command, debug=False))
+def _worded(error: BaseException | None) -> str:
+    """The message of an error, with the options that this command has as flags."""
+    if not isinstance(error, ShardmillError):
+        return str(error)
+    names = {"resume", "overwrite", *(field.name for field in dataclasses.fields(Settings))}
+    return error.worded(lambda name, value: (as_flag if name in names else as_keyword)(name, value))
 
 
 def _resume_command(words: Sequence[str]) -> str:
@@ -162,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         build.add_argument(
             name, action="append", default=[], metavar="NAMES", help=f"{words}: {names}"
         )
-    build.add_argument("--resume", action="store_true", help="go on; keep what is finished")
+    build.add_argument(
+        "--resume", action="store_true", help="continue an earlier build; keep what is finished"
+    )
     build.add_argument("--overwrite", action="store_true", help="replace finished stores")
     for field in dataclasses.fields(Settings):
         flag = "--" + field.name.replace("_", "-")

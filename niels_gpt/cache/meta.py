@@ -1,4 +1,4 @@
-"""meta.json files: written whole or not at all, the same dict always as the same bytes."""
+"""meta.json files: written atomically, and equal dicts always as equal bytes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardmill.atomic import atomic_write
 from shardmill.errors import ManifestError, StoreNotFoundError
+from shardmill.storage.atomic import atomic_write
 
 
 def write_meta(path: str, meta: dict[str, Any]) -> None:

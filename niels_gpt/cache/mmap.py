@@ -1,9 +1,7 @@
-"""Find and check the files a dataset maps.
+"""Find and check the files that a dataset maps.
 
-In: paths as a caller gives them.  Out: `TokenFile`s of known size and dtype, and example starts.
-Promise: beside a store's meta.json only what it lists is read, with the size it lists; without
+Next to the meta.json of a store only the files it lists are read, with the sizes it lists. Without
 one the files are uint16, as prescribed, and the log says so. Nothing is guessed from sizes.
-Not here: mapping itself (shardmill.mapped) and batches.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from niels_gpt.cache.formats import META_FILE, SHARD_GLOB, TOKEN_DTYPE, TOKEN_DT
 from niels_gpt.cache.meta import read_meta, sha256_file
 from shardmill.errors import DamagedStoreError, StoreError, StoreNotFoundError
 from shardmill.records import OffsetArray, TokenFile
-from shardmill.shards import Store, open_store, refuse_excluded
+from shardmill.store import Store, open_store, refuse_excluded
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
-"""Random windows over a split's token stream.
+"""Random windows of a split's tokens, as batches x, y of shape (B, T).
 
-In: a folder of shards.  Out: batches x, y of (B, T).
-Promise: y is x moved by one; a window lies inside one shard; every window is equally likely,
-because a shard is chosen with probability proportional to its number of windows; all randomness
-comes from the caller's torch generator; tokens are mapped, never loaded whole.
+y is x moved by one. A window is inside one shard, and every window is equally likely, because a
+shard is chosen with probability proportional to its number of windows. All randomness comes from
+the caller's torch generator. Tokens are mapped, never loaded whole.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 from niels_gpt.cache.mmap import find_shards
 from shardmill.arguments import whole_number
 from shardmill.errors import StoreError
-from shardmill.mapped import TokenSpace
-from shardmill.records import OffsetArray
+from shardmill.records import OffsetArray, next_token_pairs
+from shardmill.store.readers import TokenSpace
 
 
 class PretrainTokenStreamDataset:
@@ -58,9 +57,8 @@ class PretrainTokenStreamDataset:
             self.num_windows, (B,), generator=generator, device=generator.device
         ).cpu()
         tokens = self._space.gather(self._starts(drawn.numpy()), self.T + 1)
-        x = torch.from_numpy(tokens[:, :-1].astype(np.int64))
-        y = torch.from_numpy(tokens[:, 1:].astype(np.int64))
-        return x.to(self.device), y.to(self.device)  # type: ignore[return-value]
+        x, y = (torch.from_numpy(part).to(self.device) for part in next_token_pairs(tokens))
+        return x, y  # type: ignore[return-value]
 
     def _starts(self, windows: OffsetArray) -> OffsetArray:
         """Where windows begin in the token space: past all shards before, inside their own."""

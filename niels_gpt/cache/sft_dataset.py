@@ -1,11 +1,9 @@
 """Whole conversations as rows, with the loss on what the assistant said.
 
-In: a file of tokens and the starts of its examples.  Out: batches x, y, y_masked of (B, T).
-Promise: a row is one example from its start, cut after T + 1 tokens or padded with EOT; y_masked
-keeps the targets inside assistant spans, their closing EOT included, and is -100 elsewhere;
-padding is never trained; every row trains at least one token (examples that cannot, because the
-cut comes before the assistant speaks, are not drawn, and the log says how many).
-Not here: the rule of the spans (shardmill.chat.assistant_mask), packing.
+A row is one example from its start, cut after T + 1 tokens or padded with EOT. `y_masked` keeps the
+targets inside assistant spans, their closing EOT included, and is -100 elsewhere. Padding is never
+trained, and every row trains at least one token: examples that cannot, because the cut comes before
+the assistant speaks, are not drawn, and the log says how many.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from niels_gpt.cache.mmap import find_examples
 from shardmill.arguments import whole_number
 from shardmill.chat import assistant_mask
 from shardmill.errors import OptionError, StoreError
-from shardmill.mapped import TokenSpace
-from shardmill.records import IGNORE_INDEX, IntArray, OffsetArray
+from shardmill.records import IntArray, OffsetArray, next_token_pairs
+from shardmill.store.readers import TokenSpace
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +77,13 @@ class SFTExampleDataset:
         """x, y, y_masked of the given examples."""
         tokens, real = self._padded(examples)
         said = assistant_mask(tokens, open_id=self.asst_id, end_id=self.eot_id) & real
-        x, y = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
-        return x, y, np.where(said[:, 1:], y, IGNORE_INDEX)
+        x, y = next_token_pairs(tokens)
+        return x, y, next_token_pairs(tokens, said)[1]
 
     def _padded(
         self, examples: IntArray
     ) -> tuple[OffsetArray, np.ndarray[Any, np.dtype[np.bool_]]]:
-        """(n, T + 1) tokens, EOT behind each example, and where the tokens are the example's."""
+        """(n, T + 1) tokens, EOT after each example, and where the tokens are the example's."""
         starts, column = self._starts[examples], np.arange(self.T + 1)
         width = min(self.T + 1, self._space.num_tokens)
         # A row near the file's end is gathered further left and read from `shift` on.

@@ -1,8 +1,7 @@
 """Dolly 15k as conversations: one question, one answer.
 
-In: rows with instruction, context, response.  Out: one `Chat` per row, in order.
-Promise: every row gives one chat, also a broken one, so that whoever builds from them can drop it
-by name; texts are exactly those of the row.
+Every row gives one `Chat`, in order, with exactly the texts of the row. A broken row does too, so
+that a build can drop it by name.
 """
 
 from __future__ import annotations

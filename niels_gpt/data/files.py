@@ -1,8 +1,7 @@
-"""A folder of texts as two sources: split by a seeded list of its files.
+"""A folder of texts as two sources, for training and validation, split by a seeded list of files.
 
-In: a folder, a share for validation, a seed.  Out: the training and the validation source.
-Promise: a file is on one side only; the sides depend on the sorted names, the share and the seed
-alone; inside a side files keep the sorted order.
+A file is on one side only. The sides depend on the sorted names, the share and the seed alone, and
+within a side files keep the sorted order.
 """
 
 from __future__ import annotations

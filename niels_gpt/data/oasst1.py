@@ -1,10 +1,9 @@
-"""OpenAssistant messages as conversations: every way from a root to a leaf.
+"""OpenAssistant messages as conversations: one `Chat` for every path from a root to a leaf.
 
-In: flat messages with message_id and parent_id, in any order.  Out: one `Chat` per thread.
-Promise: time and memory are linear in the messages; no recursion. Each message has one fate: it
-is in a thread, or it is counted under a reason. All threads of a tree carry the tree's id as
-their group, so a split never parts siblings.
-Not here: the choice of good answers. Ranks and labels are not looked at.
+Messages with message_id and parent_id may come in any order. Time and memory are linear in the
+messages, without recursion. Each message is in a thread, or it is counted under a reason. All
+threads of a tree carry the tree's id as their group, so that a split can keep siblings together.
+Ranks and labels are not looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from niels_gpt.data.rows import open_rows
 from niels_gpt.messages import Chat, Message
 from shardmill.errors import SourceError
-from shardmill.sources.trees import Node, plant, ways
+from shardmill.sources.message_trees import Node, link_messages, paths_of
 
 log = logging.getLogger(__name__)
 
@@ -84,16 +83,16 @@ def read_threads(
         messages.append(message)
         tree = row.get("message_tree_id")
         trees.append(tree if isinstance(tree, str) else "")
-    forest = plant(nodes, max_messages=max_messages)
+    forest = link_messages(nodes, max_messages=max_messages)
     chats = [
         Chat(
-            [messages[number] for number in way],
-            id=nodes[way[-1]].id,
-            group=trees[way[0]] or nodes[way[0]].id,
+            [messages[number] for number in path],
+            id=nodes[path[-1]].id,
+            group=trees[path[0]] or nodes[path[0]].id,
         )
-        for way in ways(forest)
+        for path in paths_of(forest)
     ]
-    left_out = Counter(fate for fate in forest.fates if fate is not None)
+    left_out = Counter(reason for reason in forest.reasons if reason is not None)
     counts = {reason: left_out[reason] for reason in REASONS if left_out[reason]}
     used = len(nodes) - sum(counts.values())
     if counts:

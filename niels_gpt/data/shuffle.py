@@ -1,10 +1,8 @@
 """Shuffle a source through a buffer, with torch's generator alone.
 
-In: a source, a seed, a buffer size.  Out: the same documents in another order, as a source.
-Promise: a pure function of the input's order, the seed and the size; resuming is exact, because
-the stream is drawn again from its start and what was given before is skipped; memory holds one
-buffer of documents.
-Not here: tokens. Drawing again costs reading, never tokenising.
+The order is a pure function of the input's order, the seed and the buffer size. Resuming is exact:
+the stream is drawn again from its start and what was given before is skipped, which costs reading
+but never tokenising. Memory holds one buffer of documents.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class ShuffledSource:
     def __init__(self, source: Source, *, seed: int, buffer_size: int) -> None:
         if buffer_size < 1:
             raise OptionError(f"shuffle buffer {buffer_size}: wanted at least 1 document, or None")
-        seeded(seed)  # a senseless one is refused before any work
+        seeded(seed)  # an invalid one is refused before any work
         self._source, self._seed, self._buffer_size = source, seed, buffer_size
 
     @property
@@ -78,7 +76,7 @@ class ShuffledSource:
             )
         if sum(skip.values()):
             raise SourceError(
-                f"source {self.name!r}: the cursor stands behind its end (missing: "
+                f"source {self.name!r}: the cursor is past its end (missing: "
                 f"{dict(+skip)}); resume with the input the cursor came from"
             )
 

@@ -1,10 +1,9 @@
-"""WikiText as whole articles.
+"""WikiText as whole articles, from rows of lines on the hub or from local files.
 
-In: rows of lines, from the hub or from local files.  Out: one document per article.
-Promise: an article is its lines from one title line (" = Title = ") to the next; lines keep their
-text and order; blank lines are no text. Hub rows and raw files of the same data give the same
-documents. Local files can be cut: an article belongs to the piece its first line is in.
-Not here: undoing the tokenisation of the original (" @-@ " stays).
+An article is its lines from one title line (" = Title = ") to the next. Lines keep their text and
+order; blank lines are left out. Hub rows and raw files of the same data give the same documents.
+Local files can be cut: an article belongs to the piece that holds its first line. The tokenisation
+of the original (" @-@ ") stays.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def articles(rows: Iterable[str]) -> Iterator[str]:
 
 
 def owned_articles(own: Iterable[str], after: Iterable[str], *, first: bool) -> Iterator[str]:
-    """The articles whose first line is among the rows `own`; `after` are all rows behind these.
+    """The articles whose first line is among the rows `own`; `after` are all rows after these.
 
     The `first` rows of all own what comes before any title too.
     """

@@ -1,8 +1,6 @@
-"""Is this a chat, are these ids and a mask? If not, an error that says where.
+"""Checks of what a caller passes: a chat, ids and a mask. An error says where the problem is.
 
-In: what a caller passed.  Out: turns, or arrays.
-Promise: what comes out is well formed; nothing is repaired but a missing system message.
-Not here: tokens (sft.py).
+Nothing is repaired except a missing system message.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from niels_gpt.special_tokens import ROLE_NAMES
-from shardmill.chat.roles import normal_role
+from shardmill.chat.policy import normal_role
 from shardmill.errors import ShardmillError
 from shardmill.records import BoolArray, OffsetArray
 

@@ -1,11 +1,9 @@
 """Chats to fixed-size training batches, one list of ids at a time.
 
-In: a chat.  Out: its ids, which of them are trained, both at length S, and tensors of a batch.
-Promise: SYS first, then the turns as they come; the loss is on the assistant's words and their EOT;
-a packed row has length S and trains at least one token; the last assistant's EOT is in it. Text
-never becomes a special id, whatever the tokenizer does with the literal strings.
-Not here: the rules themselves. Who speaks is shardmill.chat.roles, the mask shardmill.chat.mask,
-what is left out of a row shardmill.chat.fit.cuts, the shift shardmill.chat.fit.
+SYS comes first, then the turns in order. The loss is on the assistant's words and their EOT. A
+packed row has length S, trains at least one token and holds the last assistant's EOT. Text never
+becomes a special id, whatever the tokenizer does with the literal strings. The mask follows
+`shardmill.chat.policy`; what is left out of a row follows `shardmill.chat.fit`.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from niels_gpt.format.checked import (
 from niels_gpt.messages import Message
 from niels_gpt.special_tokens import ROLE_NAMES, SPECIAL_TOKENS
 from shardmill.arguments import whole_number
-from shardmill.chat.fit import Fit, fit_rows, next_token_pairs
-from shardmill.chat.mask import assistant_mask
-from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged
-from shardmill.tokenizer import adapt_tokenizer, probe
-from shardmill.tokenizer.specials import short_name
+from shardmill.chat.fit import Fit, fit_rows
+from shardmill.chat.policy import assistant_mask
+from shardmill.records import IGNORE_INDEX, ROLES, ChatExamples, Ragged, next_token_pairs
+from shardmill.tokenizers import adapt_tokenizer, probe
+from shardmill.tokenizers.base import short_name
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
 
@@ -60,7 +58,7 @@ def serialize_chat_to_ids(
     Roles in any case and under their other names (human, gpt, ...). A literal special string in a
     content is text: where the tokenizer would make a special id of it, the string is encoded in
     two pieces. tokenizer: anything with encode(text); open a library's own object once with
-    shardmill.open_tokenizer, or it is opened anew in every call.
+    shardmill.open_tokenizer, or it is opened again in every call.
     """  # noqa: E501
     where = where_of(ex)
     turns = turns_of(ex, default_system_text, where)
@@ -131,7 +129,7 @@ def pack_sft_ids_and_mask(
         turn_roles=np.array(roles, np.uint8),
     )
     rows = fit_rows(examples, S - 1, fit=Fit.DROP_OLDEST_TURNS, pad_id=pad_id)
-    if not len(rows.kept):
+    if not len(rows.ids):
         raise SFTFormatError(
             f"{len(tokens):,} ids with {int(trained.sum()):,} trained, none of which is a label: "
             "such a row would train nothing; leave chats without an assistant's words out"
@@ -162,7 +160,8 @@ def collate_sft_batch(
             )
     tokens = as_ids([token for ids, _ in packed for token in ids]).reshape(-1, S)
     trained = as_mask([said for _, mask in packed for said in mask], tokens.size).reshape(-1, S)
-    parts = next_token_pairs(tokens, trained, ignore_index)
+    pairs = next_token_pairs(tokens, trained, ignore_index=ignore_index)
+    parts = (*pairs, trained[:, 1:].copy())
     x, y, loss_mask = (torch.from_numpy(part).to(device) for part in parts)
     return x, y, loss_mask  # type: ignore[return-value]
 
@@ -192,7 +191,7 @@ def _encode_text(
     """The ids of a content whose literal special strings are text.
 
     A tokenizer that makes a special id of such a string, or refuses it, gets it in two pieces:
-    every occurrence is cut behind its first character, so no piece holds one.
+    every occurrence is cut after its first character, so no piece holds one.
     """
     cuts = [match.start() + 1 for match in _ANY_LITERAL.finditer(content)]
     if not cuts:

@@ -1,62 +1,63 @@
-"""Conversation to ids, and which of them are trained.
+"""Chat: from conversations to token ids and a loss mask.
 
-contract.py   what every template promises
-roles.py      who speaks, under which names
-check.py      is this a conversation? if not, the reason code
-tools.py      tool calls and definitions as text
-spec.py       a template as data;  templates.py the known ones
-bind.py       a template meets a tokenizer
-template.py   conversations -> ids, mask, turns; by places.py, turns.py, assemble.py
-policy.py     which turns are trained
-mask.py       ids that come without turns -> which of them the assistant said
-fit/          examples -> rows of one length
-jinja/        templates written as text, by whoever can render them
-proof/        is a template's mask right? a certificate, or the smallest conversation that shows not
+messages.py        check a conversation, or say why it is dropped
+policy.py          which turns are trained (`TRAIN_ON`), and what a template promises
+template_spec.py   a template as data, and the known ones
+token_template.py  a template bound to a tokenizer: conversations to ids and mask
+jinja/             templates written in Jinja
+proof/             proof of a template's loss mask: a certificate, or a smallest counterexample
+fit.py             examples to rows of one length
 """
 
 from __future__ import annotations
 
-from shardmill.chat.bind import bind_template
-from shardmill.chat.check import (
-    REASONS,
-    CheckedMessage,
-    check_messages,
-    reason_to_drop,
-    special_in_text,
-)
-from shardmill.chat.contract import ChatTemplate, Rendered, TrainOn, TrainPolicy
 from shardmill.chat.fit import (
     FIT_REASONS,
     FIT_SENTENCES,
     Fit,
     FitCounts,
     FittedRows,
-    collate_rows,
     fit_rows,
-    next_token_pairs,
 )
 from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
-from shardmill.chat.mask import assistant_mask
-from shardmill.chat.policy import trained_turns
+from shardmill.chat.messages import (
+    REASONS,
+    CheckedMessage,
+    check_messages,
+    reason_to_drop,
+    special_in_text,
+)
+from shardmill.chat.policy import (
+    ROLE_NAMES,
+    TRAIN_ON,
+    ChatTemplate,
+    Rendered,
+    TrainOn,
+    TrainPolicy,
+    assistant_mask,
+    normal_role,
+    trained_turns,
+)
 from shardmill.chat.proof import Certificate, prove_mask
-from shardmill.chat.roles import ROLE_NAMES, normal_role
-from shardmill.chat.spec import (
+from shardmill.chat.template_spec import (
+    KNOWN_TEMPLATES,
     Insert,
     Marker,
     RoleSpec,
     TemplateSpec,
     Text,
+    known_template,
     load_template_spec,
     spec_from_json,
 )
-from shardmill.chat.template import TokenTemplate
-from shardmill.chat.templates import KNOWN_TEMPLATES, known_template
+from shardmill.chat.token_template import TokenTemplate, bind_template
 from shardmill.errors import MaskProofError
 
 __all__ = [
     "KNOWN_TEMPLATES",
     "REASONS",
     "ROLE_NAMES",
+    "TRAIN_ON",
     "Certificate",
     "ChatTemplate",
     "CheckedMessage",
@@ -89,7 +90,5 @@ __all__ = [
     "FIT_REASONS",
     "FIT_SENTENCES",
     "FitCounts",
-    "collate_rows",
-    "next_token_pairs",
     "JINJA_REASONS",
 ]

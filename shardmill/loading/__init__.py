@@ -1,32 +1,28 @@
-"""The online half: what a store holds becomes rows for training.
+"""Stores become training batches, with a position that resumes exactly.
 
-In: stores and token folders, sequence length, weights, a seed.  Out: numpy arrays of one shape.
-Promise: nothing is written; a new sequence length needs no new build; the order is a function of
-its arguments, and a position in it is one number.
-Not here: tensors (pytorch), what an order is (sampling).
+`load` is the front door. Underneath, `TokenSource` and `PackSource` read rows, `SampleStream` puts
+the rows of all sources in one order, and `Loader` is a position in that order.
 """
 
 from __future__ import annotations
 
-from shardmill.loading.batch import Batch, SourceCounters
-from shardmill.loading.chats import ChatRows
-from shardmill.loading.loader import Loader
-from shardmill.loading.packs import PackBatch, PackSource
-from shardmill.loading.plan import PlannedSample, plan_step
-from shardmill.loading.rows import RowSource
-from shardmill.loading.sources import TokenSource
-from shardmill.loading.stream import SampleStream
+from shardmill.loading.api import load
+from shardmill.loading.loader import Loader, SourceCounters
+from shardmill.loading.order import PlannedSample, SampleStream, plan_step
+from shardmill.loading.packed_rows import ChatRows, PackSource
+from shardmill.loading.rows import RowSource, TokenSource
+from shardmill.records import Batch
 
 __all__ = [
     "Batch",
     "ChatRows",
     "Loader",
-    "PackBatch",
     "PackSource",
     "PlannedSample",
     "RowSource",
     "SampleStream",
     "SourceCounters",
     "TokenSource",
+    "load",
     "plan_step",
 ]

@@ -1,134 +1,170 @@
-"""A position in a stream, as a small JSON value.
+"""Saved positions: one envelope for all loaders, streams and samplers, and the state of a `Loader`.
 
-In: a stream and the samples consumed, or a state.  Out: the state, or the samples consumed.
-Promise: global (no rank, no batch size in it), versioned, under 1 KB for any number of sources; a
-state of other data, another order or a later version is refused, and each difference is named.
-Exclusions may differ: they move no sample, and what changed is told in a warning.
-Not here: who saves it, and where.
+A state is a JSON object with a version, a kind, what identifies the data and their order, and a
+position. A state of another kind, a later version, other data or another order is refused, and
+every difference is named.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from shardmill.arguments import whole_number
-from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading.exclusion import tell_change
-from shardmill.loading.stream import SampleStream
+from shardmill.errors import StateMismatchError
+from shardmill.loading.exclusion import warn_of_change
+from shardmill.loading.order import SampleStream
 from shardmill.records import JSON
-from shardmill.sampling.keys import fingerprint_of
+from shardmill.sampling.order import fingerprint_of
+
+State = dict[str, JSON]
 
 VERSION = 1
-KIND = "shardmill.loader"
-MOST_BYTES = 1000
-"""Of a state as JSON. Sources that do not fit in are not listed, only counted."""
-
 MOST_SAMPLES = 2**62
-"""Of a position: twice as many are the most that an order can number, and steps need room."""
-
-_EXCLUSIONS = "exclusions"  # the one key that is there only when it says something
-_SHORT = 16  # hex digits that tell one source's data from another's
-_NEXT = "open the same data with the same arguments, or begin a new run without this state"
+"""The largest position. An order can number twice as many samples, so that steps fit."""
 
 
-def make_state(stream: SampleStream, samples: int) -> dict[str, JSON]:
-    """The state after the first `samples` samples of the stream."""
-    state = {**describe(stream), "samples": samples}
-    widest = len(json.dumps({**state, "samples": 2**63 - 1}))
-    return state if widest <= MOST_BYTES else {**state, "sources": len(stream.sources)}
+def write_envelope(kind: str, **values: JSON) -> State:
+    return {"version": VERSION, "kind": kind, **values}
 
 
-def describe(stream: SampleStream) -> dict[str, JSON]:
-    """Everything in a state but the position."""
-    listed = [[one.name, one.fingerprint, len(one)] for one in stream.sources]
-    mix = [[start, [str(share) for share in shares]] for start, shares in stream.shares()]
-    excluded = stream.exclusions
-    return {
-        "version": VERSION,
-        "kind": KIND,
-        "data": fingerprint_of(sources=_json(listed)),
-        "order": stream.order_fingerprint,
-        "mix": fingerprint_of(phases=_json(mix))[:_SHORT],
-        "seed": stream.seed,
-        "shuffle": stream.shuffle,
-        "seq_len": stream.seq_len,
-        "sources": [[one.name, _short(one.fingerprint)] for one in stream.sources],
-        **({} if excluded is None else {_EXCLUSIONS: excluded}),
-    }
+def read_envelope(
+    state: object, kind: str, keys: Collection[str], *, optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """`state` if it is of this kind, of a version that can be read, and has these keys.
 
-
-def read_state(state: Mapping[str, Any], stream: SampleStream) -> int:
-    """The samples consumed, if the state is one of this very stream."""
-    own = make_state(stream, 0)
-    _check_form(state, own)
-    found = list(_differences(state, own))
-    if found:
-        raise StateMismatchError(
-            f"this state is not of this stream: {'; '.join(found)}. {_NEXT[0].upper()}{_NEXT[1:]}"
-        )
-    try:
-        samples = whole_number(state["samples"], "samples", least=0)
-    except OptionError as error:
-        raise StateMismatchError(
-            f"the state's {error}; it was changed since it was saved"
-        ) from None
-    if samples > MOST_SAMPLES:
-        raise StateMismatchError(
-            f"samples: the state has {samples:,}, wanted at most {MOST_SAMPLES:,}; it was changed "
-            f"since it was saved"
-        )
-    tell_change(state.get(_EXCLUSIONS), stream.exclusions, "Loader")
-    return samples
-
-
-def _check_form(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    `keys` need not list "version" and "kind".
+    """
     if not isinstance(state, Mapping):
         raise StateMismatchError(
-            f"a state is a dict, as `state_dict` gives it; found a {type(state).__name__}"
+            f"a state is a dict, as state_dict() returns it; found a {type(state).__name__}"
         )
-    if state.get("kind") != KIND:
+    if state.get("kind") != kind:
         raise StateMismatchError(
-            f"no state of a Loader: its 'kind' is {state.get('kind')!r:.80}, wanted {KIND!r}"
+            f"this is a state of kind {state.get('kind')!r:.80}, wanted {kind!r}"
         )
     version = state.get("version")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise StateMismatchError(f"version: the state has {version!r:.80}, wanted {VERSION}")
     if version > VERSION:
         raise StateMismatchError(
-            f"version: the state has {version}, which a later shardmill wrote; this one reads up "
-            f"to {VERSION}: update shardmill"
+            f"version: the state has {version:,}, which a later shardmill wrote; this one reads "
+            f"up to {VERSION}: update shardmill"
         )
-    known = own.keys() - {_EXCLUSIONS}
-    unknown, missing = sorted(state.keys() - known - {_EXCLUSIONS}), sorted(known - state.keys())
+    known = {"version", "kind", *keys}
+    unknown, missing = state.keys() - known - {*optional}, known - state.keys()
     if unknown or missing:
         raise StateMismatchError(
-            f"the state has unknown keys {unknown!r:.200} and lacks {missing!r:.200}; pass what "
-            f"`state_dict` gave, unchanged"
+            f"the state has unknown keys {sorted(map(str, unknown))!r:.200} and lacks "
+            f"{sorted(missing)!r:.200}; pass what state_dict() returned, unchanged"
+        )
+    return dict(state)
+
+
+def differences(
+    found: Mapping[str, Any],
+    own: Mapping[str, Any],
+    *,
+    there: str = "the state",
+    here: str = "this loader",
+) -> Iterator[str]:
+    """Each value that differs, in type or value, by name; nested ones as "data.samples"."""
+    for name in sorted(found.keys() | own.keys()):
+        if name not in found:
+            yield f"{name}: missing in {there}, {here} has {own[name]!r:.80}"
+        elif name not in own:
+            yield f"{name}: {there} has {found[name]!r:.80}, {here} does not know it"
+        elif isinstance(found[name], Mapping) and isinstance(own[name], Mapping):
+            inner = differences(found[name], own[name], there=there, here=here)
+            yield from (f"{name}.{line}" for line in inner)
+        elif type(found[name]) is not type(own[name]) or found[name] != own[name]:
+            yield f"{name}: {there} has {found[name]!r:.80}, {here} {own[name]!r:.80}"
+
+
+def refuse_differences(found: Iterator[str]) -> None:
+    lines = list(found)
+    if lines:
+        raise StateMismatchError(
+            f"this state belongs to another run: {'; '.join(lines)}. Open the same data with the "
+            f"same arguments, or start a new run without this state"
         )
 
 
-def _differences(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
-    for key in ("seq_len", "seed", "shuffle"):
-        if type(state[key]) is not type(own[key]) or state[key] != own[key]:
-            yield f"{key}: the state has {state[key]!r:.80}, this loader {own[key]!r}"
-    before = len(told := list(_source_differences(state["sources"], own["sources"])))
-    yield from told
-    if not before and state["data"] != own["data"]:
+def read_count(state: Mapping[str, Any], name: str, *, most: int = 2**63 - 1) -> int:
+    """A whole number of the state, from 0 to `most`."""
+    value = state[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        shown = f"{value:,}" if type(value) is int else f"{value!r:.80}"
+        raise StateMismatchError(
+            f"{name}: the state has {shown}, wanted a whole number from 0 to {most:,}; it was "
+            f"changed since it was saved"
+        )
+    return value
+
+
+_KIND = "shardmill.loader"
+_MOST_BYTES = 1000  # of a state as JSON; sources that do not fit are counted, not listed
+_EXCLUSIONS = "exclusions"  # only present when something is excluded; may differ on resume
+_SHORT = 16  # hex digits of a fingerprint that is only compared
+
+
+def make_state(stream: SampleStream, samples: int) -> State:
+    """The state after the first `samples` global samples: under 1 KB for any number of sources."""
+    listed: JSON = [[one.name, one.fingerprint, len(one)] for one in stream.sources]
+    mix: JSON = [[start, [str(share) for share in shares]] for start, shares in stream.shares()]
+    excluded = stream.exclusions
+    state = write_envelope(
+        _KIND,
+        data=fingerprint_of(sources=listed),
+        order=stream.order_fingerprint,
+        mix=fingerprint_of(phases=mix)[:_SHORT],
+        seed=stream.seed,
+        shuffle=stream.shuffle,
+        seq_len=stream.seq_len,
+        # the fingerprint of a store ends with the split: hashed again, so that both count
+        sources=[
+            [one.name, fingerprint_of(source=one.fingerprint)[:_SHORT]] for one in stream.sources
+        ],
+        **({} if excluded is None else {_EXCLUSIONS: excluded}),
+        samples=samples,
+    )
+    longest = len(json.dumps({**state, "samples": 2**63 - 1}))
+    return state if longest <= _MOST_BYTES else {**state, "sources": len(stream.sources)}
+
+
+def read_state(state: Mapping[str, Any], stream: SampleStream) -> int:
+    """The samples consumed, if the state is one of this stream.
+
+    Exclusions may differ, since they move no other sample; a warning says so.
+    """
+    own = make_state(stream, 0)
+    found = read_envelope(state, _KIND, own.keys() - {_EXCLUSIONS}, optional=[_EXCLUSIONS])
+    refuse_differences(_loader_differences(found, own))
+    samples = read_count(found, "samples", most=MOST_SAMPLES)
+    warn_of_change(found.get(_EXCLUSIONS), stream.exclusions, "Loader")
+    return samples
+
+
+def _loader_differences(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    """Hashes are only reported when nothing that can be named explains them."""
+    plain = ("seq_len", "seed", "shuffle")
+    yield from differences({key: state[key] for key in plain}, {key: own[key] for key in plain})
+    named = list(_source_differences(state["sources"], own["sources"]))
+    yield from named
+    if not named and state["data"] != own["data"]:
         yield (
             f"data: other tokens, names or numbers of windows in at least one of "
             f"{_number(own['sources'])} sources"
         )
     if state["mix"] != own["mix"]:
-        yield "weights, temperature or phases: others than those of the state"
-    same = all(state[key] == own[key] for key in ("data", "mix", "seed", "shuffle", "seq_len"))
+        yield "weights, temperature or phases: not those of the state"
+    same = all(state[key] == own[key] for key in ("data", "mix", *plain))
     if same and state["order"] != own["order"]:
-        yield "order: made by other rules, those of another version of shardmill"
+        yield "order: made by the rules of another version of shardmill"
 
 
 def _source_differences(before: Any, now: Any) -> Iterator[str]:
-    """As much as can be told: by name if both list their sources."""
+    """By name if both list their sources."""
     if before == now:
         return
     if not (_is_list(before) and _is_list(now)):
@@ -138,9 +174,9 @@ def _source_differences(before: Any, now: Any) -> Iterator[str]:
     old, new = dict(before), dict(now)
     yield from (f"source {name!r} is in the state only" for name in old if name not in new)
     yield from (f"source {name!r} is in this loader only" for name in new if name not in old)
-    for name in old.keys() & new.keys():
-        if old[name] != new[name]:
-            yield f"source {name!r}: other data"
+    yield from (
+        f"source {name!r}: other data" for name in old if new.get(name, old[name]) != old[name]
+    )
     if old == new:
         yield f"sources: the state has them in the order {list(old)}, this loader in {list(new)}"
 
@@ -156,13 +192,3 @@ def _is_list(sources: Any) -> bool:
 
 def _number(sources: Any) -> str:
     return f"{len(sources) if isinstance(sources, list) else sources!r:.80}"
-
-
-def _short(fingerprint: str) -> str:
-    """A store's is its hash and a split's name: hashed again, so that both count."""
-    return fingerprint_of(source=fingerprint)[:_SHORT]
-
-
-def _json(value: Any) -> JSON:
-    found: JSON = json.loads(json.dumps(value))
-    return found

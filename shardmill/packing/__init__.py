@@ -1,26 +1,34 @@
-"""Lengths become a plan of which examples share a row.
+"""Packing: from the lengths of examples to a plan of which examples share a row.
 
-In: how long each example is, and how much a row holds.  Out: a `PackPlan`: pieces and rows as flat
-arrays, with its metrics.
-Promise: a plan is a partition, no row is over capacity, same input, same plan.
-Not here: tokens. A plan is an index, never a copy.
+A plan holds indices, never tokens. `packers.py` has the algorithms and their registry `PACKERS`,
+`plan.py` the plan and the rules for examples that are longer than a row.
 """
 
 from __future__ import annotations
 
-from shardmill.packing.assignment import BinAssignment
-from shardmill.packing.pack import (
+from shardmill.packing.packers import (
     PACKERS,
+    Algorithm,
     best_fit_decreasing,
     concatenate,
     first_fit_decreasing,
     first_fit_shuffle,
+    packer_named,
+    takes_seed,
 )
-from shardmill.packing.pieces import Long, Pieces
-from shardmill.packing.plan import PackMetrics, PackPlan, plan_of_bins
+from shardmill.packing.plan import (
+    BinAssignment,
+    Long,
+    PackMetrics,
+    PackPlan,
+    Pieces,
+    cut_examples,
+    plan_of_bins,
+)
 
 __all__ = [
     "PACKERS",
+    "Algorithm",
     "BinAssignment",
     "Long",
     "PackMetrics",
@@ -28,7 +36,10 @@ __all__ = [
     "Pieces",
     "best_fit_decreasing",
     "concatenate",
+    "cut_examples",
     "first_fit_decreasing",
     "first_fit_shuffle",
+    "packer_named",
     "plan_of_bins",
+    "takes_seed",
 ]

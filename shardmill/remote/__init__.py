@@ -1,35 +1,25 @@
-"""A finished folder to and from object storage.
+"""Copy finished folders to and from object storage, or read a store there through a local cache.
 
-In: a finished folder, or a block that builds one, and a URL.  Out: the same folder at the other
-end, or shards as they are read.
-Promise: nothing unfinished looks finished, at either end; every file is checked by its sha256.
-Not here: how to build; a client (fsspec and its file systems: `shardmill[s3]` for S3).
+Nothing unfinished looks finished at either end, and every file is checked by its sha256. Any file
+system of fsspec works; `shardmill[s3]` installs the one for S3.
 """
 
 from __future__ import annotations
 
-from shardmill.remote.outgoing import Outgoing, build_to
-from shardmill.remote.packed import (
-    ChatSftOutputConfig,
-    process_chat_sft_pack_from_spool_core,
-    write_memmap_to_cloud,
-)
-from shardmill.remote.receive import pull, remote_manifest, verify_remote
-from shardmill.remote.records import Receipt
-from shardmill.remote.send import push
-from shardmill.remote.store import RemoteStore, open_remote
+from shardmill.remote.build_to import Outgoing, build_to
+from shardmill.remote.cached_store import RemoteStore, open_remote
+from shardmill.remote.pull import pull, remote_manifest, verify_remote
+from shardmill.remote.push import push
+from shardmill.remote.transfer import TransferReceipt
 
 __all__ = [
-    "ChatSftOutputConfig",
     "Outgoing",
-    "Receipt",
     "RemoteStore",
+    "TransferReceipt",
     "build_to",
     "open_remote",
-    "process_chat_sft_pack_from_spool_core",
     "pull",
     "push",
     "remote_manifest",
     "verify_remote",
-    "write_memmap_to_cloud",
 ]

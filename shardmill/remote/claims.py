@@ -1,14 +1,14 @@
-"""One push at a time changes a place.
+"""Only one push at a time changes a remote folder.
 
-A push first writes a flag, a small file with a random name that no other push writes to, and then
-lists the place. It goes on only if no other push that may be alive has a flag there. A file system
-whose listing shows every file that was written before it needs no more than that: of two pushes,
-the one that wrote its flag later sees the flag of the other. If each sees the other, the one with
-the higher name withdraws and the one with the lower name waits until it has.
+A push first writes a claim, a small file with a random name that no other push writes to, and then
+lists the folder. It continues only if no other push that may be alive has a claim there. This is
+enough on any file system whose listing shows every file written before it: of two pushes, the one
+that wrote its claim later sees the claim of the other. If each sees the other, the one with the
+higher name withdraws and the one with the lower name waits until it has.
 
-A push rewrites its flag every `BEAT` seconds. The flag of a killed push stays. It is ignored and
+A push rewrites its claim every `BEAT` seconds. The claim of a killed push stays. It is ignored and
 removed if its process is known to be dead (same machine), or if it did not change for `DEAD`
-seconds. A push that could not write its own flag for `LOST` seconds stops itself before that.
+seconds. A push that could not write its own claim for `LOST` seconds stops before that.
 """
 
 from __future__ import annotations
@@ -23,56 +23,57 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from shardmill.errors import ShardmillError, StoreError, StoreNotFoundError
-from shardmill.remote.place import Listing, Place
+from shardmill.remote.folder import Listing, RemoteFolder
+from shardmill.storage.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
 
-FLAG = ".shardmill-push-"
-"""How the names of flags begin."""
+CLAIM = ".shardmill-push-"
+"""How the names of claims begin."""
 
 BEAT, LOST, DEAD = 5.0, 20.0, 60.0
 PATIENCE = 10.0
 """Seconds that a push waits for another one to withdraw."""
 
-_FLAG_BYTES = 600
-_active: set[str] = set()  # names of the flags that pushes of this process hold
+_CLAIM_BYTES = 600
+_active: set[str] = set()  # names of the claims that pushes of this process hold
 
 
-class _Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is at work; for the next push that finds it."""
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a claim: which push is at work, for the next push that finds it."""
 
     pushing: str  # sha256 of the manifest
     host: str
-    machine: str | None  # tells apart machines, boots and containers; None: unknown
+    machine: str | None  # differs between machines, boots and containers; None: unknown
     pid: int
     started: int  # when the process started, as the kernel counts
-    at_work: bool  # False: it still looks whether it is alone
+    at_work: bool  # False: it is still checking whether it is alone
     beat: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A flag of another push, as it was found."""
+    """A claim of another push, as it was found."""
 
     data: bytes
-    flag: _Flag | None  # None: it could not be read as one
-    since: float  # since when it is so
+    record: _Record | None  # None: it could not be decoded
+    since: float  # when it was first seen like this
     changed: bool  # it was rewritten while we watched: its push is alive
 
 
-class Turn:
-    """The right to change a place. Made by `take_turn`."""
+class PushClaim:
+    """The right to change a remote folder. Made by `claim_folder`."""
 
-    def __init__(self, place: Place, pushing: str) -> None:
-        self.place, self.name = place, f"{FLAG}{secrets.token_hex(8)}.json"
-        self.found: Listing = {}  # the place, listed when the turn began
-        self._flag = _Flag(
+    def __init__(self, remote: RemoteFolder, pushing: str) -> None:
+        self.remote, self.name = remote, f"{CLAIM}{secrets.token_hex(8)}.json"
+        self.found: Listing = {}  # the folder, listed when the claim was won
+        self._record = _Record(
             pushing=pushing,
             host=socket.gethostname()[:100],
             machine=_machine(),
@@ -83,24 +84,24 @@ class Turn:
         )
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._last = _now()
-        self._thread = threading.Thread(target=self._keep_beating, daemon=True, name=f"{FLAG}beat")
+        self._thread = threading.Thread(target=self._keep_beating, daemon=True, name=f"{CLAIM}beat")
 
     def check(self) -> None:
-        """Raise unless this push can still be sure that no other one took its place."""
+        """Raise unless this push can still be sure that no other push took over."""
         if _now() - self._last > LOST:
             raise StoreError(
-                f"{self.place.url}: no contact for more than {LOST:.0f} s, so another push may be "
-                "at work there now; look at the connection, then push again: what arrived is kept"
+                f"{self.remote.url}: no contact for more than {LOST:.0f} s, so another push may be "
+                "at work there now; check the connection, then push again: what arrived is kept"
             )
 
     def _begin(self) -> None:
-        self._write(at_work=False)
+        self._write(self.remote, at_work=False)
         self._thread.start()
         self.found, dead = self._wait()
-        self._write(at_work=True)
+        self._write(self.remote, at_work=True)
         for name in dead:
-            log.info("%s/%s: was left by a push that ended; removed", self.place.url, name)
-            self.place.remove(name)
+            log.info("%s/%s: removed; it was left by a push that ended", self.remote.url, name)
+            self.remote.remove(name)
             self.found.pop(name, None)
 
     def _end(self) -> None:
@@ -108,95 +109,102 @@ class Turn:
         if self._thread.ident is not None:
             self._thread.join(LOST)
         try:
-            self.place.remove(self.name)
-        except StoreError as error:  # the next push finds out that nobody is there
+            self.remote.remove(self.name)
+        except StoreError as error:  # the next push finds out that this one ended
             log.warning("%s; %s stays there until the next push", error, self.name)
 
     def _wait(self) -> tuple[Listing, list[str]]:
-        """The listing in which no other push is alive, and the flags of dead ones in it."""
+        """A listing in which no other push is alive, and the claims of dead ones in it."""
         seen: dict[str, _Seen] = {}
-        began, pause, is_told = _now(), 0.02, False
+        began, pause, has_warned = _now(), 0.02, False
         while True:
-            found = self.place.listing()
-            names = [name for name in found if name.startswith(FLAG) and name != self.name]
-            others = {name: self._look(name, found, seen) for name in names}
-            dead = [name for name, life in others.items() if life is False]
-            if len(dead) == len(others):
+            found = self.remote.listing()
+            names = [name for name in found if name.startswith(CLAIM) and name != self.name]
+            alive = {name: self._is_alive(name, found, seen) for name in names}
+            dead = [name for name, is_alive in alive.items() if is_alive is False]
+            if len(dead) == len(alive):
                 return found, dead
-            for name, life in others.items():
-                flag = seen[name].flag if name in seen else None
-                if life and flag and (flag.at_work or name < self.name):
-                    raise self._taken(flag)
+            for name, is_alive in alive.items():
+                record = seen[name].record if name in seen else None
+                if is_alive and record and (record.at_work or name < self.name):
+                    raise self._taken(record)
             waited = _now() - began
-            if waited > PATIENCE and None not in others.values():
+            if waited > PATIENCE and None not in alive.values():
                 raise self._taken(None)  # it should have withdrawn
-            if waited > 1 and None in others.values() and not is_told:
+            if waited > 1 and None in alive.values() and not has_warned:
                 log.warning(
                     "%s: another machine began a push to here; waiting up to %.0f s to see whether "
                     "it is still at work",
-                    self.place.url,
+                    self.remote.url,
                     DEAD,
                 )
-                is_told = True
+                has_warned = True
             time.sleep(pause)
             pause = min(pause * 1.5, 1.0)
 
-    def _look(self, name: str, found: Listing, seen: dict[str, _Seen]) -> bool | None:
-        """Whether the push with this flag is alive; None if that is not known yet."""
-        data = _read(self.place, name, found)
-        if data is None:
+    def _is_alive(self, name: str, found: Listing, seen: dict[str, _Seen]) -> bool | None:
+        """Whether the push with this claim is alive; None if that is not known yet."""
+        try:
+            data = self.remote.read(name, min(found[name]["size"], 2 * _CLAIM_BYTES))
+        except StoreNotFoundError:
             return None  # it went after the listing: list again
+        except StoreError:  # it was rewritten, with another length, while it was read
+            data = b""
         now, before = _now(), seen.get(name)
         if before is None or before.data != data:
-            seen[name] = _Seen(data, _decoded(data), since=now, changed=before is not None)
+            seen[name] = _Seen(data, _decode(data), since=now, changed=before is not None)
         last = seen[name]
-        known = _is_alive(name, last.flag)
-        if known is not None:
-            return known
+        record = last.record
+        if record is not None and record.machine is not None and record.machine == _machine():
+            if record.pid == os.getpid():
+                return name in _active
+            return _started(record.pid) == record.started
         if now - last.since > DEAD:
             return False
         return True if last.changed else None
 
-    def _taken(self, flag: _Flag | None) -> StoreError:
-        who = f" (process {flag.pid} on {flag.host})" if flag else ""
+    def _taken(self, record: _Record | None) -> StoreError:
+        who = f" (process {record.pid} on {record.host})" if record else ""
         return StoreError(
-            f"{self.place.url}: another push is at work there{who}; nothing was sent: wait for it, "
-            "then push again"
+            f"{self.remote.url}: another push is at work there{who}; nothing was sent: wait for "
+            "it, then push again"
         )
 
-    def _write(self, *, at_work: bool | None = None) -> None:
+    def _write(self, remote: RemoteFolder, *, at_work: bool | None = None) -> None:
         began = _now()
         with self._lock:
-            old = self._flag
+            old = self._record
             working = old.at_work if at_work is None else at_work
-            flag = msgspec.structs.replace(old, at_work=working, beat=old.beat + 1)
-            # always as long, so that a reader with the size of the one before reads all of it
-            self.place.pipe(self.name, msgspec.json.encode(flag).ljust(_FLAG_BYTES) + b"\n")
-            self._flag, self._last = flag, began
+            record = msgspec.structs.replace(old, at_work=working, beat=old.beat + 1)
+            # always the same length, so that a reader who knows the old size reads all of it
+            remote.pipe(self.name, msgspec.json.encode(record).ljust(_CLAIM_BYTES) + b"\n")
+            self._record, self._last = record, began
 
     def _keep_beating(self) -> None:
+        # Long pauses between retries could take more than LOST: the next beat comes sooner.
+        remote = replace(self.remote, retry=RetryPolicy(max_retries=2, delay=0.2))
         while not self._stop.wait(BEAT):
             if _now() - self._last > LOST:
                 return  # too late: another push may have begun
             try:
-                self._write()
+                self._write(remote)
             except ShardmillError as error:
                 log.debug("%s", error)
 
 
 @contextmanager
-def take_turn(place: Place, pushing: str) -> Iterator[Turn]:
-    """The right to change `place` while the block runs. Raises if another push has it."""
-    turn = Turn(place, pushing)
-    _active.add(turn.name)
+def claim_folder(remote: RemoteFolder, pushing: str) -> Iterator[PushClaim]:
+    """The right to change `remote` while the block runs. Raises if another push has it."""
+    claim = PushClaim(remote, pushing)
+    _active.add(claim.name)
     try:
         try:
-            turn._begin()
-            yield turn
+            claim._begin()
+            yield claim
         finally:
-            turn._end()
+            claim._end()
     finally:
-        _active.discard(turn.name)
+        _active.discard(claim.name)
 
 
 def _now() -> float:
@@ -205,35 +213,16 @@ def _now() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def _read(place: Place, name: str, found: Listing) -> bytes | None:
-    """A flag; None if it is gone."""
+def _decode(data: bytes) -> _Record | None:
     try:
-        return place.read(name, min(found[name]["size"], 2 * _FLAG_BYTES))
-    except StoreNotFoundError:
-        return None
-    except StoreError:  # it was rewritten, with another length, while it was read
-        return b""
-
-
-def _decoded(data: bytes) -> _Flag | None:
-    try:
-        return msgspec.json.decode(data, type=_Flag)
+        return msgspec.json.decode(data, type=_Record)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
-def _is_alive(name: str, flag: _Flag | None) -> bool | None:
-    """Whether the push with this flag is at work; None if that cannot be known from here."""
-    if flag is None or flag.machine is None or flag.machine != _machine():
-        return None
-    if flag.pid == os.getpid():
-        return name in _active
-    return _started(flag.pid) == flag.started
-
-
 @functools.cache
 def _machine() -> str | None:
-    """This boot of this machine, and the numbering of processes that this one sees."""
+    """Identifies this boot of this machine, and the process numbering that this process sees."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115

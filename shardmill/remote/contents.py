@@ -1,41 +1,64 @@
-"""What a finished folder consists of, told by its own manifest; with it goes its table of origins.
+"""What a finished folder consists of, here or at a URL, according to its own manifest.
 
-In: a folder, or the bytes of a manifest from anywhere.  Out: `Contents`.
-Promise: a manifest that is damaged, unfinished, lists no checksums or a name that could leave the
-folder is refused; what is not listed is no part of the folder, but for what carries its own seal:
-the exclusions of a store, which come and go while the store stays as it is, and its table of
-origins.
-Not here: whether the listed files are there and right (send.py, receive.py).
+A manifest that is damaged, unfinished, lists no checksums or a name that could leave the folder is
+refused. A file that is not listed is not part of the folder, with two exceptions that carry their
+own checksum: the exclusions of a store, which change while the store stays the same, and its table
+of origins.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from shardmill.errors import ManifestError, StoreError, StoreNotFoundError
-from shardmill.interop.packed.seals import is_sealed
-from shardmill.remote.records import Contents, FileFact
-from shardmill.shards import Manifest
-from shardmill.shards.entries import Count, Sha256
-from shardmill.shards.exclude_file import EXCLUDE, decode_exclusions, read_bytes
-from shardmill.shards.layout import META, ORIGINS, is_file_name
-from shardmill.shards.manifest import MAX_META_BYTES, decode_manifest
-from shardmill.shards.origins import MAX_ORIGINS_BYTES, decode_origins
-from shardmill.shards.scan import wanted_sizes
+from shardmill.formats.packed.files import is_sealed
+from shardmill.remote.folder import Listing, RemoteFolder
+from shardmill.store import Exclusions, Manifest
+from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, decode_exclusions
+from shardmill.store.layout import EXCLUDE, FILE_NAME, META, ORIGINS
+from shardmill.store.manifest import MAX_META_BYTES, Count, Sha256, decode_manifest, read_plain_file
+from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
+from shardmill.store.store import wanted_sizes
 
 log = logging.getLogger(__name__)
 
 PACKED = "manifest.json"
 LARGEST = {META: MAX_META_BYTES, PACKED: 2**24}
 """The files that finish a folder, and how large each may be."""
+
+MARKER = ".shardmill-push.json"
+"""What an unfinished push leaves: which folder these files belong to."""
+
+ReadFile: TypeAlias = Callable[[str, int], bytes | None]
+"""A file of the folder, by name, of at most so many bytes; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFact:
+    """One file that a manifest lists."""
+
+    name: str  # relative, with "/", checked to stay inside the folder
+    size: int | None  # bytes; None where the manifest does not fix them
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """A finished folder: its manifest, byte for byte, and every file it lists."""
+
+    kind: str  # "store" or "packed folder"
+    manifest_name: str  # the file that makes the folder finished
+    manifest: bytes
+    manifest_sha256: str  # of those bytes
+    files: tuple[FileFact, ...]  # all others, exclusions included
+    exclusions: Exclusions | None = None  # of a store that has them; the manifest knows nothing
 
 
 class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,64 +67,99 @@ class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def local_contents(folder: Path) -> Contents:
-    """The finished folder on this disk."""
-    found = [name for name in LARGEST if (folder / name).is_file()]
-    if not found:
+    """The finished folder on this disk, with its table of origins."""
+
+    def read(name: str, max_bytes: int) -> bytes | None:
+        return read_plain_file(folder / name, max_bytes)
+
+    contents = _read_folder(read, str(folder), "finish it, or check the path")
+    return with_origins(contents, read, where=str(folder))
+
+
+def remote_contents(remote: RemoteFolder, found: Listing) -> Contents:
+    """The finished folder in `remote`, whose listing is `found`, without the table of origins."""
+    advice = "a push to here is unfinished" if MARKER in found else "check the URL"
+    return _read_folder(remote_reader(remote, found), remote.url, advice)
+
+
+def remote_reader(remote: RemoteFolder, found: Listing) -> ReadFile:
+    def read(name: str, max_bytes: int) -> bytes | None:
+        if name not in found:
+            return None
+        size = found[name]["size"]
+        if size > max_bytes:
+            raise StoreError(
+                f"{remote.url}/{name}: {size:,} bytes, wanted at most {max_bytes:,}; look there, "
+                "or check the URL"
+            )
+        return remote.read(name, size)
+
+    return read
+
+
+def list_remote(remote: RemoteFolder) -> Listing:
+    """The files of a remote folder.
+
+    A web server cannot be listed: it is asked for each file that no manifest names.
+    """
+    if not remote.is_web:
+        return remote.listing()
+    most = {**LARGEST, EXCLUDE: MAX_EXCLUDE_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
+    found = {name: remote.web_size(name, bound) for name, bound in most.items()}
+    return {name: {"size": size} for name, size in found.items() if size is not None}
+
+
+def _read_folder(read: ReadFile, where: str, advice: str) -> Contents:
+    manifests = {
+        name: data for name, most in LARGEST.items() if (data := read(name, most)) is not None
+    }
+    if not manifests:
         raise StoreNotFoundError(
-            f"{folder}: holds no {' and no '.join(LARGEST)}, so it is no finished folder; "
-            "finish it, or check the path"
+            f"{where}: no {' and no '.join(LARGEST)}, so not a finished folder: {advice}"
         )
-    check_one(found, str(folder))
-    path = folder / found[0]
-    if path.is_symlink() or path.stat().st_size > LARGEST[found[0]]:
-        raise ManifestError(f"{path}: a link, or too large for a manifest; put the file itself")
-    contents = read_contents(found[0], path.read_bytes(), where=str(path))
-    excluded = read_bytes(folder / EXCLUDE) if contents.kind == "store" else None
-    contents = with_exclusions(contents, excluded, where=str(folder / EXCLUDE))
-    table = folder / ORIGINS
-    if table.is_symlink() or not table.is_file():
-        if os.path.lexists(table):
-            log.warning("%s: a link, a pipe or a folder, not a file; the store goes without", table)
-        return contents
-    size = table.stat().st_size
-    return with_origins(contents, size, lambda: table.read_bytes(), where=str(table))
+    if len(manifests) > 1:
+        raise ManifestError(f"{where}: has {' and '.join(manifests)}; keep one kind in a folder")
+    ((name, manifest),) = manifests.items()
+    contents = read_contents(name, manifest, where=f"{where}/{name}")
+    excluded = read(EXCLUDE, MAX_EXCLUDE_BYTES) if contents.kind == "store" else None
+    return with_exclusions(contents, excluded, where=f"{where}/{EXCLUDE}")
 
 
 def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Contents:
-    """The same store with the exclusions in these bytes, which are not trusted; None: with none."""
+    """The same store with the exclusions in these untrusted bytes; None: without any."""
     if data is None:
         return contents
     manifest = decode_manifest(contents.manifest, where=contents.manifest_name)
     exclusions = decode_exclusions(data, manifest, where=where)
-    fact = FileFact(name=EXCLUDE, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    return replace(contents, files=(*contents.files, fact), exclusions=exclusions)
+    return replace(_with_file(contents, EXCLUDE, data), exclusions=exclusions)
 
 
-def with_origins(
-    contents: Contents, size: int, read: Callable[[], bytes], *, where: str
-) -> Contents:
-    """The same with the table of origins that lies beside the manifest; one that is damaged, or of
-    another store, stays where it is, which is announced: a store does without."""
+def with_origins(contents: Contents, read: ReadFile, *, where: str) -> Contents:
+    """The same store with the table of origins beside its manifest, if there is one.
+
+    A table that is damaged, or of another store, is left out with a warning: a store works without.
+    """
+    path = f"{where}/{ORIGINS}"
     try:
-        if contents.manifest_name != META or size > MAX_ORIGINS_BYTES:
-            raise ManifestError(f"{where}: no table of origins of a store")
-        data = read()
-        decode_origins(data, decode_manifest(contents.manifest, where=where), where=where)
+        data = read(ORIGINS, MAX_ORIGINS_BYTES)
+        if data is None:
+            return contents
+        if contents.kind != "store":
+            raise ManifestError(f"{path}: not a table of origins of a store")
+        decode_origins(data, decode_manifest(contents.manifest, where=where), where=path)
     except StoreError as error:
         log.warning("%s; it is left out", error)
         return contents
-    fact = FileFact(name=ORIGINS, size=size, sha256=hashlib.sha256(data).hexdigest())
+    return _with_file(contents, ORIGINS, data)
+
+
+def _with_file(contents: Contents, name: str, data: bytes) -> Contents:
+    fact = FileFact(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
     return replace(contents, files=(*contents.files, fact))
 
 
-def check_one(found: list[str], where: str) -> None:
-    """Two manifests in one folder: nobody can say what it is."""
-    if len(found) > 1:
-        raise ManifestError(f"{where}: has {' and '.join(found)}; keep one kind in a folder")
-
-
 def read_contents(name: str, data: bytes, *, where: str) -> Contents:
-    """What the manifest called `name` with these bytes lists. The bytes are not trusted."""
+    """What the manifest called `name` with these untrusted bytes lists."""
     if name == META:
         manifest = decode_manifest(data, where=where)
         if not manifest.built:
@@ -139,11 +197,11 @@ def _packed_files(data: bytes, where: str) -> list[FileFact]:
             )
         listed = msgspec.convert(fields["files"], type=dict[str, _Listed])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{where}: no manifest of a packed folder: {error}") from error
+        raise ManifestError(f"{where}: not a manifest of a packed folder: {error}") from error
     if not is_sealed(fields):
         raise ManifestError(f"{where}: its own checksum does not match; it was changed or damaged")
     names = [PACKED, *(name.lower() for name in listed)]
     for name in listed:
-        if not is_file_name(name) or names.count(name.lower()) > 1:
-            raise ManifestError(f"{where}: lists {name!r:.200}, which is no plain name of its own")
+        if not FILE_NAME.fullmatch(name) or names.count(name.lower()) > 1:
+            raise ManifestError(f"{where}: lists {name!r:.200}, which is not a unique plain name")
     return [FileFact(name=k, size=v.bytes, sha256=v.sha256) for k, v in listed.items()]

@@ -1,18 +1,14 @@
-"""Counts -> indices: in which order items come, who reads them, and how sources are mixed.
+"""Sampling: in which order items come, which rank reads them, and how sources are mixed.
 
-In: how many items there are, a seed, weights.  Out: arrays of indices.
-Promise: order is a pure function of (seed, epoch, index). Nothing is stored that grows with the
-data, so any place of any epoch costs the same, and a run's position is one number.
-Not here: tokens, files, batches.
+An order is a pure function of (seed, epoch, index). Nothing is stored that grows with the data, so
+any index of any epoch costs the same, and the position of a run is one number.
 """
 
 from __future__ import annotations
 
-from shardmill.sampling.block import BlockShuffle, items_per_block
+from shardmill.sampling.block_shuffle import BlockShuffle, items_per_block
 from shardmill.sampling.mixture import MixedSamples, Mixture
-from shardmill.sampling.order import InOrder, Order, OrderFactory, epochs
-from shardmill.sampling.permutation import Permutation
-from shardmill.sampling.ranks import rank_slice
+from shardmill.sampling.order import InOrder, Order, OrderFactory, Permutation, epochs, rank_slice
 
 __all__ = [
     "BlockShuffle",

@@ -1,14 +1,11 @@
-"""Several sources, one stream.
+"""Several sources, one endless stream by weight.
 
-In: sizes and weights of the sources, a seed; perhaps other weights from some sample on.
-Out: for any global sample, its source, the source's epoch, and the item.
-Promise: up to the first change of weights, every prefix holds of every source its exact share,
-rounded down or up: never a whole sample more or less (the proof is in quota). A phase changes the
-weights at exactly its first sample; what a source is owed then, or has had too much, is carried on
-(carry), so it does not add up over many changes. A source goes through all of its items, in a new
-order each epoch, before one comes again, and goes on where it was in every phase. All is a pure
-function of the arguments and the sample's number.
-Not here: reading, ranks, batches.
+Until the first change of weights, every prefix holds exactly each source's share, rounded down or
+up (shares.py has the proof). A phase changes the weights at exactly its first sample; what a source
+is owed at that point, or received too much, is carried over, so deviations do not add up over many
+changes. A source goes through all of its items, in a new order each epoch, before one repeats, and
+continues where it was in every phase. Everything is a pure function of the arguments and the
+sample's number.
 """
 
 from __future__ import annotations
@@ -16,34 +13,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import OptionError
-from shardmill.sampling.carry import best_entry
-from shardmill.sampling.keys import (
-    MOST_ITEMS,
+from shardmill.sampling.order import (
+    MAX_ITEMS,
     Indices,
+    Order,
+    OrderFactory,
+    Permutation,
     as_words,
+    by_value,
     checked_count,
     checked_seed,
     fingerprint_of,
+    items_of_epochs,
 )
-from shardmill.sampling.order import Order, OrderFactory, by_value
-from shardmill.sampling.permutation import Permutation
-from shardmill.sampling.schedule import Schedule
-from shardmill.sampling.weights import Weight, whole_shares
+from shardmill.sampling.shares import Schedule, Weight, counts_at, whole_shares
 
-MOST_SOURCES = 2**16
+_MAX_ENTRIES = 64
+_WORK = 2**18  # slots looked at in all: `counts_at` costs about 1 / the smallest share
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def best_entry(weights: Sequence[int], owed: Sequence[Fraction]) -> int:
+    """Where to enter the schedule of new weights, given what each source is owed.
+
+    Before entry p a source with share v has come c(p) times and is owed v p - c(p), which the
+    schedule makes up for after p. Of some entries spread over a period, this is the one whose
+    deviations are nearest to what is owed: with two sources to a few hundredths, with more sources
+    less exactly. With nothing owed it is 0. (Entered at 0 after every few samples, a schedule would
+    round the same way each time, and a source with a small share would never come.)
+    """
+    if not any(owed):
+        return 0
+    period = sum(weights)
+    dues = [float(due) for due in owed]
+
+    def distance(entry: int) -> float:
+        rows = zip(weights, counts_at(weights, entry), dues, strict=True)
+        return max(abs(due - (entry * w - count * period) / period) for w, count, due in rows)
+
+    rarest = period // min(weight for weight in weights if weight)
+    count = max(4, min(_MAX_ENTRIES, _WORK // (rarest * len(weights))))
+    if period <= count:
+        return min(range(period), key=distance)
+    # 0 first: it is chosen if nothing is nearer.
+    return min((number * _GOLDEN % period for number in range(count)), key=distance)
+
+
+MAX_SOURCES = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedSamples:
     """Where samples of a mixture come from, one row each."""
 
-    source: Indices  # which source, its place in `names`
+    source: Indices  # which source, its position in `names`
     epoch: Indices  # which pass over the source, from 0
     item: Indices  # which item of the source
 
@@ -55,23 +85,22 @@ class _Phase:
     before: tuple[int, ...]  # samples of each source before `start`
     owed: tuple[Fraction, ...]  # exact shares of all samples before `start`, less `before`
     entry: int  # where the schedule is entered
-    at_entry: tuple[int, ...]  # its counts there
+    at_entry: tuple[int, ...]  # the counts of the schedule there
 
     def counts(self, n: int) -> list[int]:
-        """Samples of each source before global sample n, which lies in this phase or ends it."""
+        """Samples of each source before global sample n, which is in this phase or ends it."""
         own = self.schedule.counts(n - self.start + self.entry)
         rows = zip(self.before, own, self.at_entry, strict=True)
         return [before + count - skipped for before, count, skipped in rows]
 
 
 class Mixture:
-    """An endless stream out of several sources, by weight.
+    """An endless stream from several sources, by weight.
 
-    `weights` may be any numbers of at least 0; a source of weight 0 does not come. With
-    `temperature` t a weight w counts as `w ** (1 / t)`. `phases` are (first sample, weights), in
-    order: from that sample on the weights are those. `order` makes the order of each epoch of each
-    source, from its size, the seed and the path ("source", name, "epoch", number). `owed` is what
-    `owed(n)` of another mixture told, when this one takes its place.
+    `weights` are any numbers of at least 0; a source of weight 0 never comes. `whole_shares` makes
+    weights with a temperature. `phases` are (first sample, weights), in order: from that sample on
+    these are the weights. `order` makes the order of each epoch of each source, from its size, the
+    seed and the path ("source", name, "epoch", number).
     """
 
     def __init__(
@@ -81,30 +110,36 @@ class Mixture:
         *,
         seed: SupportsIndex,
         names: Sequence[str] | None = None,
-        temperature: float = 1.0,
         phases: Sequence[tuple[SupportsIndex, Sequence[Weight]]] = (),
         order: OrderFactory = Permutation,
-        owed: Sequence[Weight] = (),
     ) -> None:
         self.names = _checked_names(names, len(sizes))
-        self.sizes = tuple(
-            checked_count(size, f"size of source {name!r}")
-            for size, name in zip(sizes, self.names, strict=True)
-        )
+        self.sizes = tuple(map(_checked_size, sizes, self.names))
         self._seed = checked_seed(seed)
         self._order = order
         self._orders: dict[tuple[int, int], Order] = {}
-        starts = [checked_count(start, "phase start", least=1) for start, _ in phases]
+        starts = [checked_count(start, "phase_start", least=1) for start, _ in phases]
         if sorted(set(starts)) != starts:
-            raise OptionError(f"phases start at {starts}: wanted rising numbers, each once")
-        self._owed = _checked_owed(owed, len(sizes))
+            raise OptionError(f"phases start at {starts}: wanted ascending numbers, each once")
+        shares = [whole_shares(chosen, self.names) for chosen in (weights, *(w for _, w in phases))]
+        for chosen in shares:
+            self._check_sizes(chosen)
+        self._schedules = list(zip([0, *starts], map(Schedule, shares), strict=True))
+        self.carry_over([0] * len(sizes))
+
+    def carry_over(self, owed: Sequence[Weight], before: Sequence[int] = ()) -> None:
+        """Continue a mixture that this one replaces, from its `owed(n)` and `counts(n)`.
+
+        For a mixture of which nothing was taken yet.
+        """
+        if len(owed) != len(self.sizes):
+            raise OptionError(f"{len(owed)} numbers owed for {len(self.sizes)} sources")
+        self._owed = tuple(Fraction(due) for due in owed)
+        self._before = list(before) or [0] * len(owed)
         self._phases: list[_Phase] = []
-        for start, chosen in zip([0, *starts], [weights, *(w for _, w in phases)], strict=True):
-            shares = whole_shares(chosen, self.names, temperature=temperature)
-            self._check_sizes(shares)
+        for start, schedule in self._schedules:
             due = self.owed(start)
-            entry = best_entry(shares, due)
-            schedule = Schedule(shares)
+            entry = best_entry(schedule.weights, due)
             skipped = tuple(schedule.counts(entry))
             before = tuple(self._counts(start))
             self._phases.append(_Phase(start, schedule, before, due, entry, skipped))
@@ -112,30 +147,32 @@ class Mixture:
 
     def take(self, indices: npt.ArrayLike) -> MixedSamples:
         """Source, epoch and item of these global samples."""
-        source, place = self.locate(indices)
-        epoch, item = np.empty_like(place), np.empty_like(place)
-        for number, chosen in by_value(source):
-            epoch[chosen], item[chosen] = self._through_epochs(number, place[chosen])
+        source, number = self.locate(indices)
+        epoch, item = np.empty_like(number), np.empty_like(number)
+        for one, chosen in by_value(source):
+            epoch[chosen], item[chosen] = items_of_epochs(
+                partial(self._order_of, one), self.sizes[one], number[chosen]
+            )
         return MixedSamples(source, epoch, item)
 
     def locate(self, indices: npt.ArrayLike) -> tuple[Indices, Indices]:
         """(source, which sample of that source since the beginning) of these global samples."""
-        numbers = as_words(indices, MOST_ITEMS).view("i8")
-        source, place = np.empty_like(numbers), np.empty_like(numbers)
-        for at, chosen in by_value(np.searchsorted(self._starts, numbers, side="right") - 1):
+        samples = as_words(indices, MAX_ITEMS).view("i8")
+        source, number = np.empty_like(samples), np.empty_like(samples)
+        for at, chosen in by_value(np.searchsorted(self._starts, samples, side="right") - 1):
             phase = self._phases[at]
-            own, within = phase.schedule.locate(numbers[chosen] - phase.start + phase.entry)
+            own, within = phase.schedule.locate(samples[chosen] - phase.start + phase.entry)
             source[chosen] = own
             moved = np.array(phase.before, np.int64) - np.array(phase.at_entry, np.int64)
-            place[chosen] = within + moved[own]
-        return source, place
+            number[chosen] = within + moved[own]
+        return source, number
 
     def counts(self, n: SupportsIndex) -> Indices:
-        """How many of the first n samples are of each source, wherever n lies."""
+        """How many of the first n samples are of each source; the cost does not depend on n."""
         return np.array(self._counts(checked_count(n, "n")), np.int64)
 
     def owed(self, n: SupportsIndex) -> tuple[Fraction, ...]:
-        """What the exact shares of the first n samples are above the counts, for each source."""
+        """How far each source is below its exact share after the first n samples."""
         n = checked_count(n, "n")
         if not n:
             return self._owed
@@ -148,7 +185,7 @@ class Mixture:
         )
 
     def shares(self, index: SupportsIndex = 0) -> tuple[Fraction, ...]:
-        """The exact share of each source in the phase of this sample, as used."""
+        """The exact share of each source in the phase of this sample."""
         weights = self._phase_of(checked_count(index, "index")).schedule.weights
         return tuple(Fraction(weight, sum(weights)) for weight in weights)
 
@@ -159,7 +196,7 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 hex over all that decides which item comes when."""
+        """sha256 hex over everything that decides which item comes when."""
         first = [self._order_of(s, 0).fingerprint if n else "" for s, n in enumerate(self.sizes)]
         return fingerprint_of(
             order="mixture",
@@ -185,17 +222,10 @@ class Mixture:
         return next(phase for phase in reversed(self._phases) if phase.start <= n)
 
     def _counts(self, n: int) -> list[int]:
-        return self._phase_of(n - 1).counts(n) if n else [0] * len(self.sizes)
-
-    def _through_epochs(self, source: int, places: Indices) -> tuple[Indices, Indices]:
-        epoch, within = np.divmod(places, self.sizes[source])
-        item = np.empty_like(places)
-        for number, chosen in by_value(epoch):
-            item[chosen] = self._order_of(source, number).take(within[chosen])
-        return epoch, item
+        return self._phase_of(n - 1).counts(n) if n else self._before
 
     def _order_of(self, source: int, epoch: int) -> Order:
-        """The order of an epoch; the last few are kept, since neighbours ask for the same."""
+        """The order of an epoch. A few are kept, since neighbouring samples need the same."""
         found = self._orders.get((source, epoch))
         if found is None:
             if len(self._orders) >= 4 * len(self.sizes):
@@ -208,28 +238,27 @@ class Mixture:
         for name, size, share in zip(self.names, self.sizes, shares, strict=True):
             if share and not size:
                 raise OptionError(
-                    f"source {name!r} is empty, but has a weight above 0; "
-                    f"give it weight 0 or leave it out"
+                    f"source {name!r} is empty, but has a weight above 0; set its weight to 0 or "
+                    "leave it out"
                 )
 
 
-def _checked_owed(owed: Sequence[Weight], num_sources: int) -> tuple[Fraction, ...]:
-    if not len(owed):
-        return (Fraction(0),) * num_sources
-    if len(owed) != num_sources:
-        raise OptionError(f"{len(owed)} numbers owed for {num_sources} sources")
-    return tuple(Fraction(due) for due in owed)
+def _checked_size(size: SupportsIndex, name: str) -> int:
+    try:
+        return checked_count(size, "size")
+    except OptionError as wrong:
+        raise OptionError(f"source {name!r}: {wrong}") from wrong
 
 
 def _checked_names(names: Sequence[str] | None, num_sources: int) -> tuple[str, ...]:
     if not num_sources:
         raise OptionError("a mixture of no sources: wanted at least one size and weight")
-    if num_sources > MOST_SOURCES:
-        raise OptionError(f"{num_sources:,} sources: wanted at most {MOST_SOURCES:,}")
+    if num_sources > MAX_SOURCES:
+        raise OptionError(f"{num_sources:,} sources: wanted at most {MAX_SOURCES:,}")
     if names is None:
         return tuple(str(number) for number in range(num_sources))
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise OptionError(f"names={names!r}: wanted one str a source")
+        raise OptionError("{names}: wanted one str per source", names=names)
     if len(names) != num_sources:
         raise OptionError(f"{len(names)} names for {num_sources} sizes: {', '.join(names)}")
     twice = sorted({name for name in names if list(names).count(name) > 1})

@@ -1,30 +1,26 @@
-"""Files and hubs become documents or conversations, with a cursor that resumes exactly.
+"""Files, hub datasets and Python values as documents or conversations.
 
-In: files, folders, globs, hub datasets, Python values.
-Out: `TextBatch`es or `ConversationBatch`es (see `records`).
-Promise: bounded batches; from the cursor of any batch a fresh source gives exactly the rest; every
-row read is a document or conversation, an empty one, or a drop with an id and a reason.
-Not here: tokens, splits; whether a conversation makes sense.
+A source gives bounded batches; from the cursor of any batch a fresh source gives exactly the rest.
+Every row read is a document or conversation, an empty one, or a drop with an id and a reason.
 """
 
-from shardmill.sources.appended import Appended, append_files, files_of, only_files
-from shardmill.sources.batching import BatchLimits
-from shardmill.sources.chats import ChatSource
-from shardmill.sources.concat import ConcatSource
-from shardmill.sources.hubparquet import HubParquetSource, open_hub
-from shardmill.sources.hubsource import HubOptions, HubSource, iter_rows
-from shardmill.sources.jsonl import JsonlSource
-from shardmill.sources.limited import limited
-from shardmill.sources.memory import MemorySource
-from shardmill.sources.memorychats import MemoryChats
-from shardmill.sources.open import open_source
-from shardmill.sources.openchats import open_chats
-from shardmill.sources.parquet import ParquetSource
-from shardmill.sources.rows import iter_jsonl_rows
+from shardmill.sources.append import Appended, append_files, files_of, only_files
+from shardmill.sources.batches import BatchLimits, byte_lengths, cut, limited, stamp_of, too_large
+from shardmill.sources.conversations import ChatSource
+from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
+from shardmill.sources.formats.parquet import ParquetSource
+from shardmill.sources.formats.text import TextSource
+from shardmill.sources.hub import HubOptions, HubParquetSource, HubSource, iter_rows, open_hub
+from shardmill.sources.memory import MemoryChats, MemorySource
+from shardmill.sources.open import is_hub_dataset, open_chats, open_source
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES
-from shardmill.sources.singly import RowPlace, read_row, tells_rows
-from shardmill.sources.stamp import stamp_of
-from shardmill.sources.text import TextSource
+from shardmill.sources.source import (
+    ConcatSource,
+    FileSource,
+    RowLocation,
+    knows_rows,
+    read_document,
+)
 
 __all__ = [
     "Appended",
@@ -32,6 +28,7 @@ __all__ = [
     "CHAT_REASONS",
     "ChatSource",
     "ConcatSource",
+    "FileSource",
     "HubOptions",
     "HubParquetSource",
     "HubSource",
@@ -39,11 +36,14 @@ __all__ = [
     "MemoryChats",
     "MemorySource",
     "ParquetSource",
-    "RowPlace",
+    "RowLocation",
     "SHAPES",
     "TextSource",
     "append_files",
+    "byte_lengths",
+    "cut",
     "files_of",
+    "is_hub_dataset",
     "iter_jsonl_rows",
     "iter_rows",
     "limited",
@@ -51,7 +51,8 @@ __all__ = [
     "open_chats",
     "open_hub",
     "open_source",
-    "read_row",
+    "read_document",
     "stamp_of",
-    "tells_rows",
+    "too_large",
+    "knows_rows",
 ]

@@ -1,298 +1,482 @@
-"""The Hugging Face client: what is asked of it, and when to ask again. Its one importer.
+"""Hugging Face datasets as rows or documents: streamed by the client, or read by byte ranges.
 
-In: a dataset, pinned to a commit.  Out: the client's stream of rows, or the files of a split and
-ranges of their bytes.
-Promise: a dropped connection, a 5xx or a timeout is retried with growing, jittered pauses; what no
-retry mends is an error at once. A range of bytes comes whole or not at all.
-Not here: rows that are never lost (`hubrows`), Parquet (`hubfiles`), documents. HF_ENDPOINT and the
-other variables of the client hold.
+The revision is resolved to a commit before reading and pinned. `HubSource` streams what the client
+gives; with `shuffle` the order is exactly the client's own. A dropped connection, a 5xx or a
+timeout is retried with growing pauses, and the stream continues at the exact row. To resume, the
+last rows before the cursor are read again and compared: through the client's own state where that
+leads to the same rows, else by counting from the start (always when shuffled: the client's shuffle
+buffer is not in its state). Other rows there are an error.
+
+`HubParquetSource` gives the same documents of a dataset of Parquet files, in the same order: the
+client decides which files make the split. Only footers and the text column are fetched, and
+resuming fetches nothing before the cursor's row group. `open_hub` chooses between the two. The
+client is imported on first use and needs the extra "hub".
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import random
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
-from shardmill.ahead import pause
-from shardmill.errors import HubError, SourceError, missing_extra
-from shardmill.urls import safe_cause, scrub
-
-try:
-    import datasets
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are in its __all__
-        build_hf_headers,
-        hf_raise_for_status,
-        http_backoff,
-    )
-except ImportError as missing:
-    raise missing_extra("datasets", "hub") from missing
+from shardmill.arguments import whole_number
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import Source
+from shardmill.records import JSON, Cursor, Drop, TextBatch
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    choose_field,
+    fields_of,
+    grouped,
+    make_batch,
+    null_rows,
+    strings_to_arrow,
+    utf8_bytes,
+)
+from shardmill.sources.formats.parquet import ParquetFormat, columns_of, open_parquet
+from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
+from shardmill.storage.hub import (
+    HubDataset,
+    HubInput,
+    ParquetSplit,
+    bounded_client,
+    client_version,
+    declared_columns,
+    load_stream,
+    parquet_split,
+    resolve_revision,
+)
+from shardmill.storage.retry import RetryPolicy
+from shardmill.urls import Url
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+OVERLAP = 16
+"""Rows before a cursor that are read again to recognise it (texts such as "" repeat)."""
 
-_CLIENT_TRIES = 1  # of the client's own loops, above the five of each request
-_MAX_DELAY = 60.0
-_WAIT_STATUS = (408, 425, 429)
-_PARQUET_ENDINGS = (".parquet", ".geoparquet", ".gpq")
-_PARQUET_BUILDER = "packaged_modules.parquet.parquet"
-_HTTP_ROOTS = ("httpx", "httpx2", "requests")
-# The HTTP library below differs between versions of the client; its root error is a base of theirs.
-_TRANSPORT: tuple[type[Exception], ...] = tuple(
-    base for base in HfHubHTTPError.__mro__ if base.__module__.partition(".")[0] in _HTTP_ROOTS
-)
-TROUBLE: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, RuntimeError, *_TRANSPORT)
+_Rows = Generator[tuple[dict[str, Any], JSON], None, None]  # each with the client's state before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubDataset:
-    """What is read: one split of one configuration at one commit, in one order."""
+class HubOptions:
+    """Everything about a hub dataset except its name."""
 
-    dataset: str  # "owner/name"
-    config: str | None
-    split: str
-    revision: str  # a commit
-    shuffle: tuple[int, int] | None  # seed and buffer size of the client's shuffle
-    columns: tuple[str, ...] | None = None  # None: all
+    config: str | None = None
+    split: str = "train"
+    field: str | None = None  # None: "text", else the first string column
+    revision: str | None = None  # a branch, tag or commit; None: the head
+    shuffle: tuple[int, int] | None = None  # seed and buffer size
+    max_retries: int = 5
+    retry_delay: float = 1.0  # seconds before the first retry; doubles each time
 
-    def __str__(self) -> str:
-        config = f", {self.config}" if self.config else ""
-        return f"hub dataset {self.dataset}{config}, split {self.split}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubFile:
-    """One file of a dataset at a commit, which never changes."""
-
-    dataset: str
-    revision: str
-    path: str  # in the dataset: "data/train-00000-of-00005.parquet"
-
-    def __str__(self) -> str:
-        return f"hub dataset {self.dataset}, {self.path}"
+    def __post_init__(self) -> None:
+        whole_number(self.max_retries, "max_retries", least=0)
+        if self.retry_delay < 0:
+            raise OptionError("{retry_delay}: wanted 0 or more", retry_delay=self.retry_delay)
+        if self.shuffle is not None and self.shuffle[1] < 1:
+            raise OptionError(
+                "{shuffle}: wanted (seed, buffer size of at least 1)", shuffle=self.shuffle
+            )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSplit:
-    """The files of a split, in the client's order."""
+class _HubCursor(NamedTuple):
+    """After the first `rows` rows of a stream, the last `overlap` of which are known."""
 
-    files: tuple[HubFile, ...]
-    columns: tuple[tuple[str, bool], ...] | None  # as declared: name, and whether it holds strings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """How long to bear trouble: pauses of delay, 2 delay, 4 delay, ... at most a minute."""
-
-    max_retries: int = 5  # in a row, without a new row between them
-    delay: float = 1.0  # seconds
+    rows: int
+    overlap: int
+    digest: str  # of the last `overlap` rows
+    state: JSON  # the client's state before them; None when shuffled
 
 
-def resolve_revision(dataset: str, revision: str | None, retry: Retry) -> str:
-    """The commit that a branch or tag (None: the head) stands for now."""
-    if Path(dataset).exists():
-        raise SourceError(
-            f"hub dataset {dataset}: a local folder of this name lies in the working folder, and "
-            "the client would read that instead; run elsewhere, or open it as a folder"
-        )
-    api = huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT)
+class HubSplit:
+    """One split of a hub dataset at a pinned commit, as rows."""
 
-    def ask() -> str | None:
-        return api.dataset_info(dataset, revision=revision).sha
-
-    sha = retried(ask, retry, f"hub dataset {dataset}")
-    if not sha:
-        raise SourceError(f"hub dataset {dataset}: the hub names no commit for {revision!r}")
-    return str(sha)
-
-
-def client_version() -> str:
-    return f"datasets {datasets.__version__}"
-
-
-def load_stream(source: HubDataset) -> Any:
-    """The client's own stream. Its dataset cache is an empty folder: when the hub cannot be reached
-    it would else fall back on whatever version it once kept."""
-    with tempfile.TemporaryDirectory() as empty:
-        stream = datasets.load_dataset(
-            source.dataset,
-            source.config,
-            split=source.split,
-            revision=source.revision,
-            streaming=True,
-            cache_dir=empty,
-        )
-    if source.columns is not None:
-        stream = stream.select_columns(list(source.columns))
-    if source.shuffle is not None:
-        seed, buffer_size = source.shuffle
-        stream = stream.shuffle(seed=seed, buffer_size=buffer_size)
-    return stream
-
-
-def parquet_split(source: HubDataset) -> ParquetSplit | str:
-    """The Parquet files of a split as the client resolves them; or why it is not just files."""
-    with tempfile.TemporaryDirectory() as empty, bounded_client():
-        builder = datasets.load_dataset_builder(
-            source.dataset, source.config, revision=source.revision, cache_dir=empty
-        )
-    if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
-        return f"its files are not Parquet: the client reads it with {type(builder).__name__}"
-    config = builder.config
-    splits = {str(name): list(files) for name, files in (config.data_files or {}).items()}
-    if not splits.get(source.split):
-        raise SourceError(f"{source}: no such split; found {', '.join(map(repr, splits))}")
-    files = [_file_at(url, source.revision) for url in splits[source.split]]
-    known = tuple(file for file in files if file is not None)
-    if len(known) < len(files):
-        return f"a file is not Parquet, or lies elsewhere: {splits[source.split][:3]}"
-    if getattr(config, "filters", None) is not None:
-        return "its configuration filters rows"
-    if getattr(config, "on_bad_files", "error") != "error":
-        return "its configuration leaves out bad files"
-    return ParquetSplit(files=known, columns=columns_of(builder.info.features))
-
-
-def columns_of(features: Any) -> tuple[tuple[str, bool], ...] | None:
-    """Each declared column and whether it holds strings; None when nothing is declared."""
-    if features is None:
-        return None
-    strings = ("string", "large_string")
-    return tuple((name, getattr(kind, "dtype", "") in strings) for name, kind in features.items())
-
-
-def _file_at(url: str, revision: str) -> HubFile | None:
-    """ "hf://datasets/owner/name@commit/data/a.parquet" as a file of that commit."""
-    dataset, at, rest = url.removeprefix("hf://datasets/").partition("@")
-    found, slash, path = rest.partition("/")
-    is_ours = url.startswith("hf://datasets/") and at and slash and "::" not in url
-    if not is_ours or found != revision or not path.lower().endswith(_PARQUET_ENDINGS):
-        return None
-    return HubFile(dataset=dataset, revision=revision, path=path)
-
-
-def file_size(file: HubFile) -> int:
-    """Bytes of a file, as the hub lists it."""
-    api = huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT)
-    found = api.get_paths_info(
-        file.dataset, [file.path], revision=file.revision, repo_type="dataset"
-    )
-    sizes = [getattr(entry, "size", None) for entry in found]
-    if len(sizes) != 1 or sizes[0] is None:
-        raise SourceError(f"{file}: is not in commit {file.revision}; was the dataset rewritten?")
-    return int(sizes[0])
-
-
-def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
-    """Bytes `start..stop` of a file that has `num_bytes`: all of them, or an error."""
-    endpoint = datasets.config.HF_ENDPOINT
-    url = huggingface_hub.hf_hub_url(
-        file.dataset, file.path, repo_type="dataset", revision=file.revision, endpoint=endpoint
-    )
-    asked = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
-    timeout = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    headers = {**build_hf_headers(), **asked}
-    # the tries are ours to count: the client's pauses could not be ended
-    response = http_backoff("GET", url, headers=headers, timeout=timeout, max_retries=0)
-    hf_raise_for_status(response)
-    _check_size(file, num_bytes, response.headers.get("content-range", ""))
-    data = response.content
-    if len(data) != stop - start:
-        raise ConnectionError(
-            f"{file}: {len(data):,} bytes came, {stop - start:,} were asked for (from {start:,})"
-        )
-    return bytes(data)
-
-
-def _check_size(file: HubFile, num_bytes: int, content_range: str) -> None:
-    total = content_range.rpartition("/")[2]
-    if total.isdecimal() and int(total) != num_bytes:
-        raise SourceError(
-            f"{file}: {int(total):,} bytes now, {num_bytes:,} when it was listed; a file of a "
-            "commit never changes, so the hub or something before it is wrong: start anew"
-        )
-
-
-@contextmanager
-def bounded_client() -> Iterator[None]:
-    """Shorten the client's own loops (20 tries of 5 to 60 s): ours retry, and say so."""
-    config = datasets.config
-    wanted = {name: _CLIENT_TRIES for name in dir(config) if _is_limit(name, "MAX_RETRIES")}
-    wanted |= {name: 1 for name in dir(config) if _is_limit(name, "RETRY_INTERVAL")}
-    before = {name: getattr(config, name) for name in wanted}
-    for name, value in wanted.items():
-        setattr(config, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
-
-
-def _is_limit(name: str, suffix: str) -> bool:
-    return name.startswith("STREAMING_") and name.endswith(suffix)
-
-
-def retried(ask: Callable[[], Answer], retry: Retry, what: str) -> Answer:
-    """The answer, asked for again while the trouble may pass."""
-    failures = 0
-    while True:
+    def __init__(self, dataset: str, options: dict[str, Any]) -> None:
         try:
-            return ask()
-        except SourceError:
-            raise
-        except TROUBLE as error:
-            failures += 1
-            wait_or_raise(error, failures, retry, what, "nothing was read yet")
+            self.options = HubOptions(**options)
+        except TypeError as error:
+            raise OptionError(f"hub dataset {dataset}: {error}") from error
+        self.dataset = dataset
+        self._revision: str | None = None
+
+    @property
+    def revision(self) -> str:
+        """The commit; asks the hub once."""
+        if self._revision is None:
+            self._revision = resolve_revision(self.dataset, self.options.revision, self.retry)
+        return self._revision
+
+    @property
+    def retry(self) -> RetryPolicy:
+        return RetryPolicy(max_retries=self.options.max_retries, delay=self.options.retry_delay)
+
+    def __str__(self) -> str:
+        return f"{str(Url(self.dataset))!r}, split={self.options.split!r}"
+
+    def pinned(self, columns: tuple[str, ...] | None = None) -> HubDataset:
+        return HubDataset(
+            dataset=self.dataset,
+            config=self.options.config,
+            split=self.options.split,
+            revision=self.revision,
+            shuffle=self.options.shuffle,
+            columns=columns,
+        )
+
+    def describe(self) -> dict[str, JSON]:
+        """Asks the hub for the commit."""
+        return {
+            "dataset": self.dataset,
+            "config": self.options.config,
+            "split": self.options.split,
+            "revision": self.revision,
+        }
+
+    def describe_shuffle(self) -> JSON:
+        if self.options.shuffle is None:
+            return None
+        seed, size = self.options.shuffle
+        # The order is the client's, so its version is part of it.
+        return {"seed": seed, "buffer_size": size, "by": client_version()}
+
+    def columns(self) -> list[tuple[str, bool]]:
+        """Each column and whether it holds strings: as declared, else as in the first row."""
+        pinned = self.pinned()
+
+        def features() -> Any:
+            with bounded_client():
+                return load_stream(pinned).features
+
+        declared = declared_columns(self.retry.call(features, str(pinned)))
+        if declared is not None:
+            return list(declared)
+        first = next(self.rows(None), None)
+        if first is None:
+            return []
+        assert isinstance(first.value, dict)
+        return [(name, isinstance(value, str)) for name, value in first.value.items()]
+
+    def choose_field(self, columns: Iterable[tuple[str, bool]]) -> str:
+        """The column that holds the text."""
+        where = f"hub dataset {self.dataset}"
+        return choose_field(columns, wanted=self.options.field, where=where)
+
+    def check_cursor(self, position: JSON) -> _HubCursor:
+        """A cursor of this dataset's rows, or an error."""
+        keys, counts = _HubCursor._fields, ("rows", "overlap")
+        cursor = _HubCursor(*fields_of(position, keys, self.dataset, counts=counts))
+        if not isinstance(cursor.digest, str) or not 0 < cursor.overlap <= cursor.rows:
+            raise SourceError(
+                f"hub dataset {self.dataset}: not a cursor of a hub dataset: {position!r:.200}; "
+                "use a cursor of this source, or start over"
+            )
+        return cursor
+
+    def rows(self, position: JSON, columns: tuple[str, ...] | None = None) -> Iterator[InputRow]:
+        """Each row from `position` on (None: the start), retried. Positions are functions."""
+        cursor = None if position is None else self.check_cursor(position)
+        pinned = self.pinned(columns)
+        num_rows = cursor.rows if cursor else 0
+        last: deque[tuple[dict[str, Any], JSON]] = deque(maxlen=OVERLAP)
+        failures = 0
+        while True:
+            try:
+                with closing(_rows_from(pinned, cursor)) as rows:
+                    for row, state in rows:
+                        failures = 0
+                        last.append((row, state))
+                        num_rows += 1
+                        after = partial(_cursor_json, num_rows, tuple(last))
+                        yield InputRow(row, f"{self.dataset}:row {num_rows - 1}", after)
+                return
+            except Exception as error:  # noqa: BLE001 - clients raise what they like
+                failures += 1
+                progress = f"{num_rows:,} rows were read"
+                self.retry.wait_or_raise(error, failures, str(pinned), progress=progress)
+            if last:
+                cursor = _cursor_after(num_rows, last)
 
 
-def wait_or_raise(error: Exception, failures: int, retry: Retry, what: str, progress: str) -> None:
-    """Pause before the next try; or raise when there should be none."""
-    words = scrub(str(error)).splitlines()
-    found = f"{type(error).__name__}: {words[0] if words else ''}"
-    if not is_transient(error):
-        raise SourceError(
-            f"{what}: {found}; {progress}; no retry would help: check the name, configuration, "
-            "split, revision and your access"
-        ) from safe_cause(error)
-    if failures > retry.max_retries:
-        raise HubError(
-            f"{what}: unreachable at {datasets.config.HF_ENDPOINT} after {failures} tries "
-            f"({found}); {progress}; when the hub answers again, resume: nothing is lost"
-        ) from safe_cause(error)
-    seconds = min(retry.delay * 2 ** (failures - 1), _MAX_DELAY) * random.uniform(0.5, 1.0)
-    logger.warning(
-        "%s: %s; try %d of %d in %.1f s", what, found, failures + 1, retry.max_retries + 1, seconds
-    )
-    pause(seconds)
+def _cursor_after(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) -> _HubCursor:
+    rows = list(last)
+    return _HubCursor(num_rows, len(rows), _digest(row for row, _ in rows), rows[0][1])
 
 
-def is_transient(error: BaseException) -> bool:
-    """May a later try succeed? Decided by the first telling error in the chain of causes."""
-    link: BaseException | None = error
-    while link is not None:
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status >= 500 or status in _WAIT_STATUS
-        if isinstance(link, OfflineModeIsEnabled):
-            return False
-        if isinstance(link, _transient_kinds()):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
+def _cursor_json(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) -> JSON:
+    return _cursor_after(num_rows, last)._asdict()
 
 
-def _transient_kinds() -> tuple[type[BaseException], ...]:
-    kinds: list[type[BaseException]] = [ConnectionError, TimeoutError, *_TRANSPORT]
-    if "aiohttp" in sys.modules:  # the client imports it only when it needs it
-        kinds.append(sys.modules["aiohttp"].ClientError)
-    return tuple(kinds)
+def _digest(rows: Iterable[dict[str, Any]]) -> str:
+    """Equal for equal rows."""
+    found = repr([sorted(row.items()) for row in rows])
+    return hashlib.sha256(found.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _rows_from(source: HubDataset, cursor: _HubCursor | None) -> _Rows:
+    if cursor is None:
+        yield from _open(source, None)
+        return
+    if cursor.state is not None:
+        with closing(_open(source, cursor.state)) as rows:
+            if _is_at(rows, cursor):
+                yield from rows
+                return
+        logger.warning("%s: the client's state leads elsewhere; counting rows instead", source)
+    with closing(_open(source, None)) as rows:
+        num_before = cursor.rows - cursor.overlap
+        deque(islice(rows, num_before), maxlen=0)
+        if not _is_at(rows, cursor):
+            raise SourceError(
+                f"{source}: rows {num_before:,} to {cursor.rows - 1:,} are not those that were "
+                f"read before, so continuing would lose or repeat rows ({client_version()} orders "
+                "them differently, or the data changed); start over, or use the earlier client"
+            )
+        yield from rows
+
+
+def _is_at(rows: _Rows, cursor: _HubCursor) -> bool:
+    """Read the overlap: is it the one that was read before?"""
+    return _digest(row for row, _ in islice(rows, cursor.overlap)) == cursor.digest
+
+
+def _open(source: HubDataset, state: JSON) -> _Rows:
+    """A fresh stream from the start or from the client's state. After an error a stream is never
+    used again, so a dead one is not taken for the end."""
+    with bounded_client():
+        stream = load_stream(source)
+        if state is not None:
+            stream.load_state_dict(state)
+        before = None if source.shuffle else stream.state_dict()
+        with closing(iter(stream)) as rows:
+            for row in rows:
+                yield row, before
+                before = None if source.shuffle else stream.state_dict()
+
+
+class _OfSplit:
+    """What the sources of a hub dataset share."""
+
+    _split: HubSplit
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._split})"
+
+    @property
+    def revision(self) -> str:
+        """The commit; asks the hub once."""
+        return self._split.revision
+
+
+class HubSource(_OfSplit, NamedSource):
+    """Documents of one split of a hub dataset. Options are those of `HubOptions`."""
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+        **options: Any,
+    ) -> None:
+        super().__init__(name or dataset, limits)
+        self._split = HubSplit(dataset, options)
+        self._field: str | None = None
+
+    def describe(self) -> dict[str, JSON]:
+        """Asks the hub for the commit, and for the columns when no field was named."""
+        return {
+            "kind": "hub",
+            "name": self._name,
+            **self._split.describe(),
+            "field": self._text_field(),
+            "shuffle": self._split.describe_shuffle(),
+        }
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        if cursor is not None:
+            self._split.check_cursor(cursor)
+        return self._read(cursor)
+
+    def locate(
+        self, _before: Cursor | None, after: Cursor, _rows_before: int | None, /
+    ) -> RowLocation:
+        """The row that ends at the cursor `after`."""
+        row = self._split.check_cursor(after).rows - 1
+        return RowLocation(id=f"{self._split.dataset}:row {row}", row=row)
+
+    def _read(self, cursor: Cursor | None) -> Iterator[TextBatch]:
+        for held in grouped(self._texts(cursor), self._limits):
+            array, repaired = strings_to_arrow([text for _, text in held])
+            missing = (held[number][0].id for number in null_rows(array))
+            position: Any = held[-1][0].position
+            yield make_batch(
+                array,
+                position(),
+                repaired=repaired,
+                drops=(Drop(id=id, reason="no_text") for id in missing),
+            )
+
+    def _texts(self, cursor: Cursor | None) -> Iterator[tuple[tuple[InputRow, str | None], int]]:
+        """Each row with its text, and the size of the text."""
+        field = self._text_field()
+        for row in self._split.rows(cursor, (field,)):
+            assert isinstance(row.value, dict)
+            text = row.value[field]
+            if text is not None and not isinstance(text, str):
+                raise SourceError(
+                    f"hub dataset {row.id}: the column {field!r} holds {type(text).__name__} "
+                    f"{text!r:.60}, wanted a string; name another with {{field}}",
+                    field=...,
+                )
+            yield (row, text), utf8_bytes(text or "")
+
+    def _text_field(self) -> str:
+        if self._field is None:
+            self._field = self._split.choose_field(self._split.columns())
+        return self._field
+
+
+def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
+    """Whole rows of a hub dataset, in order, with retries.
+
+    For data that is more than one text. Options are those of `HubOptions`.
+    """
+    split = HubSplit(dataset, options)
+    if split.options.field is not None:
+        raise OptionError("iter_rows reads whole rows: leave out {field}", field=...)
+    split.revision  # noqa: B018 - ask the hub now, not at the first row
+    return (row.value for row in split.rows(None) if isinstance(row.value, dict))
+
+
+def open_hub(
+    dataset: str, *, name: str | None = None, limits: BatchLimits = DEFAULT_LIMITS, **options: Any
+) -> Source:
+    """A split of a hub dataset: by row groups when it is made of Parquet files, else as the client
+    streams it. Asks the hub. Options are those of `HubOptions`."""
+    if HubSplit(dataset, options).options.shuffle is not None:
+        return HubSource(dataset, name=name, limits=limits, **options)
+    source = HubParquetSource(dataset, name=name, limits=limits, **options)
+    if isinstance(source.found(), str):
+        pinned = {**options, "revision": source.revision}
+        return HubSource(dataset, name=name, limits=limits, **pinned)
+    return source
+
+
+class HubPiece(FileListSource):
+    """One Parquet file of a hub dataset, or some row groups of it. Small when pickled."""
+
+    def __init__(
+        self, file: HubInput, format: Format, *, name: str, described: dict[str, JSON]
+    ) -> None:
+        super().__init__((file,), format, name=name)
+        self._described = described  # what `describe` has of the whole split
+
+    def describe(self) -> dict[str, JSON]:
+        settings = self._format.options()
+        return {
+            "kind": "hub",
+            "name": self._name,
+            **self._described,
+            "field": settings.pop("field"),
+            "file": self._files[0].place.path,
+            "row_group": None,
+            **settings,
+        }
+
+    def _piece(self, files: tuple[HubInput, ...], format: Format) -> HubPiece:
+        name = self._name.removesuffix(self._format.range_name) + format.range_name
+        return HubPiece(files[0], format, name=name, described=self._described)
+
+
+class HubParquetSource(_OfSplit, FileListSource):
+    """Documents of one split of a hub dataset of Parquet files. Options are those of `HubOptions`
+    without `shuffle`."""
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+        **options: Any,
+    ) -> None:
+        self._split = HubSplit(dataset, options)
+        if self._split.options.shuffle is not None:
+            raise OptionError(
+                f"hub dataset {dataset}: {{shuffle}} is the client's own order; use HubSource",
+                shuffle=...,
+            )
+        super().__init__((), ParquetFormat(limits=limits), name=name or dataset)
+        self._found: ParquetSplit | str | None = None
+        self._field: str | None = None
+
+    @property
+    def files(self) -> tuple[HubInput, ...]:
+        """In order, at least one; asks the hub once."""
+        if not self._files:
+            found, dataset, retry = self.found(), self._split.dataset, self._split.retry
+            if isinstance(found, str):
+                raise SourceError(
+                    f"hub dataset {dataset}, split {self._split.options.split}: {found}; "
+                    "open it with open_hub or HubSource"
+                )
+            self._files = tuple(
+                HubInput(place=file, name=f"{dataset}/{file.path}", retry=retry)
+                for file in found.files
+            )
+        return self._files
+
+    def found(self) -> ParquetSplit | str:
+        """The files of the split; or why it cannot be read by row groups. Asks the hub once."""
+        if self._found is None:
+            pinned = self._split.pinned()
+            self._found = self._split.retry.call(lambda: parquet_split(pinned), str(pinned))
+        return self._found
+
+    def describe(self) -> dict[str, JSON]:
+        """Asks the hub for the commit and the files, and perhaps for the columns."""
+        names = "\n".join(file.place.path for file in self.files)
+        return {
+            "kind": "hub",
+            "name": self._name,
+            **self._split.describe(),
+            **self._settled().options(),
+            # Which files make a split, and their order, depends on the client's version.
+            "num_files": len(self.files),
+            "sha256_of_names": hashlib.sha256(names.encode()).hexdigest(),
+        }
+
+    def _settled(self) -> Format:
+        """With the column: of those that are declared, else of those in the first file."""
+        files, found = self.files, self.found()
+        if self._field is None and isinstance(found, ParquetSplit):
+            columns: Iterable[tuple[str, bool]] | None = found.columns
+            if not columns:
+                with open_parquet(files[0]) as parquet:
+                    columns = columns_of(parquet.schema_arrow)
+            self._field = self._split.choose_field(columns)
+        return replace(cast(ParquetFormat, self._format), field=self._field)
+
+    def _piece(self, files: tuple[HubInput, ...], format: Format) -> Source:
+        described = self._split.describe()
+        pieces = [
+            HubPiece(
+                file,
+                format,
+                name=f"{self._name}/{file.place.path}{format.range_name}",
+                described=described,
+            )
+            for file in files
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        first = self.files.index(files[0])
+        return ConcatSource(pieces, name=f"{self._name}/parts {first} to {first + len(files) - 1}")

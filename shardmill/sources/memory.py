@@ -1,56 +1,79 @@
-"""Documents that are already in the program.
+"""Documents and conversations that are already in the program.
 
-In: strings, from anything that can be looped over or from a function that makes such a thing.
-Out: `TextBatch`es; the cursor is the number of documents read.
-Promise: what can be read twice resumes exactly; what cannot (a generator) is refused on the second
-reading, never taken for empty.
-Not here: an identity of the content. `describe` holds the name alone: the caller vouches that the
-same name means the same documents.
+The cursor is the number of documents or conversations read. Input that can be read only once, such
+as a generator, is refused at the second reading, never taken for empty. `describe` holds only the
+name: the caller vouches that the same name means the same content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 from shardmill.errors import SourceError
-from shardmill.records import JSON, Cursor, TextBatch
-from shardmill.sources.batching import DEFAULT_LIMITS, BatchLimits
-from shardmill.sources.clean import clean, strings_to_arrow
-from shardmill.sources.cursors import cursor_count
+from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, TextBatch
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    counts_of,
+    grouped,
+    make_batch,
+    strings_to_arrow,
+    utf8_bytes,
+)
+from shardmill.sources.conversations import ChatCursor, ConversationGroup, batched
+from shardmill.sources.formats.jsonl import repaired
+from shardmill.sources.shapes import tidied
+from shardmill.sources.source import RowLocation
 
-Texts = Iterable[str] | Callable[[], Iterable[str]]
+Chat: TypeAlias = Conversation | Sequence[Mapping[str, Any]]
+
+_T = TypeVar("_T")
 
 
-class MemorySource:
+def _skipped(iterator: Iterator[_T], start: int, what: str, name: str) -> Iterator[_T]:
+    """The rest after the first `start`."""
+    found = sum(1 for _ in islice(iterator, start))
+    if found < start:
+        raise SourceError(
+            f"source {name!r}: the cursor is after {start:,} {what}, but there are only {found:,}; "
+            "resume with the input the cursor came from"
+        )
+    return iterator
+
+
+class MemorySource(NamedSource):
     """Texts from a list, a generator, or a function that gives a fresh iterable at each call."""
 
     def __init__(
-        self, texts: Texts, *, name: str = "memory", limits: BatchLimits = DEFAULT_LIMITS
+        self,
+        texts: Iterable[str] | Callable[[], Iterable[str]],
+        *,
+        name: str = "memory",
+        limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         if isinstance(texts, str | bytes):
             raise SourceError(f"{name}: one {type(texts).__name__} is not a list of texts: [text]")
+        super().__init__(name, limits)
         self._texts = texts
-        self._name = name
-        self._limits = limits
         self._used_up = False
-
-    def __repr__(self) -> str:
-        return f"MemorySource({self._name!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def describe(self) -> dict[str, JSON]:
         return {"kind": "memory", "name": self._name}
 
-    def size_hint(self) -> int | None:
-        return None
-
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        start = cursor_count(cursor, "documents", self._name)
+        start = 0 if cursor is None else counts_of(cursor, ("documents",), self._name)[0]
         return self._read(self._fresh(start), start)
+
+    def locate(
+        self, _before: Cursor | None, after: Cursor, _rows_before: int | None, /
+    ) -> RowLocation:
+        """The document that ends at the cursor `after`."""
+        row = counts_of(after, ("documents",), self._name)[0] - 1
+        return RowLocation(id=f"{self._name}: document {row}", row=row)
 
     def _fresh(self, start: int) -> Iterator[str]:
         texts = self._texts() if callable(self._texts) else self._texts
@@ -61,45 +84,80 @@ class MemorySource:
                     f"source {self._name!r} is a {type(texts).__name__} that can be read only "
                     f"once, and reading from document {start:,} was asked for"
                     f"{' after an earlier reading' if self._used_up else ''}; "
-                    "pass a list, or a function that makes it anew"
+                    "pass a list, or a function that makes a new one"
                 )
             self._used_up = True
-        skipped = sum(1 for _ in islice(iterator, start))
-        if skipped < start:
-            raise SourceError(
-                f"source {self._name!r}: the cursor stands after {start:,} documents, but there "
-                f"are only {skipped:,}; resume with the texts the cursor came from"
-            )
-        return iterator
+        return _skipped(iterator, start, "documents", self._name)
 
-    def _read(self, iterator: Iterator[str], start: int) -> Iterator[TextBatch]:
-        for chunk in self._chunks(iterator, start):
-            start += len(chunk)
-            array, repaired = strings_to_arrow(chunk)
-            cleaned = clean(array, repaired=repaired)
-            yield TextBatch(
-                texts=cleaned.texts,
-                num_read=len(chunk),
-                counts=cleaned.counts,
-                cursor={"documents": start},
-            )
+    def _read(self, texts: Iterator[str], start: int) -> Iterator[TextBatch]:
+        for held in grouped(self._sized(texts, start), self._limits):
+            start += len(held)
+            array, repaired = strings_to_arrow(held)
+            yield make_batch(array, {"documents": start}, repaired=repaired)
 
-    def _chunks(self, iterator: Iterator[str], start: int) -> Iterator[list[str]]:
-        """The texts of one batch after the other; one text is read ahead."""
-        chunk: list[str] = []
-        num_bytes = 0
-        for number, text in enumerate(iterator, start):
+    def _sized(self, texts: Iterator[str], start: int) -> Iterator[tuple[str, int]]:
+        for number, text in enumerate(texts, start):
             if not isinstance(text, str):
                 raise SourceError(
                     f"source {self._name!r}, document {number:,} (from 0): "
                     f"found {type(text).__name__} {text!r:.60}, wanted str"
                 )
-            size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-            is_full = num_bytes + size > self._limits.num_bytes
-            if chunk and (is_full or len(chunk) == self._limits.num_documents):
-                yield chunk
-                chunk, num_bytes = [], 0
-            chunk.append(text)
-            num_bytes += size
-        if chunk:
-            yield chunk
+            yield text, utf8_bytes(text)
+
+
+class MemoryChats(NamedSource):
+    """Conversations from a list, or from a function that gives a fresh iterable at each call.
+
+    As in files, CR LF becomes LF and half a surrogate pair U+FFFD. A conversation without an id is
+    named by its number, "memory:3".
+    """
+
+    def __init__(
+        self,
+        conversations: Iterable[Chat] | Callable[[], Iterable[Chat]],
+        *,
+        name: str = "memory",
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        if isinstance(conversations, Iterator):
+            raise SourceError(
+                f"{name}: a {type(conversations).__name__} can be read only once, so nothing could "
+                "resume; pass a list, or a function that makes a new one"
+            )
+        super().__init__(name, limits)
+        self._conversations = conversations
+
+    def describe(self) -> dict[str, JSON]:
+        return {"kind": "memory-chats", "name": self._name}
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
+        start = 0 if cursor is None else counts_of(cursor, ("conversations",), self._name)[0]
+        found = self._conversations
+        chats = iter(found() if callable(found) else found)
+        rest = _skipped(chats, start, "conversations", self._name)
+        return batched(
+            (self._group(chat, number) for number, chat in enumerate(rest, start)),
+            ChatCursor(0, start),
+            self._limits,
+            lambda cursor: {"conversations": cursor.position},  # type: ignore[dict-item]
+        )
+
+    def _group(self, chat: Chat, number: int) -> ConversationGroup:
+        """The conversation, and whether something in it was replaced."""
+        found = chat if isinstance(chat, Conversation) else Conversation(messages=chat)
+        messages = found.messages
+        if not isinstance(messages, list | tuple) or not all(
+            isinstance(message, Mapping) for message in messages
+        ):
+            raise SourceError(
+                f"source {self._name!r}, conversation {number:,} (from 0): found {chat!r:.60}, "
+                "wanted a Conversation or a list of messages"
+            )
+        valid = [repaired(dict(message)) for message in messages]
+        read = replace(
+            found,
+            messages=[tidied(message) for message in valid],
+            id=found.id or f"{self._name}:{number}",
+        )
+        is_repaired = valid != [dict(message) for message in messages]
+        return ConversationGroup((read,), ChatCursor(0, number + 1), is_repaired)

@@ -1,40 +1,63 @@
-"""From words on a command line to a source.
+"""From words to a source: files, folders, globs, URLs and hub datasets.
 
-In: a file, a folder, a glob, or a URL of one ("s3://bucket/folder/*.jsonl"); a hub dataset:
-"hub:owner/name[:config]" or "hf://datasets/owner/name[@revision]".  Out: a `Source`.
-Promise: the kind follows from the file's ending, or is said with kind=; nothing is guessed from
-content. Unknown endings and folders of several kinds are refused with what to do. Files come in
-the order of their names, or in one that is drawn from a seed.
-Not here: the kinds themselves.
+How a file is read follows from the ending of its name, or from kind=; nothing is guessed from the
+content. This module lists the formats: a new one is a module in `formats/` and a line here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
-from shardmill.sources.concat import ConcatSource
-from shardmill.sources.fileorder import in_seeded_order
-from shardmill.sources.files import is_glob, list_files
-from shardmill.sources.filesource import FileSource
-from shardmill.sources.hubsource import HubSource
-from shardmill.sources.jsonl import JSONL_SUFFIXES, JsonlSource
-from shardmill.sources.parquet import PARQUET_SUFFIXES, ParquetSource
-from shardmill.sources.text import TEXT_SUFFIXES, TextSource
-from shardmill.urls import Url
+from shardmill.sources.batches import BOM_BYTES, DEFAULT_LIMITS, BatchLimits, name_of
+from shardmill.sources.conversations import ChatSource, FileRows, HubRows
+from shardmill.sources.formats.jsonl import (
+    WHITE,
+    JsonlFormat,
+    JsonListFormat,
+    JsonlSource,
+    OnBad,
+)
+from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
+from shardmill.sources.formats.text import TextFormat, TextSource
+from shardmill.sources.hub import HubOptions, HubSource
+from shardmill.sources.message_trees import TreeRules
+from shardmill.sources.source import ConcatSource, FileSource, Format, RowFormat
+from shardmill.storage.files import (
+    InputFile,
+    Where,
+    check_unchanged,
+    is_glob,
+    list_files,
+    open_file,
+)
+from shardmill.urls import Url, scrub
 
-SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSONL_SUFFIXES, "parquet": PARQUET_SUFFIXES}
-_ALL_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-_KINDS: dict[str, Callable[..., Source]] = {
-    "text": TextSource,
-    "jsonl": JsonlSource,
-    "parquet": ParquetSource,
+logger = logging.getLogger(__name__)
+
+
+# The formats of files, and what makes a source of documents of each. One with `rows` gives
+# conversations too; so does `.json`, see `_row_format`.
+_FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
+    "text": (TextFormat, TextSource),
+    "jsonl": (JsonlFormat, JsonlSource),
+    "parquet": (ParquetFormat, ParquetSource),
 }
+_ROW_FORMATS = [format for format, _ in _FORMATS.values() if hasattr(format, "rows")]
+_ENDINGS = tuple(ending for format, _ in _FORMATS.values() for ending in format.endings)
+_ROW_ENDINGS = (*(ending for format in _ROW_FORMATS for ending in format.endings), ".json")
+
 _HUB, _HF = "hub:", "hf://"
+_TREE_OPTIONS = [field.name for field in fields(TreeRules)]
+_HUB_OPTIONS = [field.name for field in fields(HubOptions) if field.name != "field"]
 
 
 def open_source(
@@ -44,10 +67,12 @@ def open_source(
     seed: int | None = None,
     **options: Any,
 ) -> Source:
-    """Open one source, or several as one behind the other. `options` are those of its kind.
+    """Open one source, or several as one source that reads them in order. `options` are those of
+    its kind.
 
-    A file that exists is a file, whatever its name looks like. With a `seed` the files of all of
-    them come in an order that is drawn from it and their names; inside a file nothing moves.
+    A path that exists is a file or folder, whatever its name looks like. Files come in the order of
+    their names. With a `seed` the files of all inputs come in an order that depends only on the
+    seed and their names; inside a file nothing moves.
     """
     named = [spec] if isinstance(spec, str | Path) else list(spec)
     names = [str(part) for part in named]
@@ -57,97 +82,189 @@ def open_source(
     parts = [_open_one(str(part), kind, options) for part in named]
     if not parts:
         raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
-    _refuse_twice(parts)
-    if seed is not None:
-        return in_seeded_order(parts, seed)
-    return parts[0] if len(parts) == 1 else ConcatSource(parts)
-
-
-def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
-    if is_hub_dataset(where):
-        if kind not in (None, "hub"):
-            raise OptionError(f"{where} is a hub dataset, but kind={kind!r}")
-        return _open_hub(where, options)
-    return _made(_KINDS[_kind_of(where, kind)], where, options)
-
-
-def is_hub_dataset(where: str) -> bool:
-    """Whether this names a dataset of the hub. What goes on behind its name is files in it."""
-    if not where.startswith((_HUB, _HF)) or Path(where).exists():
-        return False
-    return where.startswith(_HUB) or len(where.removeprefix(_HF).rstrip("/").split("/")) <= 3
-
-
-def _refuse_twice(parts: Sequence[Source]) -> None:
-    """A file that two globs find would be read twice, perhaps into two splits."""
     seen: set[object] = set()
     for part in parts:
         for file in part.files if isinstance(part, FileSource) else ():
             if file.place in seen:
                 raise SourceError(f"{file.place}: two of the inputs name it; name each file once")
             seen.add(file.place)
+    if seed is not None:
+        return _in_seeded_order(parts, seed)
+    return parts[0] if len(parts) == 1 else ConcatSource(parts)
 
 
-def _open_hub(where: str, options: dict[str, Any]) -> Source:
+def is_hub_dataset(where: str) -> bool:
+    """Whether this names a dataset of the hub. A longer path names files in one."""
+    if not where.startswith((_HUB, _HF)) or Path(where).exists():
+        return False
+    return where.startswith(_HUB) or len(where.removeprefix(_HF).rstrip("/").split("/")) <= 3
+
+
+def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
+    if is_hub_dataset(where):
+        if kind not in (None, "hub"):
+            raise OptionError(f"{where} is a hub dataset, but {{kind}} was given", kind=kind)
+        dataset, options = _hub_dataset(where, options)
+        return _made(HubSource, dataset, options)
+    if kind is None:
+        kind = _kind_of_files(where)
+    elif kind not in _FORMATS:
+        raise OptionError(f"{{kind}}: wanted one of {', '.join(_FORMATS)}", kind=kind)
+    return _made(_FORMATS[kind][1], where, options)
+
+
+def _hub_dataset(where: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The dataset that an address names, and the options with the one that the address holds."""
     if where.startswith(_HUB):
-        dataset, _, config = where.removeprefix(_HUB).partition(":")
-        found = {"config": config or None}
+        key = "config"
+        dataset, _, value = where.removeprefix(_HUB).partition(":")
     else:
-        path = where.removeprefix(_HF).removeprefix("datasets/")
-        dataset, _, revision = path.partition("@")
-        found = {"revision": revision or None}
+        key = "revision"
+        dataset, _, value = where.removeprefix(_HF).removeprefix("datasets/").partition("@")
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         raise SourceError(
             f"{where}: wanted hub:owner/name[:config] or hf://datasets/owner/name[@revision]"
         )
-    for key, value in found.items():
-        if value is not None and options.get(key, value) != value:
-            raise OptionError(f"{where} names {key} {value!r}, but {key}={options[key]!r}")
-    given = {key: value for key, value in found.items() if value is not None}
-    return _made(HubSource, dataset, {**options, **given})
+    if not value:
+        return dataset, options
+    if options.get(key, value) != value:
+        raise OptionError(
+            f"{where} names {key} {value!r}, but {{{key}}} was given", **{key: options[key]}
+        )
+    return dataset, {**options, key: value}
 
 
 def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> Source:
+    signature = inspect.signature(make)
     try:
-        inspect.signature(make).bind(where, **options)
+        signature.bind(where, **options)
     except TypeError as error:
-        known = [name for name in inspect.signature(make).parameters if name != "where"]
-        strange = sorted(set(options) - set(known))
-        raise OptionError(
-            f"{Url(where)}: the option {', '.join(strange)} does not apply to this kind of "
-            f"input; options here: {', '.join(known)}"
-        ) from error
+        known = [name for name in signature.parameters if name != "where"]
+        raise _not_for(str(Url(where)), options, known) from error
     return make(where, **options)
 
 
-def _kind_of(where: str, kind: str | None) -> str:
-    if kind is not None:
-        if kind not in _KINDS:
-            raise OptionError(f"kind={kind!r}: wanted one of {', '.join(_KINDS)}")
-        return kind
-    files = list_files(where, suffixes=_ALL_SUFFIXES)
-    kinds = {_kind_of_name(file.name): file.name for file in files}
-    if None in kinds:
-        raise SourceError(
-            f"{Url(where)}: {kinds[None]} ends in none of {', '.join(_ALL_SUFFIXES)}; "
-            f"say what it is with kind= ({', '.join(_KINDS)})"
-        )
-    if len(kinds) > 1:
-        found = ", ".join(f"{name} ({kind})" for kind, name in sorted(kinds.items(), key=str))
-        glob = (
-            where if is_glob(where) else f"{where.rstrip('/')}/**/*{next(iter(SUFFIXES['jsonl']))}"
-        )
-        raise SourceError(
-            f"{Url(where)}: several kinds of files: {found}; choose one with a glob such as "
-            f"'{Url(glob)}', or with kind="
-        )
-    (found_kind,) = kinds
-    assert found_kind is not None
-    return found_kind
+def _not_for(where: str, options: dict[str, Any], known: list[str]) -> OptionError:
+    strange = sorted(set(options) - set(known))
+    return OptionError(
+        f"{where}: {', '.join(f'{{{name}}}' for name in strange)} does not apply to this kind of "
+        f"input; options here: {', '.join(known)}",
+        **dict.fromkeys(strange, ...),
+    )
 
 
-def _kind_of_name(name: str) -> str | None:
-    for kind, suffixes in SUFFIXES.items():
-        if name.lower().endswith(suffixes):
-            return kind
-    return None
+def _kind_of_files(where: str) -> str:
+    """The kind of all files at `where`, by their endings."""
+    found: dict[str, str] = {}  # kind -> a file of it
+    for file in list_files(where, suffixes=_ENDINGS):
+        name = file.name.lower()
+        kinds = [kind for kind, (of, _) in _FORMATS.items() if name.endswith(of.endings)]
+        if not kinds:
+            raise SourceError(
+                f"{Url(where)}: {file.name} ends in none of {', '.join(_ENDINGS)}; say what it is "
+                f"with {{kind}} ({', '.join(_FORMATS)})",
+                kind=...,
+            )
+        found[kinds[0]] = file.name
+    if len(found) > 1:
+        listed = ", ".join(f"{name} ({kind})" for kind, name in sorted(found.items()))
+        glob = where if is_glob(where) else f"{where.rstrip('/')}/**/*{JsonlFormat.endings[0]}"
+        raise SourceError(
+            f"{Url(where)}: several kinds of files: {listed}; choose one with a glob such as "
+            f"'{Url(glob)}', or with {{kind}}",
+            kind=...,
+        )
+    (kind,) = found
+    return kind
+
+
+def _in_seeded_order(parts: Sequence[Source], seed: int) -> Source:
+    """All files of all parts, mixed. Files of one name keep the order of the inputs."""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise OptionError("{seed}: wanted a whole number", seed=seed)
+
+    def key(file: InputFile) -> str:
+        return hashlib.sha256(json.dumps([seed, "file order", file.name]).encode()).hexdigest()
+
+    if len(parts) == 1 and isinstance(parts[0], FileSource):
+        return parts[0].of_files(sorted(parts[0].files, key=key))
+    files: list[FileSource] = []
+    for part in parts:
+        if not isinstance(part, FileSource):
+            raise OptionError(
+                f"{{seed}}: {part.name} is not a list of files, and a seed orders files; name it "
+                "without a seed, or its files: hf://datasets/owner/name/**/*.parquet",
+                seed=seed,
+            )
+        files += [part.of_files((file,), f"{part.name}/{file.name}") for file in part.files]
+    files.sort(key=lambda source: key(source.files[0]))
+    return ConcatSource(files, name=" + ".join(part.name for part in parts))
+
+
+def open_chats(
+    where: Where,
+    *,
+    shape: str | None = None,
+    name: str | None = None,
+    on_bad: OnBad = "error",
+    limits: BatchLimits = DEFAULT_LIMITS,
+    **options: Any,
+) -> ChatSource:
+    """Open conversations. `shape`: one of `SHAPES`; None: that of the first row.
+
+    Further options: lang= and skip_deleted= of the oasst shapes; for hub datasets those of
+    `HubOptions`. A path that exists is a file or folder, whatever its name looks like. Files of
+    several formats may be in one folder. Files are listed at the call, and read (for the shape) on
+    first use. Their names in ids and cursors are relative to what all files have in common.
+    """
+    parts = [where] if isinstance(where, str | Path) else list(where)
+    if not parts:
+        raise SourceError("no chats named; name a file, a folder, a glob or hub:owner/name")
+    hubs = [part for part in parts if is_hub_dataset(str(part))]
+    if len(set(map(str, hubs))) < len(hubs):
+        raise SourceError("a hub dataset is named more than once; name it once")
+    known = _TREE_OPTIONS + (_HUB_OPTIONS if hubs else [])
+    if not set(options) <= set(known):
+        raise _not_for(
+            str(Url(str(parts[0]))), options, ["shape", "name", "on_bad", "limits", *known]
+        )
+    rules = TreeRules(**{key: options.pop(key) for key in _TREE_OPTIONS if key in options})
+    files = iter(_files_of([part for part in parts if part not in hubs]))
+    inputs: list[FileRows | HubRows] = []
+    for part in parts:
+        if part in hubs:
+            inputs.append(HubRows(*_hub_dataset(str(part), options)))
+        else:
+            inputs += [FileRows(file, _row_format(file)) for file in next(files)]
+    return ChatSource(
+        inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
+    )
+
+
+def _files_of(parts: Sequence[str | Path]) -> list[list[InputFile]]:
+    """The files of each part, named relative to what all parts have in common."""
+    found = [list_files(part, suffixes=_ROW_ENDINGS) for part in parts]
+    if len(found) < 2:
+        return [list(files) for files in found]
+    paths = [file.path for files in found for file in files]
+    named = iter(list_files(paths, suffixes=_ROW_ENDINGS))  # refuses a file that two parts name
+    return [[next(named) for _ in files] for files in found]
+
+
+def _row_format(file: InputFile) -> RowFormat:
+    """A `.json` file is one list, or else JSON lines under that name."""
+    name = file.name.lower()
+    for format in _ROW_FORMATS:
+        if name.endswith(format.endings):
+            return cast(RowFormat, format())
+    if not name.endswith(".json"):
+        raise SourceError(f"{file.place}: ends in none of {', '.join(_ROW_ENDINGS)}; rename it")
+    check_unchanged(file)
+    with open_file(file) as stream:
+        first = b""
+        while not first and (data := bytes(stream.read(2**16))):
+            first = data.removeprefix(BOM_BYTES).lstrip(WHITE)[:1]
+    if first != b"{":
+        return JsonListFormat()
+    logger.info("%s: begins with an object, so it is read as JSON lines", scrub(str(file.place)))
+    return JsonlFormat()

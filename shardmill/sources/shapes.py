@@ -1,172 +1,395 @@
-"""The shapes a conversation comes in, and which one a record has.
+"""The shapes that conversations are written in: which one a row has, and how it is read.
 
-In: a record (a dict).  Out: its shape; through that, its conversations.
-Promise: a shape reads each record alone. Where keys of several shapes are there, the first in
-`SHAPES` wins: those that hold whole turns come before those that hold columns, because a prompt
-beside messages is nearly always an extract of them. The rule looks at the record alone.
-Not here: files, and what to do about a record that does not fit.
+Each row is judged alone. Where a row has the keys of several shapes, the first in `SHAPES` wins:
+those that hold whole turns come before those that hold columns, because a prompt beside messages is
+nearly always taken from them. Roles of `messages` stay as written; the words that ShareGPT defines
+become roles, others stay. CR LF becomes LF in everything that is said. Null keys of a message count
+as absent, except for "content": null. Two filled columns that mean the same are an error, never a
+choice. Whether roles and contents make sense is decided by the `chat` package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardmill.arguments import nearest
 from shardmill.errors import OptionError
 from shardmill.records import Conversation, Drop
-from shardmill.sources.record import Misfit, Record
-from shardmill.sources.shape_columns import (
-    ANSWERS,
-    is_alpaca,
-    is_history,
-    is_prompt_response,
-    read_alpaca,
-    read_history,
-    read_prompt_response,
-)
-from shardmill.sources.shape_trees import (
+from shardmill.sources.batches import unix_lines
+from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
+from shardmill.sources.message_trees import (
     OASST_REASONS,
-    Rules,
+    Message,
+    TreeRules,
     is_oasst_message,
     is_oasst_tree,
     read_tree,
 )
-from shardmill.sources.shape_turns import (
-    MESSAGES_KEYS,
-    SHAREGPT_KEYS,
-    is_messages,
-    is_sharegpt,
-    read_messages,
-    read_sharegpt,
-)
+from shardmill.sources.source import BadRowError
 
 CHAT_REASONS = OASST_REASONS | {
-    "bad_json": "no JSON object, or nested too deep",
+    "bad_json": "not a JSON object, or nested too deep",
     "other_shape": "the keys are not those of the shape",
     "bad_message": "a turn or message is not built as the shape says",
-    "not_a_string": "something that should be a text is none",
-    "bad_tools": "the tools are no list of objects",
+    "not_a_string": "something that should be text is not",
+    "bad_tools": "the tools are not a list of objects",
     "two_systems": "a system column beside a system turn",
     "two_columns": "two columns that mean the same both hold text",
 }
 """Every reason of a conversation source's drops."""
 
-Item = Conversation | Drop
-"""What becomes of input: one of these each."""
-
-ID_KEYS = ("id", "conversation_id", "dialogue_id", "dialog_id", "chat_id", "uuid")
+_ID_KEYS = ("id", "conversation_id", "dialogue_id", "dialog_id", "chat_id", "uuid")
 _MAX_ID = 200
+
+_MESSAGES_KEYS = ("messages", "conversations", "conversation")
+_SHAREGPT_KEYS = ("conversations", "conversation", "messages")
+_SYSTEM_KEYS = ("system", "system_prompt")
+_SYSTEM_ROLES = ("system", "developer")
+_QUESTIONS = ("prompt", "question", "instruction", "query")
+_ANSWERS = ("response", "answer", "output", "completion")
+_CONTEXTS = ("context", "input")
+
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
+_SHAREGPT_ROLES |= {
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+_KEPT = ("name", "train", "reasoning_content", "tool_calls", "tool_call_id")
+"""Further keys of a ShareGPT turn that are kept, as in `messages`."""
+
+
+def _read_messages(row: Object) -> list[Message]:
+    return [tidied(turn) for turn in _turns(row, _MESSAGES_KEYS, "role")]
+
+
+def _read_sharegpt(row: Object) -> list[Message]:
+    turns = _turns(row, _SHAREGPT_KEYS, "from")
+    return [_from_sharegpt(turn, number) for number, turn in enumerate(turns)]
+
+
+def _with_system(row: Object, messages: list[Message]) -> list[Message]:
+    """The messages after those of a system column, when it has text."""
+    text = _one_of(row, _SYSTEM_KEYS)
+    if not text:
+        return messages
+    if any(str(message.get("role")).lower() in _SYSTEM_ROLES for message in messages):
+        raise BadRowError("two_systems", "a system column beside a system turn; keep one of them")
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _one_of(row: Object, names: Sequence[str]) -> str | None:
+    """The text of the only filled column among `names`; "" or None when none is filled."""
+    filled = [name for name in names if row.get(name)]
+    if len(filled) > 1:
+        first, second = filled[:2]
+        raise BadRowError(
+            "two_columns", f"{first!r} and {second!r} are both filled; keep one of them"
+        )
+    present = filled or [name for name in names if row.get(name) is not None]
+    if not present:
+        return None
+    value = row[present[0]]
+    if not isinstance(value, str):
+        raise BadRowError("not_a_string", f"{present[0]!r} holds {kind_of(value)}, not a string")
+    return unix_lines(value)
+
+
+def _tools_of(row: Object) -> list[Object] | None:
+    """The list of tools, which may be JSON in a string; None when there are none."""
+    if row.get("functions"):
+        raise BadRowError("bad_tools", "'functions' would be lost; rename the column to 'tools'")
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        if not tools.strip():
+            return None
+        tools = decode_value(tools)
+        tools = [tools] if isinstance(tools, dict) else tools
+        if tools is None and row["tools"].strip() != "null":
+            raise BadRowError("bad_tools", f"'tools' is not JSON: {row['tools'][:60]!r}")
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRowError("bad_tools", f"'tools' holds {kind_of(tools)}, wanted a list of objects")
+    return tools or None
+
+
+def _has_turns(row: Object, *, keys: Sequence[str], speaker: str, empty_key: str) -> bool:
+    """A list whose first turn names a speaker; or [] under `empty_key`."""
+    found = any(_begins_with(row.get(key), speaker) for key in keys)
+    return found or row.get(empty_key) == []
+
+
+def _begins_with(turns: object, speaker: str) -> bool:
+    return isinstance(turns, list) and isinstance((turns or [0])[0], dict) and speaker in turns[0]
+
+
+def _turns(row: Object, keys: Sequence[str], speaker: str) -> list[Message]:
+    """The list whose first turn names a speaker, else the first list."""
+    lists = [row[key] for key in keys if isinstance(row.get(key), list)]
+    if not lists:
+        raise BadRowError("other_shape", f"no list under {' or '.join(map(repr, keys))}")
+    named = (found for found in lists if _begins_with(found, speaker))
+    turns: list[Message] = next(named, lists[0])
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, dict):
+            raise BadRowError("bad_message", f"turn {number} is {kind_of(turn)}, wanted an object")
+        if speaker not in turn:
+            raise BadRowError("bad_message", f"turn {number} has no {speaker!r}")
+    return turns
+
+
+def tidied(turn: Message) -> Message:
+    """A message without null keys and CR LF; the turn itself when nothing is to be done."""
+    content, reasoning = turn.get("content"), turn.get("reasoning_content")
+    is_plain = isinstance(content, str) and "\r" not in content
+    if is_plain and reasoning is None and len(turn) == 2:
+        return turn
+    tidy = {key: value for key, value in turn.items() if value is not None or key == "content"}
+    if content is not None:
+        tidy["content"] = _clean_content(content)
+    if isinstance(reasoning, str):
+        tidy["reasoning_content"] = unix_lines(reasoning)
+    return tidy
+
+
+def _clean_content(content: object) -> object:
+    if isinstance(content, str):
+        return unix_lines(content)
+    if isinstance(content, list):
+        return [
+            {**part, "text": unix_lines(part["text"])}
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
+    return content
+
+
+def _from_sharegpt(turn: Message, number: int) -> Message:
+    speaker, value = turn["from"], turn.get("value")
+    if not isinstance(speaker, str):
+        raise BadRowError(
+            "bad_message", f"turn {number}: 'from' is {kind_of(speaker)}, not a string"
+        )
+    if not _is_text(value):
+        raise BadRowError(
+            "not_a_string", f"turn {number}: 'value' is {kind_of(value)}, not a string"
+        )
+    role = _SHAREGPT_ROLES.get(speaker.lower(), speaker)
+    message: Message = {"role": role, "content": None if value is None else unix_lines(value)}
+    message |= {key: turn[key] for key in _KEPT if turn.get(key) is not None}
+    if speaker.lower() == "function_call" and isinstance(value, str):
+        calls = _calls(value)
+        if calls:
+            message |= {"content": None, "tool_calls": calls}
+    return message
+
+
+def _calls(value: str) -> list[Object]:
+    """The calls, when the text is JSON of one or a list of them; else none, and it stays text."""
+    found = decode_value(value)
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return []
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _is_history(row: Object) -> bool:
+    """A list of pairs; or null or [] in a column where other rows have pairs."""
+    history = row.get("history", "")
+    if history is None or history == []:
+        return _is_prompt_response(row)
+    return isinstance(history, list) and _is_pair(history[0])
+
+
+def _is_alpaca(row: Object) -> bool:
+    texts = row.get("instruction", 0), row.get("input"), row.get("output", 0)
+    return all(map(_is_text, texts)) and not any(
+        row.get(name) for name in _QUESTIONS + _ANSWERS if name not in ("instruction", "output")
+    )
+
+
+def _is_prompt_response(row: Object) -> bool:
+    questions = [row[name] for name in _QUESTIONS if name in row]
+    answers = [row[name] for name in _ANSWERS if name in row]
+    return bool(questions and answers) and all(map(_is_text, questions + answers))
+
+
+def _read_history(row: Object) -> list[Message]:
+    """The pairs, then the last question and answer, when there are such columns."""
+    history = row.get("history") or []
+    if not isinstance(history, list):
+        raise BadRowError(
+            "other_shape", f"'history' holds {kind_of(history)}, wanted a list of pairs"
+        )
+    messages: list[Message] = []
+    for number, pair in enumerate(history):
+        if not _is_pair(pair):
+            raise BadRowError(
+                "bad_message", f"history {number} is not a pair [user, bot] of strings"
+            )
+        messages += _turn_pair(*(text if text is None else unix_lines(text) for text in pair))
+    if not messages or not row.keys().isdisjoint(_QUESTIONS + _ANSWERS):
+        messages += _last_pair(row)
+    return messages
+
+
+def _read_alpaca(row: Object) -> list[Message]:
+    missing = [key for key in ("instruction", "output") if key not in row]
+    if missing:
+        raise BadRowError("other_shape", f"no column {missing[0]!r}")
+    return _read_prompt_response(row)
+
+
+def _read_prompt_response(row: Object) -> list[Message]:
+    if row.get("history"):
+        raise BadRowError(
+            "other_shape", "a 'history', which would be lost; read it as the shape 'history'"
+        )
+    return _last_pair(row)
+
+
+def _last_pair(row: Object) -> list[Message]:
+    """The question, a blank line and the context if there is one; then the answer. A null stays
+    null, for `chat` to drop by name."""
+    for names in (_QUESTIONS, _ANSWERS):
+        if row.keys().isdisjoint(names):
+            raise BadRowError("other_shape", f"no column {' or '.join(map(repr, names))}")
+    question, context = _one_of(row, _QUESTIONS), _one_of(row, _CONTEXTS)
+    if question is not None and context is not None and context.strip():
+        question = f"{question}\n\n{context}" if question else context
+    return _turn_pair(question, _one_of(row, _ANSWERS))
+
+
+def _turn_pair(question: str | None, answer: str | None) -> list[Message]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair))
+
+
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+Reader = Callable[[Object, str, TreeRules], Iterable[Conversation | Drop]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ConversationShape:
     """One way to write conversations down."""
 
     name: str
-    keys: str  # for the reader of an error
-    signs: tuple[str, ...]  # a record with none of these keys is of another shape
-    claims: Callable[[Record], bool]  # does a record look like it?
-    read: Callable[[Record, str, Rules], Iterable[Item]] | None  # None: rows make trees together
+    keys: str  # for an error
+    signs: tuple[str, ...]  # a row with none of these keys has another shape
+    claims: Callable[[Object], bool]  # does a row look like it?
+    read: Reader | None  # None: several rows make a tree
 
 
-def _alone(read: Callable[[Record, str], Conversation]) -> Callable[..., Iterable[Item]]:
-    def read_one(record: Record, place: str, _: Rules) -> Iterable[Item]:
-        return (read(record, id_of(record, place)),)
+def _one(read: Callable[[Object], list[Message]]) -> Reader:
+    """A reader of rows that hold one conversation each."""
+
+    def read_one(row: Object, row_id: str, _: TreeRules) -> Iterable[Conversation]:
+        messages = _with_system(row, read(row))
+        return (Conversation(messages=messages, tools=_tools_of(row), id=_id_of(row, row_id)),)
 
     return read_one
 
 
+def _id_of(row: Object, row_id: str) -> str:
+    """The row's own id when it is a short string or a number, else `row_id`."""
+    for key in _ID_KEYS:
+        found = row.get(key)
+        if isinstance(found, int) and not isinstance(found, bool):
+            return str(found) if abs(found) < 10**_MAX_ID else row_id
+        if isinstance(found, str) and 0 < len(found) <= _MAX_ID:
+            return found
+    return row_id
+
+
 _SHAPES = (
-    Shape(
+    ConversationShape(
         "oasst-messages",
         "message_id, parent_id, role, text",
         ("message_id",),
         is_oasst_message,
         None,
     ),
-    Shape(
+    ConversationShape(
         "oasst-tree",
         "prompt: {role, text, replies: [...]}",
         ("prompt",),
         is_oasst_tree,
         read_tree,
     ),
-    Shape(
+    ConversationShape(
         "messages",
         "messages: [{role, content}, ...][, tools]",
-        MESSAGES_KEYS,
-        is_messages,
-        _alone(read_messages),
+        _MESSAGES_KEYS,
+        partial(_has_turns, keys=_MESSAGES_KEYS, speaker="role", empty_key="messages"),
+        _one(_read_messages),
     ),
-    Shape(
+    ConversationShape(
         "sharegpt",
         "conversations: [{from, value}, ...][, system, tools]",
-        SHAREGPT_KEYS,
-        is_sharegpt,
-        _alone(read_sharegpt),
+        _SHAREGPT_KEYS,
+        partial(_has_turns, keys=_SHAREGPT_KEYS, speaker="from", empty_key="conversations"),
+        _one(_read_sharegpt),
     ),
-    Shape(
+    ConversationShape(
         "history",
         "history: [[user, bot], ...][, and the columns of prompt-response]",
         ("history",),
-        is_history,
-        _alone(read_history),
+        _is_history,
+        _one(_read_history),
     ),
-    Shape(
+    ConversationShape(
         "alpaca",
         "instruction[, input], output[, system]",
         ("output",),
-        is_alpaca,
-        _alone(read_alpaca),
+        _is_alpaca,
+        _one(_read_alpaca),
     ),
-    Shape(
+    ConversationShape(
         "prompt-response",
         "prompt|question|instruction|query[, context|input], "
         "response|answer|output|completion[, system]",
-        ANSWERS,
-        is_prompt_response,
-        _alone(read_prompt_response),
+        _ANSWERS,
+        _is_prompt_response,
+        _one(_read_prompt_response),
     ),
 )
 SHAPES = {shape.name: shape for shape in _SHAPES}
-"""The shapes by name, in the order in which they claim a record."""
+"""The shapes by name, in the order in which they claim a row."""
 
 
-def shape_named(name: str) -> Shape:
+def shape_named(name: str) -> ConversationShape:
     if name not in SHAPES:
         near = nearest(name, SHAPES)
         guess = f"did you mean {near!r}? " if near else ""
-        raise OptionError(f"shape={name!r}: {guess}wanted one of\n{listed_shapes()}")
+        raise OptionError(f"{{shape}}: {guess}wanted one of\n{list_shapes()}", shape=name)
     return SHAPES[name]
 
 
-def shape_of(record: Record) -> Shape | None:
-    """The first shape that claims a record; None when none does."""
-    return next((shape for shape in _SHAPES if shape.claims(record)), None)
+def shape_of(row: Object) -> ConversationShape | None:
+    """The first shape that claims a row; None when none does."""
+    return next((shape for shape in _SHAPES if shape.claims(row)), None)
 
 
-def check_best(record: Record, shape: Shape) -> None:
-    """Refuse a record that an earlier shape claims: read as `shape` it would lose turns."""
+def check_best(row: Object, shape: ConversationShape) -> None:
+    """Refuse a row that an earlier shape claims: read as `shape` it would lose turns."""
     for earlier in _SHAPES:
         if earlier is shape:
             return
-        if not record.keys().isdisjoint(earlier.signs) and earlier.claims(record):
-            raise Misfit(
-                "other_shape", f"this record is {earlier.name!r}, the first {shape.name!r}"
+        if not row.keys().isdisjoint(earlier.signs) and earlier.claims(row):
+            raise BadRowError(
+                "other_shape", f"this row is {earlier.name!r}, the first one {shape.name!r}"
             )
 
 
-def listed_shapes() -> str:
+def list_shapes() -> str:
     return "\n".join(f"  {shape.name}: {shape.keys}" for shape in _SHAPES)
-
-
-def id_of(record: Record, place: str) -> str:
-    """The record's own id when it is a short string or a number, else where it lies."""
-    for key in ID_KEYS:
-        found = record.get(key)
-        if isinstance(found, int) and not isinstance(found, bool):
-            return str(found) if abs(found) < 10**_MAX_ID else place
-        if isinstance(found, str) and 0 < len(found) <= _MAX_ID:
-            return found
-    return place

@@ -1,22 +1,24 @@
-"""Laws of packers and of pack plans.
+"""Guarantees of packers, pack plans and packed shards as tests.
 
-In: a packer, or lengths or examples and the plan made of them.  Out: nothing, or an AssertionError.
-Promise: what is expected comes from lengths, examples and plain Python, never from the code under
-test.
-Not here: a runner; call these from your own tests.
+Expected values come from lengths, examples and plain Python, never from the code under test.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import missing_extra
+from shardmill.formats.packed import PackedBin, PackedShard, SequenceSpoolWriter
 from shardmill.packing import PackPlan
 from shardmill.records import ChatExamples
-from shardmill.shards import PlanOptions, StoredPlan
+from shardmill.store import PlanOptions, StoredPlan
 
 try:
     from hypothesis import strategies as st
@@ -24,8 +26,12 @@ except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
 __all__ = [
+    "Bin",
     "PlainPiece",
     "RowPacker",
+    "TokenSequence",
+    "aligned_slowly",
+    "assert_holds_bins",
     "assert_is_partition",
     "assert_metrics_add_up",
     "assert_packer_laws",
@@ -34,28 +40,33 @@ __all__ = [
     "assert_rows_cover",
     "assert_rows_hold_their_pieces",
     "assert_same_plan",
+    "assert_trains_the_same_labels",
     "example_lengths",
     "labels_of",
+    "packed_bins",
     "pieces_by_rule",
-    "places_of",
+    "plain",
     "plain_row",
+    "positions_of",
     "rows_of_plan",
+    "token_sequences",
+    "write_spool",
 ]
 
 RowPacker: TypeAlias = Callable[[Sequence[int], int], Iterable[Sequence[int]]]
-"""Lengths and the capacity of a row -> of each row, the numbers of its examples."""
+"""Lengths and the capacity of a row -> for each row, the numbers of its examples."""
 
 
 def example_lengths(capacity: int, *, max_examples: int = 60) -> st.SearchStrategy[list[int]]:
-    """Lengths of examples that fit a row, none and all of it among them."""
+    """Lengths of examples that fit a row, including 0 and the whole row."""
     return st.lists(
         st.integers(0, capacity) | st.sampled_from([1, capacity]), max_size=max_examples
     )
 
 
 def assert_packer_laws(pack: RowPacker, lengths: Sequence[int], capacity: int) -> None:
-    """Law 7 for a packer of your own: its rows cover the examples, and are the same when asked for
-    again. A packer that gives a `PackPlan` has more laws: see `assert_is_partition`."""
+    """Guarantee 7 for a packer of your own: its rows cover the examples, and packing again gives
+    the same rows. For a packer that gives a `PackPlan`, see also `assert_is_partition`."""
     rows = [list(row) for row in pack(list(lengths), capacity)]
     assert_rows_cover(rows, lengths, capacity)
     again = [list(row) for row in pack(list(lengths), capacity)]
@@ -99,7 +110,7 @@ def assert_is_partition(plan: PackPlan, lengths: Sequence[int], *, long: str = "
 
 
 def assert_rows_hold_their_pieces(plan: PackPlan, *, max_per_row: int | None = None) -> None:
-    """No row is over capacity or over `max_per_row`; pieces lie in the order of the examples, at
+    """No row is over capacity or over `max_per_row`; pieces are in the order of the examples, at
     multiples of `align_to`, and do not overlap."""
     lengths, positions = plan.pieces.lengths.tolist(), plan.positions().tolist()
     at = 0
@@ -131,7 +142,7 @@ def assert_metrics_add_up(plan: PackPlan, lengths: Sequence[int]) -> None:
 
 
 def assert_same_plan(make_plan: Callable[[], PackPlan]) -> None:
-    """Made twice, a plan is the same."""
+    """Making a plan twice gives the same plan."""
     one, other = make_plan(), make_plan()
     np.testing.assert_array_equal(one.rows.offsets, other.rows.offsets)
     np.testing.assert_array_equal(one.rows.indices, other.rows.indices)
@@ -141,7 +152,7 @@ def assert_same_plan(make_plan: Callable[[], PackPlan]) -> None:
 
 
 def _kept(length: int, capacity: int, long: str) -> int:
-    """Tokens of an example that have to be in rows."""
+    """How many tokens of an example must be in rows."""
     if length <= capacity or long == "split":
         return length
     assert long in {"truncate", "drop"}, f"{length} tokens in rows of {capacity}"
@@ -157,7 +168,7 @@ class PlainPiece(NamedTuple):
 
 
 def rows_of_plan(plan: StoredPlan, lengths: Sequence[int]) -> list[list[PlainPiece]]:
-    """The pieces of every row, read off the arrays one by one."""
+    """The pieces of every row, read from the arrays one by one."""
     arrays = plan.arrays
     starts, stops = arrays.cut_starts.tolist(), arrays.cut_stops.tolist()
     cuts = dict(zip(arrays.cut_pieces.tolist(), zip(starts, stops, strict=True), strict=True))
@@ -169,24 +180,24 @@ def rows_of_plan(plan: StoredPlan, lengths: Sequence[int]) -> list[list[PlainPie
     return [pieces[end - count : end] for end, count in zip(ends, arrays.counts, strict=True)]
 
 
-def places_of(pieces: Sequence[PlainPiece], align_to: int) -> list[int]:
-    """Where in its row each piece begins."""
-    places, at = [], 0
+def positions_of(pieces: Sequence[PlainPiece], align_to: int) -> list[int]:
+    """Where in its row each piece starts."""
+    positions, at = [], 0
     for piece in pieces:
-        places.append(at)
+        positions.append(at)
         at += -(-(piece.stop - piece.start) // align_to) * align_to
-    return places
+    return positions
 
 
 def labels_of(examples: ChatExamples, piece: PlainPiece) -> set[tuple[int, int]]:
-    """(example, position) of the trained tokens of a piece that have one of its tokens in front."""
+    """(example, position) of the trained tokens of a piece, except its first token."""
     begin = int(examples.ids.offsets[piece.example])
     inner = range(piece.start + 1, piece.stop)
     return {(piece.example, at) for at in inner if examples.mask[begin + at]}
 
 
 def pieces_by_rule(lengths: Sequence[int], options: PlanOptions) -> list[PlainPiece]:
-    """What is to be packed of examples of these lengths, those that train nothing included."""
+    """The pieces of examples of these lengths, including those that train nothing."""
     room, found = options.capacity, []
     for example, length in enumerate(lengths):
         stops = [length] if length <= room else [room]
@@ -200,8 +211,8 @@ def pieces_by_rule(lengths: Sequence[int], options: PlanOptions) -> list[PlainPi
 
 
 def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
-    """Every piece is in exactly one row or left out by number and reason; no row is over its room;
-    every row trains a label, and all labels are those of the examples, one for one."""
+    """Every piece is in exactly one row or left out by number and reason; no row is over capacity;
+    every row trains a label, and every label of the examples is trained once."""
     options, lengths = plan.facts.options, examples.ids.lengths.tolist()
     wanted = pieces_by_rule(lengths, options)
     idle = [piece for piece in wanted if not labels_of(examples, piece)]
@@ -213,7 +224,7 @@ def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
     for number, row in enumerate(rows):
         assert row == sorted(row), f"row {number}: {row}"
         assert options.max_per_row is None or len(row) <= options.max_per_row, f"row {number}"
-        end = places_of(row, options.align_to)[-1] + row[-1].stop - row[-1].start
+        end = positions_of(row, options.align_to)[-1] + row[-1].stop - row[-1].start
         assert end <= options.capacity, f"row {number} holds {end} tokens"
         assert any(labels_of(examples, piece) for piece in row), f"row {number} trains nothing"
     found = [label for row in rows for piece in row for label in labels_of(examples, piece)]
@@ -227,7 +238,7 @@ def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
 
 
 def assert_plan_adds_up(plan: StoredPlan, examples: ChatExamples) -> None:
-    """Law 4: the metrics are what counting the rows gives, and their sums are the split."""
+    """Guarantee 4: the metrics equal a count of the rows, and they sum to the split."""
     metrics, lengths = plan.facts.metrics, examples.ids.lengths.tolist()
     rows = rows_of_plan(plan, lengths)
     tokens = [(p.example, at) for row in rows for p in row for at in range(p.start, p.stop)]
@@ -259,10 +270,100 @@ def plain_row(
 ) -> tuple[list[int], list[bool], list[int]]:
     """Ids, trained labels and starts of one row, token by token."""
     ids, trained = [pad_id] * plan.facts.row_len, [False] * plan.facts.row_len
-    places = places_of(pieces, plan.facts.options.align_to)
-    for piece, place in zip(pieces, places, strict=True):
+    positions = positions_of(pieces, plan.facts.options.align_to)
+    for piece, position in zip(pieces, positions, strict=True):
         labels = labels_of(examples, piece)
         for at in range(piece.start, piece.stop):
-            ids[place + at - piece.start] = int(examples.ids[piece.example][at])
-            trained[place + at - piece.start] = (piece.example, at) in labels
-    return ids, trained, places
+            ids[position + at - piece.start] = int(examples.ids[piece.example][at])
+            trained[position + at - piece.start] = (piece.example, at) in labels
+    return ids, trained, positions
+
+
+TokenSequence = tuple[list[int], list[int]]
+"""Ids, and for each whether this very token is trained (0 or 1)."""
+Bin = tuple[list[int], list[int], list[int]]
+"""Ids, loss mask as stored, starts."""
+
+
+def token_sequences(
+    *, max_sequences: int = 12, max_tokens: int = 9, largest: int = 2**15, min_tokens: int = 0
+) -> st.SearchStrategy[list[TokenSequence]]:
+    """Sequences of ids up to `largest`, each token trained or not; some may have none."""
+    return st.lists(_tokens(largest, min_tokens, max_tokens), max_size=max_sequences)
+
+
+def _tokens(largest: int, least: int, most: int) -> st.SearchStrategy[TokenSequence]:
+    token = st.tuples(st.integers(0, largest), st.integers(0, 1))
+    return st.lists(token, min_size=least, max_size=most).map(
+        lambda pairs: ([i for i, _ in pairs], [m for _, m in pairs])
+    )
+
+
+def packed_bins(
+    *, pack_size: int, max_bins: int = 8, largest: int = 2**15
+) -> st.SearchStrategy[list[Bin]]:
+    """Bins of 1 to `pack_size` tokens, with starts that rise from 0."""
+
+    def with_starts(tokens: TokenSequence) -> st.SearchStrategy[Bin]:
+        inner = range(1, len(tokens[0]))
+        starts = st.sets(st.sampled_from(inner)) if inner else st.just(set[int]())
+        return starts.map(lambda found: (*tokens, [0, *sorted(found)]))
+
+    one = _tokens(largest, 1, pack_size).flatmap(with_starts)
+    return st.lists(one, max_size=max_bins)
+
+
+def write_spool(
+    folder: Path, sequences: Sequence[TokenSequence], dtype: npt.DTypeLike = np.int32
+) -> Path:
+    """A finished spool of these sequences."""
+    with SequenceSpoolWriter(folder, dtype=dtype) as spool:
+        for ids, mask in sequences:
+            spool.append(ids, mask)
+    return folder
+
+
+def plain(found: PackedBin) -> Bin:
+    """A bin as lists."""
+    return found.input_ids.tolist(), found.loss_mask.tolist(), found.seq_starts.tolist()
+
+
+def assert_holds_bins(shard: PackedShard, bins: Sequence[Bin]) -> None:
+    """These bins, in this order, and no others."""
+    assert len(shard) == len(bins)
+    for number, (ids, mask, starts) in enumerate(bins):
+        found = shard.read_bin(number)
+        assert plain(found) == (ids, mask, starts), f"bin {number}"
+        assert found.seq_boundaries == [*starts, len(ids)], f"bin {number}"
+
+
+def assert_trains_the_same_labels(shard: PackedShard, sequences: Sequence[TokenSequence]) -> None:
+    """Of the alignment "label": cut at its boundaries, a shard holds exactly these sequences, each
+    with the labels of its trained tokens except the first, which nothing predicts."""
+    assert shard.loss_mask_alignment == "label"
+    wanted = Counter(
+        (tuple(ids), tuple(at for at in range(1, len(ids)) if mask[at]))
+        for ids, mask in sequences
+        if ids
+    )
+    found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    for number in range(len(shard)):
+        ids, mask, _ = plain(shard.read_bin(number))
+        for start, stop in pairwise(shard.read_bin(number).seq_boundaries):
+            assert mask[stop - 1] == 0, f"bin {number}: the last position of a sequence is trained"
+            labels = tuple(at + 1 - start for at in range(start, stop - 1) if mask[at])
+            found[tuple(ids[start:stop]), labels] += 1
+    assert found == wanted
+
+
+def aligned_slowly(sequences: Sequence[TokenSequence], alignment: str) -> Bin:
+    """One bin of these sequences, token by token, as the two alignments are defined."""
+    ids = [number for part, _ in sequences for number in part]
+    token_mask = [bit for _, part in sequences for bit in part]
+    lengths = [len(part) for part, _ in sequences if part]
+    starts = list(accumulate(lengths, initial=0))[: len(lengths)]
+    if alignment == "roll_right":
+        return ids, ([0, *token_mask[:-1]] if ids else []), starts
+    ends = {stop - 1 for stop in [*starts[1:], len(ids)]}
+    mask = [0 if at in ends else token_mask[at + 1] for at in range(len(ids))]
+    return ids, mask, starts

@@ -1,9 +1,7 @@
-"""Laws of orders, ranks and mixtures.
+"""Guarantees of orders, ranks and mixtures as tests.
 
-In: an order, a mixture, or a function that splits among ranks.  Out: nothing, or an AssertionError.
-Promise: what is expected comes from plain sets and whole-number arithmetic, never from the code
-under test. Small orders are checked whole, large ones at both ends and at scattered places.
-Not here: a runner; call these from your own tests.
+Expected values come from plain sets and integer arithmetic, never from the code under test. Small
+orders are checked completely, large ones at both ends and at scattered indices.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from shardmill.sampling import Mixture, Order, epochs, rank_slice
-from shardmill.sampling.keys import Indices
+from shardmill.sampling.order import Indices
 
 __all__ = [
     "RankSlice",
@@ -27,7 +25,7 @@ __all__ = [
 ]
 
 WHOLE = 20_000
-"""Orders of up to so many items are checked at every index."""
+"""Orders of up to this many items are checked at every index."""
 
 
 class RankSlice(Protocol):
@@ -37,8 +35,8 @@ class RankSlice(Protocol):
 
 
 def assert_is_bijection(order: Order, *, num_scattered: int = 4096) -> None:
-    """Every item comes once, `find` undoes `take` and `take` undoes `find`, one at a time or
-    many, in any order asked; and what lies outside is an IndexError."""
+    """Every item comes once, `find` undoes `take` and `take` undoes `find`, one at a time or many,
+    in any order; an index outside is an IndexError."""
     indices = _some_indices(len(order), num_scattered)
     items = order.take(indices)
     assert items.dtype == np.int64
@@ -50,8 +48,8 @@ def assert_is_bijection(order: Order, *, num_scattered: int = 4096) -> None:
     np.testing.assert_array_equal(order.find(items), indices)
     np.testing.assert_array_equal(order.take(order.find(indices)), indices)
     np.testing.assert_array_equal(order.take(indices[::-1]), items[::-1])
-    for place in {0, len(indices) // 2, len(indices) - 1} if len(indices) else ():
-        assert order.take(indices[place : place + 1]).tolist() == [items[place]]
+    for at in {0, len(indices) // 2, len(indices) - 1} if len(indices) else ():
+        assert order.take(indices[at : at + 1]).tolist() == [items[at]]
     for outside in (-1, len(order)):
         if outside < 2**63:
             _assert_refused(order.take, outside)
@@ -59,8 +57,8 @@ def assert_is_bijection(order: Order, *, num_scattered: int = 4096) -> None:
 
 
 def assert_epochs_do_not_repeat(make_order: Callable[[int], Order], num_epochs: int) -> None:
-    """In the endless stream every item comes once an epoch, and epochs have orders of their own
-    (asked from 20 items on: fewer may come in the same order twice by chance)."""
+    """In the endless stream every item comes once per epoch, and every epoch has its own order
+    (checked from 20 items on: fewer may repeat an order by chance)."""
     num_items = len(make_order(0))
     numbers, items = epochs(make_order, np.arange(num_epochs * num_items))
     assert numbers.tolist() == np.repeat(np.arange(num_epochs), num_items).tolist()
@@ -72,13 +70,13 @@ def assert_epochs_do_not_repeat(make_order: Callable[[int], Order], num_epochs: 
 
 def assert_prefixes_keep_their_shares(mixture: Mixture, start: int, stop: int) -> None:
     """Before every sample of `start..stop` each source has come as often as its exact share says:
-    rounded down or up in the first phase; in a later one within two samples since it began, as what
-    was owed then is made good. Each source's stream goes on one by one; and `counts` agrees with
-    `take` everywhere."""
-    source, place = mixture.locate(np.arange(start, stop))
+    rounded down or up in the first phase; in a later one within two samples since it started, since
+    what was owed then is made up for. Each source's stream advances one by one, and `counts` agrees
+    with `take` everywhere."""
+    source, number = mixture.locate(np.arange(start, stop))
     counts = mixture.counts(start)
-    for n, (own, at) in enumerate(zip(source.tolist(), place.tolist(), strict=True), start):
-        assert at == counts[own], f"sample {n}: place {at} of source {own}, wanted {counts[own]}"
+    for n, (own, at) in enumerate(zip(source.tolist(), number.tolist(), strict=True), start):
+        assert at == counts[own], f"sample {n}: number {at} of source {own}, wanted {counts[own]}"
         counts[own] += 1
         _assert_in_quota(mixture, n + 1, counts)
     np.testing.assert_array_equal(mixture.counts(stop), counts)
@@ -88,8 +86,8 @@ def assert_prefixes_keep_their_shares(mixture: Mixture, start: int, stop: int) -
 
 
 def assert_sources_are_exhausted_before_they_repeat(mixture: Mixture, num_samples: int) -> None:
-    """From the first sample on, a source's epoch begins when the one before has given every item,
-    and no item comes twice in an epoch."""
+    """From the first sample on, an epoch of a source begins when the one before has given every
+    item, and no item comes twice in an epoch."""
     samples = mixture.take(np.arange(num_samples))
     for source, num_items in enumerate(mixture.sizes):
         own = samples.source == source
@@ -102,7 +100,8 @@ def assert_sources_are_exhausted_before_they_repeat(mixture: Mixture, num_sample
 
 
 def assert_ranks_cover(start: int, stop: int, *, world: int, split: RankSlice = rank_slice) -> None:
-    """Together the ranks read every sample of `start..stop` once, and in nearly equal numbers."""
+    """Together the ranks read every sample of `start..stop` once; their numbers differ by at most
+    one."""
     parts = [list(split(start, stop, rank=rank, world=world)) for rank in range(world)]
     assert sorted(sample for part in parts for sample in part) == list(range(start, stop))
     lengths = [len(part) for part in parts]
@@ -110,7 +109,7 @@ def assert_ranks_cover(start: int, stop: int, *, world: int, split: RankSlice = 
 
 
 def _assert_in_quota(mixture: Mixture, n: int, counts: Indices) -> None:
-    """`counts` are those before sample n, n > 0."""
+    """counts: of each source before sample n, n > 0."""
     begin = max(start for start in mixture.phase_starts if start < n)
     since = (counts - mixture.counts(begin)).tolist()
     for source, (count, share) in enumerate(zip(since, mixture.shares(begin), strict=True)):
@@ -127,7 +126,7 @@ def _assert_refused(call: Callable[[list[int]], object], index: int) -> None:
         call([index])
     except IndexError:
         return
-    raise AssertionError(f"index {index} was taken")
+    raise AssertionError(f"index {index} was accepted")
 
 
 def _some_indices(num_items: int, num_scattered: int) -> Indices:

@@ -1,11 +1,8 @@
-"""The laws of sources, and input that is hard to read.
+"""The guarantees of sources as assertions, and input that is hard to read.
 
-In: a source, or a function that makes one.  Out: nothing, or an AssertionError that says which law.
-Promise: a source that passes resumes exactly from every cursor and accounts for every row it read;
-its pieces, when it can be divided or cut, are sources that together give what it gives. There are
-laws for documents and for conversations.
-Strategies build each row together with what must come of it, so that a test needs no second parser.
-Not here: speed and memory.
+A source that passes resumes exactly from every cursor and accounts for every row it read; its
+pieces, when it can be divided or cut, together give what it gives. The hypothesis strategies make
+each row together with the document or drop it must become, so that a test needs no second parser.
 """
 
 from __future__ import annotations
@@ -17,19 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from shardmill.protocols import (
-    ConversationSource,
-    CuttableSource,
-    DividedSource,
-    Source,
-    continues,
-)
+from shardmill.protocols import ConversationSource, CuttableSource, DividedSource, Source, continues
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
+
+_T = TypeVar("_T")
 
 __all__ = [
     "Account",
@@ -55,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Everything a source gave, whatever its batches were."""
+    """Everything a source gave, however it was batched."""
 
     texts: list[str] = field(default_factory=list)
     num_read: int = 0
@@ -81,7 +75,7 @@ def account(batches: Iterable[TextBatch]) -> Account:
 
 
 def joined(pieces: Iterable[Source]) -> Account:
-    """What pieces give one behind the other, each drop with its full id; see `CuttableSource`."""
+    """What pieces give in order, each drop with its full id; see `CuttableSource`."""
     parts: list[TextBatch] = []
     before = 0
     for piece in pieces:
@@ -96,7 +90,7 @@ def joined(pieces: Iterable[Source]) -> Account:
 
 
 def assert_ledger_balances(source: Source) -> Account:
-    """Every row read is a document, an empty one or a drop; documents are clean; gives the sum."""
+    """Every row read is a document, an empty one or a drop, and documents are clean."""
     batches = list(source.batches())
     for number, batch in enumerate(batches):
         where = f"{source.name}, batch {number}"
@@ -117,10 +111,14 @@ def assert_ledger_balances(source: Source) -> Account:
 def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
     """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
 
-    The rest is the same batches, borders included: a build that stops at a budget in
-    the middle of a batch must count the same whether it was resumed or not.
-    Reads the source once for each of its batches: give it small input and small limits.
+    The rest is the same batches: a build that stops at a budget in the middle of a batch must count
+    the same whether it was resumed or not. Reads the source once for each of its batches, so give
+    it small input and small limits.
     """
+    return _resumed(make_source, account)
+
+
+def _resumed(make_source: Callable[[], Any], account: Callable[[Iterable[Any]], _T]) -> _T:
     batches = list(make_source().batches())
     for number, batch in enumerate(batches):
         cursor = json.loads(json.dumps(batch.cursor))
@@ -136,11 +134,9 @@ def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
 def assert_divides_exactly(
     make_source: Callable[[], DividedSource], at_least: Iterable[int] = (1, 2, 3, 100)
 ) -> list[int]:
-    """However a source is divided: its pieces, sent to another process and read one behind the
-    other, give its documents, drops and counts; each of them resumes exactly. Gives the number of
-    pieces for each of `at_least`.
-
-    Dividing again gives the same pieces, and asking for more never gives fewer.
+    """However a source is divided, its pieces, pickled and read in order, give its documents, drops
+    and counts, and each resumes exactly. Dividing again gives the same pieces, and asking for more
+    never gives fewer. Returns the number of pieces for each of `at_least`.
     """
     whole = account(make_source().batches())
     numbers = []
@@ -161,9 +157,9 @@ def assert_divides_exactly(
 
 
 def assert_cut_is_the_source(source: CuttableSource, num_bytes: int) -> list[Source]:
-    """Pieces of about `num_bytes`, sent to another process and read one behind the other, give the
-    documents, counts and drops of the source, these with their full ids; each of them resumes
-    exactly and accounts for its rows; cutting again gives the same. Gives the pieces.
+    """Pieces of about `num_bytes`, pickled and read in order, give the documents, counts and drops
+    of the source, the drops with their full ids. Each resumes exactly and accounts for its rows.
+    Cutting again gives the same. Returns the pieces.
     """
     whole = account(source.batches())
     pieces = list(source.cut(num_bytes))
@@ -180,7 +176,7 @@ def assert_cut_is_the_source(source: CuttableSource, num_bytes: int) -> list[Sou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCase:
-    """One input row and its fate: a document, or an empty one (""), or a drop."""
+    """One input row and what becomes of it: a document, an empty one (""), or a drop."""
 
     raw: bytes  # a line of JSON without its end, or the bytes of a column or file; see the strategy
     document: str | None  # None: dropped
@@ -212,7 +208,7 @@ _PIECES += ["a", "word ", "\u00e9", "\u4e2d\u6587", "\U0001f600", "\ufffd", "e\u
 
 
 def nasty_texts() -> st.SearchStrategy[str]:
-    """Valid text with what readers trip over: line ends, BOMs, NULs, quotes, wide characters."""
+    """Valid text that is hard to read: line ends, BOMs, NULs, quotes, wide characters."""
     pieces = st.sampled_from(_PIECES) | st.text(st.characters(codec="utf-8"), max_size=4)
     return st.lists(pieces, max_size=8).map("".join)
 
@@ -223,7 +219,7 @@ def cleaned(text: str) -> str:
 
 
 def raw_bytes() -> st.SearchStrategy[RowCase]:
-    """Bytes of a file or a binary column: text, or text with bytes that are no UTF-8."""
+    """Bytes of a file or a binary column: text, or text with bytes that are not UTF-8."""
     good = nasty_texts().map(lambda text: RowCase(raw=text.encode(), document=cleaned(text)))
     bad = st.tuples(nasty_texts(), st.sampled_from(_NOT_UTF8), nasty_texts()).map(_damaged)
     return good | bad
@@ -246,7 +242,7 @@ def _damaged(parts: tuple[str, tuple[bytes, int], str]) -> RowCase:
 
 
 def json_lines(*, with_bad: bool) -> st.SearchStrategy[RowCase]:
-    """Lines of JSON whose field "text" matters; with broken ones, for on_bad="skip", on request."""
+    """Lines of JSON whose field "text" matters; `with_bad` adds broken ones, for on_bad="skip"."""
     kinds = [
         st.tuples(nasty_texts(), st.booleans()).map(_good_line),
         raw_bytes().map(_raw_line),
@@ -284,7 +280,7 @@ def _good_line(parts: tuple[str, bool]) -> RowCase:
 
 
 def _raw_line(case: RowCase) -> RowCase:
-    """The bytes of a case inside a JSON string: escape what JSON demands, keep the damage."""
+    """The bytes of a case inside a JSON string: what JSON demands is escaped, damage is kept."""
     table = [(b"\\", b"\\\\"), (b'"', b'\\"')]
     table += [(bytes([code]), b"\\u%04x" % code) for code in range(32)]
     data = case.raw
@@ -305,7 +301,7 @@ def _bad_line(pair: tuple[bytes, str]) -> RowCase:
 
 
 def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int = 7) -> bytes:
-    """A small Parquet file with several row groups, beside a column that is not text."""
+    """A small Parquet file with several row groups and another column that is not text."""
     numbers = pa.array(range(len(column)), pa.int64())
     stream = io.BytesIO()
     pq.write_table(
@@ -316,7 +312,7 @@ def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAccount:
-    """Everything a source of conversations gave, whatever its batches were."""
+    """Everything a source of conversations gave, however it was batched."""
 
     conversations: list[Conversation] = field(default_factory=list)
     num_read: int = 0
@@ -336,9 +332,9 @@ def chat_account(batches: Iterable[ConversationBatch]) -> ChatAccount:
 
 
 def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccount:
-    """`num_read` is the conversations and the drops; both have ids; what is said is clean text.
+    """`num_read` is the conversations and the drops; both have ids; contents are clean text.
 
-    A record of many threads counts once for each: `num_read` is not the number of records.
+    A row of many threads counts once for each: `num_read` is not the number of rows.
     """
     batches = list(source.batches())
     for number, batch in enumerate(batches):
@@ -361,17 +357,5 @@ def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccou
 def assert_conversations_resume_exactly(
     make_source: Callable[[], ConversationSource],
 ) -> ChatAccount:
-    """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
-
-    As `assert_resumes_exactly`, borders included. Reads the source once for each batch.
-    """
-    batches = list(make_source().batches())
-    for number, batch in enumerate(batches):
-        cursor = json.loads(json.dumps(batch.cursor))
-        assert cursor == batch.cursor, f"batch {number}: {batch.cursor!r} does not survive JSON"
-        wanted = [chat_account([later]) for later in batches[number + 1 :]]
-        found = [chat_account([later]) for later in make_source().batches(cursor)]
-        assert found == wanted, f"after batch {number} ({cursor}): {found} instead of {wanted}"
-    whole = chat_account(batches)
-    assert chat_account(make_source().batches()) == whole, "a second reading differs from the first"
-    return whole
+    """As `assert_resumes_exactly`, for a source of conversations."""
+    return _resumed(make_source, chat_account)

@@ -1,9 +1,7 @@
-"""Laws of a store, and the smallest real stores to try them on.
+"""Guarantees of stores and token spaces as tests, and the smallest real stores to try them on.
 
-In: documents, or a finished store of any builder.  Out: nothing, or an AssertionError.
-Promise: the checks read the folder with json, numpy and hashlib, beside the code under test;
-the store that is passed in is never changed.
-Not here: a runner; call these from your own tests.
+The checks read the folder with json, numpy and hashlib, independent of the code under test; the
+store that is passed in is never changed.
 """
 
 from __future__ import annotations
@@ -13,17 +11,20 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import StoreNotFoundError, missing_extra
-from shardmill.records import Drop, Ragged
-from shardmill.shards import (
+from shardmill.records import ROLES, ChatExamples, Drop, IntArray, Ragged, TokenFile
+from shardmill.store import (
+    ChatLedger,
     DocumentLedger,
     Ledger,
     Manifest,
@@ -31,8 +32,9 @@ from shardmill.shards import (
     StoreWriter,
     TokenLedger,
     open_store,
-    verify_store,
+    verify,
 )
+from shardmill.store.readers import TokenSpace
 
 try:
     from hypothesis import strategies as st
@@ -40,21 +42,36 @@ except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
 __all__ = [
+    "ShardShape",
+    "Turn",
     "assert_done_means_done",
+    "assert_gathers_exactly",
+    "assert_reads_exactly",
+    "assert_same_examples",
     "assert_store_laws",
     "assert_write_then_read_is_identity",
+    "build_small_chat_store",
     "build_small_store",
+    "chat_examples",
+    "chat_facts",
     "documents",
+    "make_examples",
     "plain_facts",
     "read_documents",
+    "read_examples",
+    "read_shards",
+    "shard_shapes",
     "shard_sizes",
+    "slice_examples",
+    "slice_windows",
+    "write_shards",
 ]
 
 
 def documents(
     *, max_documents: int = 12, max_tokens: int = 24, dtype: str = "uint16"
 ) -> st.SearchStrategy[Ragged]:
-    """Documents of ids that fit `dtype`, its largest among them; some have no token."""
+    """Documents of ids that fit `dtype`, including its largest; some have no token."""
     ids = st.integers(0, int(np.iinfo(dtype).max)) | st.sampled_from([0, np.iinfo(dtype).max])
     return st.lists(st.lists(ids, max_size=max_tokens), max_size=max_documents).map(
         Ragged.from_sequences
@@ -62,7 +79,7 @@ def documents(
 
 
 def shard_sizes(dtype: str, *, max_tokens: int = 40) -> st.SearchStrategy[int | None]:
-    """None (one file), or room for 1 to `max_tokens` tokens."""
+    """None (one file), or the bytes of 1 to `max_tokens` tokens."""
     size = np.dtype(dtype).itemsize
     return st.none() | st.integers(1, max_tokens).map(lambda tokens: tokens * size)
 
@@ -135,7 +152,7 @@ def read_documents(folder: Path, split: str) -> Ragged:
 def assert_write_then_read_is_identity(
     splits: Mapping[str, Ragged], *, dtype: str, shard_bytes: int | None
 ) -> None:
-    """Law 2: the documents come back, ids and borders, through a store of any shape."""
+    """Guarantee 2: the same documents come back through a store of any shape."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "store"
         build_small_store(folder, splits, dtype=dtype, shard_bytes=shard_bytes)
@@ -149,8 +166,9 @@ def assert_write_then_read_is_identity(
 
 
 def assert_done_means_done(folder: Path) -> None:
-    """Law 3: without its manifest nothing opens; what the manifest does not list is not read."""
-    with _copy(folder) as store:
+    """Guarantee 3: nothing opens without its manifest, and only what that lists is read."""
+    with tempfile.TemporaryDirectory() as place:
+        store = Path(shutil.copytree(folder, Path(place) / "store"))
         before = {split: open_store(store).token_files(split) for split in open_store(store).splits}
         stale = [store / "stale_tokens.bin", store / "stale_idx.npy"]
         for split in before:
@@ -160,10 +178,10 @@ def assert_done_means_done(folder: Path) -> None:
             path.write_bytes(b"\xff" * 64)
         after = {split: open_store(store).token_files(split) for split in before}
         assert after == before, "a file that the manifest does not list is read"
-        problems = verify_store(store).problems
+        problems = verify(store).problems
         for path in stale:
             name = path.relative_to(store).as_posix()
-            assert any(problem.startswith(f"{name}:") for problem in problems), f"{name} unseen"
+            assert any(problem.startswith(f"{name}:") for problem in problems), f"{name} not found"
         (store / "meta.json").unlink()
         try:
             open_store(store)
@@ -173,9 +191,8 @@ def assert_done_means_done(folder: Path) -> None:
 
 
 def assert_store_laws(folder: Path) -> None:
-    """Everything a finished store promises, whoever built it."""
-    report = verify_store(folder)
-    assert report.problems == []
+    """Everything that a finished store guarantees, whatever built it."""
+    assert verify(folder).problems == []
     meta = json.loads((folder / "meta.json").read_bytes())
     assert meta["built"] is True
     _assert_ledger_balances(meta)
@@ -209,7 +226,190 @@ def _assert_split(folder: Path, name: str, split: dict[str, Any], meta: dict[str
         assert (folder / shard["file"]).stat().st_size == meta["shard_bytes"], shard["file"]
 
 
-@contextmanager
-def _copy(folder: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as place:
-        yield Path(shutil.copytree(folder, Path(place) / "store"))
+Turn = tuple[int, list[tuple[int, bool]]]
+"""A role and the (id, trained) of each of its tokens."""
+
+
+def make_examples(conversations: Sequence[tuple[list[int], Sequence[Turn]]]) -> ChatExamples:
+    """Examples from plain lists: (ids before the first turn, turns)."""
+    ids: list[list[int]] = []
+    mask: list[bool] = []
+    starts: list[int] = []
+    roles: list[int] = []
+    for opening, turns in conversations:
+        ids.append(list(opening))
+        mask += [False] * len(opening)
+        for role, tokens in turns:
+            starts.append(len(mask))
+            roles.append(role)
+            ids[-1] += [number for number, _ in tokens]
+            mask += [trained for _, trained in tokens]
+    return ChatExamples(
+        ids=Ragged.from_sequences(ids),
+        mask=np.array(mask, np.bool_),
+        turn_starts=np.array(starts, np.int64),
+        turn_roles=np.array(roles, np.uint8),
+    )
+
+
+def chat_examples(
+    *, max_examples: int = 8, max_tokens: int = 9, dtype: str = "uint16"
+) -> st.SearchStrategy[ChatExamples]:
+    """Examples of a few turns, each of one token or more, the last with a trained one."""
+    ids = st.integers(0, int(np.iinfo(dtype).max))
+    role = st.integers(0, len(ROLES) - 1)
+    turn = st.tuples(role, st.lists(st.tuples(ids, st.booleans()), min_size=1, max_size=max_tokens))
+    end = st.tuples(ids, st.just(True))
+    turns = st.tuples(st.lists(turn, max_size=3), turn, end).map(
+        lambda parts: [*parts[0], (parts[1][0], [*parts[1][1], parts[2]])]
+    )
+    one = st.tuples(st.lists(ids, max_size=2), turns)
+    return st.lists(one, max_size=max_examples).map(make_examples)
+
+
+def slice_examples(examples: ChatExamples, start: int, stop: int) -> ChatExamples:
+    """Examples `start..stop`, as if rendered alone."""
+    first, last = (int(examples.ids.offsets[number]) for number in (start, stop))
+    turns = slice(*np.searchsorted(examples.turn_starts, [first, last]).tolist())
+    return ChatExamples(
+        ids=examples.ids.slice(start, stop),
+        mask=examples.mask[first:last],
+        turn_starts=examples.turn_starts[turns] - first,
+        turn_roles=examples.turn_roles[turns],
+    )
+
+
+def assert_same_examples(found: ChatExamples, wanted: ChatExamples) -> None:
+    """Ids, offsets, mask, turns and roles are all equal."""
+    assert found.ids == wanted.ids, "ids or offsets differ"
+    assert found.mask.dtype == np.bool_
+    assert found.mask.tolist() == wanted.mask.tolist(), "the masks differ"
+    assert found.turn_starts.tolist() == wanted.turn_starts.tolist(), "the turns differ"
+    assert found.turn_roles.tolist() == wanted.turn_roles.tolist(), "the roles differ"
+
+
+def chat_facts(
+    splits: Mapping[str, ChatExamples], drops: Sequence[Drop] = (), **changes: Any
+) -> StoreFacts:
+    """Facts whose ledger balances for exactly these examples; `changes` replace fields."""
+    facts = plain_facts({name: part.ids for name, part in splits.items()}, drops, unit="example")
+    chat = ChatLedger(
+        turns=sum(len(part.turn_starts) for part in splits.values()),
+        trained_tokens=sum(int(part.mask.sum()) for part in splits.values()),
+    )
+    ledger = msgspec.structs.replace(facts.ledger, chat=chat)
+    return msgspec.structs.replace(facts, **({"ledger": ledger} | changes))
+
+
+def build_small_chat_store(
+    folder: Path,
+    splits: Mapping[str, ChatExamples],
+    *,
+    dtype: str = "uint16",
+    shard_bytes: int | None = None,
+    cuts: Sequence[int] = (),
+    **changes: Any,
+) -> Manifest:
+    """A finished store of these examples, appended in calls that end at the example `cuts`."""
+    with StoreWriter(
+        folder, splits=list(splits), dtype=dtype, shard_bytes=shard_bytes, chat=True
+    ) as writer:
+        for split, examples in splits.items():
+            total = len(examples.ids)
+            for start, stop in pairwise([0, *sorted(min(cut, total) for cut in cuts), total]):
+                writer.append_examples(split, slice_examples(examples, start, stop))
+        return writer.finish(chat_facts(splits, **changes))
+
+
+def read_examples(folder: Path, split: str) -> ChatExamples:
+    """All examples of a split, read with json and numpy alone. For small stores."""
+    meta = json.loads((folder / "meta.json").read_bytes())
+    chat, tokens = meta["splits"][split]["chat"], meta["splits"][split]["tokens"]
+    bits = np.unpackbits(np.fromfile(folder / chat["mask"]["file"], np.uint8), bitorder="little")
+    return ChatExamples(
+        ids=read_documents(folder, split),
+        mask=bits[:tokens].astype(np.bool_),
+        turn_starts=np.load(folder / chat["turns"]["file"], allow_pickle=False),
+        turn_roles=np.fromfile(folder / chat["roles"]["file"], np.uint8),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardShape:
+    """How large a shard is, and the dtype of its tokens."""
+
+    num_tokens: int
+    dtype: str  # "uint16" or "uint32"
+
+
+def shard_shapes(*, max_shards: int = 7) -> st.SearchStrategy[list[ShardShape]]:
+    """Shards of both dtypes: empty, of one token, around whole pages, and of odd sizes."""
+    near_pages = [0, 1, 2, 1023, 1024, 1025, 2047, 2048, 2049, 4096, 8192]
+    sizes = st.sampled_from(near_pages) | st.integers(0, 3000)
+
+    def shards(sizes: st.SearchStrategy[int], *dtypes: str) -> st.SearchStrategy[list[ShardShape]]:
+        shape = st.builds(ShardShape, sizes, st.sampled_from(dtypes))
+        return st.lists(shape, max_size=max_shards)
+
+    whole_pages = shards(st.sampled_from([2048, 4096]), "uint16")
+    return (
+        shards(sizes, "uint16", "uint32")
+        | shards(sizes, "uint16")
+        | shards(sizes, "uint32")
+        | whole_pages
+    )
+
+
+def write_shards(folder: Path, shapes: Sequence[ShardShape], *, seed: int = 0) -> list[TokenFile]:
+    """Random ids over the whole range of each dtype, one file for each shard."""
+    rng = np.random.default_rng(seed)
+    files = []
+    for number, shape in enumerate(shapes):
+        stop = np.iinfo(shape.dtype).max + 1
+        path = folder / f"shard_{number:05d}.bin"
+        ids = rng.integers(0, stop, shape.num_tokens).astype(shape.dtype)
+        ids.astype(np.dtype(shape.dtype).newbyteorder("<")).tofile(path)
+        files.append(TokenFile(path=path, num_tokens=shape.num_tokens, dtype=shape.dtype))
+    return files
+
+
+def read_shards(files: Sequence[TokenFile]) -> npt.NDArray[np.int64]:
+    """All tokens of all files, joined, in memory."""
+    arrays = [
+        np.fromfile(file.path, np.dtype(file.dtype).newbyteorder("<")).astype(np.int64)
+        for file in files
+    ]
+    return np.concatenate([np.empty(0, np.int64), *arrays])
+
+
+def slice_windows(tokens: IntArray, starts: Sequence[int], length: int) -> npt.NDArray[np.int64]:
+    """What `gather` must return."""
+    rows = [np.asarray(tokens[start : start + length], np.int64) for start in starts]
+    return np.array(rows, np.int64).reshape(len(starts), length)
+
+
+def assert_gathers_exactly(
+    space: TokenSpace, tokens: IntArray, starts: Sequence[int], length: int
+) -> None:
+    """`gather` equals slicing: with a new array, with int64 rows, and with rows of a wider array
+    whose other columns do not change."""
+    expected = slice_windows(tokens, starts, length)
+    assert space.num_tokens == len(tokens)
+    fresh = space.gather(starts, length)
+    assert fresh.dtype == space.dtype
+    np.testing.assert_array_equal(fresh, expected)
+    out = np.full((len(starts), length), -1, np.int64)
+    assert space.gather(np.array(starts, np.int64), length, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    wide = np.full((len(starts), 2 * length + 1), -7, np.int64)
+    space.gather(starts, length, out=wide[:, 1::2])
+    np.testing.assert_array_equal(wide[:, 1::2], expected)
+    assert (wide[:, 0::2] == -7).all()
+
+
+def assert_reads_exactly(space: TokenSpace, tokens: IntArray, start: int, stop: int) -> None:
+    """`read` equals slicing, and returns a copy that may be changed."""
+    copy = space.read(start, stop)
+    np.testing.assert_array_equal(copy, tokens[start:stop])
+    copy[:] = 0
+    np.testing.assert_array_equal(space.read(start, stop), tokens[start:stop])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.protocols import Tokenizer
-from shardmill.tokenizer import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
 
 MARKERS = {
     "sys": "<|sys|>",

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from shardmill.chat.contract import Rendered
+from shardmill.chat.policy import Rendered
 from shardmill.records import Conversation
 
 SPECIALS = [
@@ -164,7 +164,7 @@ WRONG = {
     "trains the last answer only": _LAST_ONLY,
     "starts one letter late": _FIRST_LETTER,
     "writes no end": _NO_END_AT_ALL,
-    "writes no end behind answers": _NO_ANSWER_END,
+    "writes no end after answers": _NO_ANSWER_END,
     "shortens earlier answers": _SHORTENS_ANSWERS,
     "opens all turns alike": _ALL_ALIKE,
     "trains system turns too": _SYSTEM_TOO,
@@ -176,7 +176,7 @@ def byte_level(*, newlines_apart: bool = True) -> Tokenizer:
     """A byte-level BPE trained on a few lines; every text comes back.
 
     newlines_apart: a run of newlines is never split by what follows it, as in models since GPT-4;
-    GPT-2 gives the last newline of a run to the text behind it.
+    GPT-2 gives the last newline of a run to the text after it.
     """
     tokenizer = Tokenizer(models.BPE())
     split = (

@@ -49,15 +49,15 @@ def chatml(message: dict[str, Any], tools: list[Any] | None) -> list[Part]:
         parts += [text(WORDS, "\n</think>\n\n")]
     if content is not None:
         parts += [text(WORDS, content)]
-    behind = bool(content)
+    preceded = bool(content)
     for call in message.get("tool_calls") or []:
-        if behind:
+        if preceded:
             parts += [text(WORDS, "\n")]
         parts += [text(WORDS, "<tool_call>\n")]
         written = {"name": call["name"], "arguments": call["arguments"]}
         parts += [text(WORDS, json.dumps(written, ensure_ascii=False))]
         parts += [text(WORDS, "\n</tool_call>")]
-        behind = True
+        preceded = True
     if tools:
         if content:
             parts += [text(WORDS, "\n\n")]
@@ -142,9 +142,9 @@ def expected(
         roles.append(message["role"])
         for kind, words, is_marker in parts:
             found = [id_of(tokenizer, words)] if is_marker else tokenizer.encode(words)
-            told = trained and (kind == WORDS or (kind == END and policy.train_on_eot))
+            is_trained = trained and (kind == WORDS or (kind == END and policy.train_on_eot))
             ids += found
-            mask += [told] * len(found)
+            mask += [is_trained] * len(found)
     return ids, mask, starts, roles
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from shardmill.cli import main
 from shardmill.remote import push
-from shardmill.shards import open_store
-from shardmill.testing.s3 import LoopbackS3
-from shardmill.tokenizer import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
+from shardmill.store import open_store
+from shardmill.testing.services import LoopbackS3
+from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -47,7 +47,7 @@ path = "store"
 
 
 @pytest.fixture
-def told(monkeypatch, capsys) -> Call:
+def run_cli(monkeypatch, capsys) -> Call:
     """Run the command where we are; gives (exit code, stdout, stderr)."""
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -63,7 +63,7 @@ def told(monkeypatch, capsys) -> Call:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory) -> Path:
-    """Made once; nobody writes here."""
+    """Made once; tests only read it."""
     place = tmp_path_factory.mktemp("workshop")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)

@@ -1,4 +1,4 @@
-"""`shardmill bench` measures what it says, and leaves nothing behind."""
+"""`shardmill bench` measures what it says, and leaves no file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.cli.bench_read import Shape, measure_reading
-from shardmill.cli.bench_rounds import Contender, alternate, speed_of
-from shardmill.cli.bench_text import Sample, encode_speed, take_sample
+from shardmill.cli.commands.bench import (
+    Contender,
+    TextSample,
+    alternate,
+    encode_speed,
+    measure_reading,
+    speed_of,
+    take_sample,
+)
 from shardmill.errors import OptionError
 from shardmill.records import Ragged
-from shardmill.shards import open_store
 from shardmill.sources import MemorySource
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.store import open_store
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 
 QUICK = ("--seconds", "0.01", "--seq-len", "32", "--megabytes", "1")
 
@@ -32,8 +38,8 @@ def scratch(tmp_path, monkeypatch) -> Path:
     return place
 
 
-def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here, told, scratch):
-    code, out, err = told("bench", "data/*.jsonl", "--tokenizer", "spm.model", *QUICK, "--json")
+def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here, run_cli, scratch):
+    code, out, err = run_cli("bench", "data/*.jsonl", "--tokenizer", "spm.model", *QUICK, "--json")
     assert code == 0, err
     rates = {rate["name"]: rate for rate in json.loads(out)["rates"]}
     assert list(rates) == [
@@ -54,12 +60,12 @@ def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here
 
 
 @pytest.mark.slow
-def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, told, scratch):
+def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, run_cli, scratch):
     pytest.importorskip("fastokens")
     spec = TrainSpec(vocab_size=400, model_type="byte-bpe")
     train_tokenizer(Path("bpe"), files=["books/*.txt"], spec=spec)
     ways = ("--tokenizer", "bpe/tokenizer.json", "--workers", "2", "--store", "store-now")
-    code, out, err = told("bench", "data/*.jsonl", *ways, *QUICK)
+    code, out, err = run_cli("bench", "data/*.jsonl", *ways, *QUICK)
     assert code == 0, err
     lines = out.splitlines()
     assert lines[0].split() == ["MB/s", "windows/s", "share"]
@@ -72,20 +78,20 @@ def test_a_fast_engine_is_measured_and_builds_after_its_proof(here, told, scratc
 
 def test_a_store_alone_is_read_and_batches_fit_into_it(here):
     store = open_store(Path("store"))
-    shape = Shape(seq_len=400, batch_size=32)  # val holds one window of it
-    rates = list(measure_reading(store, "val", shape, 0.01))
+    shape = {"seq_len": 400, "batch_size": 32, "seconds": 0.01}  # val holds one window of it
+    rates = list(measure_reading(store, "val", **shape))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
-    rates = list(measure_reading(store, "val", shape, 0.01, reader="pread"))
+    rates = list(measure_reading(store, "val", **shape, reader="pread"))
     assert [rate.name.split(":")[0] for rate in rates] == ["read"] * 3
     with pytest.raises(OptionError, match="its largest shard has 500 tokens, a window 501"):
-        list(measure_reading(store, "val", Shape(seq_len=500, batch_size=1), 0.01))
+        list(measure_reading(store, "val", seq_len=500, batch_size=1, seconds=0.01))
 
 
-def test_a_wrong_reader_is_refused_before_anything_is_built(here, told, scratch):
-    code, _, err = told("bench", "data/*.jsonl", "--tokenizer", "spm.model", "--reader", "mmap")
+def test_a_wrong_reader_is_refused_before_anything_is_built(here, run_cli, scratch):
+    code, _, err = run_cli("bench", "data/*.jsonl", "--tokenizer", "spm.model", "--reader", "mmap")
     assert code == 2
-    assert "--reader mmap: wanted auto, mapped or pread" in err
-    code, _, err = told("bench", "--store", "store", "--reader", "pread", *QUICK)
+    assert "--reader mmap: wanted one of auto, mapped, pread" in err
+    code, _, err = run_cli("bench", "--store", "store", "--reader", "pread", *QUICK)
     assert code == 0, err
 
 
@@ -103,7 +109,7 @@ def test_a_sample_is_the_beginning_and_says_whether_there_is_more(sizes, wanted)
     assert found == kept[: len(found)]
     assert sample.num_bytes == sum(map(len, found))
     assert sample.num_bytes >= min(wanted, sum(sizes))
-    assert sample.cuts_short or found == kept
+    assert sample.is_part or found == kept
 
 
 def test_no_text_is_encoded_twice():
@@ -118,7 +124,7 @@ def test_no_text_is_encoded_twice():
 
     batches = tuple(pa.array([f"text {n}"], pa.large_string()) for n in range(5))
     engine = Counting()
-    assert encode_speed(engine, Sample(batches=batches, num_bytes=30, cuts_short=False), 60.0) > 0
+    assert encode_speed(engine, TextSample(batches=batches, num_bytes=30, is_part=False), 60.0) > 0
     assert engine.seen == ["warm up", *(f"text {n}" for n in range(5))]
 
 

@@ -21,7 +21,7 @@ def place(tmp_path, monkeypatch, call):  # noqa: F811
     return tmp_path
 
 
-def told(call, *words: str) -> list[dict[str, object]]:  # noqa: F811
+def run_cli(call, *words: str) -> list[dict[str, object]]:  # noqa: F811
     out = call("blame", "store", *TOKENIZER, "--input", "pages", *words, "--json")[1]
     return json.loads(out)["tokens"]
 
@@ -46,13 +46,13 @@ def test_nothing_of_the_data_touches_the_terminal(call, place):  # noqa: F811
 
 
 def test_documents_and_steps_lead_to_the_same_tokens(call, place):  # noqa: F811
-    both = told(call, "--token", "9", "--stop", "12")
+    both = run_cli(call, "--token", "9", "--stop", "12")
     assert [one["token"] for one in both] == [9, 10, 11]
-    assert told(call, "--document", "1", "--offset", "1") == [both[0]]
+    assert run_cli(call, "--document", "1", "--offset", "1") == [both[0]]
     step = ["--batch-size", "1", "--seq-len", "3", "--shuffle", "none"]
-    first = told(call, "--step", "0", *step, "--column", "2")
+    first = run_cli(call, "--step", "0", *step, "--column", "2")
     assert [(one["token"], one["split"]) for one in first] == [(2, "train")]
-    second = told(call, "--step", "1", "--row", "0", *step, "--column", "3")
+    second = run_cli(call, "--step", "1", "--row", "0", *step, "--column", "3")
     shown = json.loads(call("show", "store", "--step", "1", *step, "--json")[1])
     assert second[0]["token"] == shown["rows"][0]["start"] + 3
 

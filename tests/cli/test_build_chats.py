@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import segments
+from shardmill.building import journal
 from shardmill.cli import main
-from shardmill.shards import open_store, verify_store
-from shardmill.testing.chat_stores import read_examples
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import open_store, verify
+from shardmill.testing.stores import read_examples
+from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 TOKENIZER = [
@@ -70,7 +70,7 @@ def test_a_build_prints_one_receipt_and_leaves_a_sound_store(call, corpus):
     # 10 times "q1" and 20 times "q10": 4 marker ids each, 10 * 4 + 20 * 6 bytes
     assert out.startswith("s: 30 conversations, 60 turns, 280 tokens, 110 trained; left out: none;")
     assert out.count("\n") == 1
-    assert verify_store(corpus / "s").problems == []
+    assert verify(corpus / "s").problems == []
     found = read_examples(corpus / "s", "train")
     opened = open_tokenizer("byte:4", specials=SPECIALS)
     assert opened.decode(found.ids[12]) == "<|u|>q12<|e|><|a|>a12<|e|>"
@@ -157,8 +157,8 @@ def test_a_template_from_a_file_that_trains_wrong_words_is_refused(call, corpus)
 
 def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
     write_chats(corpus / "c.jsonl", 3000)
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 50)
-    seal, sealed = segments.SegmentWriter.seal, []
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)
+    seal, sealed = journal.SegmentWriter.seal, []
 
     def dies(self, cursor, *, last):
         if last:
@@ -167,7 +167,7 @@ def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
         return seal(self, cursor, last=last)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments.SegmentWriter, "seal", dies)
+        patch.setattr(journal.SegmentWriter, "seal", dies)
         code, _, _ = build(call)
     assert code == 130
     assert sealed

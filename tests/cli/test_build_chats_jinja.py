@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardmill.loading import ChatRows
-from shardmill.shards import open_store, verify_store
-from shardmill.testing.chat_stores import read_examples
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import open_store, verify
+from shardmill.testing.stores import read_examples
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import call, write_chats  # noqa: F401
 
 pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def test_the_tokenizers_own_template_builds_a_store_and_a_wrong_one_is_refused(
     code, out, err = call(*options, "--template", "jinja")
     assert code == 0, err
     assert out.startswith("s: 30 conversations, 60 turns")
-    assert verify_store("s").problems == []
+    assert verify("s").problems == []
     manifest = open_store("s").manifest
     assert manifest.options["chat"]["template"]["kind"] == "jinja"
     assert manifest.produced_by["mask_proof"]["checks"]

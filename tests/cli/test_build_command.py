@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.build import segments
+from shardmill.building import journal
 from shardmill.cli import main
-from shardmill.cli.sizes import parse_bytes
+from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError
-from shardmill.shards import open_store
+from shardmill.store import open_store
 from shardmill.testing.stores import read_documents
 
 
@@ -64,8 +64,8 @@ def test_a_report_is_never_written_over_what_is_read(call):
     Path("link.json").symlink_to("pages.jsonl")
     Path("folder").mkdir()
     for report, word in (
-        ("pages.jsonl", "this file is read"),
-        ("link.json", "this file is read"),
+        ("pages.jsonl", "this file is an input"),
+        ("link.json", "this file is an input"),
         ("folder", "this is a folder"),
     ):
         code, _, err = call("build", "pages.jsonl", "--out", "s", "--report", report, *BYTE)
@@ -78,7 +78,7 @@ def test_a_circle_of_links_is_no_place_for_a_store(call):
     Path("loop").symlink_to("loop")
     code, _, err = call("build", pages("x"), "--out", "loop", *BYTE)
     assert code == 2
-    assert "no place for a store" in " ".join(err.split())
+    assert "cannot be the folder of a store" in " ".join(err.split())
     assert "Traceback" not in err
 
 
@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(call):
 
 
 def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")
     assert call("build", "pages.jsonl", "--out", "s", *BYTE)[0] == 2
     code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
@@ -115,16 +115,16 @@ def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypa
     ("text", "size"), [("7", 7), ("128MiB", 128 * 2**20), ("1 GB", 10**9), ("2kib", 2048)]
 )
 def test_sizes_are_read_as_people_write_them(text, size):
-    assert parse_bytes(text) == size
+    assert parse_bytes(text, "memory") == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "12XB", "-1", "1.5GB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(OptionError, match="size"):
-        parse_bytes(text)
+    with pytest.raises(OptionError, match=r"memory=.*wanted a number of bytes, or a size like"):
+        parse_bytes(text, "memory")
 
 
-def test_a_dry_run_tells_the_plan_and_builds_nothing(call):
+def test_a_dry_run_prints_the_plan_and_builds_nothing(call):
     code, out, _ = call("build", pages("one", "two"), "--out", "s", "--dry-run", *BYTE)
     assert code == 0
     assert "pages.jsonl: 0.0 MB of input in 1 units, about " in out
@@ -139,7 +139,7 @@ def test_a_dry_run_tells_the_plan_and_builds_nothing(call):
     assert not Path("s").exists()
 
 
-def test_the_receipt_tells_what_the_machine_did(call):
+def test_the_receipt_has_time_workers_and_memory(call):
     code, out, _ = call("build", pages("one"), "--out", "s", "--json", "--workers", "1", *BYTE)
     assert code == 0
     receipt = json.loads(out)
@@ -156,9 +156,9 @@ def test_sizes_and_workers_that_make_no_sense_are_refused(call):
         assert "wanted" in err or "takes about" in err
 
 
-def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_TOKENS", 1)
-    seal = segments.SegmentWriter.seal
+def test_ctrl_c_says_how_to_continue(call, monkeypatch):
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
+    seal = journal.SegmentWriter.seal
 
     def stops(self, cursor, *, last):
         if last:
@@ -167,10 +167,10 @@ def test_ctrl_c_says_how_to_go_on(call, monkeypatch):
 
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 20_000)
     with monkeypatch.context() as patch:
-        patch.setattr(segments.SegmentWriter, "seal", stops)
+        patch.setattr(journal.SegmentWriter, "seal", stops)
         code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
     assert code == 130
-    assert "s: stopped; what is done is kept: go on with --resume" in err
+    assert "s: stopped; what is done is kept: continue with --resume" in err
     assert call("build", "pages.jsonl", "--out", "s", "--resume", *BYTE)[0] == 0
 
 

@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.cli import check_scan
-from shardmill.cli.check_scan import _chunks, choose_pattern, find_tokens, scan_ids
-from shardmill.loading.config import open_stream, parse_config, read_config
-from shardmill.mapped import TokenSpace
+from shardmill.cli.commands import check as check_scan
+from shardmill.cli.commands.check import _chunks, find_tokens, scan_ids
+from shardmill.cli.steps import choose_pattern
+from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation, TokenFile
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store.readers import TokenSpace
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)  # 260 ids
@@ -64,8 +65,8 @@ def test_a_sound_folder_gets_a_receipt_its_flags_and_its_toml(check, tokens):
         "  vocabulary   50,257 ids (metadata.yaml)\n"
         f"  largest id   40,000 ({tokens}/shard_00001.npy, token 700)\n"
         "  looked at    every token\n"
-        "  windows      34 over all files behind one another\n"
-        "  samples      32 when each file is cut for itself\n"
+        "  windows      34 over all files, one after another\n"
+        "  samples      32 when each file is cut separately\n"
         "\n"
         f"--data.dataset_path={tokens} --data.tokenizer_path=gpt2\n"
         "\n"
@@ -78,7 +79,7 @@ def test_a_sound_folder_gets_a_receipt_its_flags_and_its_toml(check, tokens):
 def test_the_toml_and_the_flags_are_read_back_and_open_the_same_tokens(check, tmp_path):
     folder = tmp_path / "odd 'name'\u00e9"
     folder.mkdir()
-    np.zeros(4001, "<u4").tofile(folder / "a.bin")  # nobody can tell what zeros are
+    np.zeros(4001, "<u4").tofile(folder / "a.bin")  # zeros fit both dtypes
     np.zeros(2000, "<u4").tofile(folder / "b.bin")
     code, out, _ = check(folder, "--dtype", "uint32", "--seq-len", 60, "--json")
     facts = json.loads(out)
@@ -91,7 +92,7 @@ def test_the_toml_and_the_flags_are_read_back_and_open_the_same_tokens(check, tm
     assert len(stream.sources[0]) == facts["windows"] == 100
     words = shlex.split(" ".join(facts["flags"]))
     named = dict(word.removeprefix("--data.").split("=", 1) for word in words)
-    assert parse_config(named) == config
+    assert read_config({"data": named}) == config
 
 
 def test_the_human_toml_is_the_json_toml(check, tokens):
@@ -155,7 +156,7 @@ def test_bin_files_that_say_nothing_are_refused_with_the_flag_to_pass(check, tmp
     np.zeros(4000, "<u4").tofile(tmp_path / "bin" / "a.bin")
     code, _, err = check("bin")
     assert code == 1
-    assert "pass --dtype uint16 or --dtype uint32" in err
+    assert "pass --dtype uint16 or 'uint32'" in err
     (tmp_path / "bin" / "b.bin").write_bytes(b"abc")
     code, _, err = check("bin", "--dtype", "uint16")
     assert code == 1
@@ -169,7 +170,7 @@ def test_a_dtype_that_the_contents_deny_is_refused_until_it_is_said(check, tmp_p
     code, _, err = check("bin")
     assert code == 1
     assert "read as uint32, because the meta.json says 'uint32', but" in err
-    assert "a.bin looks like uint16; correct the metadata, or say --dtype" in err
+    assert "a.bin looks like uint16; correct the metadata, or pass --dtype" in err
     code, out, _ = check("bin", "--dtype", "uint16", "--json")
     assert (code, json.loads(out)["largest_id"] < 50_000) == (0, True)
 
@@ -196,7 +197,7 @@ def test_without_a_vocabulary_that_is_said(check, tokens):
     code, out, _ = check("tokens")
     assert code == 0
     assert (
-        "  vocabulary   nobody says, so no id could be refused; name it with --tokenizer\n" in out
+        "  vocabulary   not recorded, so no id could be refused; name it with --tokenizer\n" in out
     )
 
 
@@ -220,9 +221,9 @@ def test_too_few_tokens_for_a_window_are_a_problem(check, tokens):
         (["both"], "there are .npy and .bin files, perhaps the same tokens twice"),
         (["tokens", "--dtype", "int8"], "--dtype int8: wanted one of uint16, uint32"),
         (["tokens", "--dtype", "uint32"], "its header says uint16"),
-        (["tokens", "--split", "train"], "tokens is no store, so it has no splits"),
-        (["tokens", "--seq-len", "0"], "--seq-len=0: wanted at least 1"),
-        (["tokens", "--sample", "0"], "--sample=0: wanted at least 1"),
+        (["tokens", "--split", "train"], "tokens is not a store, so it has no splits"),
+        (["tokens", "--seq-len", "0"], "--seq-len 0: wanted at least 1"),
+        (["tokens", "--sample", "0"], "--sample 0: wanted at least 1"),
         (["tokens", "--tokenizer", "no.model"], "no such file or folder"),
     ],
 )
@@ -386,9 +387,9 @@ def test_a_sample_is_announced_and_counted(check, tmp_path):
     assert f"  largest id   59,999 ({tmp_path}/big/a.npy, token 59,999)\n" in out
 
 
-def test_a_place_is_told_in_its_file(tokens):
-    found = find_tokens(tokens, file_pattern=None, dtype=None, split=None)
-    assert [found.place(token) for token in (0, 999, 1000, 3499)] == [
+def test_a_token_is_located_in_its_file(tokens):
+    found = find_tokens(check_scan.CheckOptions(folder=tokens))
+    assert [found.location(token) for token in (0, 999, 1000, 3499)] == [
         f"{tokens}/shard_00000.npy, token 0",
         f"{tokens}/shard_00000.npy, token 999",
         f"{tokens}/shard_00001.npy, token 0",

@@ -28,7 +28,7 @@ complete_words shardmill show nowhere --split v
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """A `shardmill` on the path, and a home of its own."""
+    """A `shardmill` on the path, and a home folder."""
     (folder / "bin").mkdir()
     program = folder / "bin" / "shardmill"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardmill "$@"\n')
@@ -66,14 +66,14 @@ def test_bash_completes_after_the_installation(here, tmp_path):
         ("bash", {"COMP_WORDS": "shardmill veri", "COMP_CWORD": "1"}, "verify\n"),
     ],
 )
-def test_each_shell_has_a_script_and_its_answers(shell, variables, wanted, told, monkeypatch):
+def test_each_shell_has_a_script_and_its_answers(shell, variables, wanted, run_cli, monkeypatch):
     monkeypatch.setenv("_SHARDMILL_COMPLETE", f"source_{shell}")
-    code, out, err = told()
+    code, out, err = run_cli()
     assert (code, err) == (0, "")
     assert f"_SHARDMILL_COMPLETE=complete_{shell}" in out
     monkeypatch.setenv("_SHARDMILL_COMPLETE", f"complete_{shell}")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    code, out, err = told()
+    code, out, err = run_cli()
     assert (code, err) == (0, "")
     assert wanted in out

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shardmill.cli import main
-from shardmill.interop.packed import open_packed
+from shardmill.formats.packed import open_packed
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store, read_documents
-from tests.interop.test_unpickle import BIN, Calls, save
+from tests.formats.test_unpickle import BIN, Calls, save
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_legacy_shard_without_a_pack_size_has_that_of_its_longest_bin(call, ca
     code, out, _ = call("a.npy", "m.parquet", *ways, "--json")
     assert code == 0
     assert json.loads(out)["pack_size_rule"] == "longest_bin"
-    assert "pack_size=3, the length of its longest bin" in caplog.text
+    assert "taking 3, the length of its longest bin" in caplog.text
     caplog.clear()
     assert open_packed("m.parquet").pack_size == 3
     code, out, _ = call("a.npy", "given.parquet", *ways, "--pack-size", "4")

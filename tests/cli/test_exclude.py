@@ -1,4 +1,4 @@
-"""`shardmill exclude`: by document or by step, listed, taken back, told by the other commands."""
+"""`shardmill exclude`: by document or by step, listed, taken back, shown by the other commands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import build_plan
+from shardmill.building import build_plan
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Ragged
-from shardmill.shards import PlanOptions, read_exclusions
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.store import PlanOptions, read_exclusions
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.cli.test_build_chats import call  # noqa: F401
 from tests.packs import FIVE
 
@@ -91,13 +90,13 @@ def test_numbers_may_come_from_a_file(run, tmp_path):
     )
     assert (code, spans("pages")) == (0, [[24, 48], [84, 96], [108, 120]])
     assert "4 documents (2, 3, 7, 9), 48 tokens" in out
-    for text, words in (("7\nx\n", "line 2: 'x'; wanted one number"), ("\n", "no number in it")):
+    for text, words in (("7\nx\n", "line 2: x: wanted a number from 0"), ("\n", "no number in it")):
         (tmp_path / "list").write_text(text)
         code, _, err = run("exclude", "pages", "--documents", "list", "--reason", "x")
         assert (code, words in err) == (2, True)
 
 
-def test_a_dry_run_tells_and_writes_nothing(run, tmp_path):
+def test_a_dry_run_prints_and_writes_nothing(run, tmp_path):
     arguments = ("exclude", "pages", "--document", "3", "--reason", "x", "--dry-run")
     code, out, _ = run(*arguments)
     assert (code, out) == (
@@ -125,7 +124,7 @@ def test_steps_are_the_tokens_of_all_samples_of_all_ranks(run):
     assert f"steps 4..6 of source 'pages' (3 x 2 samples, seq_len 10, seed 0), {len(tokens)}" in out
 
 
-def test_a_run_goes_on_past_excluded_steps_as_it_was(run):
+def test_a_run_continues_unchanged_after_excluded_steps(run):
     def rows(step: int) -> list[tuple[int, bytes]]:
         found = []
         for rank in range(3):
@@ -148,7 +147,7 @@ def test_a_run_goes_on_past_excluded_steps_as_it_was(run):
     assert out.count(" is excluded here\n") == 2
     arguments = ("--step", "5", *TRAINING, "--reason", "again", "--dry-run")
     _, out, _ = run("exclude", "pages", *arguments)
-    assert "6 samples of these steps are stand-ins already" in out
+    assert "6 samples of these steps replace excluded ones" in out
 
 
 def test_a_config_gives_every_store_its_part(run):
@@ -222,7 +221,7 @@ def test_conversations_are_excluded_and_a_new_plan_says_so(run):
     assert (code, "1 documents (0), 5 tokens: takedown" in out) == (0, True)
     code, out, _ = run("pack", "c", "--seq-len", "6", "--long", "split")
     assert code == 0
-    assert "  excluded: 1 of 3 rows have excluded tokens; others stand in for them" in out
+    assert "  excluded: 1 of 3 rows have excluded tokens; other rows replace them" in out
     build_plan("c", options=PlanOptions(seq_len=12))
     code, _, err = run("exclude", "c", "--document", "1", "--reason", "x", "--seq-len", "8")
     assert (code, "holds conversations, which are not cut into windows" in err) == (2, True)
@@ -237,10 +236,10 @@ def test_conversations_are_excluded_and_a_new_plan_says_so(run):
         (("pages", "--document", "50", "--reason", "x"), "document 50 of 50 in split 'train'"),
         (("pages", "--document", "1", "--reason", "x", "--world", "2"), "--world is for --step"),
         (("--document", "1", "--reason", "x"), "name the store"),
-        (("bin", "--document", "1", "--reason", "x"), "no store, so nothing can be recorded"),
-        (("bin", "--step", "1", "--reason", "x", *TRAINING), "is no store, so nothing can be"),
+        (("bin", "--document", "1", "--reason", "x"), "not a store, so nothing can be recorded"),
+        (("bin", "--step", "1", "--reason", "x", *TRAINING), "is not a store, so nothing can be"),
         (("pages", "--step", "1", "--reason", "x", "--seq-len", "9"), "--batch-size is missing"),
-        (("pages", "--step", "5:5", "--reason", "x", *TRAINING), "no step lies in it"),
+        (("pages", "--step", "5:5", "--reason", "x", *TRAINING), "holds no step"),
         (("pages", "--step", "5-7", "--reason", "x", *TRAINING), "wanted a step, as 31207"),
         (("pages", "--step", "0:99999999", "--reason", "x", *TRAINING), "exclude fewer steps"),
         (("pages", "--remove", "1", "--dry-run"), "nothing to try out"),

@@ -1,4 +1,4 @@
-"""What the help promises holds: every example works as printed, every command tells its codes."""
+"""What the help promises: examples work as printed, and every command names its exit codes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.cli import app
-from shardmill.cli.border import EXIT_CODES
-from shardmill.cli.called import every_command, open_app, set_help
+from shardmill.cli.app import COMMANDS as TABLE
+from shardmill.cli.app import EXIT_CODES, every_command, open_app, set_help
 
-COMMANDS = dict(every_command(open_app(app)))
-WITHOUT_JSON = {"shardmill view"}  # a server tells nothing when it ends
+COMMANDS = dict(every_command(open_app()))
+WITHOUT_JSON = {"shardmill view"}  # a server prints no receipt
 SERVERS = {"shardmill view"}  # its example would not end
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
 
@@ -39,7 +38,7 @@ ALL = [(name, line) for name in COMMANDS if name not in SERVERS for line in exam
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_says_what_it_prints_how_it_is_called_and_what_its_codes_mean(name, told):
+def test_every_command_says_what_it_prints_how_it_is_called_and_what_its_codes_mean(name, run_cli):
     text = COMMANDS[name].help
     first, *rest = text.split("\n\n")
     assert re.fullmatch(r"[^.]*\.", first), "one sentence first"
@@ -47,7 +46,7 @@ def test_every_command_says_what_it_prints_how_it_is_called_and_what_its_codes_m
     assert examples(name), "an example"
     codes = set(map(int, re.findall(r"Exit (\d+): ", text)))
     assert {0, 2} <= codes <= set(EXIT_CODES)
-    code, out, err = told(*name.split()[1:], "--help")
+    code, out, err = run_cli(*name.split()[1:], "--help")
     assert (code, err) == (0, "")
     printed = [line.strip() for line in out.splitlines()]
     for line in examples(name):
@@ -55,22 +54,22 @@ def test_every_command_says_what_it_prints_how_it_is_called_and_what_its_codes_m
 
 
 @pytest.mark.parametrize(("name", "line"), ALL, ids=[line for _, line in ALL])
-def test_every_example_works_as_it_is_printed(name, line, here, far, told):
+def test_every_example_works_as_it_is_printed(name, line, here, far, run_cli):
     assert line.startswith(f"{name} ")
-    code, out, err = told(*prepared(line))
+    code, out, err = run_cli(*prepared(line))
     assert (code, bool(out)) == (0, True), err
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITHOUT_JSON])
-def test_with_json_stdout_is_one_object_and_nothing_else(name, here, far, told):
-    code, out, err = told(*prepared(examples(name)[0]), "--json")
+def test_with_json_stdout_is_one_object_and_nothing_else(name, here, far, run_cli):
+    code, out, err = run_cli(*prepared(examples(name)[0]), "--json")
     assert code == 0, err
     assert isinstance(json.loads(out), dict)
     assert out.endswith("}\n")
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITHOUT_JSON])
-def test_with_json_a_mistake_is_on_stderr_and_stdout_is_empty(name, here, told):
+def test_with_json_a_mistake_is_on_stderr_and_stdout_is_empty(name, here, run_cli):
     wrong = {"shardmill bench": ["--store", "nowhere"], "shardmill convert": ["nowhere", "x"]}
     wrong |= {"shardmill tokenizer info": ["nowhere.model"]}  # else the hub is asked
     _, *words = shlex.split(examples(name)[0])
@@ -80,20 +79,27 @@ def test_with_json_a_mistake_is_on_stderr_and_stdout_is_empty(name, here, told):
         options.pop(0)
         if name not in wrong and options and not options[0].startswith("--"):
             arguments = [*arguments, "elsewhere"]
-    code, out, err = told(*name.split()[1:], *arguments, *options, "--json")
+    code, out, err = run_cli(*name.split()[1:], *arguments, *options, "--json")
     assert (code, out) == (2, "")
     assert err.startswith("shardmill: ")
     assert "Traceback" not in err
 
 
-def test_the_help_groups_the_commands_in_the_order_of_work(told):
-    code, out, _ = told("--help")
+def test_the_help_groups_the_commands_in_the_order_of_work(run_cli):
+    code, out, _ = run_cli("--help")
     assert code == 0
     panels = ["Make", "Look and check", "Move", "Run and measure"]
     places = [out.index(f" {panel} ") for panel in panels]
     assert places == sorted(places)
     assert out.index(" tokenizer ") < out.index(" build ") < out.index(" pack ")
     assert "<bool>" not in out, "a flag takes no value"
+
+
+def test_the_table_of_commands_has_the_first_sentence_of_each() -> None:
+    single = [name for name in COMMANDS if "tokenizer" not in name]
+    table = {name: words for panel in TABLE.values() for name, words in panel.items()}
+    found = {name: table[name.removeprefix("shardmill ")] for name in single}
+    assert found == {name: COMMANDS[name].help.split("\n\n")[0] for name in found}
 
 
 def test_paragraphs_are_set_whole_and_examples_alone():

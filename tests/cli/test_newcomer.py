@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 
 import shardmill
-from shardmill.build import BuildSpec, build_chats, build_plan
+from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, PackSource, SampleStream
-from shardmill.loading.config import open_stream, parse_config, read_config
+from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation
-from shardmill.shards import PlanOptions, open_store, verify_store
 from shardmill.sources import MemoryChats
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import PlanOptions, open_store, verify
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
-from tests.interop.test_foreign_in import llmc
+from tests.formats.test_foreign_in import llmc
 
 ROOT = Path(__file__).parent.parent.parent
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)
 
 
-def test_the_version_is_told_and_is_that_of_the_package() -> None:
+def test_the_printed_version_is_that_of_the_package() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardmill", "--version"],
         capture_output=True,
@@ -38,9 +38,10 @@ def test_the_version_is_told_and_is_that_of_the_package() -> None:
         check=False,
         env={"PYTHONPATH": str(ROOT)},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "shardmill 0.1.0\n", "")
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert shardmill.__version__ == declared == "0.1.0"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "shardmill 0.2.0\n", "")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "shardmill.__version__"}
+    assert shardmill.__version__ == "0.2.0"
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_a_tokenizer_named_at_conversion_is_recorded_as_builds_do(call, imported
     assert manifest.tokenizer_fingerprint == OPENED.fingerprint
     assert manifest.vocab_size == 260
     assert manifest.special_token_ids == OPENED.special_token_ids()
-    assert verify_store("s").problems == []
+    assert verify("s").problems == []
     code, out, err = call("show", "s", "--example", "0", *TOKENIZER)
     assert (code, err) == (0, "")
     assert "hello there" in out
@@ -154,7 +155,7 @@ def test_a_config_can_name_a_plan(store: Path, tmp_path: Path) -> None:
     alone = {"dataset_path": str(store), "plan": "train-40"}
     mixed = {"datasets": [{"name": "chats", "path": str(store), "plan": "train-40"}]}
     for table in (alone, mixed):
-        opened = open_stream(parse_config(table), seq_len=40, global_batch_size=2)
+        opened = open_stream(read_config({"data": table}), seq_len=40, global_batch_size=2)
         with closing(opened) as stream:
             (source,) = stream.sources
             assert isinstance(source, PackSource)
@@ -181,7 +182,7 @@ def test_a_config_can_name_a_plan(store: Path, tmp_path: Path) -> None:
         ({"dataset_path": "S", "plan": "train-40"}, "seq_len 40, but the run has 64"),
         ({"dataset_path": "S", "plan": "train-41"}, "no plan 'train-41'"),
         ({"dataset_path": "S", "plan": "train-40", "split": "val"}, "plan .* of split 'train'"),
-        ({"dataset_path": "F", "plan": "train-40"}, "no store"),
+        ({"dataset_path": "F", "plan": "train-40"}, "is not a store"),
         ({"datasets": [{"name": "a", "path": "S"}], "plan": "train-40"}, "data.plan"),
         ({"dataset_path": "S", "plan": 7}, "wanted a string"),
     ],
@@ -199,7 +200,7 @@ def test_a_plan_that_does_not_fit_the_config_is_refused(store: Path, tmp_path, t
 
     with pytest.raises(shardmill.ShardmillError, match=says):
         open_stream(
-            parse_config({key: placed(value) for key, value in table.items()}),
+            read_config({"data": {key: placed(value) for key, value in table.items()}}),
             seq_len=64,
             global_batch_size=1,
         )
@@ -210,7 +211,7 @@ def test_a_row_of_a_plan_is_shown_example_by_example(call, store: Path):  # noqa
     code, out, err = call("show", "s", "--plan", "train-40", "--row", "0", *TOKENIZER)
     assert (code, err) == (0, "")
     source = PackSource(store, 40)
-    found = source.place(0).documents
+    found = source.span(0).documents
     assert found is not None
     headings = re.findall(r"-- columns (\d+)\.\.(\d+): example (\d+), tokens (\d+)\.\.(\d+)", out)
     assert [tuple(map(int, one[2:])) for one in headings] == list(found)

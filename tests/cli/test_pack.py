@@ -13,9 +13,8 @@ import pytest
 
 from shardmill.cli import main
 from shardmill.records import Ragged
-from shardmill.shards import open_store, read_plan
-from shardmill.testing.chat_stores import build_small_chat_store
-from shardmill.testing.stores import build_small_store
+from shardmill.store import open_store, read_plan
+from shardmill.testing.stores import build_small_chat_store, build_small_store
 from tests.packs import FIVE
 
 
@@ -35,14 +34,14 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_a_receipt_tells_everything(call, tmp_path: Path) -> None:
+def test_a_receipt_has_every_count(call, tmp_path: Path) -> None:
     code, out, err = call("pack", "s", "--seq-len", "6", "--long", "split")
     assert (code, err) == (0, "")
     assert re.sub(r"[0-9.]+ s$", "N s", out, flags=re.MULTILINE) == (
         f"{tmp_path}/s/packs/train-6-split.plan: 3 rows of 7 tokens, 85.71% full, 4 pieces, "
         "1,376 bytes, N s\n"
         "  rows: 3, no plan has less than 3\n"
-        "  tokens: 18 in rows, 3 places of padding\n"
+        "  tokens: 18 in rows, 3 of padding\n"
         "  trained labels: 8\n"
         "  split: 1 examples, 0 tokens are in two rows\n"
         "  left out, trains nothing: 2 pieces, 7 tokens with 0 trained labels (examples 2, 3)\n"
@@ -59,10 +58,10 @@ def test_every_option_reaches_the_plan(call, tmp_path: Path) -> None:
         *("--seed", "7", "--max-per-row", "2", "--align-to", "4", "--long", "drop", "--json"),
     )
     assert code == 0
-    told = json.loads(out)
+    facts = json.loads(out)
     path = tmp_path / "s/packs/val-8-first-fit-shuffle-s7-max2-align4-drop.plan"
     plan = read_plan(path)
-    assert told["options"] == {
+    assert facts["options"] == {
         "seq_len": 8,
         "algorithm": "first-fit-shuffle",
         "seed": 7,
@@ -70,11 +69,18 @@ def test_every_option_reaches_the_plan(call, tmp_path: Path) -> None:
         "align_to": 4,
         "long": "drop",
     }
-    assert (told["plan"], told["split"], told["bytes"]) == (str(path), "val", path.stat().st_size)
-    assert (told["store"], told["fingerprint"]) == (open_store("s").fingerprint, plan.fingerprint)
-    assert told["metrics"]["left_out"]["too_long"] == {"pieces": 1, "tokens": 13, "labels": 3}
-    assert told["utilisation"] == plan.facts.utilisation
-    assert told["seconds"] >= 0
+    assert (facts["plan"], facts["split"], facts["bytes"]) == (
+        str(path),
+        "val",
+        path.stat().st_size,
+    )
+    assert (facts["store"], facts["fingerprint"]) == (
+        open_store("s").fingerprint,
+        plan.fingerprint,
+    )
+    assert facts["metrics"]["left_out"]["too_long"] == {"pieces": 1, "tokens": 13, "labels": 3}
+    assert facts["utilisation"] == plan.facts.utilisation
+    assert facts["seconds"] >= 0
 
 
 def test_a_mistake_is_one_line_and_nothing_is_written(call) -> None:
@@ -104,7 +110,7 @@ def test_plans_are_listed_and_never_replaced_unasked(call) -> None:
     assert call("pack", "s", "--seq-len", "12", "--split", "val")[0] == 0
     code, _, err = call("pack", "s", "--seq-len", "20", "--name", "mine")
     assert code == 2
-    assert "train-mine.plan: another plan stands here" in err
+    assert "train-mine.plan: another plan is here" in err
     assert call("pack", "s", "--seq-len", "20", "--name", "mine", "--overwrite")[0] == 0
     code, out, _ = call("pack", "s", "--list")
     assert (code, out) == (
@@ -136,7 +142,7 @@ def test_verify_and_info_know_the_plans(call) -> None:
     assert "problem" in json.loads(call("pack", "s", "--list", "--json")[1])["plans"][0]
 
 
-def test_a_plan_of_the_store_before_it_was_built_again_is_told_stale(call) -> None:
+def test_a_plan_of_the_store_before_it_was_built_again_is_refused(call) -> None:
     call("pack", "s", "--seq-len", "12")
     shutil.move("s/packs", "kept")
     shutil.rmtree("s")

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.cli import main
-from shardmill.cli.show_text import Heading, Span, bracketed, spans, visible
+from shardmill.cli.printing import Heading, ShownTokens, Span, bracketed
+from shardmill.cli.terminal import visible
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)
@@ -105,6 +106,7 @@ def test_nothing_in_the_data_reaches_the_terminal_unseen(show):
     assert "\\x1b[31mred\\x1b]0;title\\x07\\r\\x9b2J\\u200b\\u202eabc\\x00" in out
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_every_character_is_visible_and_visible_ones_stay(text: str) -> None:
     shown = visible(text)
@@ -202,10 +204,12 @@ def test_brackets_open_and_close_once_around_neighbours():
     assert "".join(piece.text for piece in bracketed(pieces)) == "[[aE]]turnb[[c]]"
 
 
-def test_markers_stand_alone_and_every_token_is_in_one_span():
+def test_every_marker_is_one_span_and_every_token_is_in_one_span():
     ids = np.array([1, 1, 5, 6, 1, 7])
     mask = np.array([0, 0, 0, 1, 1, 1], bool)
-    found = spans(ids, mask, np.ones(6, bool), np.array([1]), lambda part: str(part.tolist()))
+    kept, markers = np.ones(6, bool), np.array([1])
+    shown = ShownTokens(ids, mask, kept, markers, lambda part: str(part.tolist()))
+    found = shown.spans(0, 6)
     assert [(s.text, s.trained, s.marker) for s in found] == [
         ("[1]", False, True),
         ("[1]", False, True),

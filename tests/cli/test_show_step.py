@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import BuildSpec, Feed, build_chats, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store.readers import open_token_folder
+from shardmill.tokenizers import open_tokenizer
 from tests.cli.test_build_chats import SPECIALS, TOKENIZER, call  # noqa: F401
 
 OPENED = open_tokenizer("byte:4", specials=SPECIALS)
@@ -112,7 +113,7 @@ def test_the_rows_are_those_of_a_loader(
         assert heads == (batch.doc_ids.max(axis=1) + 1).tolist()
 
 
-def test_every_document_of_a_row_is_told_and_decoded(show):
+def test_every_document_of_a_row_is_named_and_decoded(show):
     code, out, _ = show(
         *("pages", "--step", 0, "--batch-size", 2, "--seq-len", 40, "--shuffle", "none"),
         *("--json", *TOKENIZER),
@@ -139,7 +140,7 @@ def test_a_batch_is_shown_document_by_document_with_its_borders(show, folder):
         f"-- sample 0: pages ({folder}/pages, split 'train'), epoch 0, window 0, tokens 0..41\n"
         "-- document 0, tokens 0..26\n"
         "P[[age 12 says hello hello <|e|>]]\n"
-        "-- document 1, tokens 26..41; border: its first token is no label\n"
+        "-- document 1, tokens 26..41; boundary: its first token is not a label\n"
         "P[[age 13 says he]]\n"
     )
     _, out, _ = show(*arguments, *TOKENIZER)
@@ -189,7 +190,7 @@ def test_with_a_config_a_folder_is_one_of_its_sources_and_only_it_is_shown(show)
 
 def test_a_folder_without_a_manifest_is_shown_too(show, folder):
     code, out, _ = show("bin", "--step", 5, "--batch-size", 3, "--seq-len", 100, "--json")
-    stream = SampleStream([TokenSource(folder / "bin", seq_len=100, file_pattern="*.bin")])
+    stream = SampleStream([TokenSource(open_token_folder(folder / "bin", "*.bin"), seq_len=100)])
     rows = json.loads(out)["rows"]
     assert code == 0
     assert [row["labels"] for row in rows] == batch_at(stream, 5, batch_size=3).labels.tolist()
@@ -254,12 +255,12 @@ def test_a_state_of_something_else_is_refused_by_name(show, folder, tmp_path, ar
     ("text", "words"),
     [
         ("{", "cannot be read as JSON"),
-        ("[1]", "a list, wanted what `state_dict` gave"),
-        ("{}", "no state of a Loader"),
+        ("[1]", "a list, wanted a state that was saved"),
+        ("{}", "wanted 'shardmill.loader'"),
         ('{"kind": "shardmill.loader", "version": 2}', "a later shardmill wrote"),
         ('{"seed": "x"}', "--seed x (str): wanted a whole number"),
-        ('{"shuffle": [1]}', "shuffle=[1]"),
-        ('{"sources": [[]]}', "no state of a Loader"),
+        ('{"shuffle": [1]}', "--shuffle '[1]': wanted one of"),
+        ('{"sources": [[]]}', "wanted 'shardmill.loader'"),
     ],
 )
 def test_a_file_that_is_no_state_is_refused(show, tmp_path, text, words):
@@ -290,28 +291,28 @@ PLACE = ["--step", "1", "--batch-size", "2", "--seq-len", "8"]
         ([*PLACE], "nothing to show: name a store"),
         (["pages", "--step", "1", "--seq-len", "8"], "--batch-size is missing"),
         (["pages", "--step", "1", "--batch-size", "8"], "--seq-len is missing"),
-        (["pages", "--step", "-1", *PLACE[2:]], "--step=-1: wanted at least 0"),
-        (["pages", "--samples", "-1", *PLACE[2:]], "--samples=-1: wanted at least 0"),
+        (["pages", "--step", "-1", *PLACE[2:]], "--step -1: wanted at least 0"),
+        (["pages", "--samples", "-1", *PLACE[2:]], "--samples -1: wanted at least 0"),
         (["pages", *PLACE, "--rank", "1"], "--rank 1: wanted 0 to 0, for --world 1"),
-        (["pages", *PLACE, "--rank", "-1"], "--rank=-1"),
-        (["pages", *PLACE, "--world", "0"], "--world=0"),
-        (["pages", "--step", "1", "--batch-size", "0", "--seq-len", "8"], "--batch-size=0"),
-        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "0"], "--seq-len=0"),
-        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller seq_len"),
+        (["pages", *PLACE, "--rank", "-1"], "--rank -1"),
+        (["pages", *PLACE, "--world", "0"], "--world 0"),
+        (["pages", "--step", "1", "--batch-size", "0", "--seq-len", "8"], "--batch-size 0"),
+        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "0"], "--seq-len 0"),
+        (["pages", "--step", "1", "--batch-size", "1", "--seq-len", "9999"], "smaller --seq-len"),
         (["pages", "--step", str(2**62), "--batch-size", "8", "--seq-len", "8"], "2**63"),
         (
             ["pages", *PLACE, "--shuffle", "random"],
             "--shuffle random: wanted one of global, block, none",
         ),
         (["pages", *PLACE, "--split", "test"], "none is 'test'"),
-        (["bin", *PLACE, "--split", "train"], "bin is no store, so it has no splits"),
-        (["bin", *PLACE, "--documents"], "nobody knows where the documents of"),
+        (["bin", *PLACE, "--split", "train"], "bin is not a store, so it has no splits"),
+        (["bin", *PLACE, "--documents"], "is not known where the documents of"),
         (["c", *PLACE], "a store of conversations"),
         (["nowhere", *PLACE], "nowhere is not a folder"),
         (["pages", *PLACE, "--tokenizer", "byte"], "not the tokenizer of this store"),
         (["--config", "no.toml", *PLACE], "no.toml: cannot be read as a config"),
-        (["--config", "data.toml", *PLACE, "--name", "x"], "--name x: that is said by data.toml"),
-        (["--config", "data.toml", *PLACE, "--split", "val"], "--split val: that is said by"),
+        (["--config", "data.toml", *PLACE, "--name", "x"], "--name x: data.toml says that"),
+        (["--config", "data.toml", *PLACE, "--split", "val"], "--split val: data.toml says that"),
     ],
 )
 def test_a_mistake_in_the_call_is_one_clear_message(show, arguments, words):

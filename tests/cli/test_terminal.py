@@ -22,12 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from shardmill.cli import app, stdout
-from shardmill.cli.called import every_command, open_app
-from shardmill.cli.show_text import visible
-from shardmill.cli.stdout import SafeConsole, indented, one_line, printable
-from shardmill.shards.manifest import encode_manifest, read_manifest
-from shardmill.testing.hub import LoopbackHub
+from shardmill.cli import terminal as stdout
+from shardmill.cli.app import every_command, open_app
+from shardmill.cli.terminal import SafeConsole, indented, one_line, printable, visible
+from shardmill.store.manifest import encode_manifest, read_manifest
+from shardmill.testing.services import LoopbackHub
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\r\x9b2J\x7f\u202eevil\u2066\u200f\u061c\u200b\u2028\ufeffy"
 FORBIDDEN = re.compile(
@@ -85,9 +84,9 @@ def test_a_console_colours_but_lets_no_text_do_so(capsys) -> None:
 
 
 def test_no_command_makes_a_console_of_another_kind() -> None:
-    for path in Path(stdout.__file__).parent.glob("*.py"):
+    for path in Path(stdout.__file__).parent.rglob("*.py"):
         assert not re.search(r"[^\w]Console\(|Progress\(\n? *\*|Bars\(", path.read_text()) or (
-            path.name == "stdout.py"
+            path.name == "terminal.py"
         ), path
 
 
@@ -106,9 +105,9 @@ def hostile(here) -> Path:
     for folder in (f"s{EVIL}", "marked"):
         manifest = read_manifest(Path(folder))
         named = [{**manifest.sources[0], "name": EVIL}]
-        told = dict.fromkeys(("dataset_name", "dataset_config", "split_rule"), f"{EVIL}\nfake")
+        said = dict.fromkeys(("dataset_name", "dataset_config", "split_rule"), f"{EVIL}\nfake")
         changed = msgspec.structs.replace(
-            manifest, **told, dataset_revision=EVIL, sources=type(manifest.sources)(named)
+            manifest, **said, dataset_revision=EVIL, sources=type(manifest.sources)(named)
         )
         Path(folder, "meta.json").write_bytes(encode_manifest(changed))
     talk = [{"role": "user", "content": EVIL}, {"role": "assistant", "content": EVIL}]
@@ -181,14 +180,14 @@ CALLS: dict[str, tuple[str, ...]] = {
 
 def test_every_command_is_called() -> None:
     called = {" ".join(words[:2]) for words in CALLS.values()}
-    for name, _ in every_command(open_app(app)):
+    for name, _ in every_command(open_app()):
         assert any(one.startswith(name.removeprefix("shardmill ")) for one in called), name
 
 
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 @pytest.mark.parametrize("name", CALLS)
-def test_no_command_passes_on_what_acts_on_a_terminal(name, debug, hostile, told) -> None:
-    code, out, err = told(*(["--debug"] if debug else []), *CALLS[name])
+def test_no_command_passes_on_what_acts_on_a_terminal(name, debug, hostile, run_cli) -> None:
+    code, out, err = run_cli(*(["--debug"] if debug else []), *CALLS[name])
     for text in (out, err):
         assert not FORBIDDEN.search(text), repr(text)
     assert code in (0, 1, 2)
@@ -206,7 +205,9 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(one)
 
 
-def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, told, monkeypatch):
+def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(
+    here, run_cli, monkeypatch
+):
     def log(*_: object, **__: object) -> None:
         logging.getLogger("shardmill.x").warning("ours: %s", f"{EVIL}\nshardmill: two")
         logging.getLogger("botocore.credentials").info("Found credentials in environment")
@@ -214,8 +215,8 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
         sys.stderr.write(f"{EVIL}\n")
         raise ValueError
 
-    monkeypatch.setattr(sys.modules["shardmill.cli.info"], "open_store", log)
-    code, _, err = told("info", "store")
+    monkeypatch.setattr(sys.modules["shardmill.cli.commands.info"], "open_store", log)
+    code, _, err = run_cli("info", "store")
     assert code == 70
     assert not FORBIDDEN.search(err)
     assert err.startswith(f"ours: {printable(EVIL)}\n  shardmill: two\n{printable(EVIL)}\n")
@@ -225,13 +226,12 @@ def test_a_log_line_of_ours_is_escaped_and_those_of_others_are_not_shown(here, t
 
 BARS = """
 import sys
-from shardmill.build import Progress
-from shardmill.cli.progress import build_progress
-from shardmill.cli.stdout import messages
+from shardmill.building import Progress
+from shardmill.cli.terminal import build_progress, messages
 from tests.cli.test_terminal import EVIL
-with messages("shardmill"), build_progress() as show:
+with messages("shardmill"), build_progress() as bars:
     for tokens in range(3):
-        show(Progress(source=EVIL, feed=0, documents=1, tokens=tokens, share=0.5))
+        bars.show(Progress(source=EVIL, feed=0, documents=1, tokens=tokens, share=0.5))
     print(EVIL, file=sys.stderr)
 """
 
@@ -259,6 +259,7 @@ def test_bars_on_a_terminal_show_names_and_obey_none() -> None:
 # only our own messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -266,7 +267,7 @@ def test_bars_on_a_terminal_show_names_and_obey_none() -> None:
         ("build", "s3://bucket/pushed/meta.json", "--out", "new", *SPM),
     ],
 )
-def test_a_client_of_object_storage_says_nothing_of_its_own(words, here, storage) -> None:
+def test_a_client_of_object_storage_prints_nothing(words, here, storage) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardmill", *words],
         capture_output=True,
@@ -278,7 +279,8 @@ def test_a_client_of_object_storage_says_nothing_of_its_own(words, here, storage
     assert all(line.startswith("shardmill: ") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_a_client_of_the_hub_says_nothing_of_its_own(here) -> None:
+@pytest.mark.slow
+def test_a_client_of_the_hub_prints_nothing(here) -> None:
     pytest.importorskip("datasets")
     with LoopbackHub() as hub:
         hub.publish("own/rows", here / "data")

@@ -1,9 +1,8 @@
-"""The command line names flags, the library names keywords; neither speaks the other's language."""
+"""The command line names flags, the library names keywords."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill.cli import app, border
-from shardmill.cli.called import every_command, find_call, open_app
-from shardmill.cli.mistakes import as_flags
+from shardmill.cli.app import error_text, every_command, find_call, open_app
 from shardmill.errors import OptionError
 from tests.cli.test_secrets import COMMANDS, FILLERS, name_of
 
-ROOT = open_app(app)
+ROOT = open_app()
 LIBRARY = Path(shardmill.__file__).parent
 FLAGS = {
     flag
@@ -26,7 +23,7 @@ FLAGS = {
     for flag in (*param.opts, *param.secondary_opts)
     if flag.startswith("--")
 }
-ROOMS_OF_COMMANDS = {"cli", "inspector", "testing"}
+PACKAGES_OF_COMMANDS = {"cli", "inspect", "testing"}
 """The inspector is reached by `shardmill view` alone."""
 BOTH = re.compile(r"`shardmill [^`]*`?|[\w=]+ (?:and \w+ )?\(--[\w -]+\)|--[\w-]+ \(\w+=\)")
 """A whole command, or a thing under both its names."""
@@ -57,7 +54,7 @@ def texts_in(path: Path) -> list[tuple[int, str]]:
 def test_the_library_names_no_flag_of_a_command() -> None:
     wrong = []
     for path in LIBRARY.rglob("*.py"):
-        if path.relative_to(LIBRARY).parts[0] in ROOMS_OF_COMMANDS:
+        if path.relative_to(LIBRARY).parts[0] in PACKAGES_OF_COMMANDS:
             continue
         for line, text in texts_in(path):
             found = FLAGS & set(re.findall(r"--[a-z][a-z-]*(?![\w.-])", BOTH.sub("", text)))
@@ -67,43 +64,42 @@ def test_the_library_names_no_flag_of_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "message", "wanted"),
+    ("command", "message", "options", "wanted"),
     [
-        (
-            "build",
-            "go on with resume=True, or overwrite=True",
-            "go on with --resume, or --overwrite",
-        ),
-        ("build", "allow more (memory=)", "allow more (--memory)"),
-        (
-            "build",
-            "(run_on='local'), ray_address='a:1': no",
-            "(--engine local), --ray-address a:1: no",
-        ),
-        ("blame", "say which with --fill (fill=)", "say which with --fill"),
-        ("blame", "say so with --input (inputs=), as", "say so with --input, as"),
-        ("convert", "check from_format=", "check --from"),
+        ("build", "with {on_bad}", {"on_bad": "skip"}, "with --on-bad skip"),
+        ("build", "{workers}: wanted 1", {"workers": 0}, "--workers 0: wanted 1"),
+        ("build", "name another {field}, or", {"field": ...}, "name another --field, or"),
+        ("build", "build with {append_eot}", {"append_eot": False}, "build with --no-append-eot"),
+        ("build", "{memory}: more", {"memory": 1_000_000}, "--memory 1000000: more"),
+        ("build", "{name}", {"name": "two words"}, "--name 'two words'"),
+        ("stream", "{process_count}", {"process_count": None}, "no --process-count"),
+        ("convert", "check {from_format}", {"from_format": ...}, "check --from"),
+        ("blame", "name {inputs}", {"inputs": ...}, "name --input"),
+        ("build", "found 'field=x' and data.seed=7", {}, "found 'field=x' and data.seed=7"),
+        ("info", "with {on_bad}", {"on_bad": "skip"}, "with on_bad='skip'"),
     ],
 )
-def test_a_keyword_becomes_a_flag_once(command, message, wanted) -> None:
-    assert as_flags(message, find_call(ROOT, [command])) == wanted
+def test_options_of_an_error_are_flags_of_the_command(command, message, options, wanted) -> None:
+    error = OptionError(message, **options)
+    assert error_text(error, find_call(ROOT, [command]).command) == wanted
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_wrong_value_is_answered_with_a_keyword_of_python(name, here, told, monkeypatch) -> None:
+def test_no_wrong_value_is_answered_with_a_keyword_of_python(
+    name, here, run_cli, monkeypatch
+) -> None:
     def refused(*_: object) -> None:
         raise OptionError("not here")
 
-    monkeypatch.setattr(border, "open_app", functools.lru_cache(open_app))
-    monkeypatch.setattr("shardmill.inspector.serve.open_server", refused)
+    monkeypatch.setattr("shardmill.inspect.server.open_server", refused)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     wrong = []
     for param in COMMANDS[name].params:
         steps = name_of(param) == "steps"  # so many are no mistake
         for value in () if getattr(param, "is_flag", False) else WRONG[: 2 if steps else None]:
             words = _words(name, param, value)
-            _, _, err = told(*words)
+            _, _, err = run_cli(*words)
             for said in KEYWORD.findall(err):
                 wrong.append(f"{words}: {said} in {err}")
     assert not wrong, "\n".join(wrong[:5])

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPT = EXAMPLES / "train_tiny_gpt.py"
@@ -112,9 +112,9 @@ def test_a_run_killed_twice_and_resumed_equals_the_whole_run_to_the_bit(whole, t
     run_until_killed(tmp_path, data, 13)
     assert len(checkpoint(tmp_path)["history"]) == 10  # steps 10 to 13 are lost, and come again
     again = run_until_killed(tmp_path, data, 34, "--resume")
-    assert "going on from step 10\n" in again
+    assert "resuming from step 10\n" in again
     assert not (tmp_path / "losses.csv").exists()
-    assert "going on from step 30\n" in run(tmp_path, data, "--resume")
+    assert "resuming from step 30\n" in run(tmp_path, data, "--resume")
     assert (tmp_path / "losses.csv").read_bytes() == (whole / "losses.csv").read_bytes()
     assert_equal_to_the_bit(checkpoint(tmp_path), checkpoint(whole))
 
@@ -164,7 +164,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_from_nothing_nor_on_other_data
     (other / "code").symlink_to(data / "prose")
     (other / "prose").symlink_to(data / "code")
     told = refusal(whole, other, "--resume")
-    assert "this state is not of this stream" in told
+    assert "this state belongs to another run" in told
     assert "'code'" in told
     assert (whole / "checkpoint.pt").read_bytes() == before
 
@@ -202,21 +202,6 @@ def test_any_losses_can_be_plotted(losses, mark):
     assert len(lines) == 16
     assert max(map(len, lines)) < 80
     ElementTree.fromstring(loss_plot.svg_plot(losses, mark=mark))
-
-
-@pytest.mark.slow
-def test_thirty_lines_of_the_readme_train_from_a_store(tmp_path):
-    section = (EXAMPLES.parent / "README.md").read_text().split("## Train from a store\n")[1]
-    block = section.split("```python\n")[1].split("```")[0]
-    assert len(block.splitlines()) <= 30
-    code = block + "print(loader.samples, loss.item())\n"  # nothing of the blocks before
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    samples, loss = done.stdout.split()
-    assert samples == "160"
-    assert float(loss) < 4.0  # from log(257) = 5.55
 
 
 def write_folder(folder: Path, kind: str) -> None:
@@ -292,9 +277,10 @@ def test_a_config_with_flags_trains_a_packed_mixture_and_resumes(tmp_path):
     assert again.returncode == 0, again.stderr
     other = run_in("--steps", "4", path, "--resume", "--data.seed=5")
     assert other.returncode == 1
-    assert "this state is not of this stream" in other.stderr
+    assert "this state belongs to another run" in other.stderr
 
 
+@pytest.mark.slow
 def test_flags_that_nothing_takes_are_refused(tmp_path):
     for words, message in (
         (["--data.dataset_pth=x"], "did you mean 'dataset_path'"),

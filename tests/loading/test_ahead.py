@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.loading import Loader, ahead
-from shardmill.loading.ahead import Ahead
+from shardmill.loading import Loader
+from shardmill.threads import Prefetcher
 from tests import helpers
 from tests.loading.stores import open_stream
 
@@ -71,7 +71,7 @@ class Recorder:
 @settings(max_examples=30, deadline=None)
 def test_items_come_in_order_each_made_once_and_never_two_at_a_time(depth, pauses, num_items):
     make = Recorder()
-    items = Ahead(make, num_items=num_items, depth=depth)
+    items = Prefetcher(make, num_items=num_items, depth=depth)
     for number, pause in enumerate(pauses):
         assert items.get(number) == number**2
         assert len(make.made) <= number + 1 + depth
@@ -82,9 +82,9 @@ def test_items_come_in_order_each_made_once_and_never_two_at_a_time(depth, pause
     assert make.most_at_once <= 1
 
 
-def test_a_consumer_who_leaves_time_finds_items_ready():
+def test_a_consumer_that_leaves_time_finds_items_ready():
     make = Recorder()
-    items = Ahead(make, depth=2)
+    items = Prefetcher(make, depth=2)
     assert items.get(0) == 0
     for number in range(1, 20):
         assert wait_for(lambda number=number: len(make.made) == number + 2)
@@ -93,9 +93,9 @@ def test_a_consumer_who_leaves_time_finds_items_ready():
     items.close()
 
 
-def test_a_consumer_who_only_reads_makes_nearly_all_himself():
+def test_a_consumer_that_only_reads_makes_nearly_every_item_itself():
     make = Recorder()
-    items = Ahead(make, depth=2)
+    items = Prefetcher(make, depth=2)
     for number in range(2000):
         items.get(number)
     assert len(make.by_thread) < 500
@@ -114,7 +114,7 @@ def test_the_thread_keeps_away_from_an_item_the_consumer_is_making():
             self.made.append(number)
             return number
 
-    items = Ahead(make := Slow(), depth=3)
+    items = Prefetcher(make := Slow(), depth=3)
     assert [items.get(number) for number in range(12)] == list(range(12))
     items.close()
     assert make.most_at_once == 1
@@ -124,7 +124,7 @@ def test_the_thread_keeps_away_from_an_item_the_consumer_is_making():
 def test_bursts_between_long_pauses_find_the_thread_at_work():
     """Four batches at once and then a long step: gradients that are accumulated."""
     make = Recorder()
-    items = Ahead(make, depth=4)
+    items = Prefetcher(make, depth=4)
     for step in range(8):
         for number in range(4 * step, 4 * step + 4):
             items.get(number)
@@ -134,16 +134,16 @@ def test_bursts_between_long_pauses_find_the_thread_at_work():
 
 
 def test_depth_zero_has_no_thread():
-    items = Ahead(Recorder(), depth=0)
+    items = Prefetcher(Recorder(), depth=0)
     for number in range(5):
         items.get(number)
         time.sleep(PAUSE)
     assert threads() == []
 
 
-def test_nothing_is_made_behind_the_last_item():
+def test_nothing_is_made_after_the_last_item():
     make = Recorder()
-    items = Ahead(make, num_items=3, depth=5)
+    items = Prefetcher(make, num_items=3, depth=5)
     for number in range(3):
         items.get(number)
         time.sleep(PAUSE)
@@ -155,7 +155,7 @@ def test_nothing_is_made_behind_the_last_item():
 @pytest.mark.parametrize("pause", [0.0, PAUSE])
 def test_an_error_comes_where_it_would_have_and_asking_again_tries_again(depth, pause):
     make = Recorder(fail_at=4)
-    items = Ahead(make, depth=depth)
+    items = Prefetcher(make, depth=depth)
     for number in range(4):
         assert items.get(number) == number**2
         time.sleep(pause)
@@ -169,8 +169,8 @@ def test_an_error_comes_where_it_would_have_and_asking_again_tries_again(depth, 
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_an_error_that_happens_once_is_told_once(depth):
-    """Also when the thread met it: what went wrong is never passed over because it went away."""
+def test_an_error_that_happens_once_is_raised_once(depth):
+    """Also when the thread met it: an error is never dropped because it did not last."""
 
     class Once(Recorder):
         def __call__(self, number: int) -> int:
@@ -179,7 +179,7 @@ def test_an_error_that_happens_once_is_told_once(depth):
                 raise ValueError("this time")
             return super().__call__(number)
 
-    items = Ahead(make := Once(), depth=depth)
+    items = Prefetcher(make := Once(), depth=depth)
     for number in range(4):
         assert items.get(number) == number**2
         time.sleep(PAUSE)
@@ -192,7 +192,7 @@ def test_an_error_that_happens_once_is_told_once(depth):
 
 def test_an_item_lost_to_an_interrupt_is_made_again():
     make = Recorder()
-    items = Ahead(make, depth=2)
+    items = Prefetcher(make, depth=2)
     items.get(0)
     assert wait_for(lambda: len(make.made) == 3)
     assert items._work._ready.popleft() == (1, 1)  # taken, but the consumer never got it
@@ -210,7 +210,7 @@ def test_an_interrupted_consumer_asks_again_and_does_not_wait_for_itself():
             raise KeyboardInterrupt
         return number
 
-    items = Ahead(make, depth=1)
+    items = Prefetcher(make, depth=1)
     assert [items.get(0), items.get(1)] == [0, 1]
     with pytest.raises(KeyboardInterrupt):
         items.get(2)
@@ -218,8 +218,8 @@ def test_an_interrupted_consumer_asks_again_and_does_not_wait_for_itself():
     items.close()
 
 
-def test_one_that_is_let_go_ends_its_thread():
-    items = Ahead(Recorder(), depth=2)
+def test_dropping_a_prefetcher_ends_its_thread():
+    items = Prefetcher(Recorder(), depth=2)
     items.get(0)
     assert wait_for(lambda: len(threads()) == 1)
     del items
@@ -227,15 +227,15 @@ def test_one_that_is_let_go_ends_its_thread():
 
 
 def test_closing_ends_the_thread_at_once_and_may_be_repeated():
-    items = Ahead(Recorder(), depth=2)
+    items = Prefetcher(Recorder(), depth=2)
     items.get(0)
     items.close()
     assert threads() == []
     items.close()
 
 
-def test_closing_does_not_wait_for_ever(monkeypatch, caplog):
-    monkeypatch.setattr(ahead, "PATIENCE", 0.05)
+def test_closing_does_not_wait_forever(monkeypatch, caplog):
+    monkeypatch.setattr(Prefetcher.close, "__defaults__", (0.05,))
     begun, held = threading.Event(), threading.Event()
 
     def make(number: int) -> int:
@@ -244,7 +244,7 @@ def test_closing_does_not_wait_for_ever(monkeypatch, caplog):
             held.wait(600)
         return number
 
-    items = Ahead(make, depth=1)
+    items = Prefetcher(make, depth=1)
     items.get(0)
     assert begun.wait(600)
     with caplog.at_level(logging.WARNING):
@@ -303,15 +303,15 @@ def test_the_interpreter_ends_while_an_iterator_lives(stores, end, code):
     assert "Fatal" not in done.stderr
 
 
-def go_on(batches, connection) -> None:
+def send_next(batches, connection) -> None:
     connection.send([next(batches).samples for _ in range(3)])
 
 
 @linux
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_forked_child_goes_on_by_itself(stores, depth):
-    """Forked again and again while the parent's thread is at work, perhaps with a lock in hand."""
+def test_a_forked_child_continues_by_itself(stores, depth):
+    """Forked often while the parent's thread is at work, perhaps while it holds a lock."""
     context = multiprocessing.get_context("fork")
     loader = Loader(open_stream(stores, ["wiki", "web"], seq_len=8), batch_size=2, ahead=depth)
     batches = iter(loader)
@@ -320,7 +320,7 @@ def test_a_forked_child_goes_on_by_itself(stores, depth):
         time.sleep(0.0005)
         at = loader.samples
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=go_on, args=(batches, sender))
+        child = context.Process(target=send_next, args=(batches, sender))
         child.start()
         answer = receiver.recv() if receiver.poll(600) else "the child hangs"
         child.kill()
@@ -341,7 +341,7 @@ def test_a_child_forked_in_the_middle_of_an_item_does_not_wait_for_it():
             go.wait(600)
         return number
 
-    items = Ahead(make, depth=1)
+    items = Prefetcher(make, depth=1)
     items.get(0)
     assert at_work.wait(600)
     context = multiprocessing.get_context("fork")

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.loading import Loader, SampleStream, TokenSource, ask
-from shardmill.loading.steps import HORIZON
+from shardmill.loading import Loader, SampleStream, TokenSource
+from shardmill.loading import loader as ask
+from shardmill.loading.order import HORIZON
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
 from tests.loading.stores import open_stream
@@ -39,13 +40,13 @@ def write_large(folder: Path) -> np.ndarray:
     build_small_store(folder, {"train": Ragged.from_lengths(tokens, [2**22])}, shard_bytes=2**20)
     for path in folder.rglob("*.bin"):
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return tokens
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_told_to_it_asks_for_every_window_once_and_before_it_is_read(stores, ahead):
+def test_ask_ahead_asks_for_every_window_once_and_before_it_is_read(stores, ahead):
     source = Noted(stores["web"].folder, seq_len=8)
     loader = Loader(SampleStream([source]), batch_size=4, ask_ahead=True, ahead=ahead)
     read = [item for batch in islice(loader, 30) for item in batch.item.tolist()]
@@ -61,7 +62,7 @@ def test_told_to_it_asks_for_every_window_once_and_before_it_is_read(stores, ahe
     assert len(asked) <= len(read) + 4 * (HORIZON + ahead)
 
 
-def test_it_does_not_ask_behind_the_last_step(stores):
+def test_it_does_not_ask_after_the_last_step(stores):
     source = Noted(stores["web"].folder, seq_len=8)
     loader = Loader(SampleStream([source]), batch_size=4, num_samples=20, ask_ahead=True)
     read = [item for batch in loader for item in batch.item.tolist()]
@@ -79,7 +80,7 @@ def test_every_source_of_a_mixture_is_asked_for_its_own(stores):
     assert len(sources[0].asked()) > 10
 
 
-def test_it_never_asks_when_told_not_to(tmp_path):
+def test_without_ask_ahead_it_never_asks(tmp_path):
     write_large(tmp_path / "large")
     source = Noted(tmp_path / "large", seq_len=1024)
     list(islice(Loader(SampleStream([source]), batch_size=8, ask_ahead=False), 50))
@@ -112,7 +113,7 @@ def test_data_on_disk_are_asked_for_as_soon_as_a_batch_waited(tmp_path, reader):
             assert np.array_equal(batch.input_ids[row], tokens[item * 1024 : (item + 1) * 1024])
 
 
-def test_asking_stops_when_nothing_waits_and_goes_on_longer_when_it_does(stores, monkeypatch):
+def test_asking_stops_when_nothing_waits_and_lasts_longer_when_it_does(stores, monkeypatch):
     """The counter of the kernel is played: only that way it waits when the test wants."""
     waits = [0]
     monkeypatch.setattr(ask, "disk_waits", lambda: waits[0])

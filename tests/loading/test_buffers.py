@@ -1,4 +1,4 @@
-"""Arrays are given out again only when nobody can see them."""
+"""Arrays are given out again only when nothing refers to them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.loading import buffers
-from shardmill.loading.buffers import Buffers
+from shardmill.loading import loader as buffers
+from shardmill.loading.loader import Buffers
 
 WAYS = {
     "itself": lambda array: array,

@@ -14,8 +14,8 @@ from shardmill.chat.fit import Fit, fit_rows
 from shardmill.errors import OptionError
 from shardmill.loading import ChatRows
 from shardmill.records import IGNORE_INDEX
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, slice_examples
-from tests.shards.test_chat_store import TWO
+from shardmill.testing.stores import build_small_chat_store, chat_examples, slice_examples
+from tests.store.test_chat_store import TWO
 
 # the first of TWO: bos 1 | user 3 10 | assistant 4 [11 5];  the second: 1 | 2 | 4 [5] | 3
 
@@ -30,12 +30,11 @@ def test_a_batch_is_inputs_and_the_labels_that_are_trained(store: Path):
     rows = ChatRows(store, seq_len=6, pad_id=0)
     batch = rows.batch([1, 0])
     no = IGNORE_INDEX
-    assert batch["input_ids"].tolist() == [[1, 2, 4, 5, 3, 0], [1, 3, 10, 4, 11, 5]]
-    assert batch["labels"].tolist() == [[no, no, 5, no, no, no], [no, no, no, 11, 5, no]]
-    assert batch["loss_mask"].tolist() == (batch["labels"] != no).tolist()
-    assert batch["examples"].tolist() == [1, 0]
-    assert {batch[key].dtype for key in ("input_ids", "labels", "examples")} == {np.dtype("int64")}
-    assert batch["loss_mask"].dtype == np.bool_
+    assert batch.input_ids.tolist() == [[1, 2, 4, 5, 3, 0], [1, 3, 10, 4, 11, 5]]
+    assert batch.labels.tolist() == [[no, no, 5, no, no, no], [no, no, no, 11, 5, no]]
+    assert batch.trained().tolist() == (batch.labels != no).tolist()
+    assert batch.item.tolist() == [1, 0]
+    assert {array.dtype for array in batch.arrays().values()} == {np.dtype("int64")}
 
 
 def test_another_length_needs_no_build(store: Path):
@@ -63,20 +62,20 @@ def test_a_row_depends_on_its_example_alone(data, seq_len, fit, tmp_path_factory
     ]
     wanted = [row for part in alone for row in part.ids.tolist()]
     assert rows.rows(chosen).ids.tolist() == wanted
-    assert batch["loss_mask"].any(axis=1).all()
+    assert batch.trained().any(axis=1).all()
     missing = [n for n, part in zip(chosen, alone, strict=True) if not len(part.ids)]
-    assert sorted([*batch["examples"].tolist(), *missing]) == sorted(chosen)
+    assert sorted([*batch.item.tolist(), *missing]) == sorted(chosen)
     counts = rows.fit_counts()
     assert counts.examples == total
     assert counts.tokens_kept + counts.tokens_cut + counts.tokens_dropped == len(written.mask)
 
 
-def test_an_example_without_a_row_is_told_and_not_replaced(store: Path, caplog):
+def test_an_example_without_a_row_is_reported_and_not_replaced(store: Path, caplog):
     rows = ChatRows(store, seq_len=4, fit="drop", pad_id=0)
     found = rows.rows([0, 1, 0])
-    assert found.kept.tolist() == [1]
-    assert found.dropped["too_long"].tolist() == [0, 2]
-    assert rows.batch([0, 1, 0])["examples"].tolist() == [1]
+    assert found.plan.kept.tolist() == [1]
+    assert found.plan.dropped["too_long"].tolist() == [0, 2]
+    assert rows.batch([0, 1, 0]).item.tolist() == [1]
     assert caplog.text.count("some examples give no row (too_long: 2)") == 1
     assert rows.fit_counts().dropped == {"too_long": 1}
     with pytest.raises(OptionError, match="too long"):

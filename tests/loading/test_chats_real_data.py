@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardmill.build import BuildSpec, build_chats
+from shardmill.building import BuildSpec, build_chats
 from shardmill.chat import bind_template, known_template
 from shardmill.loading import ChatRows
-from shardmill.mapped import ChatSpace
 from shardmill.records import ROLES, Conversation
-from shardmill.shards import open_store, verify_store
 from shardmill.sources import open_chats
-from shardmill.tokenizer import open_tokenizer
+from shardmill.store import open_store, verify
+from shardmill.store.readers import ChatSpace
+from shardmill.tokenizers import open_tokenizer
 
 REAL = os.environ.get("SHARDMILL_REAL_DATA")
 pytestmark = [
@@ -60,7 +60,7 @@ def test_the_trained_tokens_are_what_the_assistant_said(data, template, tmp_path
     ledger = done.manifest.ledger
     assert ledger.documents.read == total
     assert ledger.documents.kept + sum(ledger.documents.dropped.values()) == total
-    assert verify_store(tmp_path / "s").problems == []
+    assert verify(tmp_path / "s").problems == []
     given = [chat for batch in source.batches() for chat in batch.conversations]
     wanted: dict[str, int] = {}
     for chat in given:
@@ -100,8 +100,8 @@ def test_rows_of_real_conversations_all_train(seq_len, tmp_path: Path):
     assert rows.pad_id == tokenizer.special_token_ids()["im_end"]
     for start in range(0, len(rows), 256):
         batch = rows.batch(np.arange(start, min(start + 256, len(rows))))
-        assert batch["input_ids"].shape[1] == seq_len
-        assert batch["loss_mask"].any(axis=1).all()
+        assert batch.input_ids.shape[1] == seq_len
+        assert batch.trained().any(axis=1).all()
     counts = rows.fit_counts()
     assert counts.examples == 2_098
     assert not counts.dropped

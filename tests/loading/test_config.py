@@ -1,4 +1,4 @@
-"""The `[data]` table: what is written is what is meant, or it is refused by its key."""
+"""The `[data]` table: every value is used as written, or refused by its key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from shardmill.loading.config import (
     config_flags,
     config_toml,
     open_stream,
-    parse_config,
     read_config,
 )
 from shardmill.records import Ragged
@@ -130,12 +129,11 @@ def test_weights_change_where_phases_name_them_and_last_where_annealing_starts(t
 
 
 def test_a_phase_from_step_0_on_takes_the_place_of_the_first_weights():
-    config = parse_config(
-        {
-            "datasets": [{"name": "a", "path": "a"}, {"name": "b", "path": "b"}],
-            "phases": [{"start_step": 0, "dataset_weights": {"a": 3, "b": 1}, "lr_scale": 0.25}],
-        }
-    )
+    data = {
+        "datasets": [{"name": "a", "path": "a"}, {"name": "b", "path": "b"}],
+        "phases": [{"start_step": 0, "dataset_weights": {"a": 3, "b": 1}, "lr_scale": 0.25}],
+    }
+    config = read_config({"data": data})
     assert config.weight_phases() == ((0, (3, 1)),)
     assert config.lr_scale(0) == 0.25
 
@@ -162,24 +160,24 @@ MIX = f"datasets = [{PAIR}]\n"
         # kinds
         ("dataset_path = 3", "data.dataset_path: found 3 (an integer), wanted a string"),
         ('dataset_path = "x"\nseed = true', "data.seed: found true (a boolean), wanted a whole"),
-        ('dataset_path = "x"\nseed = "1"', "data.seed: found '1' (a string), wanted a whole"),
+        ('dataset_path = "x"\nseed = "1"', 'data.seed: found "1" (a string), wanted a whole'),
         ('dataset_path = "x"\nseed = 1.0', "data.seed: found 1.0 (a float), wanted a whole"),
-        ('dataset_path = "x"\nseed = -1', "data.seed: found -1 (an integer), wanted a whole"),
+        ('dataset_path = "x"\nseed = -1', "data.seed: found -1 (an integer), wanted at least 0"),
         (
             'dataset_path = "x"\nseed = 18446744073709551616',
-            "data.seed: found 18446744073709551616 (an integer), wanted less than 2**64",
+            "data.seed: found 18446744073709551616 (an integer), wanted less than 18,446,744",
         ),
         ('dataset_path = "x"\npack_sequences = 1', "data.pack_sequences: found 1 (an integer)"),
-        ('dataset_path = "x"\npin_memory = "true"', "data.pin_memory: found 'true' (a string)"),
-        ('dataset_path = "x"\nprefetch_factor = 0', "a whole number of at least 1"),
+        ('dataset_path = "x"\npin_memory = "true"', 'data.pin_memory: found "true" (a string)'),
+        ('dataset_path = "x"\nprefetch_factor = 0', "found 0 (an integer), wanted at least 1"),
         ('dataset_path = "x"\nnum_workers = 1979-05-27', "(date), wanted a whole number"),
         (
             'dataset_path = "x"\nshuffle = "blok"',
-            "data.shuffle: found 'blok' (a string), wanted one",
+            'data.shuffle: found "blok" (a string), wanted one',
         ),
-        ('dataset_path = "x"\ndtype = "int32"', "wanted one of ['uint16', 'uint32']"),
+        ('dataset_path = "x"\ndtype = "int32"', 'wanted one of "uint16" or "uint32"'),
         ('dataset_path = "x\\u0000"', "wanted a string without NUL"),
-        ('datasets = "a"', "data.datasets: found 'a' (a string), wanted a list of tables"),
+        ('datasets = "a"', 'data.datasets: found "a" (a string), wanted a list of tables'),
         ("datasets = [1]", "data.datasets[0]: found 1 (an integer), wanted a table"),
         ('datasets = [{name = "a"}]', "data.datasets[0].path: missing"),
         ('datasets = [{path = "a", name = ""}]', "data.datasets[0].name: missing"),
@@ -189,10 +187,13 @@ MIX = f"datasets = [{PAIR}]\n"
             "data.phases[1].start_step: found true (a boolean), wanted a whole number",
         ),
         ('dataset_path = "x"\nphases = [{start_step = 1, lr_scale = nan}]', "lr_scale: found nan"),
-        ('dataset_path = "x"\nphases = [{start_step = 1, lr_scale = 0}]', "number above 0"),
+        ('dataset_path = "x"\nphases = [{start_step = 1, lr_scale = 0}]', "wanted more than 0"),
         ('dataset_path = "x"\nmix_temperature = 0', "data.mix_temperature: found 0 (an integer)"),
         ('dataset_path = "x"\nmix_temperature = inf', "data.mix_temperature: found inf (a float)"),
-        (f'dataset_path = "x"\nmix_temperature = 1{"0" * 400}', "data.mix_temperature: found 1000"),
+        (
+            f'dataset_path = "x"\nmix_temperature = 1{"0" * 400}',
+            "data.mix_temperature: found an integer of",
+        ),
         # weights
         ('datasets = [{name="a", path="a", weight=-1}]', "data.datasets[0].weight: found -1"),
         ('datasets = [{name="a", path="a", weight=nan}]', "data.datasets[0].weight: found nan"),
@@ -213,11 +214,11 @@ MIX = f"datasets = [{PAIR}]\n"
         ),
         (
             MIX + 'phases = [{start_step = 1, dataset_weights = {a = 1, b = "1"}}]',
-            "data.phases[0].dataset_weights.b: found '1' (a string), wanted a finite number",
+            'data.phases[0].dataset_weights.b: found "1" (a string), wanted a number',
         ),
         (
             MIX + "phases = [{start_step = 1, dataset_weights = [1, 2]}]",
-            "data.phases[0].dataset_weights: found [1, 2] (a list), wanted a table",
+            "data.phases[0].dataset_weights: found a list, wanted a table",
         ),
         (
             'dataset_path = "x"\nphases = [{start_step = 1, dataset_weights = {x = 1}}]',
@@ -261,8 +262,8 @@ MIX = f"datasets = [{PAIR}]\n"
         ),
         (
             'dataset_path = "a"\nreader = "pred"',
-            "data.reader: found 'pred' (a string), wanted one of ['auto', 'mapped', 'pread', "
-            "'ranged', 'grouped']; did you mean 'pread'?",
+            'data.reader: found "pred" (a string), wanted one of "auto", "mapped", "pread", '
+            '"ranged" or "grouped"; did you mean "pread"?',
         ),
         (
             MIX + "anneal_start_step = 5\nanneal_weights = {a = 1, x = 0}",
@@ -272,7 +273,8 @@ MIX = f"datasets = [{PAIR}]\n"
 )
 def test_a_refusal_names_the_file_the_key_what_was_found_and_what_was_wanted(data, words):
     message = refusal(f"[data]\n{data}\n")
-    assert message.startswith("train.toml: ")
+    lines = message.splitlines()[1:] if "problems:\n" in message else [message]
+    assert all(line.strip().startswith("train.toml: ") for line in lines)
     assert words in message
 
 
@@ -391,7 +393,7 @@ def test_a_name_that_toml_cannot_hold_is_refused():
 
 
 def test_a_mixture_has_no_flags():
-    with pytest.raises(OptionError, match="write TOML"):
+    with pytest.raises(OptionError, match="write the config as TOML"):
         config_flags(DataConfig(datasets=(DatasetConfig(name="a", path="a"),)))
 
 
@@ -415,12 +417,12 @@ def test_a_mixture_has_no_flags():
     ],
 )
 def test_flags_say_what_a_table_says(flags, wanted):
-    assert read_config(flags=flags) == wanted
+    assert read_config(overrides=flags) == wanted
 
 
 def test_flags_win_over_the_file(tmp_path):
     (tmp_path / "train.toml").write_text('[data]\ndataset_path = "a"\nseed = 1\nsplit = "val"\n')
-    found = read_config(tmp_path / "train.toml", flags=["--data.seed=2"])
+    found = read_config(tmp_path / "train.toml", overrides=["--data.seed=2"])
     assert found == DataConfig(dataset_path="a", seed=2, split="val")
 
 
@@ -432,24 +434,29 @@ def test_flags_that_are_written_are_read_again(config):
         capture_output=True,
         check=True,
     )
-    assert read_config(flags=said.stdout.decode().split("\0")[:-1]) == config
+    assert read_config(overrides=said.stdout.decode().split("\0")[:-1]) == config
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--data.sede=1"], "--data.sede: unknown key; did you mean 'seed'?"),
-        (["--data.seed=x"], "--data flags: data.seed: found 'x' (a string), wanted a whole"),
-        (["--data.seed=1.5"], "--data flags: data.seed: found 1.5 (a float), wanted a whole"),
-        (["--data.seed"], "--data.seed: found no '='; wanted --data.seed=VALUE"),
-        (["--seed=1"], "--seed=1: wanted --data.KEY=VALUE"),
-        (["--data.datasets=[]"], "--data.datasets: a list of tables, which no flag holds: write"),
+        (
+            ["--data.sede=1"],
+            "override '--data.sede=1': data.sede: unknown key; did you mean 'seed'?",
+        ),
+        (["--data.seed=x"], "override '--data.seed=x': 'x' is not a TOML value"),
+        (
+            ["--data.seed=1.5"],
+            "override '--data.seed=1.5': data.seed: found 1.5 (a float), wanted a whole",
+        ),
+        (["--data.seed"], "override '--data.seed': found no '='; wanted KEY=VALUE"),
+        (["--seed=1"], "override '--seed=1': seed: unknown key; known here: data"),
         (["--data.seed=1"], "neither data.dataset_path nor data.datasets is set"),
     ],
 )
 def test_a_flag_that_makes_no_sense_is_refused_in_its_own_words(flags, words):
     with pytest.raises(OptionError) as caught:
-        read_config(flags=flags)
+        read_config(overrides=flags)
     assert words in str(caught.value)
 
 
@@ -484,7 +491,7 @@ def data(tmp_path, monkeypatch) -> Path:
     ],
 )
 def test_a_single_source_is_opened_as_the_table_says(data, table, sizes):
-    stream = open_stream(parse_config(table), seq_len=10, global_batch_size=4)
+    stream = open_stream(read_config({"data": table}), seq_len=10, global_batch_size=4)
     assert {source.name: len(source) for source in stream.sources} == sizes
     assert (stream.seed, stream.shuffle) == (0, "global")
 
@@ -493,7 +500,7 @@ def test_a_single_source_is_opened_as_the_table_says(data, table, sizes):
 @pytest.mark.parametrize("reader", ["mapped", "pread"])
 def test_the_table_says_how_files_are_read(data, path, reader):
     table = {"dataset_path": path, "reader": reader}
-    stream = open_stream(parse_config(table), seq_len=10, global_batch_size=4)
+    stream = open_stream(read_config({"data": table}), seq_len=10, global_batch_size=4)
     assert [source.reader for source in stream.sources] == [reader]
 
 
@@ -514,7 +521,7 @@ def test_a_phase_begins_at_the_sample_of_its_step(data):
         "shuffle": "none",
         "seed": 5,
     }
-    stream = open_stream(parse_config(table), seq_len=10, global_batch_size=8)
+    stream = open_stream(read_config({"data": table}), seq_len=10, global_batch_size=8)
     # steps 0-2 are samples 0..24, steps 3-4 samples 24..40
     assert stream.counts(24).tolist() == [18, 6, 0, 0]
     assert stream.counts(40).tolist() == [18, 6, 8, 8]
@@ -522,7 +529,9 @@ def test_a_phase_begins_at_the_sample_of_its_step(data):
     assert stream.take([23]).source[0] < 2 <= stream.take([24]).source[0]
     assert stream.take(np.arange(40, 50)).source.tolist() == [3] * 10
     assert (stream.seed, stream.shuffle) == (5, "none")
-    assert open_stream(parse_config(table), seq_len=10, global_batch_size=8, seed=6).seed == 6
+    assert (
+        open_stream(read_config({"data": table}), seq_len=10, global_batch_size=8, seed=6).seed == 6
+    )
 
 
 def test_the_temperature_of_the_table_heats_the_weights(data):
@@ -533,31 +542,33 @@ def test_the_temperature_of_the_table_heats_the_weights(data):
         ],
         "mix_temperature": 2,
     }
-    stream = open_stream(parse_config(table), seq_len=10, global_batch_size=1)
+    stream = open_stream(read_config({"data": table}), seq_len=10, global_batch_size=1)
     assert stream.counts(100).tolist() == [80, 20]  # 4 : 1
 
 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"dataset_path": "npy", "split": "train"}, "npy is no store, so it has no splits"),
+        ({"dataset_path": "npy", "split": "train"}, "npy is not a store, so it has no splits"),
         ({"dataset_path": "store", "split": "test"}, "none is 'test'"),
         ({"dataset_path": "nowhere"}, "nowhere is not a folder"),
         (
             {"datasets": [{"name": "s", "path": "store", "file_pattern": "*.bin"}]},
-            "leave the pattern away",
+            "leave out the pattern",
         ),
     ],
 )
 def test_a_source_that_is_not_as_the_table_says_is_refused(data, table, words):
     with pytest.raises((OptionError, FileNotFoundError), match=words):
-        open_stream(parse_config(table), seq_len=10, global_batch_size=1)
+        open_stream(read_config({"data": table}), seq_len=10, global_batch_size=1)
 
 
 @pytest.mark.parametrize("number", [0, -1, True, 1.5, "4"])
 def test_a_global_batch_is_a_whole_number_of_samples(data, number):
     with pytest.raises(OptionError, match="global_batch_size"):
-        open_stream(parse_config({"dataset_path": "npy"}), seq_len=10, global_batch_size=number)
+        open_stream(
+            read_config({"data": {"dataset_path": "npy"}}), seq_len=10, global_batch_size=number
+        )
 
 
 # the document
@@ -567,7 +578,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
 
 def test_the_tables_that_the_document_shows_are_accepted():
     blocks = re.findall(r"^```toml\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
-    found = [parse_config(tomllib.loads(block)["data"]) for block in blocks]
+    found = [read_config(tomllib.loads(block)) for block in blocks]
     assert [len(config.datasets) for config in found] == [3, 0]
     assert found[0].weight_phases() == (
         (0, (0.7, 0.3, 0)),
@@ -586,16 +597,16 @@ def test_the_tables_that_the_document_shows_are_accepted():
 )
 def test_the_document_tells_every_key_and_its_default(title, record):
     section = DOCUMENT.split(f"## Keys of {title}\n")[1].split("\n## ")[0]
-    told = {}
+    listed = {}
     for line in section.splitlines():
         if line.startswith("| `"):
             keys, default = [cell.strip() for cell in line.split(" |")[:2]]
             value = tomllib.loads(f"x = {default.strip('|` ')}")["x"] if "`" in default else None
-            told |= dict.fromkeys(re.findall(r"`(\w+)`", keys), value)
+            listed |= dict.fromkeys(re.findall(r"`(\w+)`", keys), value)
     known = {
         entry.name: None if entry.default is MISSING else entry.default
         for entry in fields(record)
         if entry.compare
     }
     known |= {key: [] for key in ("datasets", "phases") if key in known}
-    assert told == known
+    assert listed == known

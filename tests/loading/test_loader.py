@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading import Batch, Loader, SampleStream, SourceCounters, TokenSource
+from shardmill.store.readers import open_token_folder
 from shardmill.testing.loading import (
     RankShape,
     assert_order_is_one,
@@ -114,7 +115,7 @@ def test_resumed_again_and_again_on_other_ranks_it_reads_one_order(stores, optio
     assert_resume_is_elastic(lambda **shape: Loader(stream, ahead=ahead, **shape), runs)
 
 
-def test_eight_ranks_of_four_go_on_as_three_of_five(stores):
+def test_eight_ranks_of_four_resume_as_three_of_five(stores):
     """Literally, so that no helper can hide a mistake: samples 0..96, then 96..126."""
     stream = open_stream(stores, ["wiki", "web"], seq_len=8, seed=3, phases=[(100, [1, 9])])
     seen: list[int] = []
@@ -165,7 +166,7 @@ def test_all_ranks_have_the_same_number_of_steps(stores, num_samples, shape, con
     assert lengths == [(num_samples - consumed) // (shape.batch_size * shape.world)] * shape.world
 
 
-def test_samples_that_fill_no_step_are_told_once(stores, caplog):
+def test_samples_that_fill_no_step_are_reported_once(stores, caplog):
     stream = open_stream(stores, ["wiki"], seq_len=8)
     loader = Loader(stream, batch_size=4, world=2, num_samples=21)
     with caplog.at_level(logging.WARNING):
@@ -257,7 +258,7 @@ def wait_until_ahead(batches, depth: int) -> None:
     wait_for(lambda: len(batches._batches._work._ready) == depth)
 
 
-def test_a_new_iterator_goes_on_and_ends_the_one_before(stores):
+def test_a_new_iterator_continues_and_ends_the_one_before(stores):
     loader = Loader(open_stream(stores, ["wiki"], seq_len=8), batch_size=2)
     first = iter(loader)
     assert next(first).samples == range(2)
@@ -267,12 +268,12 @@ def test_a_new_iterator_goes_on_and_ends_the_one_before(stores):
         next(first)
     assert next(second).samples == range(4, 6)
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(OptionError, match=r"take a new one with iter\(loader\)"):
+    with pytest.raises(OptionError, match=r"make a new one with iter\(loader\)"):
         next(second)
     assert [batch.samples for batch in islice(loader, 1)] == [range(6, 8)]
 
 
-def test_a_pickled_loader_goes_on_from_its_position_without_a_thread(stores):
+def test_a_pickled_loader_continues_from_its_position_without_a_thread(stores):
     loader = Loader(open_stream(stores, ["wiki", "web"], seq_len=8), batch_size=3, ahead=2)
     batches = iter(loader)
     next(batches)
@@ -316,7 +317,7 @@ def test_a_source_is_no_stream(stores):
 
 def test_documents_of_a_folder_without_an_index_are_refused_with_the_other_way(tmp_path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    source = TokenSource(tmp_path, seq_len=8, file_pattern="*.bin", dtype="uint16")
+    source = TokenSource(open_token_folder(tmp_path, "*.bin", dtype="uint16"), seq_len=8)
     stream = SampleStream([source])
     with pytest.raises(OptionError, match=r"TokenSource\(\.\.\., eos_token_id="):
         Loader(stream, batch_size=2, documents=True)
@@ -329,9 +330,9 @@ def test_an_error_of_the_data_comes_out_at_its_step_and_the_position_stays(tmp_p
     """The second file is cut after opening: windows in it cannot be read."""
     for name in ("a", "b"):
         np.zeros(4096, np.uint16).tofile(tmp_path / f"{name}.bin")
-    source = TokenSource(tmp_path, seq_len=64, file_pattern="*.bin", dtype="uint16")
+    source = TokenSource(open_token_folder(tmp_path, "*.bin", dtype="uint16"), seq_len=64)
     source.close()
-    source = TokenSource(tmp_path, seq_len=64, file_pattern="*.bin", dtype="uint16")
+    source = TokenSource(open_token_folder(tmp_path, "*.bin", dtype="uint16"), seq_len=64)
     again = pickle.loads(pickle.dumps(source))  # has mapped nothing yet
     for ahead in (0, 2):
         reopened = pickle.loads(pickle.dumps(again))
@@ -339,7 +340,7 @@ def test_an_error_of_the_data_comes_out_at_its_step_and_the_position_stays(tmp_p
         (tmp_path / "b.bin").write_bytes(bytes(2 * 4096 + 2))
         batches = iter(loader)
         assert [next(batches).samples.start for _ in range(3)] == [0, 21, 42]
-        for _ in range(2):  # asking again tells the same
+        for _ in range(2):  # asking again gives the same error
             with pytest.raises(ValueError, match=r"b\.bin: found 8,194 bytes"):
                 next(batches)
             assert loader.samples == 63
@@ -395,7 +396,7 @@ def test_batches_that_are_let_go_give_their_arrays_back(stores):
     assert len(addresses) <= 5
 
 
-def test_a_state_behind_the_end_is_refused(stores):
+def test_a_state_after_the_end_is_refused(stores):
     stream = open_stream(stores, ["wiki"], seq_len=8)
     loader = Loader(stream, batch_size=2)
     list(islice(loader, 6))

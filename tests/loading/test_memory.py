@@ -7,16 +7,15 @@ import re
 import numpy as np
 import pytest
 
-from shardmill import arguments
-from shardmill.arguments import available_memory
+from shardmill import machine
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, plan_step
-from shardmill.mapped import TokenSpace, Windows
+from shardmill.loading.streaming.stream import BatchShape, TextStream
+from shardmill.machine import available_memory
 from shardmill.records import TokenFile
-from shardmill.streaming import BatchIterator
-from shardmill.streaming.pipeline import BatchShape
+from shardmill.store.readers import TokenSpace, Windows
 from tests.loading.stores import open_stream
-from tests.streaming.pipelines import Case
+from tests.loading.streaming.pipelines import Case
 
 
 def test_a_batch_larger_than_memory_is_refused_with_what_it_takes_and_what_there_is(stores):
@@ -40,7 +39,7 @@ def test_a_batch_larger_than_memory_is_refused_with_what_it_takes_and_what_there
     ],
 )
 def test_buffers_and_documents_count(stores, monkeypatch, batch_size, options, fits):
-    monkeypatch.setattr(arguments, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**6)
     stream = open_stream(stores, ["wiki"], seq_len=8)
     if fits:
         Loader(stream, batch_size=batch_size, **options)
@@ -50,7 +49,7 @@ def test_buffers_and_documents_count(stores, monkeypatch, batch_size, options, f
 
 
 def test_a_machine_that_does_not_say_refuses_nothing(stores, monkeypatch):
-    monkeypatch.setattr(arguments, "available_memory", lambda: None)
+    monkeypatch.setattr(machine, "available_memory", lambda: None)
     Loader(open_stream(stores, ["wiki"], seq_len=8), batch_size=10**9)
 
 
@@ -74,7 +73,7 @@ def test_a_text_stream_with_a_batch_larger_than_memory_is_refused():
     shape = BatchShape(batch_size=10**6, grad_accum=1000, seq_len=1024)
     pipeline = Case(units=((3, 4),), shape=shape).pipeline()
     with pytest.raises(OptionError, match=r"\[1,000, 1,000,000, 1,024\]: 16,400.0 GB; found"):
-        BatchIterator(pipeline)
+        TextStream(pipeline)
 
 
 MEMINFO = "MemTotal: 8000 kB\nMemFree: 10 kB\nMemAvailable:    4000 kB\n"

@@ -14,10 +14,10 @@ import pytest
 
 from shardmill.errors import OptionError, StateMismatchError, TokenizerError
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.loading.config import eos_token_id, open_stream, parse_config, read_config
+from shardmill.loading.config import eos_token_id, open_stream, read_config
 from shardmill.records import Ragged
 from shardmill.testing.stores import build_small_store
-from shardmill.tokenizer import TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 
 SEQ_LEN = 16
 
@@ -127,7 +127,7 @@ def test_a_mixture_packs_its_folders_by_the_end_token_and_its_stores_by_their_in
         "tokenizer_path": path,
         "datasets": [{"name": name, "path": str(tmp_path / name)} for name in names],
     }
-    stream = open_stream(parse_config(table), seq_len=SEQ_LEN, global_batch_size=7)
+    stream = open_stream(read_config({"data": table}), seq_len=SEQ_LEN, global_batch_size=7)
     assert_packed(stream, {"one": (one, eos), "two": (two, eos)})
     with Loader(stream, batch_size=30, documents=True) as loader:
         batch = next(iter(loader))
@@ -140,7 +140,7 @@ def test_a_packed_folder_resumes_exactly(tokenizers, tmp_path) -> None:
     path, eos = tokenizers["sentencepiece"]
     write_tokens(tmp_path / "tokens", eos)
     table = {"dataset_path": str(tmp_path / "tokens"), "tokenizer_path": path}
-    config = parse_config({**table, "pack_sequences": True})
+    config = read_config({"data": {**table, "pack_sequences": True}})
 
     def opened() -> Loader:
         stream = open_stream(config, seq_len=SEQ_LEN, global_batch_size=4)
@@ -174,9 +174,9 @@ def test_packing_a_folder_without_a_tokenizer_is_refused_when_the_config_is_read
             {"name": "tokens", "path": place},
         ]
     with pytest.raises(OptionError) as caught:
-        parse_config(table, file="train.toml")
+        read_config({"data": table})
     message = str(caught.value)
-    assert message.startswith("train.toml: data.pack_sequences is true, but data.tokenizer_path")
+    assert message.startswith("config: data.pack_sequences is true, but data.tokenizer_path")
     assert place in message
     assert "eos_token_id" not in message  # a Python keyword, no key of a config
 
@@ -184,7 +184,9 @@ def test_packing_a_folder_without_a_tokenizer_is_refused_when_the_config_is_read
 def test_a_store_is_packed_without_a_tokenizer(tmp_path) -> None:
     build_small_store(tmp_path / "store", {"train": Ragged.from_lengths(np.arange(90), [40, 50])})
     for path in ("store", "store/train"):
-        config = parse_config({"dataset_path": str(tmp_path / path), "pack_sequences": True})
+        config = read_config(
+            {"data": {"dataset_path": str(tmp_path / path), "pack_sequences": True}}
+        )
         stream = open_stream(config, seq_len=SEQ_LEN, global_batch_size=1)
         with Loader(stream, batch_size=5, documents=True) as loader:
             batch = next(iter(loader))
@@ -196,13 +198,13 @@ def test_a_store_is_packed_without_a_tokenizer(tmp_path) -> None:
 def test_a_tokenizer_without_an_end_is_refused_with_its_specials(tmp_path) -> None:
     write_tokens(tmp_path / "tokens", 2)
     table = {"dataset_path": str(tmp_path / "tokens"), "pack_sequences": True}
-    config = parse_config({**table, "tokenizer_path": "byte:3"}, file="train.toml")
+    config = read_config({"data": {**table, "tokenizer_path": "byte:3"}})
     with pytest.raises(OptionError) as caught:
         open_stream(config, seq_len=SEQ_LEN, global_batch_size=1)
     assert str(caught.value).startswith(
-        "train.toml: data.tokenizer_path = 'byte:3': this tokenizer has no end-of-document token"
+        "config: data.tokenizer_path = 'byte:3': this tokenizer has no end-of-document token"
     )
-    lost = parse_config({**table, "tokenizer_path": str(tmp_path / "no.model")}, file="train.toml")
+    lost = read_config({"data": {**table, "tokenizer_path": str(tmp_path / "no.model")}})
     with pytest.raises(TokenizerError, match=r"no\.model"):
         open_stream(lost, seq_len=SEQ_LEN, global_batch_size=1)
 
@@ -210,10 +212,10 @@ def test_a_tokenizer_without_an_end_is_refused_with_its_specials(tmp_path) -> No
 def test_the_tokenizer_is_opened_only_to_pack_a_folder(tmp_path) -> None:
     write_tokens(tmp_path / "tokens", 2)
     table = {"dataset_path": str(tmp_path / "tokens"), "tokenizer_path": str(tmp_path / "no.model")}
-    open_stream(parse_config(table), seq_len=SEQ_LEN, global_batch_size=1).close()
+    open_stream(read_config({"data": table}), seq_len=SEQ_LEN, global_batch_size=1).close()
     build_small_store(tmp_path / "store", {"train": Ragged.from_lengths(np.arange(90), [40, 50])})
     packed = {**table, "dataset_path": str(tmp_path / "store"), "pack_sequences": True}
-    open_stream(parse_config(packed), seq_len=SEQ_LEN, global_batch_size=1).close()
+    open_stream(read_config({"data": packed}), seq_len=SEQ_LEN, global_batch_size=1).close()
 
 
 def test_an_end_that_does_not_occur_is_announced_and_one_that_cannot_is_refused(
@@ -232,7 +234,9 @@ def test_in_python_a_folder_needs_eos_token_id_and_a_store_refuses_it(tmp_path) 
     tokens = write_tokens(tmp_path / "tokens", 2)
     build_small_store(tmp_path / "store", {"train": Ragged.from_lengths(np.arange(90), [40, 50])})
     source = TokenSource(tmp_path / "tokens", seq_len=SEQ_LEN, eos_token_id=2)
-    assert_packed(SampleStream([source], documents=True), {"tokens": (tokens, 2)})
+    stream = SampleStream([source])
+    stream.documents = True
+    assert_packed(pickle.loads(pickle.dumps(stream)), {"tokens": (tokens, 2)})
     plain = SampleStream([TokenSource(tmp_path / "tokens", seq_len=SEQ_LEN)])
     with pytest.raises(
         OptionError, match=r"documents=True.*TokenSource\(.*eos_token_id="
@@ -243,7 +247,7 @@ def test_in_python_a_folder_needs_eos_token_id_and_a_store_refuses_it(tmp_path) 
         TokenSource(tmp_path / "store", seq_len=SEQ_LEN, eos_token_id=2)
 
 
-def test_a_state_goes_on_whatever_ends_documents_and_other_tokens_are_refused(tmp_path) -> None:
+def test_a_state_resumes_whatever_ends_documents_and_other_tokens_are_refused(tmp_path) -> None:
     """Which labels count is not in a state, as with `documents`; which tokens come is."""
     write_tokens(tmp_path / "a/tokens", 2)
     write_tokens(tmp_path / "b/tokens", 2, seed=5)

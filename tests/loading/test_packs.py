@@ -14,14 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.build import BuildSpec, build_chats, build_plan
+from shardmill.building import BuildSpec, build_chats, build_plan
 from shardmill.chat import bind_template, known_template
-from shardmill.errors import (
-    DamagedStoreError,
-    OptionError,
-    StateMismatchError,
-    StoreNotFoundError,
-)
+from shardmill.errors import DamagedStoreError, OptionError, StateMismatchError, StoreNotFoundError
 from shardmill.loading import (
     ChatRows,
     Loader,
@@ -31,11 +26,10 @@ from shardmill.loading import (
     TokenSource,
     plan_step,
 )
-from shardmill.mapped import ChatSpace
 from shardmill.records import IGNORE_INDEX, ChatExamples
-from shardmill.shards import PlanOptions, StoredPlan, open_store
 from shardmill.sources import open_chats
-from shardmill.testing.chat_stores import build_small_chat_store, chat_examples, make_examples
+from shardmill.store import PlanOptions, StoredPlan, open_store
+from shardmill.store.readers import ChatSpace
 from shardmill.testing.loading import (
     RankShape,
     assert_order_is_one,
@@ -43,7 +37,8 @@ from shardmill.testing.loading import (
     assert_resumes_exactly,
 )
 from shardmill.testing.packing import PlainPiece, plain_row, rows_of_plan
-from shardmill.tokenizer import open_tokenizer
+from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
+from shardmill.tokenizers import open_tokenizer
 from tests.loading.stores import write_small
 from tests.packs import FIVE, plan_options
 
@@ -52,8 +47,8 @@ PAD = 7
 
 
 def plain_documents(plan: StoredPlan, pieces: list[PlainPiece]) -> list[int]:
-    """Of a row's tokens: the number of the piece each belongs to; what is behind the last piece
-    has a number of its own."""
+    """Of a row's tokens: the number of the piece each belongs to; what follows the last piece
+    has another number."""
     step, owner = plan.facts.options.align_to, []
     for number, piece in enumerate(pieces):
         owner += [number] * (-(-(piece.stop - piece.start) // step) * step)
@@ -140,10 +135,9 @@ def test_batches_by_hand(folder: Path) -> None:
     assert isinstance(source, RowSource)
     no = IGNORE_INDEX
     found = source.batch([1, 2])
-    assert found["input_ids"].tolist() == [[1, 10, 11, 12, 13, 1], [1, 10, 11, 12, 3, 3]]
-    assert found["labels"].tolist() == [[no, no, 12, 13, no, 10], [no, 11, 12, no, no, no]]
-    assert found["loss_mask"].tolist() == (found["labels"] != no).tolist()
-    assert found["rows"].tolist() == [1, 2]
+    assert found.input_ids.tolist() == [[1, 10, 11, 12, 13, 1], [1, 10, 11, 12, 3, 3]]
+    assert found.labels.tolist() == [[no, no, 12, 13, no, 10], [no, 11, 12, no, no, no]]
+    assert found.item.tolist() == [1, 2]
     assert source.rows([2]).used.tolist() == [4]
     (one,) = islice(Loader(SampleStream([source], shuffle="none"), batch_size=3, documents=True), 1)
     assert one.doc_ids.tolist() == [[0] * 6, [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1, 1]]
@@ -195,8 +189,8 @@ def test_a_mixed_batch_holds_what_each_source_gives_alone(folder: Path) -> None:
 
 def test_labels_are_those_of_the_examples_alone(folder: Path) -> None:
     source = PackSource(folder / "s", "train-6-split")
-    labels = source.batch(np.arange(len(source)))["labels"]
-    alone = ChatRows(folder / "s", seq_len=20).batch(np.arange(5))["labels"]
+    labels = source.batch(np.arange(len(source))).labels
+    alone = ChatRows(folder / "s", seq_len=20).batch(np.arange(5)).labels
     assert sorted(labels[labels != IGNORE_INDEX]) == sorted(alone[alone != IGNORE_INDEX])
 
 
@@ -215,7 +209,7 @@ def test_a_state_of_another_plan_is_refused_by_name(folder: Path) -> None:
         Loader(stream, batch_size=2).load_state_dict(state)
 
 
-def test_a_step_is_told_without_reading(folder: Path) -> None:
+def test_a_step_is_described_without_reading(folder: Path) -> None:
     source = PackSource(folder / "s", "train-6-split")
     stream = SampleStream([source], shuffle="none")
     first, second, third = plan_step(stream, samples=0, batch_size=3)
@@ -226,7 +220,7 @@ def test_a_step_is_told_without_reading(folder: Path) -> None:
     assert third.documents == ((4, 21, 25),)
 
 
-def test_a_loader_of_packed_rows_pickles_and_goes_on(folder: Path) -> None:
+def test_a_loader_of_packed_rows_pickles_and_continues(folder: Path) -> None:
     loader = Loader(mixed(folder), batch_size=3, documents=True)
     list(islice(loader, 2))
     data = pickle.dumps(loader)
@@ -281,7 +275,7 @@ def test_a_store_that_names_no_end_needs_a_pad_id(tmp_path: Path) -> None:
     build_plan(tmp_path / "s", options=PlanOptions(seq_len=4))
     with pytest.raises(OptionError, match="names no end of turn"):
         PackSource(tmp_path / "s", "train-4")
-    assert PackSource(tmp_path / "s", "train-4", pad_id=9).batch([0])["input_ids"].tolist() == [
+    assert PackSource(tmp_path / "s", "train-4", pad_id=9).batch([0]).input_ids.tolist() == [
         [1, 5, 9, 9]
     ]
 
@@ -305,7 +299,7 @@ def test_packed_real_conversations_train_every_label_once(tmp_path: Path, align_
     options = PlanOptions(seq_len=1024, long="split", align_to=align_to)
     plan = build_plan(tmp_path / "s", options=options)
     source = PackSource(tmp_path / "s", plan.path)
-    labels = [source.batch(part)["labels"] for part in np.array_split(np.arange(len(source)), 64)]
+    labels = [source.batch(part).labels for part in np.array_split(np.arange(len(source)), 64)]
     found = np.concatenate([part[part != IGNORE_INDEX] for part in labels])
     space = ChatSpace(open_store(tmp_path / "s"), "train")
     every = space.examples(np.arange(len(space)))

@@ -57,6 +57,7 @@ def names(result, case):
     return [row["name"] for row in result["cases"][case]]
 
 
+@pytest.mark.slow
 def test_every_case_has_the_limit_ours_and_a_peer(done):
     _, result = done
     limit = "copy and cast in order (the limit)"
@@ -119,7 +120,7 @@ def test_peers_that_are_not_installed_are_named_with_the_way_to_get_them(done):
 
 
 @pytest.mark.slow
-def test_a_peer_that_fails_is_told_and_the_others_go_on(tmp_path):
+def test_a_peer_that_fails_is_reported_and_the_others_run(tmp_path):
     broken = tmp_path / "packages" / "datatrove"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('needs a moon base')\n")
@@ -129,12 +130,13 @@ def test_a_peer_that_fails_is_told_and_the_others_go_on(tmp_path):
     place = tmp_path / "place"
     place.mkdir()
     options = [*TINY, "--only", "random", "--peers", "datatrove", "--json"]
+    path = os.pathsep.join([str(broken.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", str(SCRIPT), *options],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(broken.parent)},
+        env={**os.environ, "TMPDIR": str(place), "PYTHONPATH": path},
     )
     assert finished.stderr == ""
     result = json.loads(finished.stdout)

@@ -61,6 +61,7 @@ def test_a_terabyte_is_opened_shuffled_and_resumed_in_bounded_memory(tmp_path):
     assert (found["last_epoch"], found["next_epoch"]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_small_sparse_store_is_read_the_same_way(tmp_path):
     found = measure(tmp_path, 200)
     assert found["num_tokens"] == 1_048_576_000

@@ -54,7 +54,7 @@ def test_a_loaded_state_is_saved_as_it_was(stores, state):
         ({"seed": 2}, "seed: the state has 1, this loader 2"),
         ({"seq_len": 9}, "seq_len: the state has 8, this loader 9"),
         ({"shuffle": "block"}, "shuffle: the state has 'global', this loader 'block'"),
-        ({"weights": [1, 1]}, "weights, temperature or phases: others than those of the state"),
+        ({"weights": [1, 1]}, "weights, temperature or phases: not those of the state"),
         ({"temperature": 2.0}, "weights, temperature or phases"),
         ({"phases": [(99, [1, 1])]}, "weights, temperature or phases"),
     ],
@@ -62,10 +62,10 @@ def test_a_loaded_state_is_saved_as_it_was(stores, state):
 def test_another_order_is_refused_by_what_differs_and_nothing_else(stores, state, change, words):
     message = refusal(open_stream(stores, ["wiki", "web"], **{**OPTIONS, **change}), state)
     assert words in message
-    reasons = message.removeprefix("this state is not of this stream: ").split(". Open the")[0]
+    reasons = message.removeprefix("this state belongs to another run: ").split(". Open the")[0]
     # another seq_len makes other windows, so the data differ in number too
     assert len(reasons.split("; ")) == (2 if "seq_len" in change else 1)
-    assert "begin a new run without this state" in message
+    assert "start a new run without this state" in message
 
 
 def test_two_differences_are_both_named(stores, state):
@@ -120,18 +120,18 @@ def test_a_copy_of_the_store_elsewhere_is_the_same_data(stores, state, tmp_path)
         ({"version": 0}, "version: the state has 0, wanted 1"),
         ({"version": True}, "version: the state has True, wanted 1"),
         ({"version": 1.0}, "version: the state has 1.0, wanted 1"),
-        ({"kind": "other"}, "its 'kind' is 'other', wanted 'shardmill.loader'"),
+        ({"kind": "other"}, "kind 'other', wanted 'shardmill.loader'"),
         ({"extra": 1}, "unknown keys ['extra'] and lacks []"),
-        ({"samples": -1}, "samples=-1"),
-        ({"samples": 8.0}, "samples=8.0 (float): wanted a whole number"),
-        ({"samples": True}, "samples=True"),
-        ({"samples": "8"}, "samples='8'"),
-        ({"samples": None}, "samples=None"),
+        ({"samples": -1}, "samples: the state has -1, wanted a whole number"),
+        ({"samples": 8.0}, "samples: the state has 8.0, wanted a whole number"),
+        ({"samples": True}, "samples: the state has True, wanted a whole number"),
+        ({"samples": "8"}, "samples: the state has '8', wanted a whole number"),
+        ({"samples": None}, "samples: the state has None, wanted a whole number"),
         ({"seed": 1.0}, "seed: the state has 1.0, this loader 1"),
         ({"seed": True}, "seed: the state has True, this loader 1"),
         ({"seq_len": "8"}, "seq_len: the state has '8', this loader 8"),
         ({"data": "0"}, "data: other tokens, names or numbers of windows in at least one of 2"),
-        ({"order": "0"}, "order: made by other rules"),
+        ({"order": "0"}, "order: made by the rules of another version"),
         ({"sources": None}, "sources: the state has None, this loader 2"),
         ({"sources": [["wiki"]]}, "sources: the state has 1, this loader 2"),
         ({"sources": {"wiki": 1}}, "sources: the state has {'wiki': 1}, this loader 2"),
@@ -151,7 +151,7 @@ def test_a_state_without_one_of_its_keys_is_refused(stores, state, key):
 @pytest.mark.parametrize("state", [None, [], "state", 8, {}, {"epoch": 3, "samples": 8}])
 def test_what_is_no_state_is_refused(stores, state):
     message = refusal(open_stream(stores, ["wiki"], seq_len=8), state)
-    assert re.match("a state is a dict|no state of a Loader", message)
+    assert re.match("a state is a dict|this is a state of kind None, wanted", message)
 
 
 def test_a_refused_state_changes_nothing(stores, state):
@@ -164,7 +164,7 @@ def test_a_refused_state_changes_nothing(stores, state):
     assert next(batches).samples == range(2, 4)
 
 
-def test_two_hundred_sources_fit_and_their_differences_are_told(stores):
+def test_two_hundred_sources_fit_and_their_differences_are_named(stores):
     folder = stores["wiki"].folder
 
     def stream(count: int, last: str = "wiki") -> SampleStream:
@@ -220,12 +220,16 @@ def changed(state, path, value):
     return copy
 
 
-def test_a_position_behind_every_number_is_refused_with_what_was_found_and_wanted(stores, state):
+def test_a_position_past_every_number_is_refused_with_what_was_found_and_wanted(stores, state):
     stream = open_stream(stores, ["wiki", "web"], **OPTIONS)
     message = refusal(stream, {**state, "samples": 2**63 - 10})
-    assert "samples: the state has 9,223,372,036,854,775,798, wanted at most 4,611," in message
+    assert (
+        "the state has 9,223,372,036,854,775,798, wanted a whole number from 0 to 4,611," in message
+    )
     for samples in (2**62 + 1, 2**63, 10**30):
-        assert "wanted at most 4,611," in refusal(stream, {**state, "samples": samples})
+        assert "wanted a whole number from 0 to 4,611," in refusal(
+            stream, {**state, "samples": samples}
+        )
     for names in (["wiki", "web"], ["wiki"]):
         options = OPTIONS if len(names) == 2 else {"seq_len": 8, "seed": 1}
         loader = Loader(open_stream(stores, names, **options), batch_size=2)

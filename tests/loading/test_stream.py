@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.loading import SampleStream, TokenSource
+from shardmill.loading.config import open_stream as open_config
+from shardmill.loading.config import read_config
 from shardmill.records import Ragged
 from shardmill.sampling import Mixture, Permutation
-from shardmill.testing.chat_stores import build_small_chat_store, make_examples
-from shardmill.testing.stores import build_small_store
+from shardmill.store.readers import open_token_folder
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from tests.loading.stores import SIZES, open_stream
 
 EXAMPLES = settings(
@@ -109,15 +111,17 @@ def test_the_fingerprint_of_a_folder_sees_names_sizes_and_tokens(tmp_path):
     assert folder("other dtype ids", tokens % 1000) != same
 
 
-def test_what_is_no_source_is_refused(stores, tmp_path):
+def test_what_is_not_a_source_is_refused(stores, tmp_path):
     with pytest.raises(StoreNotFoundError, match="No files"):
         TokenSource(tmp_path, seq_len=8)
     with pytest.raises(OptionError, match="seq_len=0"):
         TokenSource(stores["wiki"].folder, seq_len=0)
-    with pytest.raises(OptionError, match="is read whole"):
-        TokenSource(stores["wiki"].folder, seq_len=8, file_pattern="*.bin")
-    with pytest.raises(OptionError, match="its tokens are uint16, but dtype='uint32'"):
-        TokenSource(stores["wiki"].folder, seq_len=8, dtype="uint32")
+    for option, problem in (("*.bin", "is read whole"), ("uint32", "are uint16; leave it out")):
+        key = "dtype" if option == "uint32" else "file_pattern"
+        dataset = {"name": "wiki", "path": str(stores["wiki"].folder), key: option}
+        config = read_config({"data": {"datasets": [dataset]}})
+        with pytest.raises(OptionError, match=problem):
+            open_config(config, seq_len=8, global_batch_size=1)
     with pytest.raises(OptionError, match="name='': wanted a name"):
         TokenSource(stores["wiki"].folder, seq_len=8, name="")
     source = TokenSource(stores["wiki"].folder, seq_len=8)
@@ -132,7 +136,7 @@ def test_what_is_no_source_is_refused(stores, tmp_path):
         source.fill([0, 1], rows, rows)
 
 
-def test_rows_behind_the_last_item_are_left_alone(stores):
+def test_rows_after_the_last_item_are_left_alone(stores):
     source = TokenSource(stores["wiki"].folder, seq_len=8)
     input_ids, labels = np.full((3, 8), -7), np.full((3, 8), -7)
     source.fill([5], input_ids, labels)
@@ -186,9 +190,8 @@ def test_the_block_shuffle_stays_inside_its_blocks(tmp_path):
     """127 windows of a little over 32 KiB are a block of 4 MiB; 16 blocks are mixed at a time."""
     with (tmp_path / "a.bin").open("wb") as file:
         file.truncate(2 * (16_384 * 128 * 40 + 1))
-    source = TokenSource(
-        tmp_path, seq_len=16_384, file_pattern="*.bin", dtype="uint16", name="blank"
-    )
+    folder = open_token_folder(tmp_path, "*.bin", dtype="uint16")
+    source = TokenSource(folder, seq_len=16_384, name="blank")
     assert len(source) == 128 * 40
     item = SampleStream([source], shuffle="block").take(range(128 * 40)).item
     assert sorted(item.tolist()) == list(range(128 * 40))
@@ -230,12 +233,12 @@ def test_the_fingerprint_of_a_stream_sees_all_that_decides_it(stores):
         ({"weights": [float("nan"), 2]}, "nan"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 1.5}, "seed=1.5"),
-        ({"phases": [(0, [1, 1])]}, "phase start=0"),
+        ({"phases": [(0, [1, 1])]}, "phase_start=0"),
         ({"phases": None}, "wanted a list of"),
         ({"phases": [5]}, "wanted a list of"),
         ({"phases": [(5,)]}, "wanted a list of"),
         ({"phases": [(5, None)]}, "wanted weights"),
-        ({"weights": (w for w in (1, 1))}, "wanted a list, one number a source"),
+        ({"weights": (w for w in (1, 1))}, "wanted a list, one number per source"),
         ({"phases": [(5, [1])]}, "1 weights for 2 sources"),
         ({"temperature": 0}, "temperature=0"),
     ],
@@ -261,7 +264,7 @@ def test_sources_that_do_not_go_together_are_refused(stores):
         SampleStream([TokenSource(stores["code"].folder, seq_len=100)])
 
 
-def test_a_source_without_a_window_is_told_or_refused(stores, caplog):
+def test_a_source_without_a_window_is_reported_or_refused(stores, caplog):
     sources = [TokenSource(stores[name].folder, seq_len=200) for name in ("wiki", "code")]
     with caplog.at_level(logging.WARNING):
         stream = SampleStream(sources)

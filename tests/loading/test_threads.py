@@ -11,7 +11,7 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.loading import Loader
-from shardmill.loading.ahead import OneThread
+from shardmill.threads import OneThread
 from tests.loading.stores import open_stream
 
 
@@ -96,7 +96,7 @@ def test_a_child_forked_while_a_thread_makes_a_batch_may_iterate(stores):
     if not child:
         try:
             os._exit(next(batches).samples.start)
-        except BaseException:  # noqa: BLE001 - no test may go on in the child
+        except BaseException:  # noqa: BLE001 - no test may run in the child
             os._exit(99)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from niels_gpt.special_tokens import SPECIAL_TOKENS
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -1,4 +1,4 @@
-"""Cache, serialised chats and dataset say the same about every real chat, token by token."""
+"""Cache, serialised chats and dataset agree on real chats, token by token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from niels_gpt.format.sft import (
 from niels_gpt.messages import Chat
 from niels_gpt.special_tokens import SPECIAL_TOKENS
 from niels_gpt.tokenizer import SentencePieceTokenizer, load_tokenizer
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 DATA = os.environ.get("SHARDMILL_REAL_DATA")
 pytestmark = [
@@ -55,11 +55,12 @@ def chats_of(name: str) -> Iterable[Chat]:
 
 
 @pytest.mark.parametrize("name", ["dolly", "oasst1"])
-def test_cache_serialiser_and_dataset_agree_on_every_chat(
+def test_cache_serialiser_and_dataset_agree_on_real_chats(
     name: str, tokenizer: SentencePieceTokenizer, tmp_path: Path
 ) -> None:
     chats = list(chats_of(name))
     assert len(chats) == FILES[name][1]
+    chats = chats[:: max(1, len(chats) // 4000)]
     given = [[{"role": "system", "content": SYSTEM}, *chat] for chat in chats]
     build_sft_cache(given, str(tmp_path), tokenizer=tokenizer, val_frac=0.1, seed=7)
     wanted = Counter(

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from niels_gpt.cache.cli import choose, main
 from niels_gpt.tokenizer import load_tokenizer
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.records import IntArray
-from shardmill.shards import Store, open_store, verify_store
+from shardmill.store import Store, open_store, verify
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES, ROOT
 
@@ -64,6 +65,7 @@ def spans(store: Store, split: str) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+@pytest.mark.slow
 def test_build_all_makes_the_prescribed_tree(flags: list[str], tmp_path: Path, model: Path) -> None:
     done = run(*flags)
     assert done.returncode == 0, done.stderr
@@ -86,7 +88,7 @@ def test_build_all_makes_the_prescribed_tree(flags: list[str], tmp_path: Path, m
         "sft/oasst1/meta.json",
     } <= files
     for store in STORES:
-        assert verify_store(cache / store).problems == []
+        assert verify(cache / store).problems == []
         assert store.split("/")[1] in done.stdout
     assert sha256_file(str(cache / "tokenizer" / "spm.model")) == sha256_file(str(model))
 
@@ -171,10 +173,10 @@ def test_finished_stores_are_kept_unless_asked(
     assert main(flags) == 1
     assert "StoreExistsError" in capsys.readouterr().out
     assert main([*flags, "--seed", "43", "--resume"]) == 1
-    told = capsys.readouterr().err
-    assert "dolly15k failed" in told
-    assert "seed 42" in told
-    assert "seed 43" in told
+    messages = capsys.readouterr().err
+    assert "dolly15k failed" in messages
+    assert "seed 42" in messages
+    assert "seed 43" in messages
     assert folder_digest(tmp_path / "cache") == digest
     assert main([*flags, "--seed", "43", "--overwrite"]) == 0
     assert folder_digest(tmp_path / "cache") != digest
@@ -199,27 +201,39 @@ def test_a_missing_tokenizer_is_an_error_that_says_how_to_train_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["build-all", "--cache-dir", str(tmp_path / "c")]) == 2
-    told = capsys.readouterr().err
-    assert "shardmill tokenizer train" in told
-    assert "'eot=<|ngpt_eot_84a5023f67d74cf29cc4001becde983c|>'" in told
+    messages = capsys.readouterr().err
+    assert "shardmill tokenizer train" in messages
+    assert "'eot=<|ngpt_eot_84a5023f67d74cf29cc4001becde983c|>'" in messages
     assert not (tmp_path / "c").exists()
 
 
-def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it, inside `folder`."""
-    command = [sys.executable, "-m", "niels_gpt.cache.cli", *words]
-    env = {"COLUMNS": "200", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=env)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs the command inside `tmp_path`, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run_here(*words: str) -> subprocess.CompletedProcess[str]:
+        code = main(list(words))
+        written = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, written.out, written.err)
+
+    return run_here
 
 
 def test_the_exact_command_finds_the_tokenizer_that_the_recipe_trained(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, command: Command
 ) -> None:
     trained = tmp_path / "artifacts" / "tokenizer" / "spm.model"
     trained.parent.mkdir(parents=True)
     trained.write_bytes(model.read_bytes())
     exact = ("build-all", "--cache-dir", "cache", "--seed", "42")
-    done = in_folder(tmp_path, *exact, "--only", "roam,gutenberg")
+    done = command(*exact, "--only", "roam,gutenberg")
     assert done.returncode == 0, done.stderr
     installed = tmp_path / "cache" / "tokenizer" / "spm.model"
     assert sha256_file(str(installed)) == sha256_file(str(model))
@@ -227,73 +241,77 @@ def test_the_exact_command_finds_the_tokenizer_that_the_recipe_trained(
 
 
 def test_the_tokenizer_of_the_cache_comes_before_the_trained_one(
-    tmp_path: Path, model: Path, other_model: Path
+    tmp_path: Path, model: Path, other_model: Path, command: Command
 ) -> None:
     for folder, file in (("artifacts/tokenizer", other_model), ("cache/tokenizer", model)):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "spm.model").write_bytes(file.read_bytes())
-    assert in_folder(tmp_path, "build-all", "--only", "gutenberg").returncode == 0
+    assert command("build-all", "--only", "gutenberg").returncode == 0
     installed = tmp_path / "cache" / "tokenizer" / "spm.model"
     assert sha256_file(str(installed)) == sha256_file(str(model))
 
 
-def test_without_any_tokenizer_the_command_that_trains_one_is_named(tmp_path: Path) -> None:
-    done = in_folder(tmp_path, "build-all", "--cache-dir", "cache", "--seed", "42")
+def test_without_any_tokenizer_the_command_that_trains_one_is_named(
+    tmp_path: Path, command: Command
+) -> None:
+    done = command("build-all", "--cache-dir", "cache", "--seed", "42")
     assert done.returncode == 2
     assert "artifacts/tokenizer/spm.model" in done.stderr
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text((EXAMPLES / "notes" / "Bread.md").read_text())
-    command = next(line for line in done.stderr.splitlines() if "tokenizer train" in line)
-    words = [*shlex.split(command), "--vocab-size", "320"]
+    training = next(line for line in done.stderr.splitlines() if "tokenizer train" in line)
+    words = [*shlex.split(training), "--vocab-size", "320"]
     words[words.index("texts/*.txt")] = str(tmp_path / "texts" / "a.txt")
     trained = subprocess.run(
         [sys.executable, "-m", *words], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=False
     )
     assert trained.returncode == 0
-    assert in_folder(tmp_path, "build-all", "--only", "gutenberg").returncode == 0
+    assert command("build-all", "--only", "gutenberg").returncode == 0
 
 
-def test_notes_that_nobody_named_and_that_are_not_there_give_a_stub(
-    tmp_path: Path, model: Path
+def test_unnamed_notes_that_do_not_exist_give_a_stub(
+    tmp_path: Path, model: Path, command: Command
 ) -> None:
     words = ("build-all", "--only", "roam,gutenberg", "--tokenizer", str(model))
-    done = in_folder(tmp_path, *words)
+    done = command(*words)
     assert done.returncode == 0, done.stderr
     assert "--roam-dir" in done.stdout
     stub = tmp_path / "cache" / "pretrain" / "roam"
     meta = read_meta(str(stub / "meta.json"))
     assert (meta["built"], meta["dataset_name"], meta["split_rule"]) == (False, "roam", "not built")
     assert sorted(path.name for path in stub.iterdir()) == ["meta.json", "train", "val"]
-    named = in_folder(tmp_path, *words, "--roam-dir", "data/roam")
+    named = command(*words, "--roam-dir", "data/roam")
     assert named.returncode == 1
     assert "data/roam: no such folder" in named.stderr
 
 
-def test_notes_in_the_default_folder_are_built_over_the_stub(tmp_path: Path, model: Path) -> None:
+def test_notes_in_the_default_folder_are_built_over_the_stub(
+    tmp_path: Path, model: Path, command: Command
+) -> None:
     words = ("build-all", "--only", "roam", "--tokenizer", str(model))
-    assert in_folder(tmp_path, *words).returncode == 0
+    assert command(*words).returncode == 0
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "roam").symlink_to(EXAMPLES / "notes")
-    done = in_folder(tmp_path, *words)
+    done = command(*words)
     assert done.returncode == 0, done.stderr
     assert open_store(tmp_path / "cache" / "pretrain" / "roam").num_documents("train") == 19
     (tmp_path / "data" / "roam").unlink()
-    kept = in_folder(tmp_path, *words)
+    kept = command(*words)
     assert (kept.returncode, "kept" in kept.stdout) == (0, True)
 
 
 def test_a_kept_store_of_another_tokenizer_is_an_error(
-    tmp_path: Path, model: Path, other_model: Path
+    tmp_path: Path, model: Path, other_model: Path, command: Command
 ) -> None:
     words = ("build-all", "--only", "roam", "--overwrite", "--tokenizer")
     notes = ("--roam-dir", str(EXAMPLES / "notes"))
-    assert in_folder(tmp_path, *words, str(model), *notes).returncode == 0
-    done = in_folder(tmp_path, *words, str(other_model))
+    assert command(*words, str(model), *notes).returncode == 0
+    done = command(*words, str(other_model))
     assert done.returncode == 1
     assert "another tokenizer" in done.stderr
 
 
-def oasst1(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def oasst1(command: Command, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Ten trees of four threads each."""
     rows = []
     for tree in range(10):
@@ -306,9 +324,7 @@ def oasst1(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
             row |= {"text": row["message_id"], "lang": "en", "message_tree_id": f"t{tree}"}
             rows.append(json.dumps(row) + "\n")
     (folder / "trees.jsonl").write_text("".join(rows))
-    return in_folder(
-        folder, "build-all", "--only", "oasst1", "--oasst1-path", "trees.jsonl", *words
-    )
+    return command("build-all", "--only", "oasst1", "--oasst1-path", "trees.jsonl", *words)
 
 
 def examples_of(folder: Path, split: str) -> list[str]:
@@ -318,8 +334,10 @@ def examples_of(folder: Path, split: str) -> list[str]:
     return [tokenizer.decode(ids[start:stop]) for start, stop in spans(store, split)]
 
 
-def test_the_chat_split_is_by_example_as_written(tmp_path: Path, model: Path) -> None:
-    done = oasst1(tmp_path, "--tokenizer", str(model))
+def test_the_chat_split_is_by_example_as_written(
+    tmp_path: Path, model: Path, command: Command
+) -> None:
+    done = oasst1(command, tmp_path, "--tokenizer", str(model))
     assert done.returncode == 0, done.stderr
     cache = tmp_path / "cache"
     order = torch.randperm(40, generator=torch.Generator().manual_seed(42)).tolist()
@@ -331,13 +349,15 @@ def test_the_chat_split_is_by_example_as_written(tmp_path: Path, model: Path) ->
         ]
     meta = read_meta(str(cache / "sft" / "oasst1" / "meta.json"))
     assert meta["split_rule"].startswith("by example: torch.randperm(n, seed 42)")
-    told = [line for line in done.stderr.splitlines() if "--sft-split tree" in line]
-    assert len(told) == 1
-    assert "of 10 trees" in told[0]
+    messages = [line for line in done.stderr.splitlines() if "--sft-split tree" in line]
+    assert len(messages) == 1
+    assert "of 10 trees" in messages[0]
 
 
-def test_sft_split_tree_keeps_trees_together_and_records_it(tmp_path: Path, model: Path) -> None:
-    done = oasst1(tmp_path, "--tokenizer", str(model), "--sft-split", "tree")
+def test_sft_split_tree_keeps_trees_together_and_records_it(
+    tmp_path: Path, model: Path, command: Command
+) -> None:
+    done = oasst1(command, tmp_path, "--tokenizer", str(model), "--sft-split", "tree")
     assert done.returncode == 0, done.stderr
     cache = tmp_path / "cache"
     train, val = (examples_of(cache, split) for split in SPLITS)
@@ -348,17 +368,19 @@ def test_sft_split_tree_keeps_trees_together_and_records_it(tmp_path: Path, mode
     meta = read_meta(str(cache / "sft" / "oasst1" / "meta.json"))
     assert meta["split_rule"].endswith("chats of one tree count as one")
     assert "--sft-split" not in done.stderr
-    changed = oasst1(tmp_path, "--resume")
+    changed = oasst1(command, tmp_path, "--resume")
     assert changed.returncode == 1
     assert "by example" in changed.stderr
-    assert oasst1(tmp_path, "--resume", "--sft-split", "tree").returncode == 0
+    assert oasst1(command, tmp_path, "--resume", "--sft-split", "tree").returncode == 0
 
 
-def test_a_cache_of_single_chats_resumes_under_either_split(tmp_path: Path, model: Path) -> None:
+def test_a_cache_of_single_chats_resumes_under_either_split(
+    tmp_path: Path, model: Path, command: Command
+) -> None:
     chats = ("--only", "dolly15k", "--dolly-path", str(EXAMPLES / "chats" / "questions.jsonl"))
     words = ("build-all", *chats, "--tokenizer", str(model))
-    assert in_folder(tmp_path, *words, "--sft-split", "tree").returncode == 0
-    done = in_folder(tmp_path, *words, "--resume")
+    assert command(*words, "--sft-split", "tree").returncode == 0
+    done = command(*words, "--resume")
     assert (done.returncode, "finished before" in done.stdout) == (0, True), done.stderr
 
 

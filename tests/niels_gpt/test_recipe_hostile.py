@@ -22,7 +22,7 @@ from shardmill.errors import (
     StoreError,
     StoreExistsError,
 )
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 IDS = {"sys": 1, "usr": 2, "asst": 3, "eot": 4}
 

@@ -1,4 +1,4 @@
-"""build-all against a hub on loopback, with the recipe's own dataset names, in fair and foul."""
+"""build-all against a local hub that serves the recipe's datasets, with and without faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_gpt.cache import read_meta
-from shardmill.shards import verify_store
-from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.store import verify
+from shardmill.testing.services import Fault, LoopbackHub
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
 
@@ -93,52 +93,54 @@ def build(
 
 
 @pytest.fixture(scope="module")
-def fair(
+def undisturbed(
     hub: LoopbackHub,
     commits: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
     model: Path,
 ) -> Path:
     """The cache as an undisturbed hub gives it."""
-    folder = tmp_path_factory.mktemp("fair") / "cache"
+    folder = tmp_path_factory.mktemp("undisturbed") / "cache"
     done = build(hub, folder, model)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_the_prescribed_command_streams_every_set(fair: Path, commits: dict[str, str]) -> None:
+def test_the_prescribed_command_streams_every_set(
+    undisturbed: Path, commits: dict[str, str]
+) -> None:
     for store, name, config in (
         ("pretrain/fineweb_edu", "HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10"),
         ("pretrain/wikitext", "Salesforce/wikitext", "wikitext-103-raw-v1"),
         ("sft/dolly15k", "databricks/databricks-dolly-15k", None),
         ("sft/oasst1", "OpenAssistant/oasst1", None),
     ):
-        meta = read_meta(str(fair / store / "meta.json"))
+        meta = read_meta(str(undisturbed / store / "meta.json"))
         assert (meta["dataset_name"], meta["dataset_config"]) == (name, config)
         assert (meta["streaming"], meta["dataset_revision"]) == (True, commits[name])
-        assert verify_store(fair / store).problems == []
-    fineweb = read_meta(str(fair / "pretrain" / "fineweb_edu" / "meta.json"))
+        assert verify(undisturbed / store).problems == []
+    fineweb = read_meta(str(undisturbed / "pretrain" / "fineweb_edu" / "meta.json"))
     assert (fineweb["train_tokens"], fineweb["val_tokens"]) == (6000, 500)
     assert fineweb["shuffle_buffer"] == 10_000
-    wikitext = read_meta(str(fair / "pretrain" / "wikitext" / "meta.json"))
+    wikitext = read_meta(str(undisturbed / "pretrain" / "wikitext" / "meta.json"))
     assert (wikitext["train_documents"], wikitext["val_documents"]) == (6, 2)
 
 
 def test_dropped_connections_and_refusals_change_no_byte(
-    hub: LoopbackHub, fair: Path, tmp_path: Path, model: Path
+    hub: LoopbackHub, undisturbed: Path, tmp_path: Path, model: Path
 ) -> None:
     hub.faults += [
         Fault(path="fineweb-edu/resolve", method="GET", drop_after=300, times=1, skip=1),
         Fault(path="dolly-15k/resolve", status=503, times=2),
     ]
-    foul = build(hub, tmp_path / "foul", model)
-    assert foul.returncode == 0, foul.stderr
+    faulty = build(hub, tmp_path / "faulty", model)
+    assert faulty.returncode == 0, faulty.stderr
     assert [fault.times for fault in hub.faults] == [0, 0]
-    assert folder_digest(tmp_path / "foul") == folder_digest(fair)
+    assert folder_digest(tmp_path / "faulty") == folder_digest(undisturbed)
 
 
 def test_a_hub_that_is_gone_loses_nothing(
-    hub: LoopbackHub, fair: Path, tmp_path: Path, model: Path
+    hub: LoopbackHub, undisturbed: Path, tmp_path: Path, model: Path
 ) -> None:
     hub.faults.clear()
     hub.stop()
@@ -149,5 +151,5 @@ def test_a_hub_that_is_gone_loses_nothing(
     hub.start()
     back = build(hub, tmp_path / "late", model, "--resume")
     assert back.returncode == 0, back.stderr
-    assert folder_digest(tmp_path / "late") == folder_digest(fair)
+    assert folder_digest(tmp_path / "late") == folder_digest(undisturbed)
     assert json.loads((tmp_path / "late" / "sft" / "oasst1" / "meta.json").read_text())["built"]

@@ -17,13 +17,14 @@ from niels_gpt.cache.cli import main
 from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.wikitext import ArticleFiles, ArticleSource, articles
 from niels_gpt.tokenizer import load_tokenizer
-from shardmill.build import BuildSpec, Feed, build_store, grains
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.sources import BatchLimits, TextSource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
 
 
+@pytest.mark.slow
 def test_the_recipes_tokenizer_travels_to_a_worker(model: Path) -> None:
     tokenizer = CacheTokenizer(load_tokenizer(model, num_threads=3))
     code = (
@@ -64,6 +65,7 @@ def test_the_pieces_of_articles_are_the_articles(tmp_path_factory, lines, num_fi
     assert wanted == list(articles(whole))
 
 
+@pytest.mark.slow
 def test_articles_are_built_alike_by_any_number_of_workers(tmp_path, monkeypatch):
     path = tmp_path / "wiki.train.raw"
     path.write_text(
@@ -71,7 +73,7 @@ def test_articles_are_built_alike_by_any_number_of_workers(tmp_path, monkeypatch
     )
     rows = TextSource(path, split="line", name="wiki")
     wanted = None
-    monkeypatch.setattr(grains, "GRAIN_BYTES", 10_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 10_000)
     for name, source, workers in (
         ("whole", ArticleSource(rows), 1),
         ("one", ArticleFiles(rows), 1),

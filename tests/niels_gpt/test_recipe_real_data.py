@@ -14,8 +14,8 @@ from niels_gpt.cache.cli import main
 from niels_gpt.data import iter_dolly_sft, iter_gutenberg, iter_oasst1_sft, iter_roam, iter_wikitext
 from niels_gpt.special_tokens import EOT, ROLE_NAMES, SPECIAL_TOKENS
 from niels_gpt.tokenizer import load_tokenizer
-from shardmill.shards import Store, open_store, verify_store
-from shardmill.tokenizer import TrainSpec, train_tokenizer
+from shardmill.store import Store, open_store, verify
+from shardmill.tokenizers import TrainSpec, train_tokenizer
 
 DATA = os.environ.get("SHARDMILL_REAL_DATA")
 pytestmark = [
@@ -75,7 +75,7 @@ def documents(store: Store, split: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("store", STORES)
 def test_every_store_verifies_and_its_ledger_balances(cache: Path, store: str) -> None:
-    assert verify_store(cache / store).problems == []
+    assert verify(cache / store).problems == []
     manifest = open_store(cache / store).manifest
     read, kept = manifest.ledger.documents, manifest.ledger.tokens
     assert read.read == read.kept + read.empty + read.over_budget + sum(read.dropped.values())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.cache import build_sft_cache
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 
 SPECIALS = {"sys": "<s>", "usr": "<u>", "asst": "<a>", "eot": "<e>"}
 

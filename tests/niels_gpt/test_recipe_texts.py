@@ -15,11 +15,11 @@ from niels_gpt.data import iter_fineweb_edu, iter_gutenberg, iter_roam, iter_wik
 from niels_gpt.data.files import num_val, split_list, texts_of
 from niels_gpt.data.shuffle import ShuffledSource
 from niels_gpt.data.wikitext import ArticleSource, articles
-from shardmill.build import BuildReport, BuildSpec, Feed, build_store
+from shardmill.building import BuildReport, BuildSpec, Feed, build_store
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Cursor, Drop, TextBatch
 from shardmill.sources import BatchLimits, MemorySource
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 
 SMALL = BatchLimits(num_bytes=40, num_documents=3)
@@ -104,7 +104,7 @@ def test_drops_pass_through_a_shuffle_once() -> None:
 
 
 def test_a_cursor_from_other_input_is_refused() -> None:
-    with pytest.raises(SourceError, match="behind its end"):
+    with pytest.raises(SourceError, match="past its end"):
         list(numbered(5, 2).batches({"documents": 99}))
     with pytest.raises(SourceError, match="no count"):
         list(numbered(5, 2).batches({"documents": "many"}))
@@ -258,7 +258,7 @@ class Breaking:
 def test_a_shuffled_build_that_broke_off_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr("shardmill.build.segments.SEGMENT_TOKENS", 50)
+    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)
     texts = [f"document {n} " * (n % 5 + 1) for n in range(100)]
 
     def build(folder: Path, after: int, *, resume: bool = False) -> BuildReport:

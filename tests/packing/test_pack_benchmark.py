@@ -36,7 +36,7 @@ def packers(monkeypatch):
 
 
 @pytest.mark.slow
-def test_rows_and_memory_of_every_packer_are_told_and_judged(tmp_path) -> None:
+def test_rows_and_memory_of_every_packer_are_reported_and_judged(tmp_path) -> None:
     code, result = run(tmp_path, "--sequences", "30000", "--only", "4096")
     rows = result["cases"].pop("4096")
     assert result["cases"] == {}
@@ -59,7 +59,8 @@ def test_rows_and_memory_of_every_packer_are_told_and_judged(tmp_path) -> None:
     assert (code, result["passed"]) == (0, True)
 
 
-def test_a_missed_number_is_told_by_the_exit_code(packers, monkeypatch, capsys) -> None:
+@pytest.mark.slow
+def test_a_missed_target_sets_the_exit_code(packers, monkeypatch, capsys) -> None:
     pack = importlib.import_module("pack")
     monkeypatch.setattr(pack, "OVER_BOUND", 0.5)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *ALONE, "--sequences", "1000", "--only", "8192"])
@@ -83,7 +84,7 @@ def test_a_scan_is_shown_beside_ours_and_not_judged(tmp_path) -> None:
     assert (code, result["wanted"]) == (0, [])
 
 
-def test_ten_times_as_many_are_packed_in_processes_of_their_own(tmp_path) -> None:
+def test_the_large_case_uses_fresh_processes(tmp_path) -> None:
     code, result = run(tmp_path, "--sequences", "1000", "--only", "large")
     assert [row["name"] for row in result["cases"]["large"]] == [
         "best_fit_decreasing, rows of 2,048",
@@ -103,7 +104,7 @@ def test_ten_times_as_many_are_packed_in_processes_of_their_own(tmp_path) -> Non
         ([2, 0, 1], [1, 2], "row 1 holds 11, capacity 10"),
     ],
 )
-def test_what_is_no_packing_is_not_measured(packers, items, counts, message) -> None:
+def test_an_invalid_packing_is_not_measured(packers, items, counts, message) -> None:
     rows = packers.Rows(items=np.array(items), counts=np.array(counts))
     with pytest.raises(ValueError, match=message):
         packers.check("somebody", rows, [6, 5, 4], 10)

@@ -1,9 +1,10 @@
-"""Every packer gives a partition, and the decreasing ones exactly the textbook's rows."""
+"""Every packer gives a partition; the decreasing packers give exactly the rows of the textbook."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations_with_replacement
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,15 +13,18 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
 from shardmill.packing import (
-    BinAssignment,
+    PACKERS,
+    Algorithm,
     PackPlan,
     best_fit_decreasing,
     concatenate,
+    cut_examples,
     first_fit_decreasing,
     first_fit_shuffle,
+    packer_named,
+    takes_seed,
 )
-from shardmill.packing.falling import falling
-from shardmill.packing.first_fit import first_fit, first_fit_falling
+from shardmill.packing.packers import first_fit
 from shardmill.testing.packing import (
     assert_is_partition,
     assert_metrics_add_up,
@@ -28,18 +32,11 @@ from shardmill.testing.packing import (
     assert_same_plan,
 )
 
-
-def shuffle_7(lengths, capacity, **options) -> PackPlan:
-    return first_fit_shuffle(lengths, capacity, seed=7, **options)
-
-
-PACKERS: dict[str, Callable[..., PackPlan]] = {
-    "best-fit": best_fit_decreasing,
-    "first-fit": first_fit_decreasing,
-    "shuffle": shuffle_7,
-    "concatenate": concatenate,
-}
 LIMITS = st.none() | st.integers(1, 5)
+
+
+def packer(name: str) -> Callable[..., PackPlan]:
+    return packer_named(name, 7 if takes_seed(name) else None)
 
 
 def rows_of(plan: PackPlan) -> list[list[int]]:
@@ -98,13 +95,10 @@ def test_first_fit_decreasing_equals_the_textbook(problem, limit) -> None:
     order = sorted(range(len(lengths)), key=lambda item: (-lengths[item], item))
     wanted = by_the_book(lengths, order, capacity, limit, first)
     assert rows_of(first_fit_decreasing(lengths, capacity, max_per_row=limit)) == wanted
-    # and both ways of making it, whichever the sizes would have chosen
-    groups = falling(np.array(lengths, dtype=np.int64))
+    # the tree that places items one by one gives the same rows
     row_of = {item: row for row, items in enumerate(wanted) for item in items}
-    in_order = [row_of[item] for item in order]
-    assert first_fit_falling(groups, capacity, limit).tolist() == in_order
-    falling_sizes = np.array(sorted(lengths, reverse=True), dtype=np.int64)
-    assert first_fit(falling_sizes, capacity, limit).tolist() == in_order
+    sizes = np.array(sorted(lengths, reverse=True), dtype=np.int64)
+    assert first_fit(sizes, capacity, limit).tolist() == [row_of[item] for item in order]
 
 
 @pytest.mark.parametrize(("capacity", "most"), [(6, 6), (10, 4)])
@@ -116,9 +110,7 @@ def test_all_small_problems_equal_the_textbook(capacity, most, limit) -> None:
             best = by_the_book(lengths, range(count), capacity, limit, fullest)
             assert rows_of(best_fit_decreasing(lengths, capacity, max_per_row=limit)) == best
             wanted = by_the_book(lengths, range(count), capacity, limit, first)
-            groups = falling(np.array(lengths, dtype=np.int64))
-            found = BinAssignment.from_rows(first_fit_falling(groups, capacity, limit))
-            assert [found.bin_indices(row).tolist() for row in range(len(found))] == wanted
+            assert rows_of(first_fit_decreasing(lengths, capacity, max_per_row=limit)) == wanted
             num_problems += 1
     assert num_problems == {6: 923, 10: 1000}[capacity]
 
@@ -154,11 +146,11 @@ def test_concatenate_ends_a_row_where_the_next_does_not_fit(problem, limit) -> N
     align_to=st.sampled_from([1, 2, 5]),
     limit=LIMITS,
     long=st.sampled_from(["truncate", "split", "drop"]),
-    packer=st.sampled_from(sorted(PACKERS)),
+    name=st.sampled_from(sorted(PACKERS)),
 )
-def test_every_packer_keeps_the_laws(lengths, steps, align_to, limit, long, packer) -> None:
+def test_every_packer_keeps_the_guarantees(lengths, steps, align_to, limit, long, name) -> None:
     def make() -> PackPlan:
-        return PACKERS[packer](
+        return packer(name)(
             lengths, steps * align_to, max_per_row=limit, align_to=align_to, long=long
         )
 
@@ -169,12 +161,14 @@ def test_every_packer_keeps_the_laws(lengths, steps, align_to, limit, long, pack
     assert_same_plan(make)
 
 
-@pytest.mark.parametrize("packer", [best_fit_decreasing, first_fit_decreasing])
-@pytest.mark.parametrize("limit", [None, 3])
-def test_a_hundred_thousand_lengths_keep_the_laws(packer, limit) -> None:
+@pytest.mark.parametrize(
+    ("pack", "limit"),
+    [(best_fit_decreasing, None), (best_fit_decreasing, 3), (first_fit_decreasing, None)],
+)
+def test_a_hundred_thousand_lengths_keep_the_guarantees(pack, limit) -> None:
     numbers = np.random.default_rng(5).lognormal(5.5, 1.0, 100_000)
     lengths = np.clip(numbers, 1, 2048).astype(np.int64)
-    plan = packer(lengths, 2048, max_per_row=limit)
+    plan = pack(lengths, 2048, max_per_row=limit)
     assert_is_partition(plan, lengths.tolist())
     assert_rows_hold_their_pieces(plan, max_per_row=limit)
     assert_metrics_add_up(plan, lengths.tolist())
@@ -183,14 +177,31 @@ def test_a_hundred_thousand_lengths_keep_the_laws(packer, limit) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-def test_a_hundred_thousand_sizes_that_are_all_different_equal_one_by_one(limit) -> None:
-    lengths = np.random.default_rng(6).permutation(100_000) + 1
-    groups = falling(lengths)
-    one_by_one = first_fit(lengths[groups.order], 150_000, limit)
-    assert first_fit_falling(groups, 150_000, limit).tolist() == one_by_one.tolist()
-    plan = best_fit_decreasing(lengths, 150_000, max_per_row=limit)
+def test_thirty_thousand_distinct_sizes_equal_first_fit_one_by_one(limit) -> None:
+    lengths = np.random.default_rng(6).permutation(30_000) + 1
+    order = np.argsort(-lengths)
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[order] = first_fit(lengths[order], 45_000, limit)
+    plan = first_fit_decreasing(lengths, 45_000, max_per_row=limit)
+    rows = np.repeat(np.arange(len(plan)), np.diff(plan.rows.offsets))
+    assert row_of[plan.rows.indices].tolist() == rows.tolist()
+    plan = best_fit_decreasing(lengths, 45_000, max_per_row=limit)
     assert_is_partition(plan, lengths.tolist())
     assert_rows_hold_their_pieces(plan, max_per_row=limit)
+
+
+def test_splitting_with_an_overlap_repeats_that_many_tokens() -> None:
+    lengths = np.array([3, 0, 8, 4])
+    cut = cut_examples(lengths, 4, "split", overlap=1)
+    assert cut.example.tolist() == [0, 2, 2, 2, 3]
+    assert list(zip(cut.start.tolist(), cut.stop.tolist(), strict=True)) == [
+        (0, 3),
+        (0, 4),
+        (3, 7),
+        (6, 8),
+        (0, 4),
+    ]
+    assert cut_examples(lengths, 4, "split").stop.tolist() == [3, 4, 8, 4]
 
 
 def test_pieces_of_examples_longer_than_32_bits_count() -> None:
@@ -239,10 +250,10 @@ def test_the_seed_decides_the_shuffle() -> None:
     assert plans[0] == [[4, 6, 7], [2, 8], [0, 5], [1, 10, 11], [3, 9]]
 
 
-@pytest.mark.parametrize("packer", sorted(PACKERS))
-def test_no_lengths_give_an_empty_plan(packer) -> None:
+@pytest.mark.parametrize("name", sorted(PACKERS))
+def test_no_lengths_give_an_empty_plan(name) -> None:
     for lengths in ([], [0, 0]):
-        plan = PACKERS[packer](lengths, 8, max_per_row=2)
+        plan = packer(name)(lengths, 8, max_per_row=2)
         assert (len(plan), plan.metrics.num_rows, plan.metrics.utilisation) == (0, 0, 1.0)
         assert plan.positions().tolist() == []
 
@@ -250,29 +261,36 @@ def test_no_lengths_give_an_empty_plan(packer) -> None:
 @pytest.mark.parametrize(
     ("lengths", "options", "message"),
     [
-        ([3, 11], {}, r"example 1: 11 tokens, but a row holds 10 \(1 examples are too long\)"),
+        ([3, 11], {}, r"example 1: 11 tokens, but a row holds 10 \(1 of 2 examples are too long\)"),
         ([3, -1], {}, "example 1: -1 tokens"),
         ([1.5], {}, "dtype float64"),
         ([[1]], {}, r"shape \(1, 1\)"),
         ([True], {}, "dtype bool"),
-        ([3], {"align_to": 4}, "capacity=10 is no multiple of align_to=4: .* take 8"),
+        ([3], {"align_to": 4}, "capacity=10 is not a multiple of align_to=4: .* use 8"),
         ([3], {"align_to": 0}, "align_to=0: wanted at least 1"),
         ([3], {"max_per_row": 0}, "max_per_row=0: wanted at least 1"),
         ([3], {"long": "cut"}, "long='cut': wanted one of error, truncate, split, drop"),
     ],
 )
-def test_what_makes_no_sense_is_refused(lengths, options, message) -> None:
+def test_wrong_arguments_are_refused(lengths, options, message) -> None:
     with pytest.raises(OptionError, match=message):
         best_fit_decreasing(lengths, 10, **options)
 
 
-def test_a_shuffle_needs_its_seed() -> None:
+def test_packers_are_found_by_name_with_the_seed_they_need() -> None:
+    assert tuple(PACKERS) == get_args(Algorithm)
+    assert packer_named("concatenate") is concatenate
+    with pytest.raises(OptionError, match="algorithm='magic': wanted one of best-fit, first-fit"):
+        packer_named("magic")
+    with pytest.raises(OptionError, match="algorithm='first-fit-shuffle' needs a seed"):
+        packer_named("first-fit-shuffle")
+    with pytest.raises(OptionError, match="algorithm='best-fit' takes no seed"):
+        packer_named("best-fit", 1)
     with pytest.raises(TypeError, match="seed"):
         first_fit_shuffle([1, 2], 10)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("lengths", "capacity"), [([2**62] * 3, 2**62), ([1], 2**63)])
-@pytest.mark.parametrize("pack", [best_fit_decreasing, first_fit_decreasing, concatenate])
-def test_sums_that_no_number_holds_are_refused(pack, lengths, capacity) -> None:
-    with pytest.raises(OptionError, match="which no data has"):
-        pack(lengths, capacity)
+def test_sums_that_would_overflow_are_refused(lengths, capacity) -> None:
+    with pytest.raises(OptionError, match="which no real data has"):
+        best_fit_decreasing(lengths, capacity)

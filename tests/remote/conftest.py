@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,12 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardmill.cli import main
 from shardmill.records import Ragged
-from shardmill.remote.place import Place, open_place
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.remote.folder import RemoteFolder, open_folder
+from shardmill.storage import retry
+from shardmill.testing.services import LoopbackS3
 from shardmill.testing.stores import build_small_store
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +37,8 @@ class Spot:
     url: str
     options: dict[str, Any]
 
-    def open(self) -> Place:
-        return open_place(self.url, self.options)
+    def open(self) -> RemoteFolder:
+        return open_folder(self.url, self.options)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +65,8 @@ def s3_spot(s3: LoopbackS3) -> Spot:
     return Spot(f"s3://data/store-{next(_numbers)}", s3.options())
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+# S3 is in `make quick` through the tests of `s3_spot`
+@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.slow)])
 def spot(request: pytest.FixtureRequest, tmp_path: Path) -> Spot:
     if request.param == "memory":
         return Spot(f"memory://remote/store-{next(_numbers)}", {})
@@ -64,6 +74,26 @@ def spot(request: pytest.FixtureRequest, tmp_path: Path) -> Spot:
         return Spot(f"file://{tmp_path}/elsewhere/store", {})
     found: Spot = request.getfixturevalue("s3_spot")
     return found
+
+
+@pytest.fixture
+def shardmill(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of the command line, in this process."""
+
+    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["shardmill", *words])
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as end:
+                main()
+        found = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(end.value.code or 0), found.out, found.err)
+
+    return run
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import pytest
 
 from shardmill.errors import StoreError, StoreExistsError
 from shardmill.remote import claims, push
-from shardmill.remote.claims import FLAG, take_turn
-from shardmill.remote.place import TEMPORARY
-from shardmill.remote.send import MARK, PROBE
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.remote.claims import CLAIM, claim_folder
+from shardmill.remote.contents import MARKER
+from shardmill.remote.folder import TEMPORARY
+from shardmill.remote.push import PROBE
+from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (
     Stopped,
@@ -32,11 +33,11 @@ from tests.remote.two_pushes import push_to, watched
 __all__ = ["little_patience", "stores"]
 
 
-def flag_of_another_machine(spot: Spot, beat: int = 0, *, at_work: bool = True) -> str:
+def claim_of_another_machine(spot: Spot, beat: int = 0, *, at_work: bool = True) -> str:
     """As a push elsewhere writes it."""
     who = {"pushing": "x", "host": "elsewhere", "machine": "0123", "pid": 1, "started": 7}
     data = json.dumps({**who, "at_work": at_work, "beat": beat}).encode().ljust(600) + b"\n"
-    name = f"{FLAG}0000000000000000.json"
+    name = f"{CLAIM}0000000000000000.json"
     spot.open().pipe(name, data)
     return name
 
@@ -59,7 +60,7 @@ def test_of_many_creates_at_once_one_succeeds(spot: Spot) -> None:
     assert sorted(remote_files(spot)) == ["other"]
 
 
-def test_a_file_that_is_there_is_not_put_over(spot: Spot, tmp_path: Path) -> None:
+def test_put_does_not_overwrite_a_file(spot: Spot, tmp_path: Path) -> None:
     place = spot.open()
     place.pipe("file", b"old")
     (tmp_path / "new").write_bytes(b"newer")
@@ -69,6 +70,7 @@ def test_a_file_that_is_there_is_not_put_over(spot: Spot, tmp_path: Path) -> Non
     assert remote_files(spot) == {"file": b"old"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("conditions", ["ignored", "refused"])
 @pytest.mark.parametrize(
@@ -89,25 +91,25 @@ def test_a_service_without_conditional_requests_keeps_two_pushes_apart(
     for moment in range(0, moments(stores["a"], replace, prepare), 3):
         there = prepare()
         stopped = Stopped(stores["a"], there, moment, replace)
-        told: list[Any] = []
+        outcome: list[Any] = []
         try:
             options = {"replace": replace, "storage_options": there.options}
-            told = [("b", replace, push(stores["b"], there.url, **options).manifest_sha256)]
+            outcome = [("b", replace, push(stores["b"], there.url, **options).manifest_sha256)]
         except StoreError as error:
-            told = [("b", replace, f"refused: {error}")]
-        slow = stopped.go_on()
-        check_outcome(there, stores, [("a", replace, slow), *told])
+            outcome = [("b", replace, f"refused: {error}")]
+        slow = stopped.finish()
+        check_outcome(there, stores, [("a", replace, slow), *outcome])
 
 
-def test_a_flag_that_changes_is_a_push_at_work(make_store, spot: Spot) -> None:
-    flag_of_another_machine(spot)
+def test_a_changing_claim_belongs_to_a_living_push(make_store, spot: Spot) -> None:
+    claim_of_another_machine(spot)
     stop = threading.Event()
 
     def beat() -> None:
         for number in itertools.count(1):
             if stop.wait(0.05):
                 return
-            flag_of_another_machine(spot, number)
+            claim_of_another_machine(spot, number)
 
     beating = threading.Thread(target=beat, daemon=True)
     beating.start()
@@ -117,33 +119,33 @@ def test_a_flag_that_changes_is_a_push_at_work(make_store, spot: Spot) -> None:
     finally:
         stop.set()
         beating.join()
-    assert [name[: len(FLAG)] for name in remote_files(spot)] == [FLAG]
+    assert [name[: len(CLAIM)] for name in remote_files(spot)] == [CLAIM]
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_a_flag_that_does_not_change_is_of_a_dead_push(
+def test_a_claim_that_does_not_change_belongs_to_a_dead_push(
     make_store, spot: Spot, monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
     monkeypatch.setattr(claims, "DEAD", 0.5)
-    flag_of_another_machine(spot, at_work=at_work)
+    claim_of_another_machine(spot, at_work=at_work)
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)
 
 
-def test_a_flag_that_is_no_flag_is_waited_for_too(
+def test_an_unreadable_claim_is_waited_for_too(
     make_store, spot: Spot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "DEAD", 0.5)
-    spot.open().pipe(f"{FLAG}0000.json", b"\xff{")
+    spot.open().pipe(f"{CLAIM}0000.json", b"\xff{")
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)
 
 
-def test_a_push_at_work_rewrites_its_flag(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_rewrites_its_claim(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "BEAT", 0.02)
-    with take_turn(spot.open(), "x") as turn:
+    with claim_folder(spot.open(), "x") as turn:
         first = remote_files(spot)[turn.name]
         deadline = time.monotonic() + 60
         while remote_files(spot)[turn.name] == first:
@@ -153,35 +155,37 @@ def test_a_push_at_work_rewrites_its_flag(spot: Spot, monkeypatch: pytest.Monkey
     assert remote_files(spot) == {}
 
 
-def test_a_push_without_contact_stops_itself(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
-    with take_turn(spot.open(), "x") as turn:
+def test_a_push_without_contact_stops(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
+    with claim_folder(spot.open(), "x") as turn:
         monkeypatch.setattr(claims, "LOST", 0.0)
         with pytest.raises(StoreError, match="no contact"):
             turn.check()
 
 
-def test_a_push_whose_flag_was_removed_does_not_finish(make_store, spot: Spot) -> None:
+def test_a_push_whose_claim_was_removed_does_not_finish(make_store, spot: Spot) -> None:
     """Another one took it for dead: it may be at work there now."""
     store = make_store()
 
     def rob(operation: str) -> None:
         place = spot.open()
         for name in place.listing() if operation == "put" else ():
-            if name.startswith(FLAG):
+            if name.startswith(CLAIM):
                 place.remove(name)
 
-    told = push_to(store, watched(spot.url, spot.options, rob))
-    assert told.startswith("StoreError")
-    assert "another push went over this one" in told
+    result = push_to(store, watched(spot.url, spot.options, rob))
+    assert result.startswith("StoreError")
+    assert "another push took over" in result
     assert "meta.json" not in remote_files(spot)
     push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == files_of(store)
 
 
-def test_what_killed_pushes_left_beside_a_finished_store_is_removed(make_store, spot: Spot) -> None:
+def test_leftovers_of_killed_pushes_beside_a_finished_store_are_removed(
+    make_store, spot: Spot
+) -> None:
     store, place = make_store(), spot.open()
     push(store, spot.url, storage_options=spot.options)
-    for name in (MARK, PROBE, f"{TEMPORARY}0123"):
+    for name in (MARKER, PROBE, f"{TEMPORARY}0123"):
         place.pipe(name, b"left")
     again = push(store, spot.url, storage_options=spot.options)
     assert again.moved_files == 0
@@ -192,7 +196,7 @@ def test_a_refused_push_writes_nothing(make_store, spot: Spot) -> None:
     first, second = make_store("first", seed=1), make_store("second", seed=2)
     push(first, spot.url, storage_options=spot.options)
     place = spot.open()
-    place.pipe(MARK, b"left")
+    place.pipe(MARKER, b"left")
     with pytest.raises(StoreExistsError, match="nothing was sent"):
         push(second, spot.url, storage_options=spot.options)
-    assert remote_files(spot) == {**files_of(first), MARK: b"left"}
+    assert remote_files(spot) == {**files_of(first), MARKER: b"left"}

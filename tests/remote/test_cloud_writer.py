@@ -10,11 +10,16 @@ import fsspec
 import numpy as np
 import pytest
 
+from shardmill.compat.nemotron import (
+    process_chat_sft_pack_from_spool_core,
+    write_memmap_to_cloud,
+)
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreExistsError
-from shardmill.interop.packed import open_packed, pack_from_spool
-from shardmill.interop.packed.memmap import MemmapShardWriter, open_memmap_shard
-from shardmill.remote import process_chat_sft_pack_from_spool_core, pull, write_memmap_to_cloud
-from shardmill.testing.packed import plain, write_spool
+from shardmill.formats.packed import open_packed, pack_from_spool
+from shardmill.formats.packed.memmap import open_memmap_shard
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.remote import pull
+from shardmill.testing.packing import plain, write_spool
 from tests.helpers import folder_digest
 from tests.remote.conftest import Spot, remote_files
 
@@ -134,7 +139,7 @@ def test_a_packed_shard_there_is_not_replaced(spot: Spot, tmp_path: Path, storag
 
 
 @pytest.mark.parametrize("storage", ENDINGS)
-def test_nothing_is_there_when_packing_fails(spot: Spot, tmp_path: Path, storage: str) -> None:
+def test_a_failed_pack_leaves_nothing(spot: Spot, tmp_path: Path, storage: str) -> None:
     write_spool(tmp_path / "spool", [([70_000], [1]), ([1], [1])])
 
     def half(lengths: Any, pack_size: int) -> list[list[int]]:
@@ -207,7 +212,7 @@ def test_the_address_of_another_file_system_is_refused(
         assert fs.find("/") == before
 
 
-def test_a_local_folder_may_be_named_in_any_local_way(
+def test_a_local_folder_may_be_a_path_or_a_file_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -227,7 +232,7 @@ def test_a_local_folder_may_be_named_in_any_local_way(
         assert len(open_packed(receipt["output_path"])) == receipt["num_bins"]
 
 
-def test_a_file_system_that_cannot_be_written_is_one_of_our_errors(tmp_path: Path) -> None:
+def test_a_read_only_file_system_is_a_store_error(tmp_path: Path) -> None:
     class Refusing(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
         protocol = "refusing"
         store: ClassVar[dict[str, Any]] = {}

@@ -13,17 +13,8 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.remote import push
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of
-
-
-def shardmill(
-    *arguments: str, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardmill", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=600, env=env
-    )
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -35,7 +26,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_a_receipt_on_stdout_as_text_and_as_json(
-    make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path
+    shardmill, make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path
 ):
     store, env = make_store(), s3.environment()
     sent = shardmill("push", str(store), s3_spot.url, env=env)
@@ -49,9 +40,11 @@ def test_a_receipt_on_stdout_as_text_and_as_json(
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_mistakes_are_one_line_and_exit_two(make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path):
+def test_mistakes_are_one_line_and_exit_two(
+    shardmill, make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path
+):
     store, env = make_store(), s3.environment()
-    refused(shardmill("push", str(tmp_path / "no"), s3_spot.url, env=env), "no finished folder")
+    refused(shardmill("push", str(tmp_path / "no"), s3_spot.url, env=env), "not a finished folder")
     refused(shardmill("push", str(store), "s3://no-such-bucket/x", env=env), "bucket")
     refused(shardmill("pull", s3_spot.url, str(tmp_path / "c"), env=env), "check the URL")
     refused(shardmill("push", str(store), "what://x/y", env=env), "Protocol not known")
@@ -64,7 +57,11 @@ def test_no_credentials_is_one_line(make_store, s3: LoopbackS3, s3_spot: Spot, t
     env |= {"AWS_ENDPOINT_URL": s3.url, "AWS_EC2_METADATA_DISABLED": "true"}
     env |= {"HOME": str(tmp_path), "AWS_CONFIG_FILE": os.devnull}
     env["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
-    refused(shardmill("push", str(make_store()), s3_spot.url, env=env), "credentials")
+    # in a process of its own: a client with credentials is kept for later calls
+    command = [sys.executable, "-m", "shardmill", "push", str(make_store()), s3_spot.url]
+    refused(
+        subprocess.run(command, capture_output=True, text=True, check=False, env=env), "credentials"
+    )
 
 
 def test_an_empty_url_is_refused(make_store: Callable[..., Path], tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from shardmill.errors import ManifestError, StoreExistsError
 from shardmill.loading import SampleStream, TokenSource
 from shardmill.remote import open_remote, pull, push
-from shardmill.shards import exclude_documents, exclude_spans, read_exclusions, remove_exclusion
+from shardmill.store import exclude_documents, exclude_spans, read_exclusions
+from shardmill.store.exclusions import remove_exclusion
 from tests.remote.conftest import Spot, files_of, remote_files
 
 
@@ -27,7 +28,7 @@ def test_exclusions_are_pushed_and_pulled_with_their_store(make_store, spot: Spo
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_new_exclusions_are_all_that_moves_later(make_store, spot: Spot, tmp_path: Path):
+def test_later_only_new_exclusions_are_sent(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     pull(spot.url, tmp_path / "copy", storage_options=spot.options)
@@ -41,13 +42,13 @@ def test_new_exclusions_are_all_that_moves_later(make_store, spot: Spot, tmp_pat
     assert pull(spot.url, tmp_path / "copy", storage_options=spot.options).moved_files == 0
 
 
-def test_a_push_lifts_nothing_unasked(make_store, spot: Spot, tmp_path: Path):
+def test_a_push_does_not_lift_exclusions_unless_asked(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     stale = tmp_path / "stale"
     shutil.copytree(store, stale)
     exclude_documents(store, [3], reason="takedown")
     push(store, spot.url, storage_options=spot.options)
-    with pytest.raises(StoreExistsError, match="excludes tokens that the folder here does not"):
+    with pytest.raises(StoreExistsError, match="excludes tokens that the local folder does not"):
         push(stale, spot.url, storage_options=spot.options)
     exclude_documents(stale, [5], reason="another")
     with pytest.raises(StoreExistsError, match="nothing was sent"):
@@ -63,16 +64,16 @@ def test_a_push_lifts_nothing_unasked(make_store, spot: Spot, tmp_path: Path):
     assert "exclude.json" not in remote_files(spot)
 
 
-def test_another_store_takes_the_exclusions_of_the_old_one_away(make_store, spot: Spot, caplog):
+def test_replacing_a_store_removes_its_exclusions(make_store, spot: Spot, caplog):
     first, second = make_store("first", seed=1), make_store("second", seed=2)
     exclude_documents(first, [3], reason="takedown")
     push(first, spot.url, storage_options=spot.options)
     push(second, spot.url, replace=True, storage_options=spot.options)
     assert remote_files(spot) == files_of(second)
-    assert "exclude.json: goes, and with it what was excluded there" in caplog.text
+    assert "exclude.json: removed, and with it what was excluded there" in caplog.text
 
 
-def test_a_pull_lifts_nothing(make_store, spot: Spot, tmp_path: Path):
+def test_a_pull_does_not_lift_exclusions(make_store, spot: Spot, tmp_path: Path):
     store, copy = make_store(), tmp_path / "copy"
     push(store, spot.url, storage_options=spot.options)
     pull(spot.url, copy, storage_options=spot.options)
@@ -100,7 +101,7 @@ def test_what_was_lifted_since_an_interrupted_pull_is_not_pulled(make_store, spo
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_damaged_exclusions_at_the_place_are_refused(make_store, spot: Spot, tmp_path: Path):
+def test_damaged_remote_exclusions_are_refused(make_store, spot: Spot, tmp_path: Path):
     store = make_store()
     exclude_documents(store, [3], reason="takedown")
     push(store, spot.url, storage_options=spot.options)

@@ -10,8 +10,8 @@ import pytest
 from shardmill.errors import StoreError
 from shardmill.records import Ragged
 from shardmill.remote import pull, push
-from shardmill.remote.claims import FLAG
-from shardmill.testing.s3 import Fault, LoopbackS3
+from shardmill.remote.claims import CLAIM
+from shardmill.testing.services import Fault, LoopbackS3
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
 
@@ -49,12 +49,12 @@ def test_a_pull_through_faults_is_whole(
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
-def test_a_server_that_stays_down_ends_in_an_error_and_the_next_push_goes_on(
+def test_a_server_that_stays_down_is_an_error_and_the_next_push_continues(
     make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:
     store = make_store()
     s3.faults.append(Fault(path="shard_00009", method="PUT", times=10_000, status=503))
-    with pytest.raises(StoreError, match=r"gave up after 5 tries.*do the same again"):
+    with pytest.raises(StoreError, match=r"unreachable after 6 tries.*do the same again"):
         push(store, s3_spot.url, workers=1, storage_options=s3_spot.options)
     assert "meta.json" not in remote_files(s3_spot)
     s3.faults.clear()
@@ -68,7 +68,7 @@ def test_a_server_that_stays_down_ends_in_an_error_and_the_next_push_goes_on(
 def test_the_manifest_is_the_last_file_that_is_sent(make_store, s3: LoopbackS3, s3_spot: Spot):
     push(make_store(), s3_spot.url, storage_options=s3_spot.options)
     put = [request.path.rpartition("/")[2] for request in s3.requests if request.method == "PUT"]
-    put = [name for name in put if not name.startswith(FLAG)]
+    put = [name for name in put if not name.startswith(CLAIM)]
     assert len(put) == 15
     assert put[0].startswith(".shardmill-push.json")
     assert put[-1].startswith("meta.json")
@@ -90,7 +90,7 @@ def test_an_answer_with_other_bytes_is_fetched_again(make_store, s3, s3_spot, tm
     store = make_store()
     push(store, s3_spot.url, storage_options=s3_spot.options)
     s3.faults.append(Fault(path="shard_00009", method="GET", times=10_000, status=503))
-    with pytest.raises(StoreError, match="gave up"):
+    with pytest.raises(StoreError, match="unreachable"):
         pull(s3_spot.url, tmp_path / "copy", workers=1, storage_options=s3_spot.options)
     (staged,) = tmp_path.glob(".copy.*.pull.tmp")
     (staged / "train/shard_00009.bin.part").write_bytes(bytes(400))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import ManifestError, StoreError
-from shardmill.interop.packed.seals import sealed
+from shardmill.formats.packed.files import sealed
 from shardmill.remote import pull, push
 from shardmill.remote.contents import read_contents
 from tests.remote.conftest import files_of
@@ -33,7 +33,7 @@ def serve(number: str, name: str, manifest: dict[str, Any], data: bytes = b"x") 
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_is_not_plain_is_refused_before_anything_is_written(name, tmp_path) -> None:
+def test_an_unsafe_name_is_refused_before_anything_is_written(name, tmp_path) -> None:
     entry = {"bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
     url = serve(name, "escaped", sealed({"format": "x", "files": {name: entry}}))
     with pytest.raises(ManifestError):
@@ -51,7 +51,7 @@ def test_a_packed_manifest_without_checksums_or_with_a_broken_seal_is_refused(tm
 
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
-def test_a_changed_manifest_is_an_error_of_ours_or_the_same_manifest(data, store_bytes) -> None:
+def test_a_corrupted_manifest_is_refused_or_means_the_same(data, store_bytes) -> None:
     place = data.draw(st.integers(0, len(store_bytes) - 1))
     changed = bytearray(store_bytes)
     changed[place] ^= data.draw(st.integers(1, 255))
@@ -69,7 +69,7 @@ def store_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "meta.json").read_bytes()
 
 
-def test_a_link_in_the_staging_place_is_not_followed(make_store, tmp_path: Path) -> None:
+def test_a_link_at_the_staging_folder_is_not_followed(make_store, tmp_path: Path) -> None:
     url = "memory://hostile/linked"
     sent = push(make_store(), url)
     (tmp_path / "victim").mkdir()

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a push or a pull: nothing looks finished, and the next call goes on."""
+"""kill -9 during a push or a pull: nothing looks finished, and the next call continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from shardmill.errors import StoreNotFoundError
 from shardmill.remote import pull
-from shardmill.testing.s3 import Fault, LoopbackS3
+from shardmill.testing.services import Fault, LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 
 
@@ -49,7 +49,8 @@ def finish(process: subprocess.Popen[str]) -> dict[str, int]:
     return receipt
 
 
-def test_a_killed_push_is_unfinished_and_goes_on(make_store, s3, s3_spot: Spot, tmp_path) -> None:
+@pytest.mark.slow
+def test_a_killed_push_is_unfinished_and_continues(make_store, s3, s3_spot: Spot, tmp_path) -> None:
     store = make_store()
     s3.faults.append(Fault(path="shard_", method="PUT", times=1000, delay=0.1))
     kill_when(start(s3, "push", str(store), s3_spot.url), s3, "PUT", 4)
@@ -64,7 +65,8 @@ def test_a_killed_push_is_unfinished_and_goes_on(make_store, s3, s3_spot: Spot, 
     assert remote_files(s3_spot) == files_of(store)
 
 
-def test_a_killed_pull_leaves_nothing_at_its_place_and_goes_on(
+@pytest.mark.slow
+def test_a_killed_pull_leaves_nothing_and_continues(
     make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path: Path
 ) -> None:
     store, copy = make_store(), tmp_path / "copy"

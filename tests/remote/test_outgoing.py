@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.build import BuildReport, BuildSpec, build_store
+from shardmill.building import BuildReport, BuildSpec, build_store
 from shardmill.errors import (
     BuildLockedError,
     OptionError,
@@ -21,13 +21,14 @@ from shardmill.errors import (
     StoreExistsError,
     UnfinishedBuildError,
 )
-from shardmill.remote import build_to, pull, push, retry
-from shardmill.remote.outgoing import PROBE, scratch_store
-from shardmill.testing.s3 import Fault, LoopbackS3
-from shardmill.tokenizer import ByteTokenizer
-from tests.build.corpora import feeds_of, write_corpus
-from tests.build.parts import Slow
-from tests.build.test_workers_killed import wait_for
+from shardmill.remote import build_to, pull, push
+from shardmill.remote.build_to import scratch_store
+from shardmill.remote.push import PROBE
+from shardmill.testing.services import Fault, LoopbackS3
+from shardmill.tokenizers import ByteTokenizer
+from tests.building.corpora import feeds_of, write_corpus
+from tests.building.parts import Slow
+from tests.building.test_workers_killed import wait_for
 from tests.remote.conftest import Spot, files_of, remote_files
 
 SPEC = BuildSpec(shard_bytes=20_000)
@@ -35,22 +36,17 @@ SPEC = BuildSpec(shard_bytes=20_000)
 KILLED = """
 import json, sys
 from pathlib import Path
-from shardmill.build import BuildSpec, build_store, segments
+from shardmill.building import BuildSpec, build_store, journal
 from shardmill.remote import build_to
-from tests.build.corpora import feeds_of
-from tests.build.parts import Slow
-segments.SEGMENT_TOKENS = 3_000
+from tests.building.corpora import feeds_of
+from tests.building.parts import Slow
+journal.SEGMENT_TOKENS = 3_000
 corpus, scratch, url = sys.argv[1:4]
 with build_to(url, scratch=scratch, resume=True) as out:
     build_store(feeds_of(Path(corpus)), out.folder, tokenizer=Slow(), workers=1, resume=True,
                 spec=BuildSpec(shard_bytes=20_000))
 print(json.dumps(out.receipt and out.receipt.to_json()))
 """
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -102,7 +98,7 @@ def test_the_store_there_has_the_bytes_of_a_local_build(
     assert left(tmp_path) == []
 
 
-def test_a_finished_store_is_refused_before_the_build_unless_it_may_go(
+def test_a_finished_store_is_refused_before_the_build_unless_overwritten(
     spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     build(spot, spec=BuildSpec(shard_bytes=50_000))
@@ -117,7 +113,7 @@ def test_a_finished_store_is_refused_before_the_build_unless_it_may_go(
     assert remote_files(spot) == wanted
 
 
-def test_what_is_no_store_is_refused_before_the_build(spot: Spot, build, wanted) -> None:
+def test_a_folder_of_other_files_is_refused_before_the_build(spot: Spot, build, wanted) -> None:
     place = spot.open()
     place.write("train/notes.txt", b"mine")
     for resume in (False, True):
@@ -127,7 +123,7 @@ def test_what_is_no_store_is_refused_before_the_build(spot: Spot, build, wanted)
     assert remote_files(spot) == {**wanted, "train/notes.txt": b"mine"}
 
 
-def test_a_place_that_cannot_be_written_to_is_found_before_the_build(
+def test_a_read_only_destination_is_refused_before_the_build(
     s3: LoopbackS3, build, s3_spot: Spot, tmp_path: Path
 ) -> None:
     def refused(spot: Spot, words: str) -> None:
@@ -140,20 +136,20 @@ def test_a_place_that_cannot_be_written_to_is_found_before_the_build(
 
     refused(Spot("s3://no-such-bucket/x", s3.options()), "bucket")
     s3.faults.append(Fault(path=PROBE, method="PUT", times=1000, status=503))
-    refused(s3_spot, f"{PROBE}: gave up")
+    refused(s3_spot, f"{PROBE}: unreachable")
 
 
-def test_a_place_that_only_reads_is_refused(build, tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_written_is_refused(build, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "old.tar", "w") as archive:
         archive.add(__file__, "test.py")
-    with pytest.raises(StoreError, match="this kind of place cannot do that"):
+    with pytest.raises(StoreError, match="this kind of storage may not support that"):
         build(Spot(f"tar://store::file://{tmp_path}/old.tar", {}))
     with pytest.raises(OptionError, match="Is a directory"):
         build(Spot(f"tar://store::file://{tmp_path}", {}))
 
 
 @pytest.mark.parametrize("flaw", [{"status": 503}, {"drop_after": 0}])
-def test_a_failing_server_gets_it_whole(s3, s3_spot: Spot, build, wanted, flaw) -> None:
+def test_a_failing_server_receives_the_whole_store(s3, s3_spot: Spot, build, wanted, flaw) -> None:
     s3.faults += [
         Fault(path=PROBE, method="PUT", times=2, **flaw),
         Fault(path="shard_0000", method="PUT", times=2, **flaw),
@@ -164,18 +160,20 @@ def test_a_failing_server_gets_it_whole(s3, s3_spot: Spot, build, wanted, flaw) 
     assert remote_files(s3_spot) == wanted
 
 
-def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
+def test_after_a_failed_push_a_resume_sends_the_rest(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     s3.faults.append(Fault(path="shard_00002", method="PUT", times=1000, status=503))
-    with pytest.raises(StoreError, match=r"gave up.*The store is built and lies in .*--resume"):
+    with pytest.raises(
+        StoreError, match=r"unreachable.*The store is built and is in .*resume=True"
+    ):
         build(s3_spot)
     folder = scratch_store(s3_spot.url, tmp_path / "scratch")
     assert files_of(folder) == wanted
     arrived = remote_files(s3_spot).keys() & wanted.keys()
     assert "meta.json" not in arrived
     s3.faults.clear()
-    with pytest.raises(UnfinishedBuildError, match=r"was sent there half-way.*--resume"):
+    with pytest.raises(UnfinishedBuildError, match=r"was sent there half-way.*resume=True"):
         build(s3_spot)
     s3.requests.clear()
     assert build(s3_spot, resume=True).cost is None, "it was built again"
@@ -186,11 +184,11 @@ def test_a_push_that_fails_keeps_the_store_and_a_resume_sends_the_rest(
     assert left(tmp_path) == []
 
 
-def test_a_replacement_that_was_not_sent_goes_on(s3, s3_spot: Spot, build, wanted, tmp_path):
+def test_an_unsent_replacement_is_resumed(s3, s3_spot: Spot, build, wanted, tmp_path):
     build(s3_spot, spec=BuildSpec(shard_bytes=50_000))
     s3.faults.append(Fault(path="meta.json", method="DELETE", times=1000, status=403))
     s3.faults.append(Fault(path="?delete", method="POST", times=1000, status=403))
-    with pytest.raises(StoreError, match="--resume --overwrite"):
+    with pytest.raises(StoreError, match="resume=True and overwrite=True"):
         build(s3_spot, overwrite=True)
     s3.faults.clear()
     with pytest.raises(StoreExistsError, match="other input or options"):
@@ -200,19 +198,19 @@ def test_a_replacement_that_was_not_sent_goes_on(s3, s3_spot: Spot, build, wante
     assert left(tmp_path) == []
 
 
-def test_a_store_that_was_not_sent_is_not_built_over_unasked(
+def test_an_unsent_store_is_not_overwritten_unless_asked(
     spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
     folder = scratch_store(spot.url, tmp_path / "scratch")
     folder.parent.mkdir(parents=True)
     (tmp_path / "local").rename(folder)
-    with pytest.raises(UnfinishedBuildError, match=r"--resume.*--overwrite"):
+    with pytest.raises(UnfinishedBuildError, match=r"resume=True.*overwrite=True"):
         build(spot)
     assert build(spot, resume=True).cost is None
     assert remote_files(spot) == wanted
 
 
-def test_the_unfinished_push_of_another_is_found_before_the_build(
+def test_the_unfinished_push_of_another_store_is_refused_before_the_build(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, make_store, tmp_path: Path
 ) -> None:
     s3.faults.append(Fault(path="shard_", method="PUT", times=1000, status=403))
@@ -227,7 +225,7 @@ def test_the_unfinished_push_of_another_is_found_before_the_build(
     assert files_of(tmp_path / "copy") == wanted
 
 
-def test_two_builds_to_one_place_exclude_each_other(spot: Spot, build, tmp_path: Path) -> None:
+def test_two_builds_to_one_url_exclude_each_other(spot: Spot, build, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     with (
         pytest.raises(BuildLockedError, match="another process"),
@@ -237,7 +235,7 @@ def test_two_builds_to_one_place_exclude_each_other(spot: Spot, build, tmp_path:
     build(Spot(f"{spot.url}-beside", spot.options))
 
 
-def test_the_scratch_folder_tells_urls_apart_and_no_password(tmp_path: Path) -> None:
+def test_each_url_has_its_scratch_folder_without_a_password_in_its_name(tmp_path: Path) -> None:
     urls = [f"s3://bucket/{name}" for name in ("a/b", "a-b", "a_b", "x/" + "y" * 300)]
     folders = {scratch_store(url, tmp_path) for url in urls}
     assert len(folders) == 4
@@ -247,7 +245,7 @@ def test_the_scratch_folder_tells_urls_apart_and_no_password(tmp_path: Path) -> 
 
 
 class Run:
-    """The same build in a process of its own."""
+    """The same build in another process."""
 
     def __init__(self, s3: LoopbackS3, corpus: Path, scratch: Path, spot: Spot) -> None:
         self.arguments = [str(corpus), str(scratch), spot.url]
@@ -270,7 +268,7 @@ class Run:
 
 
 @pytest.mark.slow
-def test_killed_in_the_build_and_in_the_push_it_goes_on_to_the_same_bytes(
+def test_killed_in_the_build_and_in_the_push_it_resumes_to_the_same_bytes(
     s3: LoopbackS3, s3_spot: Spot, corpus: Path, tmp_path: Path
 ) -> None:
     build_store(feeds_of(corpus), tmp_path / "local", tokenizer=Slow(), spec=SPEC, workers=1)
@@ -294,6 +292,7 @@ def test_killed_in_the_build_and_in_the_push_it_goes_on_to_the_same_bytes(
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_killed_after_the_manifest_was_sent_a_resume_leaves_nothing(
     s3: LoopbackS3, s3_spot: Spot, corpus: Path, tmp_path: Path
 ) -> None:

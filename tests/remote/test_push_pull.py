@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
-from shardmill.interop.packed.memmap import MemmapShardWriter
+from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull, push
-from shardmill.remote.send import MARK
-from shardmill.shards import verify_store
+from shardmill.remote.contents import MARKER
+from shardmill.store import verify
 from tests.remote.conftest import Spot, files_of, remote_files
 
 
@@ -23,11 +23,11 @@ def test_a_pushed_and_pulled_store_is_the_same_to_the_byte(make_store, spot: Spo
     fetched = pull(spot.url, tmp_path / "copy", storage_options=spot.options)
     assert (fetched.moved_files, fetched.bytes) == (14, sent.bytes)
     assert files_of(tmp_path / "copy") == files_of(store)
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
 
 
-def test_what_is_there_is_not_moved_again(make_store, spot: Spot, tmp_path: Path) -> None:
+def test_files_that_are_there_are_not_moved_again(make_store, spot: Spot, tmp_path: Path) -> None:
     store = make_store()
     push(store, spot.url, storage_options=spot.options)
     again = push(store, spot.url, storage_options=spot.options)
@@ -58,7 +58,7 @@ def test_another_store_is_refused_and_replaces_on_request(make_store, spot: Spot
     assert remote_files(spot) == files_of(second)
 
 
-def test_files_of_nobody_are_not_overwritten(make_store, spot: Spot) -> None:
+def test_unknown_files_are_not_overwritten(make_store, spot: Spot) -> None:
     place = spot.open()
     place.write("train_idx.npy", b"mine")
     with pytest.raises(StoreExistsError, match=r"train_idx\.npy"):
@@ -67,14 +67,14 @@ def test_files_of_nobody_are_not_overwritten(make_store, spot: Spot) -> None:
 
 
 def test_the_unfinished_push_of_another_folder_is_not_mixed_with_this_one(make_store, spot: Spot):
-    spot.open().write(MARK, b'{"pushing":"somebody"}\n')
+    spot.open().write(MARKER, b'{"pushing":"another"}\n')
     with pytest.raises(StoreExistsError, match="unfinished push of another"):
         push(make_store(), spot.url, storage_options=spot.options)
     push(make_store("other"), spot.url, replace=True, storage_options=spot.options)
-    assert MARK not in remote_files(spot)
+    assert MARKER not in remote_files(spot)
 
 
-def test_a_local_file_that_is_damaged_never_leaves(make_store, spot: Spot) -> None:
+def test_a_damaged_local_file_is_never_sent(make_store, spot: Spot) -> None:
     store = make_store()
     (store / "train/shard_00002.bin").write_bytes(bytes(1000))
     with pytest.raises(DamagedStoreError, match=r"train/shard_00002\.bin: its sha256"):
@@ -99,7 +99,7 @@ def test_a_damaged_remote_file_is_named_and_nothing_appears(
     assert not (tmp_path / "copy").exists()
 
 
-def test_pull_never_writes_into_a_folder_with_something_in_it(make_store, spot: Spot, tmp_path):
+def test_pull_refuses_a_folder_that_is_not_empty(make_store, spot: Spot, tmp_path):
     push(make_store(), spot.url, storage_options=spot.options)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy/note.txt").write_text("mine")
@@ -116,12 +116,12 @@ def test_nothing_at_the_url_is_not_found(spot: Spot, tmp_path: Path) -> None:
 def test_an_unfinished_folder_is_not_pushed(make_store, spot: Spot, tmp_path: Path) -> None:
     store = make_store()
     (store / "meta.json").unlink()
-    with pytest.raises(StoreNotFoundError, match="no finished folder"):
+    with pytest.raises(StoreNotFoundError, match="not a finished folder"):
         push(store, spot.url, storage_options=spot.options)
     assert remote_files(spot) == {}
 
 
-def test_a_packed_shard_goes_and_comes_back(spot: Spot, tmp_path: Path) -> None:
+def test_a_packed_shard_is_pushed_and_pulled(spot: Spot, tmp_path: Path) -> None:
     with MemmapShardWriter(tmp_path / "shard", 2, 8, 3) as writer:
         writer.write_bin(0, np.array([1, 2, 3]), np.array([1, 1, 0]), np.array([0]))
         writer.write_bin(1, np.array([4, 5, 6, 7]), np.array([1, 0, 1, 0]), np.array([0, 2]))
@@ -157,7 +157,7 @@ def test_two_pulls_of_one_folder_do_not_mix(make_store, tmp_path: Path) -> None:
                 pull(url, tmp_path / "copy")
 
     pull(url, tmp_path / "copy", workers=1, progress=pull_again)
-    assert verify_store(tmp_path / "copy").ok
+    assert verify(tmp_path / "copy").ok
 
 
 def test_a_store_error_is_what_callers_catch() -> None:

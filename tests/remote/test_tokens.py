@@ -11,9 +11,9 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.mapped import Windows, open_tokens
 from shardmill.remote import open_remote, push
-from shardmill.shards import open_store
+from shardmill.store import open_store
+from shardmill.store.readers import Windows, open_tokens
 from tests.remote.conftest import Spot
 
 
@@ -51,7 +51,7 @@ def test_windows_of_a_remote_store_are_those_of_the_store(
             copy.close()
 
 
-def test_a_loader_trains_from_a_remote_store_in_the_order_of_the_local_one(
+def test_a_loader_reads_a_remote_store_in_the_order_of_a_local_one(
     make_store: Callable[..., Path], s3_spot: Spot, tmp_path: Path
 ) -> None:
     folder = make_store("wiki")

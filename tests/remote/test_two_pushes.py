@@ -21,8 +21,8 @@ import pytest
 from shardmill.errors import StoreExistsError
 from shardmill.records import Ragged
 from shardmill.remote import claims, push, verify_remote
-from shardmill.remote.contents import local_contents
-from shardmill.remote.send import MARK, _mark
+from shardmill.remote.contents import MARKER, local_contents
+from shardmill.remote.push import _marker
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.two_pushes import Killed, Watched, delays, push_to, watched
@@ -69,7 +69,7 @@ def check_outcome(spot: Spot, stores: dict[str, Path], pushed: list[tuple[str, b
     """`pushed` are (store, replace, what came of it), in any order."""
     there = check_whole(spot, stores)
     successes = [
-        (name, replace) for name, replace, told in pushed if told == manifest_of(stores[name])
+        (name, replace) for name, replace, result in pushed if result == manifest_of(stores[name])
     ]
     for name, _ in successes:
         replaced = any(other == there and replace for other, replace in successes)
@@ -97,7 +97,7 @@ def some(total: int, spot: Spot) -> range:
 
 
 class Stopped:
-    """A push in a thread that stops before its operation number `moment`, until `go_on`."""
+    """A push in a thread that stops before its operation number `moment`, until `finish`."""
 
     def __init__(self, folder: Path, spot: Spot, moment: int, replace: bool) -> None:
         self.reached, self.resume = threading.Event(), threading.Event()
@@ -117,7 +117,7 @@ class Stopped:
             self.reached.set()
             assert self.resume.wait(600)
 
-    def go_on(self) -> str:
+    def finish(self) -> str:
         self.resume.set()
         self.thread.join(600)
         return self.result
@@ -137,7 +137,7 @@ PAIRS = [
 
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(("before", "first", "second"), PAIRS)
-def test_a_push_stopped_at_any_moment_while_another_goes_by_harms_nothing(
+def test_a_push_paused_at_any_step_while_another_runs_harms_nothing(
     spot: Spot, stores: dict[str, Path], before: str | None, first: Any, second: Any
 ) -> None:
     numbers = itertools.count()
@@ -155,7 +155,7 @@ def test_a_push_stopped_at_any_moment_while_another_goes_by_harms_nothing(
         stopped = Stopped(stores[first[0]], there, moment, first[1])
         quick = push_to(stores[second[0]], there.open(), replace=second[1])
         check_whole_unless_unfinished(there, stores)
-        slow = stopped.go_on()
+        slow = stopped.finish()
         check_outcome(there, stores, [(*first, slow), (*second, quick), *given(before, stores)])
 
 
@@ -164,7 +164,7 @@ def given(before: str | None, stores: dict[str, Path]) -> list[tuple[str, bool, 
 
 
 def check_whole_unless_unfinished(spot: Spot, stores: dict[str, Path]) -> None:
-    """A manifest is never beside files of another store, whoever is at work."""
+    """A manifest is never beside files of another store, whichever push is at work."""
     found = remote_files(spot)
     for store in stores.values():
         wanted = files_of(store)
@@ -176,7 +176,7 @@ def check_whole_unless_unfinished(spot: Spot, stores: dict[str, Path]) -> None:
     ("before", "replace"), [(None, False), ("c", True)], ids=["new", "a replacement"]
 )
 @pytest.mark.parametrize("next_one", ["the same", "another"])
-def test_a_push_killed_at_any_moment_leaves_nothing_after_the_next_one(
+def test_a_push_killed_at_any_step_leaves_nothing_after_the_next_one(
     spot: Spot, stores: dict[str, Path], before: str | None, replace: bool, next_one: str
 ) -> None:
     numbers = itertools.count()
@@ -198,8 +198,8 @@ def test_a_push_killed_at_any_moment_leaves_nothing_after_the_next_one(
             push_to(stores["a"], watched(there.url, there.options, killed), replace=replace)
         check_whole_unless_unfinished(there, stores)
         again = "a" if next_one == "the same" else "b"
-        told = push_to(stores[again], there.open(), replace=replace or again == "b")
-        assert told == manifest_of(stores[again])
+        result = push_to(stores[again], there.open(), replace=replace or again == "b")
+        assert result == manifest_of(stores[again])
         assert remote_files(there) == files_of(stores[again])
 
 
@@ -217,7 +217,7 @@ def pushers(
         with ThreadPoolExecutor(2) as pool:
 
             def in_threads(spot: Spot, tasks: list[tuple[Path, bool, int]]) -> list[str]:
-                told = [
+                futures = [
                     pool.submit(
                         push_to,
                         folder,
@@ -226,7 +226,7 @@ def pushers(
                     )
                     for folder, replace, seed in tasks
                 ]
-                return [one.result(120) for one in told]
+                return [one.result(120) for one in futures]
 
             yield spot, in_threads
         return
@@ -236,8 +236,8 @@ def pushers(
 
     def in_processes(spot: Spot, tasks: list[tuple[Path, bool, int]]) -> list[str]:
         for worker, (folder, replace, seed) in zip(workers, tasks, strict=True):
-            told = {"folder": str(folder), "url": spot.url, "options": spot.options}
-            worker.stdin.write(json.dumps({**told, "replace": replace, "seed": seed}) + "\n")
+            task = {"folder": str(folder), "url": spot.url, "options": spot.options}
+            worker.stdin.write(json.dumps({**task, "replace": replace, "seed": seed}) + "\n")
         return [json.loads(worker.stdout.readline()) for worker in workers]
 
     try:
@@ -264,10 +264,10 @@ def test_two_pushes_at_once_with_random_delays(pushers: Any, stores: dict[str, P
         if before is not None and not any(replace for _, replace in pair):
             pair[0] = (pair[0][0], True)
         tasks = [(stores[name], replace, generator.randrange(2**32)) for name, replace in pair]
-        told = both(there, tasks)
-        outcomes = [(*one, result) for one, result in zip(pair, told, strict=True)]
+        results = both(there, tasks)
+        outcomes = [(*one, result) for one, result in zip(pair, results, strict=True)]
         check_outcome(there, stores, [*outcomes, *given(before, stores)])
-        for result in told:
+        for result in results:
             kind = result.partition(":")[0] if ":" in result else "pushed"
             tally[kind] = tally.get(kind, 0) + 1
     print(f"{RUNS} runs, {hashlib.sha256(spot.url.encode()).hexdigest()[:4]}: {tally}")
@@ -281,7 +281,9 @@ def test_data_files_that_no_manifest_lists_are_refused_or_removed(
     place = spot.open()
     stray = "train/shard_00099.bin"
     place.create(stray, b"x")
-    with pytest.raises(StoreExistsError, match=f"{stray} is there, of no push of ours"):
+    with pytest.raises(
+        StoreExistsError, match=f"{stray} is there, and no push of ours put it there"
+    ):
         push(stores["a"], spot.url, storage_options=spot.options)
     push(stores["a"], spot.url, storage_options=spot.options, replace=True)
     assert verify_remote(spot.url, storage_options=spot.options).problems == []
@@ -292,7 +294,7 @@ def test_data_files_that_no_manifest_lists_are_refused_or_removed(
     assert verify_remote(spot.url, storage_options=spot.options).problems == []
 
 
-def test_a_killed_replacement_that_goes_on_leaves_nothing_of_the_old_store(
+def test_a_resumed_replacement_leaves_nothing_of_the_old_store(
     stores: dict[str, Path], spot: Spot
 ) -> None:
     push(stores["c"], spot.url, storage_options=spot.options)
@@ -300,7 +302,7 @@ def test_a_killed_replacement_that_goes_on_leaves_nothing_of_the_old_store(
     stray = "train/shard_00099.bin"  # listed by the old manifest, which is gone
     place.create(stray, b"x")
     place.remove("meta.json")
-    place.create(MARK, _mark(local_contents(stores["a"])))
+    place.create(MARKER, _marker(local_contents(stores["a"])))
     push(stores["a"], spot.url, storage_options=spot.options)
     assert verify_remote(spot.url, storage_options=spot.options).problems == []
     assert stray not in place.listing()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,43 +12,42 @@ import pytest
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from shardmill.arguments import is_url, refuse_url
-from shardmill.build import BuildSpec, Feed, build_store
-from shardmill.compare import diff_stores
+from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.errors import ManifestError, OptionError, StoreNotFoundError
+from shardmill.inspect.diff import diff_stores
 from shardmill.loading import TokenSource
 from shardmill.remote import push, verify_remote
-from shardmill.shards import exclude_documents, open_store, read_manifest, verify_store
 from shardmill.sources import MemorySource
-from shardmill.testing.s3 import LoopbackS3
-from shardmill.tokenizer import ByteTokenizer
+from shardmill.store import exclude_documents, open_store, read_manifest, verify
+from shardmill.testing.services import LoopbackS3
+from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import Spot, files_of
-from tests.remote.test_commands import refused, shardmill
+from tests.remote.test_commands import refused
 
 SECRET = "s3://KEY:SECRET@bucket/store"
 URLS = ["s3://bucket/store", "gs://bucket/store", "memory://x/store", SECRET]
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        ("s3://bucket/x", True),
-        ("S3://bucket/x", True),
-        (Path("s3://bucket/x"), True),  # pathlib makes s3:/bucket/x of it
-        (Path("https://host/x"), True),
-        ("odd+scheme://x", True),
-        ("store", False),
-        ("a:/b", False),
-        (Path("odd:/x"), False),
-        ("./s3://bucket", False),
-        ("", False),
-        (7, False),
-    ],
-)
-def test_what_is_a_url(value: object, wanted: bool) -> None:
-    assert is_url(value) is wanted
+def test_urls_are_recognised() -> None:
+    texts = ("s3://b/x", "S3://b", " s3://b", "gs:/b/x", "memory://", "file:///x")
+    texts += ("hf://datasets/a", "simplecache::s3://b/x", "new+scheme.9://x")
+    texts += ("abfs://c@a.dfs.core.windows.net/x",)
+    # pathlib makes s3:/b/x of the first of these
+    paths = (Path("s3://b/x"), Path("s3://"), Path("https://h/x"), Path("memory://x"))
+    for value in (*texts, *paths):
+        assert is_url(value), value
 
 
-def test_a_refusal_shows_the_scheme_alone() -> None:
+def test_paths_and_other_values_are_not_urls() -> None:
+    texts = ("", "a/b", "/a/b", "C:/x", "c://x", "./s3://b/x", "a:b", "data:/x", "x y://z")
+    texts += ("s3", "s3/b", "s3:x")
+    paths = (Path("/s3:/x"), Path("notes: today/x"), Path("odd:/x"))
+    for value in (*texts, *paths, 5, None, b"s3://b/x", ["s3://b"]):
+        assert not is_url(value), value
+        refuse_url(value, "output_dir", instead="nothing")
+
+
+def test_a_refusal_shows_only_the_scheme() -> None:
     with pytest.raises(OptionError, match=r"folder: .*s3://.*pull") as caught:
         refuse_url(SECRET, "folder", instead="pull it first")
     assert "SECRET" not in str(caught.value)
@@ -85,7 +81,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "build_pretrain_cache": _pretrain,
     "build_sft_cache": _sft,
     "open_store": open_store,
-    "verify_store": verify_store,
+    "verify": verify,
     "read_manifest": read_manifest,
     "TokenSource": lambda url: TokenSource(url, seq_len=4),
     "diff_stores": lambda url: diff_stores(url, url),
@@ -100,7 +96,7 @@ def test_a_call_that_works_on_folders_refuses_a_url(
     call: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match=r"URL.*(build_to|pull)") as caught:
+    with pytest.raises(OptionError, match=r"URL.*(shardmill\.build|pull)") as caught:
         CALLS[call](url)
     assert "SECRET" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +108,7 @@ def test_verify_reads_a_store_at_a_url(make_store, spot: Spot) -> None:
     push(store, spot.url, storage_options=spot.options)
     report = verify_remote(spot.url, storage_options=spot.options)
     assert report.problems == []
-    local = verify_store(store)
+    local = verify(store)
     assert (report.files, report.tokens, report.documents) == (
         local.files,
         local.tokens,
@@ -139,14 +135,14 @@ def test_verify_names_damage_at_a_url(make_store, spot: Spot, damage: str) -> No
     assert name in problem
 
 
-def test_verify_of_nothing_is_not_found(spot: Spot) -> None:
+def test_verify_of_an_empty_url_is_not_found(spot: Spot) -> None:
     with pytest.raises(StoreNotFoundError, match="check the URL"):
         verify_remote(spot.url, storage_options=spot.options)
     assert issubclass(ManifestError, ValueError)
 
 
 def test_info_and_verify_read_a_url_on_the_command_line(
-    make_store, s3: LoopbackS3, s3_spot: Spot
+    shardmill, make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:
     store, env = make_store(), s3.environment()
     push(store, s3_spot.url, storage_options=s3_spot.options)
@@ -177,19 +173,17 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_command_that_works_on_folders_names_pull(command: list[str], tmp_path: Path) -> None:
-    words = [SECRET if word == "URL" else word for word in command]
-    line = [sys.executable, "-m", "shardmill", *words]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        line, capture_output=True, text=True, check=False, timeout=90, cwd=tmp_path, env=env
-    )
+def test_a_command_that_works_on_folders_names_pull(
+    shardmill, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = shardmill(*(SECRET if word == "URL" else word for word in command))
     refused(done, "URL", "shardmill pull")
     assert "SECRET" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_really_called_so_is_named_with_a_dot(
+def test_a_folder_with_the_name_of_a_url_is_written_with_a_dot(
     make_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store()

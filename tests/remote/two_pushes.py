@@ -14,8 +14,8 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.remote.contents import local_contents
-from shardmill.remote.place import Place, open_place
-from shardmill.remote.send import send
+from shardmill.remote.folder import RemoteFolder, open_folder
+from shardmill.remote.push import send
 
 Hook = Callable[[str], None]
 OPERATIONS = ("listing", "info", "block", "pipe", "write", "create", "put", "remove")
@@ -25,7 +25,7 @@ class Killed(BaseException):
     """What SIGKILL is: nothing that this process does afterwards reaches the place."""
 
 
-class Watched(Place):
+class Watched(RemoteFolder):
     """A place that calls `hook` with the name of each operation before it is done.
 
     With `turns`, the threads of a push do their operations one at a time, so that a hook that
@@ -51,7 +51,7 @@ class Watched(Place):
 def watched(
     url: str, options: dict[str, Any], hook: Hook, *, one_at_a_time: bool = False
 ) -> Watched:
-    opened = open_place(url, options)
+    opened = open_folder(url, options)
     place = Watched(opened.fs, opened.root, opened.url)
     object.__setattr__(place, "hook", hook)
     turns = threading.RLock() if one_at_a_time else contextlib.nullcontext()
@@ -59,10 +59,12 @@ def watched(
     return place
 
 
-def push_to(folder: Path, place: Place, *, replace: bool = False) -> str:
+def push_to(folder: Path, place: RemoteFolder, *, replace: bool = False) -> str:
     """The sha256 of the manifest that was pushed, or the class and words of the refusal."""
     try:
-        return send(folder, local_contents(folder), place, (2, None), replace).manifest_sha256
+        return send(
+            folder, local_contents(folder), place, workers=2, replace=replace
+        ).manifest_sha256
     except ShardmillError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -82,11 +84,11 @@ def delays(seed: int) -> Hook:
 
 
 def main() -> None:
-    """Push as told by each line of stdin; answer with a line."""
+    """Do the push of each line of stdin; answer with a line."""
     for line in sys.stdin:
-        told = json.loads(line)
-        place = watched(told["url"], told["options"], delays(told["seed"]))
-        print(json.dumps(push_to(Path(told["folder"]), place, replace=told["replace"])), flush=True)
+        task = json.loads(line)
+        place = watched(task["url"], task["options"], delays(task["seed"]))
+        print(json.dumps(push_to(Path(task["folder"]), place, replace=task["replace"])), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
 from shardmill.sampling import BlockShuffle, InOrder, Mixture, Permutation
-from shardmill.sampling.quota import counts_at, turns
-from shardmill.sampling.schedule import LONGEST_PERIOD, Schedule
-from shardmill.sampling.weights import whole_shares
+from shardmill.sampling.shares import LONGEST_PERIOD, Schedule, counts_at, turns, whole_shares
 from shardmill.testing.sampling import (
     assert_prefixes_keep_their_shares,
     assert_sources_are_exhausted_before_they_repeat,
@@ -41,7 +39,7 @@ def test_counts_without_walking_equal_counts_by_walking(weights: list[int]) -> N
 
 @settings(deadline=None, max_examples=60)
 @given(weights=FLOATS, start=st.integers(0, 10**15))
-def test_a_walk_may_begin_anywhere(weights: list[float], start: int) -> None:
+def test_a_walk_may_start_at_any_sample(weights: list[float], start: int) -> None:
     shares = whole_shares(weights, [str(s) for s in range(len(weights))])
     counts = counts_at(shares, start)
     for source in turns(shares, counts, start, 200):
@@ -68,6 +66,7 @@ def test_every_prefix_of_every_phase_keeps_every_share(data, num_sources: int) -
     assert_sources_are_exhausted_before_they_repeat(mixture, 200)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), num_sources=st.integers(2, 5), length=st.integers(1, 12))
 def test_deviations_do_not_add_up_over_many_changes_of_weights(
@@ -87,20 +86,21 @@ def test_deviations_do_not_add_up_over_many_changes_of_weights(
         assert max(map(abs, owed)) < (1.5 if num_sources == 2 else 3)
 
 
-def test_a_slow_curriculum_in_short_phases_starves_nobody() -> None:
+def test_a_slow_curriculum_in_short_phases_starves_no_source() -> None:
     small = [0.1 + 0.0001 * (number % 7) for number in range(300)]
     phases = [(4 * number, [w, 1 - w]) for number, w in enumerate(small) if number]
     mixture = Mixture([1000] * 2, [small[0], 1 - small[0]], seed=0, phases=phases)
     assert mixture.counts(1200).tolist() == [120, 1080]  # exact: 120.36
 
 
-def test_a_mixture_that_takes_anothers_place_carries_on_what_is_owed() -> None:
+def test_a_mixture_that_replaces_another_carries_over_what_is_owed() -> None:
     first = Mixture([1000] * 2, [1, 2], seed=0)
     assert first.owed(1) == (Fraction(1, 3), Fraction(-1, 3))
-    second = Mixture([1000] * 2, [1, 2], seed=0, owed=first.owed(1))
+    second = Mixture([1000] * 2, [1, 2], seed=0)
+    second.carry_over(first.owed(1))
     assert second.take([0, 1, 2]).source.tolist() == first.take([1, 2, 3]).source.tolist()
     with pytest.raises(OptionError, match="1 numbers owed for 2 sources"):
-        Mixture([1, 1], [1, 1], seed=0, owed=[0.5])
+        Mixture([1, 1], [1, 1], seed=0).carry_over([0.5])
 
 
 def test_shares_hold_against_the_weights_as_written_after_a_trillion_samples() -> None:
@@ -244,7 +244,7 @@ def test_temperature_flattens_and_sharpens() -> None:
         ([1, "2", 3], "source 'b': weight '2', wanted a number"),
         ([1, None, 3], "source 'b': weight None, wanted a number"),
         ([1, True, 3], "source 'b': weight True, wanted a number"),
-        ([1, 1e-7, 3], "source 'b': a share of 2.5e-08, wanted at least 1 in .*make it 0"),
+        ([1, 1e-7, 3], "source 'b': a share of 2.5e-08, wanted at least 1 in .*set it to 0"),
         ([1, 5e-324, 1e308], "source 'a': a share of 1e-308"),
     ],
 )
@@ -258,12 +258,12 @@ def test_a_wrong_weight_is_refused_by_name(weights: list[float], message: str) -
 @pytest.mark.parametrize("temperature", [0, -1, float("nan"), float("inf"), "1", None, True])
 def test_a_wrong_temperature_is_refused(temperature: float) -> None:
     with pytest.raises(OptionError, match=r"temperature=.*wanted a finite number above 0"):
-        Mixture([1], [1], seed=0, temperature=temperature)
+        whole_shares([1], ["a"], temperature=temperature)
 
 
 def test_a_temperature_that_freezes_a_source_out_is_refused_by_its_name() -> None:
     with pytest.raises(OptionError, match="source 'b': a share of 0"):
-        Mixture([1, 1, 1], [1, 0.5, 0], seed=0, names=NAMES, temperature=1e-5)
+        whole_shares([1, 0.5, 0], NAMES, temperature=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -271,15 +271,15 @@ def test_a_temperature_that_freezes_a_source_out_is_refused_by_its_name() -> Non
     [
         ({"sizes": [], "weights": []}, "a mixture of no sources"),
         ({"sizes": [1, 0]}, "source '1' is empty, but has a weight above 0"),
-        ({"sizes": [1, -3]}, "size of source '1'=-3: wanted at least 0"),
+        ({"sizes": [1, -3]}, "source '1': size=-3: wanted at least 0"),
         ({"names": ["a", "a"]}, "sources share the name 'a'"),
         ({"names": ["a"]}, "1 names for 2 sizes: a"),
-        ({"names": "ab"}, "names='ab': wanted one str a source"),
-        ({"names": ["a", 3]}, "wanted one str a source"),
+        ({"names": "ab"}, "names='ab': wanted one str per source"),
+        ({"names": ["a", 3]}, "wanted one str per source"),
         ({"seed": -1}, "seed=-1: wanted at least 0"),
-        ({"phases": [(0, [1, 1])]}, "phase start=0: wanted at least 1"),
-        ({"phases": [(5, [1, 1]), (5, [1, 2])]}, r"phases start at \[5, 5\]: wanted rising"),
-        ({"phases": [(9, [1, 1]), (5, [1, 2])]}, r"phases start at \[9, 5\]: wanted rising"),
+        ({"phases": [(0, [1, 1])]}, "phase_start=0: wanted at least 1"),
+        ({"phases": [(5, [1, 1]), (5, [1, 2])]}, r"phases start at \[5, 5\]: wanted ascending"),
+        ({"phases": [(9, [1, 1]), (5, [1, 2])]}, r"phases start at \[9, 5\]: wanted ascending"),
         ({"phases": [(9, [1, 1, 1])]}, "3 weights for 2 sources"),
     ],
 )
@@ -299,19 +299,19 @@ def test_an_index_outside_is_refused(index: int) -> None:
         Mixture([1], [1], seed=0).take([index])
 
 
-def test_what_decides_the_samples_is_in_the_fingerprint() -> None:
+def test_the_fingerprint_covers_everything_that_decides_the_samples() -> None:
     def fingerprint(**changed: object) -> str:
         first = {"sizes": [5, 6], "weights": [1, 2], "seed": 0, "names": ["a", "b"]}
         return Mixture(**{**first, **changed}).fingerprint  # type: ignore[arg-type]
 
     others = [
         fingerprint(sizes=[5, 7]), fingerprint(weights=[1, 3]), fingerprint(seed=1),
-        fingerprint(names=["a", "c"]), fingerprint(temperature=2), fingerprint(order=InOrder),
+        fingerprint(names=["a", "c"]), fingerprint(order=InOrder),
         fingerprint(phases=[(5, [1, 1])]), fingerprint(phases=[(6, [1, 1])]),
         fingerprint(order=partial(BlockShuffle, block_items=2)),
     ]  # fmt: skip
     assert fingerprint() == fingerprint(weights=[0.5, 1.0])  # the same shares
-    assert len({fingerprint(), *others}) == 10
+    assert len({fingerprint(), *others}) == 9
 
 
 def test_a_mixture_survives_pickling() -> None:
@@ -327,6 +327,6 @@ class _Drifting(Mixture):
         return super().counts(n) + (np.array([1, -1]) if int(n) >= 50 else 0)
 
 
-def test_the_law_of_shares_sees_a_drift() -> None:
+def test_the_guarantee_of_shares_detects_a_drift() -> None:
     with pytest.raises(AssertionError):
         assert_prefixes_keep_their_shares(_Drifting([9, 9], [1, 2], seed=0), 0, 60)

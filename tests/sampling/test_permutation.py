@@ -53,7 +53,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("address", GOLDEN)
-def test_the_numbers_are_these_for_ever(address: tuple[int, ...]) -> None:
+def test_the_numbers_never_change(address: tuple[int, ...]) -> None:
     order = Permutation(*address)
     assert order.take(range(8)).tolist() == GOLDEN[address]
     assert [order[index] for index in range(8)] == GOLDEN[address]
@@ -72,7 +72,7 @@ def test_seed_path_and_size_each_make_another_order() -> None:
     assert len(prints) == len(addresses)
 
 
-def test_any_integer_dtype_is_taken_and_nothing_else() -> None:
+def test_any_integer_dtype_is_accepted_and_nothing_else() -> None:
     order = Permutation(200, 3)
     expected = order.take([0, 5, 199])
     for dtype in ("i2", "u1", "i4", "u4", "i8", "u8"):
@@ -105,7 +105,7 @@ def test_an_index_outside_is_refused(index: int) -> None:
         ((1.5, 0), "n=1.5.*: wanted a whole number"),
         ((True, 0), "n=True.*: wanted a whole number"),
         ((5, -1), "seed=-1: wanted at least 0"),
-        ((5, 2**64), r"seed=18446744073709551616: wanted less than 2\*\*64"),
+        ((5, 2**64), r"seed=18,446,744,073,709,551,616: wanted less than 2\*\*64"),
         ((5, "0"), "seed='0'.*: wanted a whole number"),
         ((5, None), "seed=None.*: wanted a whole number"),
         ((5, 0, 1.0), "path part 1.0: wanted a name or a whole number"),
@@ -117,7 +117,7 @@ def test_a_wrong_argument_is_refused_by_name(arguments: tuple[object, ...], mess
         Permutation(*arguments)  # type: ignore[arg-type]
 
 
-def test_an_order_of_none_and_of_one() -> None:
+def test_orders_of_zero_items_and_of_one() -> None:
     assert len(Permutation(0, 1)) == 0
     assert Permutation(0, 1).take([]).tolist() == []
     assert Permutation(1, 1).take([0, 0]).tolist() == [0, 0]

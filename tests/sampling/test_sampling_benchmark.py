@@ -1,4 +1,4 @@
-"""The benchmark of this room runs and reports every contender."""
+"""The benchmark of sampling runs and reports every contender."""
 
 from __future__ import annotations
 

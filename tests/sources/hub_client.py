@@ -22,12 +22,12 @@ from shardmill.sources import (
     BatchLimits,
     HubParquetSource,
     HubSource,
-    hubfiles,
     iter_rows,
     open_hub,
     open_source,
-    ranges,
 )
+from shardmill.sources.formats import parquet
+from shardmill.storage import ranges
 from shardmill.testing.sources import (
     account,
     assert_cut_is_the_source,
@@ -43,7 +43,7 @@ KINDS = {"rows": HubSource, "parquet": HubParquetSource, "best": open_hub}
 def source_of(job: dict[str, Any]) -> Any:
     """`kind` says which source; `piece` = [at_least, number] is one of its pieces; `block` is the
     most that is asked for at a request."""
-    hubfiles.blocks_of = partial(ranges.blocks_of, block=job.get("block", ranges.BLOCK_BYTES))
+    parquet.blocks_of = partial(ranges.blocks_of, block=job.get("block", ranges.BLOCK_BYTES))
     options = dict(job.get("options", {}))
     if options.get("shuffle"):
         options["shuffle"] = tuple(options["shuffle"])
@@ -80,7 +80,7 @@ def describe(job: dict[str, Any]) -> dict[str, Any]:
     return source_of(job).describe()
 
 
-def laws(job: dict[str, Any]) -> dict[str, Any]:
+def guarantees(job: dict[str, Any]) -> dict[str, Any]:
     assert_ledger_balances(source_of(job))
     return {"texts": assert_resumes_exactly(lambda: source_of(job)).texts}
 
@@ -126,7 +126,7 @@ def direct(job: dict[str, Any]) -> list[str]:
 
 JOBS = {
     job.__name__: job
-    for job in (read, describe, laws, kind, divided, pieces, cut, far, rows, direct)
+    for job in (read, describe, guarantees, kind, divided, pieces, cut, far, rows, direct)
 }
 
 

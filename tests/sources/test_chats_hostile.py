@@ -13,7 +13,8 @@ import pytest
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
-from shardmill.sources import BatchLimits, inputs, open_chats
+from shardmill.sources import BatchLimits, open_chats
+from shardmill.sources.formats import jsonl
 from shardmill.testing.sources import ChatAccount, chat_account
 
 HI = [{"role": "user", "content": "hi"}]
@@ -32,7 +33,7 @@ def nested(depth: int) -> bytes:
 
 @pytest.mark.parametrize("stack", [0, 300])
 @pytest.mark.parametrize("mend", [b"", b'"x": "\\ud800", '])
-def test_depth_has_one_limit_however_deep_the_caller_stands(
+def test_the_depth_limit_does_not_depend_on_the_callers_stack(
     tmp_path: Path, stack: int, mend: bytes
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -72,7 +73,7 @@ def test_a_string_of_10_megabytes_arrives_whole_and_alone(tmp_path: Path) -> Non
     assert len(batches[1].conversations[0].messages[0]["content"]) == 10_000_000
 
 
-def test_keys_of_any_length_do_not_swell_an_error(tmp_path: Path) -> None:
+def test_an_error_stays_short_however_long_the_keys(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"k" * 10**6 + str(n): 1 for n in range(100)}))
     with pytest.raises(SourceError, match="and 80 more") as caught:
@@ -103,7 +104,9 @@ def test_numbers_json_does_not_know_and_bad_bytes_are_read(tmp_path: Path) -> No
         (b'{\n"messages": []\n}', "a.json:1: broken JSON"),
     ],
 )
-def test_a_json_file_that_is_no_list_is_refused(tmp_path: Path, body: bytes, problem: str) -> None:
+def test_a_json_file_that_is_not_a_list_is_refused(
+    tmp_path: Path, body: bytes, problem: str
+) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(body)
     with pytest.raises(SourceError, match=problem):
@@ -118,7 +121,7 @@ def test_an_empty_file_has_no_shape_and_no_conversations(tmp_path: Path, body: b
     assert open_chats(path).describe()["shape"] is None
 
 
-def test_records_of_a_list_that_are_none_are_dropped_by_number(tmp_path: Path) -> None:
+def test_bad_rows_of_a_list_are_dropped_by_number(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + b",".join([b"5", GOOD, b"[]", b'"x"', GOOD]) + b"]")
     found = read(path, on_bad="skip")
@@ -127,7 +130,7 @@ def test_records_of_a_list_that_are_none_are_dropped_by_number(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shape", [None, "messages"])
-def test_a_file_of_nothing_but_bad_records_is_all_drops(tmp_path: Path, shape: str | None) -> None:
+def test_a_file_of_only_bad_rows_is_all_drops(tmp_path: Path, shape: str | None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"messages":[\nnull\n')
     found = read(path, on_bad="skip", shape=shape)
@@ -162,17 +165,17 @@ def test_a_json_file_of_lines_is_read_as_lines(tmp_path: Path) -> None:
     assert [chat.id for chat in read(path).conversations] == ["a.json:70001", "a.json:70002"]
 
 
-def test_a_list_too_large_to_hold_is_refused_with_the_way_out(
+def test_a_list_too_large_to_hold_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + GOOD + b"]")
-    monkeypatch.setattr(inputs, "MAX_LIST_BYTES", 20)
-    with pytest.raises(SourceError, match=r"up to 20 .* jq -c"):
+    monkeypatch.setattr(jsonl, "MAX_LIST_BYTES", 20)
+    with pytest.raises(SourceError, match=r"may have 20; .* jq -c"):
         read(path)
 
 
-def test_fields_that_arrow_fills_with_null_are_as_if_absent(tmp_path: Path) -> None:
+def test_fields_that_arrow_fills_with_null_count_as_absent(tmp_path: Path) -> None:
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     other = {"function": {"name": "g", "arguments": {"b": 2}}}
     turns = [
@@ -196,7 +199,7 @@ def test_fields_that_arrow_fills_with_null_are_as_if_absent(tmp_path: Path) -> N
     ]
 
 
-def test_a_parquet_text_that_is_no_utf8_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_parquet_text_that_is_not_utf8_is_a_source_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     bad = pa.array([b"a\xff"]).cast(pa.binary())
     text = pa.StringArray.from_buffers(1, bad.buffers()[1], bad.buffers()[2])

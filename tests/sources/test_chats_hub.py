@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.testing.services import Fault, LoopbackHub
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.slow
 
-# The client reads HF_ENDPOINT when it is imported, so a process of its own reads the hub.
+# The client reads HF_ENDPOINT when it is imported, so a separate process reads the hub.
 CHILD = """
 import json, sys
 from shardmill.sources import BatchLimits, open_chats

@@ -93,7 +93,7 @@ def test_a_shape_is_found_and_read(
     assert read(path, shape=shape) == wanted
 
 
-def test_messages_stay_as_written_but_for_line_ends_and_nulls(tmp_path: Path) -> None:
+def test_messages_stay_as_written_except_for_line_ends_and_nulls(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\r\n}"}}
     turns = [
         {"role": "Developer", "content": "a\r\nb\rc\r\r\n", "name": None, "train": None},
@@ -309,11 +309,13 @@ def test_a_later_record_of_another_shape_is_never_read_in_part(
         ({"id": "\ud800"}, "\ufffd"),
     ],
 )
-def test_a_conversation_has_its_own_id_or_its_place(tmp_path: Path, keys: Any, wanted: str) -> None:
+def test_a_conversation_has_its_own_id_or_that_of_its_row(
+    tmp_path: Path, keys: Any, wanted: str
+) -> None:
     assert one(tmp_path, {**keys, "messages": HI}).id == wanted
 
 
-def test_the_shape_found_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_shape_found_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "chats.jsonl", {"messages": HI})
     with caplog.at_level("INFO", "shardmill.sources"):
         read(path)

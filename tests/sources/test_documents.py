@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from shardmill.errors import SourceError
 from shardmill.records import Drop
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource, TextSource
-from shardmill.sources.batching import cut, text_bytes
-from shardmill.sources.clean import clean
+from shardmill.sources.batches import byte_lengths, cut, make_batch
 from shardmill.testing.sources import account, parquet_bytes
 
 
@@ -33,26 +32,26 @@ from shardmill.testing.sources import account, parquet_bytes
     ],
 )
 def test_cleaning_changes_line_ends_and_the_bom_and_nothing_else(raw: bytes, text: str) -> None:
-    cleaned = clean(pa.array([raw], pa.binary()))
+    cleaned = make_batch(pa.array([raw], pa.binary()), {})
     assert cleaned.texts.to_pylist() == [text]
     assert cleaned.counts == {"empty": 0, "invalid_utf8": 0}
 
 
 def test_invalid_bytes_are_replaced_and_their_documents_counted() -> None:
     raw = pa.array([b"good", b"bad \xff\xff", b"", b"\xef\xbb\xbf", b"cut \xe4\xb8"], pa.binary())
-    cleaned = clean(raw)
+    cleaned = make_batch(raw, {})
     assert cleaned.texts.to_pylist() == ["good", "bad \ufffd\ufffd", "cut \ufffd"]
     assert cleaned.counts == {"empty": 2, "invalid_utf8": 2}
 
 
-def test_a_carriage_return_and_a_newline_of_two_documents_do_not_meet() -> None:
-    cleaned = clean(pa.array(["a\r", "\nb", "\r\n"]))
+def test_a_carriage_return_and_a_newline_of_two_documents_are_not_joined() -> None:
+    cleaned = make_batch(pa.array(["a\r", "\nb", "\r\n"]), {})
     assert cleaned.texts.to_pylist() == ["a\r", "\nb", "\n"]
 
 
 def test_cleaning_a_slice_does_not_look_outside_it() -> None:
     whole = pa.array([b"\xff", b"a\r\nb", b"\xff"], pa.binary())
-    cleaned = clean(whole.slice(1, 1))
+    cleaned = make_batch(whole.slice(1, 1), {})
     assert cleaned.texts.to_pylist() == ["a\nb"]
     assert cleaned.counts == {"empty": 0, "invalid_utf8": 0}
 
@@ -72,7 +71,7 @@ def test_cuts_cover_everything_once_within_the_limits(
         assert sum(lengths[start : stop + 1]) > size or stop - start == number
 
 
-def test_batches_are_about_four_mebibytes_and_a_huge_document_stands_alone(tmp_path: Path) -> None:
+def test_batches_are_about_four_mebibytes_and_a_huge_document_is_alone(tmp_path: Path) -> None:
     huge = "h" * (5 * 2**20)
     rows = ["s" * 2**20] * 6 + [huge] + ["t"] * 9000
     path = tmp_path / "rows.jsonl"
@@ -84,7 +83,7 @@ def test_batches_are_about_four_mebibytes_and_a_huge_document_stands_alone(tmp_p
         assert account(batches).texts == rows
         for batch in batches:
             assert len(batch.texts) <= 8192
-            assert text_bytes(batch.texts) <= 4 * 2**20 or batch.texts.to_pylist() == [huge]
+            assert byte_lengths(batch.texts).sum() <= 4 * 2**20 or batch.texts.to_pylist() == [huge]
         assert len(batches) <= 8
 
 
@@ -120,7 +119,7 @@ def test_the_field_is_text_or_the_first_string_or_an_error(
     assert found.texts == ["b"]
     assert found.drops == [Drop(id="a.jsonl:2", reason="no_text")]
     assert source.describe()["field"] == "body"
-    assert "the documents are taken from 'body'" in caplog.text
+    assert "the documents are read from 'body'" in caplog.text
     path.write_bytes(b'{"a": "x", "text": null}\n{"text": "y"}')
     assert account(JsonlSource(path).batches()).texts == ["y"]
     path.write_bytes(b'{"n": 1, "tags": ["x"]}\n')
@@ -172,7 +171,7 @@ def test_a_value_over_two_lines_is_never_joined(tmp_path: Path) -> None:
     assert [drop.id for drop in found.drops] == ["rows.jsonl:1", "rows.jsonl:2"]
 
 
-def test_two_values_on_a_line_are_no_row_among_lines_that_are(tmp_path: Path) -> None:
+def test_two_values_on_a_line_are_not_a_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "b"} {"text": "c"}\n{"text": "d"}\n')
     found = account(JsonlSource(path, on_bad="skip").batches())
@@ -197,7 +196,7 @@ def test_a_generator_is_read_once_and_never_taken_for_empty() -> None:
         MemorySource(iter(["a"])).batches({"documents": 1})
 
 
-def test_memory_refuses_what_is_no_text() -> None:
+def test_memory_refuses_what_is_not_text() -> None:
     with pytest.raises(SourceError, match=r"document 1 \(from 0\): found int 5, wanted str"):
         list(MemorySource(["a", 5]).batches())  # type: ignore[list-item]
     with pytest.raises(SourceError, match="found bytes"):

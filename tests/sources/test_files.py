@@ -1,4 +1,4 @@
-"""Which files are read, how they are told apart, and what is refused."""
+"""Which files are read, how they are named, and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardmill.sources import (
     open_chats,
     open_source,
 )
-from shardmill.sources.files import FULL_HASH_BYTES, list_files
+from shardmill.storage.files import FULL_HASH_BYTES, list_files
 from shardmill.testing.sources import account, assert_resumes_exactly
 
 
@@ -49,7 +49,7 @@ def test_a_folder_is_read_in_the_order_of_relative_posix_paths(tmp_path: Path) -
     assert [file.name for file in TextSource(tmp_path).files] == ["a/z.md", "a0.TXT", "b.txt"]
 
 
-def test_what_a_folder_leaves_out_is_announced(
+def test_what_a_folder_leaves_out_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, {"a.txt": b"1", ".hidden/b.txt": b"2", "._a.txt": b"3", "c.csv": b"4"})
@@ -91,7 +91,7 @@ def test_nothing_found_is_an_error_not_an_empty_source(tmp_path: Path) -> None:
         TextSource(str(tmp_path / "*.txt"))
 
 
-def test_descriptions_tell_content_apart_and_know_no_absolute_path(tmp_path: Path) -> None:
+def test_a_description_depends_on_the_content_and_has_no_absolute_path(tmp_path: Path) -> None:
     one = write(tmp_path / "1" / "in", {"a.txt": b"same", "b.txt": b"size"})
     two = write(tmp_path / "2" / "in", {"a.txt": b"same", "b.txt": b"size"})
     other = write(tmp_path / "3" / "in", {"a.txt": b"same", "b.txt": b"siZe"})
@@ -160,7 +160,7 @@ def test_a_cursor_of_another_source_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst"])
-def test_compressed_data_that_breaks_off_is_an_error(tmp_path: Path, suffix: str) -> None:
+def test_truncated_compressed_data_is_an_error(tmp_path: Path, suffix: str) -> None:
     lines = b"".join(b'{"text": "document %d %d"}\n' % (n, n * 7919) for n in range(3000))
     pack = gzip.compress if suffix == ".jsonl.gz" else zstandard.compress
     whole = pack(lines)
@@ -169,11 +169,11 @@ def test_compressed_data_that_breaks_off_is_an_error(tmp_path: Path, suffix: str
     assert len(texts_of(JsonlSource(path))) == 3000
     for data in (whole[: len(whole) // 2], whole[:-1], whole + whole[:20]):
         path.write_bytes(data)
-        with pytest.raises(SourceError, match="damaged or breaks off"):
+        with pytest.raises(SourceError, match="damaged or truncated"):
             texts_of(JsonlSource(path))
 
 
-def test_a_zst_window_too_large_for_memory_is_told_from_damage(tmp_path: Path) -> None:
+def test_a_zst_window_too_large_for_memory_is_not_called_damage(tmp_path: Path) -> None:
     long = zstandard.ZstdCompressionParameters(window_log=29, enable_ldm=True)
     pack = zstandard.ZstdCompressor(compression_params=long).compressobj()
     (tmp_path / "x.jsonl.zst").write_bytes(pack.compress(b'{"text": "a"}') + pack.flush())
@@ -245,7 +245,7 @@ def test_rows_come_whole_and_a_bad_one_is_named(tmp_path: Path) -> None:
         list(iter_jsonl_rows(path))
 
 
-def test_a_parquet_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(SourceError, match=r"a\.parquet: not a readable Parquet file"):
         texts_of(ParquetSource(tmp_path / "a.parquet"))
@@ -258,7 +258,7 @@ def test_names_are_sorted_by_their_bytes_not_by_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("neighbour", [b"", b'{"text": "x", "text": "y"}\n', b"broken\n"])
-def test_a_row_nested_too_deep_for_python_has_one_fate_whatever_stands_beside_it(
+def test_a_row_nested_too_deep_for_python_is_read_the_same_beside_any_other_row(
     tmp_path: Path, neighbour: bytes
 ) -> None:
     deep = b'{"text": "kept", "other": ' + b"[" * 20_000 + b"]" * 20_000 + b"}\n"
@@ -276,7 +276,7 @@ _PACKERS = {
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst"])
 @pytest.mark.parametrize("opened", [JsonlSource, open_chats, iter_jsonl_rows])
-def test_a_packed_file_without_bytes_is_damaged_not_empty(
+def test_a_compressed_file_without_bytes_is_damaged_not_empty(
     tmp_path: Path, suffix: str, opened: Callable[..., Any]
 ) -> None:
     path = tmp_path / f"a{suffix}"
@@ -310,7 +310,9 @@ def test_a_file_cut_at_any_byte_is_damaged_not_short(tmp_path: Path, suffix: str
         lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
         path.write_bytes(_PACKERS[f".jsonl{suffix}"](lines))
     whole = path.read_bytes()
-    for stop in range(len(whole)):
+    # The footer of a Parquet file, its last bytes, is what a truncated one lacks.
+    step = 1 if suffix != ".parquet" else 9
+    for stop in (*range(0, len(whole), step), *range(len(whole) - 9, len(whole))):
         path.write_bytes(whole[:stop])
         with pytest.raises(SourceError, match=re.escape(str(path))):
             for _ in open_source(path).batches():

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.errors import SourceError
+from shardmill.errors import OptionError, SourceError
 from shardmill.sources import BatchLimits, JsonlSource, iter_jsonl_rows, open_source
-from shardmill.sources.localfiles import find_local
+from shardmill.storage.files import find_local
 
 
 def texts(source) -> list[str]:
@@ -26,14 +26,14 @@ def test_a_hidden_folder_does_not_hide_a_link_to_it(tmp_path):
     assert texts(open_source(tmp_path)) == ["hi", "other"]
 
 
-def test_a_glob_goes_round_a_loop_of_links_once(tmp_path):
+def test_a_glob_follows_a_loop_of_links_once(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "sub/loop").symlink_to("..")
     assert texts(open_source(f"{tmp_path}/**/*.txt")) == ["one"]
 
 
-def test_a_glob_comes_back_from_links_that_lead_into_one_another(tmp_path):
+def test_a_glob_ends_on_links_that_lead_into_one_another(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.txt").write_text(name)
@@ -63,7 +63,7 @@ def test_a_glob_finds_what_python_finds(tmp_path, pattern):
 
 
 def test_a_url_without_a_bucket_is_one_clear_error():
-    with pytest.raises(SourceError, match="names no bucket"):
+    with pytest.raises(OptionError, match="names no bucket"):
         open_source("s3://", kind="jsonl")
 
 
@@ -75,8 +75,8 @@ def test_a_file_that_two_inputs_name_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [b"Inf", b"-NaN", b"NaN", b"-Infinity"])
-@pytest.mark.parametrize("size", [1, 64, 200, 10**6])
-def test_a_number_json_does_not_know_has_one_fate_in_every_block(tmp_path, number, size):
+@pytest.mark.parametrize("size", [1, 200, 10**6])
+def test_a_number_json_does_not_know_is_read_the_same_in_every_block(tmp_path, number, size):
     row = b'{"text": "i", "n": ' + number + b"}\n"
     (tmp_path / "a.jsonl").write_bytes(row * 20 + b"5\n \n" + b" " + row)
     limits = BatchLimits(num_bytes=size, num_documents=1000)
@@ -90,14 +90,14 @@ def test_a_field_with_an_odd_name_is_read(tmp_path, key):
     assert texts(JsonlSource(tmp_path / "a.jsonl")) == ["hello"]
 
 
-def test_a_field_whose_name_is_no_unicode_is_refused(tmp_path):
+def test_a_field_whose_name_is_not_unicode_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"\\ud800": "hello"}\n')
     with pytest.raises(SourceError, match="not valid Unicode"):
         texts(JsonlSource(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize(("depth", "is_read"), [(400, True), (5000, False)])
-def test_a_deep_row_is_repaired_or_an_error_of_ours(tmp_path, depth, is_read):
+def test_a_deep_row_is_repaired_or_a_source_error(tmp_path, depth, is_read):
     deep = "[" * depth + "]" * depth
     (tmp_path / "a.jsonl").write_text(f'{{"s": "\\ud800", "a": {deep}}}\n')
     if is_read:
@@ -109,7 +109,7 @@ def test_a_deep_row_is_repaired_or_an_error_of_ours(tmp_path, depth, is_read):
             list(iter_jsonl_rows(tmp_path / "a.jsonl"))
 
 
-def test_a_column_name_that_is_no_utf8_is_refused(tmp_path):
+def test_a_column_name_that_is_not_utf8_is_refused(tmp_path):
     pq.write_table(pa.table({"texx": ["hello"]}), tmp_path / "a.parquet")
     path = tmp_path / "a.parquet"
     path.write_bytes(path.read_bytes().replace(b"texx", b"te\xff\xfe"))

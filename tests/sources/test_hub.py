@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.hub import Fault, LoopbackHub
+from shardmill.testing.services import Fault, LoopbackHub
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def fair_weather(hub: LoopbackHub) -> Iterator[None]:
 
 @pytest.mark.parametrize("dataset", ["own/docs", "own/lines"])
 def test_a_hub_dataset_resumes_exactly_from_every_batch(client: Client, dataset: str) -> None:
-    assert client("laws", dataset)["texts"] == TEXTS
+    assert client("guarantees", dataset)["texts"] == TEXTS
 
 
 def test_a_shuffled_hub_dataset_has_the_clients_order_and_resumes_exactly(client: Client) -> None:
@@ -107,7 +107,7 @@ def test_a_shuffled_hub_dataset_has_the_clients_order_and_resumes_exactly(client
     assert order != TEXTS
     assert sorted(order) == sorted(TEXTS)
 
-    assert client("laws", "own/docs", options={"shuffle": [7, 40]})["texts"] == order
+    assert client("guarantees", "own/docs", options={"shuffle": [7, 40]})["texts"] == order
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": [7, 40]}])
@@ -140,7 +140,7 @@ def test_resuming_through_the_clients_state_leaves_out_the_files_before_it(
     assert "train-00004-of-00005.parquet" in read
 
 
-def test_a_state_that_leads_elsewhere_is_not_believed(client: Client) -> None:
+def test_a_client_state_that_leads_elsewhere_is_not_used(client: Client) -> None:
     first = client("read", "own/docs", max_batches=3)
     later = client("read", "own/docs", max_batches=6)
     crossed = {**first["cursor"], "state": later["cursor"]["state"]}
@@ -183,9 +183,7 @@ def test_faults_are_retried_and_nothing_is_lost(
     assert struck.times < fault.times
 
 
-def test_a_listing_that_fails_is_asked_for_again(
-    hub: LoopbackHub, client: Client, tmp_path: Path
-) -> None:
+def test_a_listing_that_fails_is_retried(hub: LoopbackHub, client: Client, tmp_path: Path) -> None:
     hub.publish("own/fresh", write_parquet(tmp_path / "fresh", ["a", "b", "c"]))
     fault = Fault(path="/tree/", status=503, times=8)
     hub.faults.append(fault)
@@ -196,7 +194,7 @@ def test_a_listing_that_fails_is_asked_for_again(
     assert fault.times == 0
 
 
-def test_a_hub_that_is_gone_is_named_and_the_cursor_still_holds(
+def test_an_unreachable_hub_is_named_and_the_cursor_stays_valid(
     hub: LoopbackHub, client: Client
 ) -> None:
     hub.faults.append(Fault(path="train-00002", status=503, times=10_000))
@@ -253,7 +251,7 @@ def test_nulls_are_dropped_and_empty_texts_counted(
     assert client("describe", "own/holes")["field"] == "body"
 
 
-def test_whole_rows_come_with_the_same_care(hub: LoopbackHub, client: Client) -> None:
+def test_whole_rows_are_retried_too(hub: LoopbackHub, client: Client) -> None:
     hub.faults.append(Fault(path=".jsonl", drop_after=3000, times=2, skip=1))
     rows = client("rows", "own/lines", options={"retry_delay": 0.01})
 
@@ -270,7 +268,7 @@ def test_whole_rows_come_with_the_same_care(hub: LoopbackHub, client: Client) ->
         ("own/docs", {"field": "id"}, "wanted a string"),
     ],
 )
-def test_what_is_not_there_is_said_at_once(
+def test_what_is_missing_is_an_error_at_once(
     hub: LoopbackHub, client: Client, dataset: str, options: dict[str, Any], words: str
 ) -> None:
     found = client("read", dataset, options={"retry_delay": 30, **options})
@@ -310,9 +308,7 @@ def test_files_of_a_dataset_are_read_in_place(
     assert all(request.range for request in read)
 
 
-def test_a_file_of_a_dataset_survives_trouble(
-    hub: LoopbackHub, client: Client, tmp_path: Path
-) -> None:
+def test_a_file_of_a_dataset_is_retried(hub: LoopbackHub, client: Client, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files/rows.jsonl").write_text("".join(f'{{"text": "{n}"}}\n' for n in range(99)))
     hub.publish("own/trouble", tmp_path / "files")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.hub import Fault, LoopbackHub, Request
+from shardmill.testing.services import Fault, LoopbackHub, Request
 from tests.sources.test_hub import TEXTS, Client, write_parquet
 
 pytest.importorskip("datasets")
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 QUICK = {"retry_delay": 0.01}
 GROUPS, FILES, FAT = 4, 3, 300_000
+_numbers = itertools.count()
 
 
 def fat_texts() -> list[str]:
@@ -80,14 +82,27 @@ def fresh(hub: LoopbackHub, tmp_path: Path) -> Iterator[Client]:
     running.close()
 
 
+@pytest.fixture
+def unread(hub: LoopbackHub, root: Path) -> str:
+    """A copy of own/docs that no client has read, so that none knows a footer of it."""
+    dataset = f"own/docs{next(_numbers)}"
+    hub.publish(dataset, root / "docs")
+    return dataset
+
+
 def read(client: Client, dataset: str, **job: Any) -> Any:
     return client("read", dataset, kind="parquet", **job)
 
 
 def data_requests(hub: LoopbackHub, file: str) -> list[tuple[int, int]]:
-    """The ranges of a file that were asked for, half-open, but for those of its footer."""
-    wanted = [request for request in hub.requests if file in request.path and request.range]
-    return [span for span in map(span_of, wanted) if span[1] < size_of(hub, file)]
+    """The ranges of a file of own/fat that were requested, half-open, without its footer's."""
+    commit = hub.find("own/fat", "main")
+    assert not isinstance(commit, str)
+    (name,) = [name for name in commit.files if file in name]
+    size = commit.files[name].stat().st_size
+    # By its whole name: a late answer to an earlier test may still be logged.
+    wanted = [request for request in hub.requests if name in request.path and request.range]
+    return [span for span in map(span_of, wanted) if span[1] < size]
 
 
 def span_of(request: Request) -> tuple[int, int]:
@@ -96,15 +111,8 @@ def span_of(request: Request) -> tuple[int, int]:
     return int(first), int(last) + 1
 
 
-def size_of(hub: LoopbackHub, file: str) -> int:
-    (path,) = {request.path for request in hub.requests if file in request.path and request.range}
-    commit = hub.find("/".join(path.split("/")[2:4]), "main")
-    assert not isinstance(commit, str)
-    return commit.files[path.partition("/resolve/")[2].partition("/")[2]].stat().st_size
-
-
 def test_parquet_on_a_hub_resumes_exactly_from_every_batch(client: Client) -> None:
-    assert client("laws", "own/docs", kind="parquet")["texts"] == TEXTS
+    assert client("guarantees", "own/docs", kind="parquet")["texts"] == TEXTS
 
 
 def test_parquet_on_a_hub_divides_into_files_or_row_groups(client: Client) -> None:
@@ -184,7 +192,7 @@ def test_a_configuration_and_its_splits_are_resolved_by_the_client(
     assert found["texts"] == ["no"]
 
 
-def test_a_fresh_process_goes_on_at_the_row_group_and_asks_for_nothing_before_it(
+def test_a_fresh_process_resumes_at_the_row_group_and_fetches_nothing_before_it(
     hub: LoopbackHub, client: Client, fresh: Client, root: Path
 ) -> None:
     cursor = read(client, "own/fat", max_batches=7)["cursor"]
@@ -198,14 +206,14 @@ def test_a_fresh_process_goes_on_at_the_row_group_and_asks_for_nothing_before_it
     # The first file is asked for its footer, to find the columns; its rows are not read.
     assert asked == {f"train-{number:05d}-of-00003.parquet" for number in range(3)}
     assert data_requests(hub, "train-00000") == []
-    # Row group 2 itself is read again, from its start: the cursor stands inside it.
+    # Row group 2 itself is read again, from its start: the cursor is inside it.
     chunk = pq.read_metadata(root / "fat" / second).row_group(2).column(1)
     starts = [start for start, _ in data_requests(hub, "train-00001")]
     assert min(starts) == min(chunk.dictionary_page_offset, chunk.data_page_offset)
     assert len(data_requests(hub, "train-00002")) == 1
 
 
-def test_a_piece_asks_for_its_row_group_alone(hub: LoopbackHub, client: Client, root: Path) -> None:
+def test_a_piece_fetches_only_its_row_group(hub: LoopbackHub, client: Client, root: Path) -> None:
     client("pieces", "own/fat", kind="parquet", at_least=12)
     hub.requests.clear()
     found = read(client, "own/fat", piece=[12, 6])
@@ -233,10 +241,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_faults_are_retried_and_nothing_is_lost(hub: LoopbackHub, fresh: Client, kind: str) -> None:
+def test_faults_are_retried_and_nothing_is_lost(
+    hub: LoopbackHub, client: Client, unread: str, kind: str
+) -> None:
     struck = replace(FAULTS[kind])
     hub.faults.append(struck)
-    found = read(fresh, "own/docs", options=QUICK)
+    found = read(client, unread, options=QUICK)
 
     assert found["error"] == []
     assert found["texts"] == TEXTS
@@ -244,9 +254,9 @@ def test_faults_are_retried_and_nothing_is_lost(hub: LoopbackHub, fresh: Client,
     assert struck.times == 0
 
 
-@pytest.mark.parametrize("skip", [0, 3, 6, 11, 16, 19])
-@pytest.mark.parametrize("cut", [{"short_by": 1}, {"drop_after": 9, "times": 6}])
-def test_a_fault_in_the_middle_of_a_file_goes_on_at_the_exact_row(
+@pytest.mark.parametrize("skip", [0, 6, 19])
+@pytest.mark.parametrize("cut", [{"short_by": 1}, {"drop_after": 9, "times": 5}])
+def test_after_a_fault_in_the_middle_of_a_file_no_row_is_lost(
     hub: LoopbackHub, client: Client, skip: int, cut: dict[str, int]
 ) -> None:
     # A row group is five requests here.
@@ -264,7 +274,7 @@ def test_a_fault_in_the_middle_of_a_file_goes_on_at_the_exact_row(
     assert len(data_requests(hub, "train-00000")) == 20
 
 
-def test_a_hub_that_is_gone_is_named_and_the_cursor_still_holds(
+def test_an_unreachable_hub_is_named_and_the_cursor_stays_valid(
     hub: LoopbackHub, client: Client
 ) -> None:
     hub.faults.append(Fault(path="train-00002", status=503, times=10_000))
@@ -305,11 +315,11 @@ def test_a_hub_that_never_answers_is_an_error_not_an_empty_dataset(
     ],
     ids=["vanished", "no access", "shorter than listed"],
 )
-def test_a_file_that_cannot_be_had_is_said_at_once(
-    hub: LoopbackHub, fresh: Client, fault: Fault, words: str
+def test_a_file_that_cannot_be_read_is_an_error_at_once(
+    hub: LoopbackHub, client: Client, unread: str, fault: Fault, words: str
 ) -> None:
     hub.faults.append(replace(fault))
-    found = read(fresh, "own/docs", options={"retry_delay": 30})
+    found = read(client, unread, options={"retry_delay": 30})
 
     assert found["error"][0] == "SourceError"
     assert "train-00001" in found["error"][1]
@@ -385,7 +395,7 @@ def test_a_damaged_file_is_named(
         ("own/docs", {"field": "id"}, "wanted strings"),
     ],
 )
-def test_what_is_not_there_is_said_at_once(
+def test_what_is_missing_is_an_error_at_once(
     client: Client, dataset: str, options: dict[str, Any], words: str
 ) -> None:
     found = read(client, dataset, options={"retry_delay": 30, **options})
@@ -412,7 +422,7 @@ def test_a_cursor_of_other_data_is_refused(client: Client, cursor: Any) -> None:
     assert found["texts"] == []
 
 
-def test_the_best_source_is_chosen(hub: LoopbackHub, client: Client, tmp_path: Path) -> None:
+def test_open_hub_chooses_the_source(hub: LoopbackHub, client: Client, tmp_path: Path) -> None:
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines/train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     hub.publish("own/lines", tmp_path / "lines")

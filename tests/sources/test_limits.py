@@ -32,7 +32,7 @@ from shardmill.sources import (
     limited,
     open_chats,
 )
-from shardmill.testing.s3 import LoopbackS3
+from shardmill.testing.services import LoopbackS3
 
 MIB = 2**20
 TINY = BatchLimits(num_bytes=64, num_documents=5)
@@ -62,9 +62,7 @@ def outcome(source: Source) -> list[str] | str:
     name=st.sampled_from(sorted(PACKED)),
     ends=st.booleans(),
 )
-def test_a_line_is_given_or_refused_by_its_length_alone(
-    tmp_path_factory, lengths, most, name, ends
-):
+def test_a_line_is_given_or_refused_by_its_length(tmp_path_factory, lengths, most, name, ends):
     path = tmp_path_factory.mktemp("lines") / name
     lines = ["x" * length for length in lengths]
     path.write_bytes(PACKED[name]("\n".join([*lines, ""] if ends else lines).encode()))
@@ -80,7 +78,7 @@ def test_a_line_is_given_or_refused_by_its_length_alone(
         return
     places = [f"{name}, line {number + 1} (byte {sum(stored[:number]):,}): " for number in large]
     assert any(place in found for place in places)
-    assert f"{allowed} can be read: cut it into several, allow more memory (memory=)" in found
+    assert f"{allowed} can be read: cut it into several, allow more with memory" in found
 
 
 @settings(deadline=None, max_examples=60)
@@ -89,7 +87,7 @@ def test_a_line_is_given_or_refused_by_its_length_alone(
     most=st.integers(1, 40),
     piece=st.integers(20, 400),
 )
-def test_pieces_of_a_file_keep_to_the_bound_of_their_source(tmp_path_factory, lengths, most, piece):
+def test_pieces_of_a_file_have_the_bound_of_their_source(tmp_path_factory, lengths, most, piece):
     path = tmp_path_factory.mktemp("pieces") / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in lengths))
     source = JsonlSource(path, field="text", limits=TINY).limited(most)
@@ -226,7 +224,7 @@ for name, make in sources.items():
 
 
 @pytest.mark.parametrize("kind", ["sparse", "gz", "zst"])
-def test_a_line_of_three_gigabytes_is_refused_in_the_memory_of_a_small_one(tmp_path, kind):
+def test_a_line_of_three_gigabytes_is_refused_in_little_memory(tmp_path, kind):
     """The limit of the process would end a reader that took the line whole."""
     path = tmp_path / f"a.jsonl{'' if kind == 'sparse' else '.' + kind}"
     block = b"x" * (64 * MIB)
@@ -248,7 +246,7 @@ def test_a_line_of_three_gigabytes_is_refused_in_the_memory_of_a_small_one(tmp_p
     ]
     for line in words:
         assert f"{path}, line 1 (byte 0): " in line
-        assert "bytes and no end of the line; with the memory that there is" in line
+        assert "bytes and no end of the line; with the available memory" in line
 
 
 def test_a_text_file_beyond_the_bound_is_refused_by_its_size(tmp_path):

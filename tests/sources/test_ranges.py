@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.sources.ranges import DEPTH, Range, RangedFile, blocks_of
+from shardmill.storage.ranges import DEPTH, Range, RangedFile, blocks_of
 
 DATA = bytes(number * 7 % 251 for number in range(500))
 
@@ -86,8 +86,8 @@ def test_reading_on_fetches_each_block_once_and_few_ahead() -> None:
     assert max(ahead) <= DEPTH * 20
 
 
-def test_blocks_are_fetched_side_by_side() -> None:
-    together = threading.Barrier(DEPTH, timeout=600)  # broken unless so many are under way at once
+def test_blocks_are_fetched_concurrently() -> None:
+    together = threading.Barrier(DEPTH, timeout=600)  # broken unless this many run at once
 
     def fetch(start: int, stop: int) -> bytes:
         together.wait()

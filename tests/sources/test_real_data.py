@@ -86,8 +86,7 @@ def test_c4_has_300_pages_and_notes_313_files() -> None:
     assert assert_ledger_balances(open_source(ROOT / "notes")).num_read == 313
 
 
-@pytest.mark.parametrize("num_bytes", [99_991, 2**20])
-def test_real_files_are_the_same_in_pieces(num_bytes: int) -> None:
+def test_real_files_are_the_same_in_pieces() -> None:
     limits = BatchLimits(num_bytes=2**19)
     sources: list[CuttableSource] = [
         JsonlSource(ROOT / "dolly", field="response", limits=limits),
@@ -97,4 +96,4 @@ def test_real_files_are_the_same_in_pieces(num_bytes: int) -> None:
         ParquetSource(ROOT / "fineweb", limits=limits),
     ]
     for source in sources:
-        assert_cut_is_the_source(source, num_bytes)
+        assert_cut_is_the_source(source, 499_979)

@@ -1,6 +1,6 @@
 """A user's program, for mypy --strict alone: every name that training from stores needs.
 
-Nobody runs it. `test_public_types.py` checks its types as they are in a user's own project.
+It is never run: `test_public_types.py` checks its types as they are in a user's own project.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import shardmill
-from shardmill import BuildReport, Store
-from shardmill.loading import Batch, Loader, SampleStream, TokenSource, plan_step
-from shardmill.pytorch import (
+from shardmill.building import BuildReport
+from shardmill.compat.kempnerforge import (
     DistributedSampler,
     LoaderConfig,
     MemoryMappedDataset,
     MixtureDataset,
     MixtureSampler,
     StatefulDataLoader,
-    TokenLoader,
     collate,
-    document_mask,
 )
+from shardmill.loading import Batch, Loader, SampleStream, TokenSource, plan_step
+from shardmill.store import Store
+from shardmill.trainers.torch import TokenLoader, document_mask
 
 
 def build(folder: Path) -> Store:

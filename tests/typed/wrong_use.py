@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import shardmill
+from shardmill.compat.kempnerforge import MemoryMappedDataset, MixtureSampler, collate
 from shardmill.loading import Loader, SampleStream, TokenSource
-from shardmill.pytorch import MemoryMappedDataset, MixtureSampler, TokenLoader, collate
+from shardmill.trainers.torch import TokenLoader
 
 folder = Path("store")
 source = TokenSource(folder, seq_len="1024")  # error: arg-type

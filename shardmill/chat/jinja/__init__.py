@@ -1,13 +1,9 @@
 """Chat templates written in Jinja, as Hugging Face tokenizers carry them.
 
-engine.py    runs one template; the one importer of jinja2
-facts.py     what a template does, found once by trying it
-words.py     what a template is given, and whether it wrote all of it
-writing.py   everything it must write about one conversation
-encode.py    those renderings as tokens
-turns.py     turns and mask, proved on the conversation's own tokens
-examples.py  many conversations at a time
-template.py  the ChatTemplate made of these
+engine.py      runs one template, as transformers does
+facts.py       what a template does, found once by trying it
+renderings.py  everything it must write about one conversation
+template.py    the ChatTemplate: turns and mask, proved on the conversation's own tokens
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""One Jinja template of one tokenizer, as transformers runs it. The one importer of jinja2.
+"""Run one Jinja template of one tokenizer, exactly as transformers runs it.
 
-In: messages and tools.  Out: the text the template writes, its ids, its assistant mask.
-Promise: text, ids and mask are the tokenizer's own (`apply_chat_template`); whatever goes wrong
-inside a template is a `TemplateError` that names its line where Jinja knows it; the clock is never
-read.
-Not here: what the text means. Transformers renders in Jinja's immutable sandbox, so a template
-cannot reach files, processes or Python's insides, and a single range is at most 100,000 long. Time
-and memory are not bounded: nested loops or a long string are only seen when the template returns.
+Text, ids and assistant mask are those of `apply_chat_template`. Any error inside a template becomes
+a `TemplateError` with its line, if Jinja knows it. The clock is never read. Transformers renders in
+Jinja's immutable sandbox, so a template cannot reach files, processes or Python's internals, and a
+single range has at most 100,000 items. Time and memory are not limited: nested loops or a long
+string are noticed only when the template returns.
 """
 
 from __future__ import annotations
@@ -19,21 +17,16 @@ import numpy as np
 from shardmill.errors import ShardmillError, TemplateError, TokenizerError, missing_extra
 from shardmill.records import JSON, BoolArray, IntArray
 
-try:
-    from jinja2 import TemplateSyntaxError
-except ImportError as missing:
-    raise missing_extra("jinja2", "hub") from missing
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
 
-_OUTSIDE = (ShardmillError, ImportError, OSError)
-"""What no code inside the sandbox raises; everything else is taken for the template's doing."""
-_FILE = "<template>"  # what Jinja calls a template in tracebacks
-_MOST_SAID = 300
-
+_NOT_THE_TEMPLATE = (ShardmillError, ImportError, OSError)
+"""Code inside the sandbox cannot raise these; everything else is the template's fault."""
 _CLOCK = "strftime_now"
 
 
 class JinjaTokenizer(Protocol):
-    """What is asked of a tokenizer; those of transformers have it."""
+    """What a tokenizer needs; those of transformers have it."""
 
     chat_template: Any
     all_special_tokens: list[str]
@@ -47,25 +40,26 @@ class JinjaTokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
 
-Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]] | None
-
-
 class JinjaEngine:
     """The template `source` with its variables, run by `tokenizer`."""
 
     def __init__(
         self, tokenizer: JinjaTokenizer, source: str, variables: Mapping[str, JSON]
     ) -> None:
+        try:
+            from jinja2 import TemplateSyntaxError
+        except ImportError as missing:
+            raise missing_extra("jinja2", "hub") from missing
+        self._syntax_error = TemplateSyntaxError
         self.tokenizer = tokenizer
         self.source = source
         self._variables = dict(variables)
         if _CLOCK in source:
-            # Defined, but nothing one can call: a template that asks for the date fails, loudly.
+            # Defined but not callable: a template that asks for the date fails visibly.
             self._variables.setdefault(_CLOCK, None)
 
     def text(self, messages: Messages, tools: Tools = None, *, prompt: bool = False) -> str:
-        """What the template writes, with the generation prompt behind it if asked."""
+        """What the template writes, followed by the generation prompt if `prompt`."""
         found = self._apply(messages, tools, add_generation_prompt=prompt, tokenize=False)
         if not isinstance(found, str):
             raise TokenizerError(
@@ -73,8 +67,17 @@ class JinjaEngine:
             )
         return found
 
+    def text_or_none(
+        self, messages: Messages, tools: Tools = None, *, prompt: bool = False
+    ) -> str | None:
+        """What the template writes; None if it refuses these messages."""
+        try:
+            return self.text(messages, tools, prompt=prompt)
+        except TemplateError:
+            return None
+
     def ids(self, texts: Sequence[str]) -> list[IntArray]:
-        """The ids of each text, nothing added: as `apply_chat_template` encodes what it wrote."""
+        """The ids of each text with nothing added, as `apply_chat_template` encodes its output."""
         if not texts:
             return []
         found = self.tokenizer(
@@ -88,7 +91,7 @@ class JinjaEngine:
         return np.asarray(found, np.int64)
 
     def generated(self, messages: Messages, tools: Tools = None) -> tuple[IntArray, BoolArray]:
-        """Ids, and which of them the template's generation blocks hold, in one call."""
+        """Ids, and which of them are inside the template's generation blocks, in one call."""
         found = self._apply(
             messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -110,33 +113,29 @@ class JinjaEngine:
                 **options,
                 **self._variables,
             )
-        except _OUTSIDE:
+        except _NOT_THE_TEMPLATE:
             raise
-        except Exception as problem:  # a template can raise whatever Python can
-            raise TemplateError(self._told(problem)) from problem
+        except Exception as problem:  # a template can raise anything that Python can
+            line = self._line_of(problem)
+            where = "" if line is None else f", line {line}"
+            message = " ".join(str(problem).split())[:300] or "no message"
+            message = f"the template raised {type(problem).__name__}{where}: {message}"
+            if _CLOCK in self.source and "not callable" in str(problem):
+                message += (
+                    f"; it asks for today's date ({_CLOCK}), and equal input must give equal "
+                    "tokens: fix the date with variables={'date_string': '26 Jul 2024'}, or "
+                    "whichever variable the template looks at first"
+                )
+            raise TemplateError(message) from problem
 
-    def _told(self, problem: Exception) -> str:
-        line = _line_of(problem)
-        said = " ".join(str(problem).split())[:_MOST_SAID] or "no message"
-        where = "" if line is None else f", line {line}"
-        told = f"the template raised {type(problem).__name__}{where}: {said}"
-        if _CLOCK in self.source and "not callable" in str(problem):
-            told += (
-                f"; it asks for today's date ({_CLOCK}), and equal input must give equal tokens: "
-                "fix the date with variables={'date_string': '26 Jul 2024'}, or whatever variable "
-                "the template looks at first"
-            )
-        return told
-
-
-def _line_of(problem: Exception) -> int | None:
-    """The line of the template, from 1: where it cannot be read, or the innermost that ran."""
-    if isinstance(problem, TemplateSyntaxError):
-        return problem.lineno
-    found, trace = None, problem.__traceback__
-    while trace is not None:
-        # Jinja rewrites its frames, so that their lines are those of the template.
-        if trace.tb_frame.f_code.co_filename == _FILE:
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    def _line_of(self, problem: Exception) -> int | None:
+        """The line of the template, from 1: of the syntax error, or the innermost that ran."""
+        if isinstance(problem, self._syntax_error):
+            return problem.lineno
+        found, trace = None, problem.__traceback__
+        while trace is not None:
+            # Jinja rewrites its frames so that their lines are those of the template.
+            if trace.tb_frame.f_code.co_filename == "<template>":
+                found = trace.tb_lineno
+            trace = trace.tb_next
+        return found

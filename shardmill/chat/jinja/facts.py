@@ -1,82 +1,116 @@
 """What a Jinja template does, found once by trying it on harmless messages.
 
-In: an engine.  Out: `TemplateFacts`.
-Promise: a template that cannot write a question and its answer, or whose answer does not follow
-its generation prompt, is refused here with what it wrote.
-Not here: proof. Every conversation is checked again when it is rendered.
+A template that cannot write a question and its answer, or whose answer does not follow its
+generation prompt, is refused here with what it wrote. This is no proof: every conversation is
+checked again when it is rendered.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
-from shardmill.chat.jinja.words import arguments_form, starts_with_words
 from shardmill.errors import TemplateError
-from shardmill.records import IntArray
 
-ASKED = {"role": "user", "content": "asked"}
-ANSWERED = {"role": "assistant", "content": "answered"}
-_TOLD = {"role": "system", "content": "instructed"}
-_AGAIN = {"role": "user", "content": "again"}
+QUESTION = {"role": "user", "content": "asked"}
+ANSWER = {"role": "assistant", "content": "answered"}
+_SYSTEM = {"role": "system", "content": "instructed"}
+_NEXT_QUESTION = {"role": "user", "content": "again"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFacts:
-    """What harmless renderings show."""
+    """What renderings of harmless messages show."""
 
     preamble: str  # what opens a conversation that starts with a user: BOS, a default system text
     bos: str  # what opens every other one
     opening: str  # the generation prompt
-    folds_system: bool  # a system message alone is not written: it waits for the turn behind it
+    folds_system: bool  # a system message is written only together with the turn after it
     arguments: str  # how a call's arguments can be written: as-given, object, text or none
     marker_ids: frozenset[int]  # ids that only structure may have
-    end_ids: frozenset[int]  # those of them that are special tokens: one of them ends a turn
+    end_ids: frozenset[int]  # the special tokens among them: one of these ends a turn
     closing: tuple[int, ...]  # the special tokens that end an assistant's turn
-    literals: tuple[str, ...]  # texts that become such an id, longest first
+    literals: tuple[str, ...]  # texts that become a marker, longest first
 
 
 def find_facts(engine: JinjaEngine) -> TemplateFacts:
-    """Try the template; TemplateError when it cannot be trained with."""
-    asked = engine.text([ASKED])
-    prompt = engine.text([ASKED], prompt=True)
-    answered = engine.text([ASKED, ANSWERED])
+    """Try the template; TemplateError if it cannot be trained with."""
+    asked = engine.text([QUESTION])
+    prompt = engine.text([QUESTION], prompt=True)
+    answered = engine.text([QUESTION, ANSWER])
     if not (prompt.startswith(asked) and answered.startswith(prompt)):
         raise TemplateError(
             f"what the template writes for a question, {asked!r}, for the question with the "
             f"generation prompt, {prompt!r}, and with an answer, {answered!r}, do not begin alike: "
             "each must begin with the one before it. A template that rewrites earlier turns, or "
-            "writes something behind whichever turn is the last, has no turns to train on"
+            "writes something after the last turn only, has no turns to train on"
         )
-    if not starts_with_words(answered[len(prompt) :], ANSWERED["content"]):
+    if not starts_with_words(answered[len(prompt) :], ANSWER["content"]):
         raise TemplateError(
-            f"behind the generation prompt {prompt!r} the template writes "
+            f"after the generation prompt {prompt!r} the template writes "
             f"{answered[len(prompt) :]!r}, which does not start with the answer "
-            f"{ANSWERED['content']!r}: it must write the assistant's opening when "
+            f"{ANSWER['content']!r}: it must write the assistant's opening when "
             "add_generation_prompt is true, and nothing else before the words"
         )
-    specials = special_tokens(engine)
-    markers = structure_tokens(engine, specials, [asked, prompt, answered])
-    literals = {*specials, *markers}
+    specials = _special_tokens(engine)
+    markers = _structure_tokens(engine, specials, [asked, prompt, answered])
     ends = frozenset(number for text, number in markers.items() if text in specials)
+    closing: list[int] = []  # the last run of end ids
+    for number in reversed(engine.ids([answered])[0].tolist()):
+        if number in ends:
+            closing.insert(0, number)
+        elif closing:
+            break
     opening = prompt[len(asked) :]
-    preamble, bos = _preamble(engine, opening)
+    preamble, bos = _preamble_and_bos(engine, opening)
     return TemplateFacts(
         preamble=preamble,
         bos=bos,
         opening=opening,
-        folds_system=_TOLD["content"] not in (text_or_none(engine, [_TOLD], None) or ""),
-        arguments=arguments_form(lambda call: _write_call(engine, call)),
+        folds_system=_SYSTEM["content"] not in (engine.text_or_none([_SYSTEM]) or ""),
+        arguments=_arguments_form(engine),
         marker_ids=frozenset(markers.values()),
         end_ids=ends,
-        closing=_closing(engine.ids([answered])[0], ends),
-        literals=tuple(sorted(literals, key=lambda text: (-len(text), text))),
+        closing=tuple(closing),
+        literals=tuple(sorted({*specials, *markers}, key=lambda text: (-len(text), text))),
     )
 
 
-def special_tokens(engine: JinjaEngine) -> dict[str, int]:
-    """Literal to id of every special token."""
+def starts_with_words(written: str, text: str) -> bool:
+    """Whether a text comes first, as it is or trimmed; the template may put blanks before it."""
+    return written.startswith(text) or written.lstrip().startswith(text.strip())
+
+
+def find_preamble(engine: JinjaEngine, messages: Messages, tools: Tools, whole: str) -> str | None:
+    """What precedes the first turn, found by writing its message again after an exchange.
+
+    whole: what the template writes for `messages`, the first one. None if the two renderings of the
+    message differ, so that nothing can be said.
+    """
+    before = engine.text_or_none([QUESTION, ANSWER], tools)
+    after = engine.text_or_none([QUESTION, ANSWER, *messages], tools)
+    if before is None or after is None or not after.startswith(before):
+        return None
+    turn = after[len(before) :]
+    return whole[: -len(turn)] if turn and whole.endswith(turn) else None
+
+
+def _preamble_and_bos(engine: JinjaEngine, opening: str) -> tuple[str, str]:
+    """What opens a conversation that a user starts, and the BOS in it."""
+    whole = engine.text([_NEXT_QUESTION])
+    found = find_preamble(engine, [_NEXT_QUESTION], None, whole)
+    bos = getattr(engine.tokenizer, "bos_token", None) or ""
+    if found is None:
+        # A token that also opens the assistant's turn is not a BOS.
+        bos = bos if whole.startswith(bos) and bos not in opening else ""
+        return bos, bos
+    return found, bos if found.startswith(bos) else ""
+
+
+def _special_tokens(engine: JinjaEngine) -> dict[str, int]:
+    """Literal -> id of every special token."""
     tokenizer = engine.tokenizer
     found = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=False))
     for number, token in tokenizer.added_tokens_decoder.items():
@@ -85,19 +119,19 @@ def special_tokens(engine: JinjaEngine) -> dict[str, int]:
     return {text: number for text, number in found.items() if text}
 
 
-def structure_tokens(
+def _structure_tokens(
     engine: JinjaEngine, specials: dict[str, int], written: list[str]
 ) -> dict[str, int]:
     """The special tokens, and other added tokens that the template itself writes.
 
     Added tokens that no template writes (runs of blanks, HTML tags) are ordinary text. The unknown
-    token is text too, unless it does another job as well.
+    token is text too, unless it is also used as BOS, EOS or the like.
     """
     found = dict(specials)
     unknown = getattr(engine.tokenizer, "unk_token", None)
     jobs = ("bos_token", "eos_token", "pad_token", "sep_token", "cls_token")
-    busy = {getattr(engine.tokenizer, job, None) for job in jobs}
-    if unknown in found and unknown not in engine.source and unknown not in busy:
+    used = {getattr(engine.tokenizer, job, None) for job in jobs}
+    if unknown in found and unknown not in engine.source and unknown not in used:
         del found[unknown]
     seen = engine.source + "\0" + "\0".join(written)
     for number, token in engine.tokenizer.added_tokens_decoder.items():
@@ -107,53 +141,24 @@ def structure_tokens(
     return found
 
 
-def text_or_none(
-    engine: JinjaEngine, messages: Messages, tools: Tools, *, prompt: bool = False
-) -> str | None:
-    """What the template writes; None when it refuses these messages."""
-    try:
-        return engine.text(messages, tools, prompt=prompt)
-    except TemplateError:
-        return None
+def _arguments_form(engine: JinjaEngine) -> str:
+    """How the template can write a call's arguments, by trying: as-given, object, text or none.
 
-
-def find_preamble(engine: JinjaEngine, messages: Messages, tools: Tools, whole: str) -> str | None:
-    """What stands before the first turn, by writing its message once more, behind an exchange.
-
-    whole: what the template writes for `messages`, here the first one. None when the two writings
-    differ, so that nobody can say.
+    Many templates turn arguments that are JSON text into a quoted string, others write an object
+    the way Python does; both without an error.
     """
-    before = text_or_none(engine, [ASKED, ANSWERED], tools)
-    behind = text_or_none(engine, [ASKED, ANSWERED, *messages], tools)
-    if before is None or behind is None or not behind.startswith(before):
-        return None
-    turn = behind[len(before) :]
-    return whole[: -len(turn)] if turn and whole.endswith(turn) else None
+    given = '{"quarry": "marble"}'
 
+    def write(arguments: object) -> str:
+        function = {"name": "lookup", "arguments": arguments}
+        call: dict[str, Any] = {"id": "call00001", "type": "function", "function": function}
+        calling = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return engine.text_or_none([QUESTION, calling]) or ""
 
-def _preamble(engine: JinjaEngine, opening: str) -> tuple[str, str]:
-    """What opens a conversation that a user starts, and the BOS in it."""
-    whole = engine.text([_AGAIN])
-    found = find_preamble(engine, [_AGAIN], None, whole)
-    bos = getattr(engine.tokenizer, "bos_token", None) or ""
-    if found is None:
-        # A BOS that also opens the assistant's turn is no BOS.
-        bos = bos if whole.startswith(bos) and bos not in opening else ""
-        return bos, bos
-    return found, bos if found.startswith(bos) else ""
-
-
-def _write_call(engine: JinjaEngine, call: dict[str, Any]) -> str | None:
-    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return text_or_none(engine, [ASKED, calling], None)
-
-
-def _closing(ids: IntArray, ends: frozenset[int]) -> tuple[int, ...]:
-    """The last run of end ids."""
-    found: list[int] = []
-    for number in reversed(ids.tolist()):
-        if number in ends:
-            found.append(number)
-        elif found:
-            break
-    return tuple(reversed(found))
+    as_object, as_text = write(json.loads(given)), write(given)
+    object_ok = all(word in as_object for word in ("lookup", "quarry", "marble"))
+    object_ok = object_ok and "'quarry'" not in as_object
+    text_ok = "lookup" in as_text and given in as_text
+    if object_ok and text_ok:
+        return "as-given"
+    return "object" if object_ok else "text" if text_ok else "none"

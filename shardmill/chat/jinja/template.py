@@ -1,57 +1,90 @@
-"""Chat templates written in Jinja, as Hugging Face tokenizers carry them.
+"""A Jinja template as a `ChatTemplate`: ids, turns and loss mask of each conversation, with proof.
 
-In: conversations and a policy.  Out: `Rendered`, as every `ChatTemplate` gives it.
-Promise: ids are those of `apply_chat_template`, called once for the whole; the mask comes from the
-template's `{% generation %}` blocks, or, when it has none, from rendering turn by turn. Either way
-each conversation carries its own proof: every rendering of its first messages, and every
-generation prompt in it, is a prefix of the whole in ids. What cannot be proved is dropped with a
-reason. Text that would become a special token is never rendered.
-Not here: the proof of the template itself (proof/). Nobody can stop a template that loops for
-ever, only see that it wrote too much; render templates you do not trust in a process of their own.
-Threads: one rendering at a time per template, since transformers' generation tracker is shared.
+Ids are those of `apply_chat_template`, called once for the whole conversation. Every turn starts
+where the rendering of the messages before it ends, token for token; an assistant's words start
+where its generation prompt ends, token for token; the words are there; and all structure is the
+template's own. Otherwise the conversation is dropped with a reason. Text that would become a
+special token is never rendered.
+
+The end of a turn is its last run of special tokens. A trained turn is trained from its first word
+up to and including that run; what the template writes after it (ChatML: a newline) is not trained.
+Without `train_on_eot` the run is not trained either. With `{% generation %}` blocks the template
+itself says how much of the run and of what follows is trained. Everything before the run must be
+inside the block (transformers leaves out the last bytes of a block whose last character is several
+tokens; such a conversation is dropped), and without `train_on_eot` the rest is taken away.
+
+Two kinds of neighbours may share a turn if a template writes them as one: a run of tool results,
+and a system message folded into the turn after it. The turn then has the role of its last message.
+
+A template that loops for ever cannot be stopped; render templates that you do not trust in a
+separate process. Render one conversation at a time per template: the generation tracker of
+transformers is not thread-safe.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from shardmill.chat.check import CheckedMessage, check_messages
-from shardmill.chat.contract import Rendered, TrainPolicy
-from shardmill.chat.jinja.examples import Example, Written, grouped, join_examples
-from shardmill.chat.policy import check_policy, trained_turns
-from shardmill.chat.roles import ASSISTANT
+from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
+from shardmill.chat.jinja.facts import (
+    ANSWER,
+    QUESTION,
+    TemplateFacts,
+    find_facts,
+    starts_with_words,
+)
+from shardmill.chat.jinja.renderings import Renderings, as_messages, render_all
+from shardmill.chat.messages import CheckedMessage, check_messages
+from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy, check_policy
 from shardmill.errors import OptionError, TemplateError
-from shardmill.records import JSON, BoolArray, Conversation, Drop, IntArray
-
-if TYPE_CHECKING:
-    from shardmill.chat.jinja.encode import Encoded
-    from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
-    from shardmill.chat.jinja.facts import TemplateFacts
-    from shardmill.chat.jinja.writing import Writing
+from shardmill.records import (
+    JSON,
+    BoolArray,
+    ChatExamples,
+    Conversation,
+    Drop,
+    IntArray,
+    OffsetArray,
+    Ragged,
+)
 
 JINJA_REASONS = {
     "template_refuses": "the template raised an error on this conversation, or wrote far too much",
-    "prefix_changes": "the template writes earlier turns otherwise when later ones follow",
+    "prefix_changes": "the template writes earlier turns differently when later ones follow",
     "prompt_changes": "the answer does not follow the template's own generation prompt",
     "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
-    "content_changed": "the template wrote something else than the message says",
+    "content_changed": "the template wrote something other than the message says",
     "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
     "trains_others": "the generation blocks hold more than the assistant's words and their end",
     "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
     "mixed_train": "messages that the template writes as one turn, one trained and one not",
 }
-"""Reason codes beside those of check.py."""
+"""Reason codes in addition to those of messages.py -> sentence."""
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_RULES = 1  # of this file and its neighbours: raised when the same template gives another mask
+_RULES = 1  # increased when the same template would give other ids or another mask
+_CHARACTERS_PER_CALL = 2**22  # encoded at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnSpans:
+    """Where the turns of one conversation are in its ids."""
+
+    ids: IntArray
+    starts: OffsetArray  # (turns,) the first token of each turn
+    words: IntArray  # (turns,) the first token of its words; -1 where it is not needed
+    roles: npt.NDArray[np.uint8]  # (turns,) positions in ROLES
+    trained: BoolArray  # (turns,)
 
 
 class JinjaTemplate:
@@ -76,7 +109,7 @@ class JinjaTemplate:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The special tokens that end an assistant's turn; trained with it."""
+        """The special tokens that end an assistant's turn and are trained with it."""
         return self._facts.closing
 
     def describe(self) -> dict[str, JSON]:
@@ -102,94 +135,75 @@ class JinjaTemplate:
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
         check_policy(policy)
-        results: list[Example | str] = []
-        for group in grouped(self._written(conversations, policy)):
-            results += self._rendered(group, policy)
-        drops = tuple(
-            Drop(id=conversation.id, reason=result)
-            for conversation, result in zip(conversations, results, strict=True)
-            if isinstance(result, str)
+        results: list[ChatExamples | str] = []
+        group: list[Renderings | str] = []
+        size = 0
+        for conversation in conversations:
+            found = render_all(self._engine, self._facts, conversation, policy)
+            group.append(found)
+            size += 0 if isinstance(found, str) else sum(map(len, found.texts()))
+            if size > _CHARACTERS_PER_CALL:
+                results += self._prove_group(group, policy)
+                group, size = [], 0
+        results += self._prove_group(group, policy)
+        return Rendered(
+            examples=ChatExamples.concatenate([one for one in results if not isinstance(one, str)]),
+            kept=np.flatnonzero([not isinstance(result, str) for result in results]),
+            drops=tuple(
+                Drop(id=conversation.id, reason=result)
+                for conversation, result in zip(conversations, results, strict=True)
+                if isinstance(result, str)
+            ),
         )
-        kept = [place for place, result in enumerate(results) if not isinstance(result, str)]
-        good = [result for result in results if not isinstance(result, str)]
-        return Rendered(examples=join_examples(good), kept=np.array(kept, np.int64), drops=drops)
+
+    def _prove_group(
+        self, group: list[Renderings | str], policy: TrainPolicy
+    ) -> list[ChatExamples | str]:
+        """Encode the texts of a group at once, then prove each conversation."""
+        texts = (text for one in group if not isinstance(one, str) for text in one.texts())
+        encoded = encode_apart(self._engine, self._facts, texts)
+        return [one if isinstance(one, str) else self._prove(one, encoded, policy) for one in group]
+
+    def _prove(
+        self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy
+    ) -> ChatExamples | str:
+        ids, generated = self._ids_and_blocks(renderings.messages, renderings.tools)
+        if not np.array_equal(ids, encoded[renderings.whole]):
+            encoded = encode_whole(self._engine, renderings.texts())
+        if not np.array_equal(ids, encoded[renderings.whole]):
+            return "prefix_changes"
+        turns = find_turns(renderings, encoded, self._facts)
+        if isinstance(turns, str):
+            return turns
+        ends = policy.train_on_eot
+        mask = mask_of(turns, self._facts, train_ends=ends, generated=generated)
+        if isinstance(mask, str):
+            return mask
+        return ChatExamples(
+            ids=Ragged.from_sequences([turns.ids]),
+            mask=mask,
+            turn_starts=turns.starts,
+            turn_roles=turns.roles,
+        )
+
+    def _ids_and_blocks(self, messages: Any, tools: Any) -> tuple[IntArray, BoolArray | None]:
+        """All ids, and which of them are inside generation blocks, if the template has any."""
+        if self._has_blocks:
+            return self._engine.generated(messages, tools)
+        return self._engine.whole(messages, tools), None
 
     def draft(self, conversation: Conversation) -> tuple[IntArray, BoolArray | None]:
-        """What the template makes of a conversation by itself, nothing proved: ids, and which of
-        them its generation blocks hold, if it has any. To show why one was dropped; never to
-        train on."""
-        from shardmill.chat.jinja.words import as_messages
-
+        """What the template makes of a conversation, with nothing proved: ids, and which of them
+        are inside generation blocks, if it has any. To show why one was dropped, never to train."""
         checked = check_messages(conversation.messages)
         if isinstance(checked, str):
             raise TemplateError(f"not a conversation: {checked}")
         messages = as_messages(conversation.messages, checked, self._facts.arguments)
-        if self._has_blocks:
-            return self._engine.generated(messages, conversation.tools)
-        return self._engine.whole(messages, conversation.tools), None
+        return self._ids_and_blocks(messages, conversation.tools)
 
     def __repr__(self) -> str:
         how = "generation blocks" if self._has_blocks else "turn by turn"
         return f"JinjaTemplate({self._name!r}, {how})"
-
-    def _written(
-        self, conversations: Sequence[Conversation], policy: TrainPolicy
-    ) -> Iterator[Written | str]:
-        from shardmill.chat.jinja.writing import write
-
-        for conversation in conversations:
-            checked = check_messages(conversation.messages)
-            if isinstance(checked, str):
-                yield checked
-                continue
-            trained = _trained(checked, policy)
-            if isinstance(trained, str):
-                yield trained
-                continue
-            found = write(self._engine, self._facts, conversation, checked, trained)
-            yield found if isinstance(found, str) else (found, trained)
-
-    def _rendered(self, group: list[Written | str], policy: TrainPolicy) -> list[Example | str]:
-        """Encode the texts of a group at once, then judge each conversation."""
-        from shardmill.chat.jinja.encode import encode_apart
-
-        texts = (text for one in group if not isinstance(one, str) for text in one[0].texts())
-        encoded = encode_apart(self._engine, self._facts, texts)
-        return [
-            one if isinstance(one, str) else self._judged(*one, encoded, policy) for one in group
-        ]
-
-    def _judged(
-        self, writing: Writing, trained: BoolArray, encoded: Encoded, policy: TrainPolicy
-    ) -> Example | str:
-        from shardmill.chat.jinja.encode import encode_whole
-        from shardmill.chat.jinja.turns import find_turns, mask_of
-
-        ids, generated = self._whole(writing)
-        if not np.array_equal(ids, encoded[writing.whole]):
-            encoded = encode_whole(self._engine, writing.texts())
-        if not np.array_equal(ids, encoded[writing.whole]):
-            return "prefix_changes"
-        turns = find_turns(writing, encoded, self._facts)
-        if isinstance(turns, str):
-            return turns
-        bounds = [*turns.first, len(trained)]
-        told = [trained[start:stop] for start, stop in itertools.pairwise(bounds)]
-        if any(part.any() != part.all() for part in told):
-            return "mixed_train"
-        mask = mask_of(
-            turns,
-            np.array([part.all() for part in told]),
-            self._facts,
-            train_ends=policy.train_on_eot,
-            generated=generated,
-        )
-        return mask if isinstance(mask, str) else Example(turns=turns, mask=mask)
-
-    def _whole(self, writing: Writing) -> tuple[IntArray, BoolArray | None]:
-        if self._has_blocks:
-            return self._engine.generated(writing.messages, writing.tools)
-        return self._engine.whole(writing.messages, writing.tools), None
 
 
 def open_jinja_template(
@@ -202,20 +216,19 @@ def open_jinja_template(
     """The tokenizer's own chat template, or the one given, ready to render.
 
     chat_template: Jinja source, or the name of one of several templates the tokenizer carries.
-    variables: what the template may look at beside messages and tools, such as a date or
+    variables: what the template may read besides messages and tools, such as a date or
     enable_thinking; stored with the template, since it changes tokens.
     """
-    from shardmill.chat.jinja.engine import JinjaEngine
-    from shardmill.chat.jinja.facts import find_facts
-
     given = dict(variables or {})
     try:
         json.dumps(given)
     except (TypeError, ValueError) as problem:
-        raise OptionError(f"variables={given!r}: wanted plain JSON values: {problem}") from problem
+        raise OptionError(
+            f"{{variables}}: wanted plain JSON values: {problem}", variables=given
+        ) from problem
     if not hasattr(tokenizer, "apply_chat_template"):
         raise TemplateError(
-            f"{type(tokenizer).__name__} cannot render Jinja templates; give a tokenizer of "
+            f"{type(tokenizer).__name__} cannot render Jinja templates; pass a tokenizer of "
             "transformers, such as AutoTokenizer.from_pretrained(...), or a template made of tokens"
         )
     source = _source(tokenizer, chat_template)
@@ -223,23 +236,14 @@ def open_jinja_template(
     label = name or f"jinja-{_sha256(source)[:12]}"
     try:
         facts = find_facts(engine)
-        if _GENERATION.search(source):
-            _check_blocks(engine)
+        if _GENERATION.search(source) and not engine.generated([QUESTION, ANSWER])[1].any():
+            raise TemplateError(
+                "it has {% generation %} in its text, but no answer is inside such a block; put "
+                "the block around the assistant's words and their end, or remove it"
+            )
     except TemplateError as problem:
         raise TemplateError(f"chat template {label!r}: {problem}") from problem
     return JinjaTemplate(engine, facts, label, given)
-
-
-def _check_blocks(engine: JinjaEngine) -> None:
-    """That generation blocks can be asked for at all."""
-    from shardmill.chat.jinja.facts import ANSWERED, ASKED
-
-    _, generated = engine.generated([ASKED, ANSWERED])
-    if not generated.any():
-        raise TemplateError(
-            "it has {% generation %} in its text, but no answer is inside such a block; put the "
-            "block around the assistant's words and their end, or take it out"
-        )
 
 
 def _source(tokenizer: Any, chat_template: str | None) -> str:
@@ -251,19 +255,187 @@ def _source(tokenizer: Any, chat_template: str | None) -> str:
         return found
     has = f"templates called {sorted(named)}" if named else "no chat template"
     raise TemplateError(
-        f"{type(tokenizer).__name__} {getattr(tokenizer, 'name_or_path', '')!r} has {has}: give "
-        "chat_template=..., a Jinja text, or use a template made of tokens"
+        f"{type(tokenizer).__name__} {getattr(tokenizer, 'name_or_path', '')!r} has {has}: pass "
+        "{chat_template}, a Jinja text, or use a template made of tokens",
+        chat_template=...,
     )
-
-
-def _trained(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> BoolArray | str:
-    roles = np.array([message.role for message in checked], np.uint8)
-    flags = [(place, m.train) for place, m in enumerate(checked) if m.train is not None]
-    trained = trained_turns(roles, np.array([0, len(roles)]), flags, policy)
-    if trained.any():
-        return trained
-    return "nothing_trained" if (roles == ASSISTANT).any() else "no_assistant"
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# From renderings to turns and a mask.
+
+Encoded = dict[str, IntArray]
+
+
+def encode_whole(engine: JinjaEngine, texts: Iterable[str]) -> Encoded:
+    """Each text as the tokenizer encodes it, in one call."""
+    unique = list(dict.fromkeys(texts))
+    return dict(zip(unique, engine.ids(unique), strict=True))
+
+
+def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]) -> Encoded:
+    """Each text as its special tokens and the parts between them, each part encoded only once."""
+    if not facts.literals:
+        return encode_whole(engine, texts)
+    cut = re.compile("(" + "|".join(map(re.escape, facts.literals)) + ")")
+    parts = {text: [part for part in cut.split(text) if part] for text in dict.fromkeys(texts)}
+    ids = encode_whole(engine, (part for split in parts.values() for part in split))
+    nothing = np.empty(0, np.int64)
+    return {
+        text: np.concatenate([nothing, *(ids[part] for part in split)])
+        for text, split in parts.items()
+    }
+
+
+def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -> TurnSpans | str:
+    """The turns, or why the conversation is dropped."""
+    whole = renderings.whole
+    ids = encoded[whole]
+
+    def count(part: str) -> int | None:
+        """How many tokens a part has, if they are the first tokens of the whole."""
+        mine = encoded[part]
+        return len(mine) if np.array_equal(mine, ids[: len(mine)]) else None
+
+    markers = np.array(sorted(facts.marker_ids), np.int64)
+    plain = encoded[renderings.harmless]
+    if not np.array_equal(ids[np.isin(ids, markers)], plain[np.isin(plain, markers)]):
+        return "special_in_text"
+
+    # Where each message ends in the tokens; None where it shares a turn with the next.
+    roles = [message.role for message in renderings.checked]
+    stops: list[int | None] = []
+    for at, prefix in enumerate(renderings.prefixes):
+        folded = facts.folds_system and set(roles[: at + 1]) == {SYSTEM}
+        is_prefix = prefix is not None and whole.startswith(prefix)
+        stop = count(prefix) if prefix is not None and is_prefix and not folded else None
+        if stop is None and not _may_share(roles, at):
+            return "tokens_merge" if is_prefix else "prefix_changes"
+        stops.append(stop)
+
+    # The first turn starts after the longest opening that leaves something for it.
+    first_stop = min(stop for stop in stops if stop is not None)
+    opened = [count(opening) or 0 for opening in renderings.openings]
+    first, starts = [0], [max(n if n < first_stop else 0 for n in opened)]
+    for at, stop in enumerate(stops):
+        empty = stop is not None and stop <= starts[-1]
+        if empty and not _may_share(roles, at):
+            return "content_changed"
+        if stop is not None and not empty and at + 1 < len(stops):
+            first.append(at + 1)
+            starts.append(stop)
+
+    words = np.full(len(first), -1, np.int64)
+    for turn, at in enumerate(first):
+        before = renderings.before_words.get(at)
+        if before is None:
+            continue
+        if not whole.startswith(before):
+            return "prompt_changes"
+        start = count(before)
+        if start is None:
+            return "tokens_merge"
+        words[turn] = start
+
+    bounds = [*first, len(roles)]
+    reason = _lost_message(renderings, bounds)
+    if reason is not None:
+        return reason
+    trained = [renderings.trained[start:stop] for start, stop in pairwise(bounds)]
+    if any(part.any() != part.all() for part in trained):
+        return "mixed_train"
+    return TurnSpans(
+        ids=ids,
+        starts=np.array(starts, np.int64),
+        words=words,
+        roles=np.array([roles[stop - 1] for stop in bounds[1:]], np.uint8),
+        trained=np.array([part.all() for part in trained]),
+    )
+
+
+def _may_share(roles: list[int], at: int) -> bool:
+    """Whether a message and the next may be one turn."""
+    if at + 1 == len(roles):
+        return False
+    return set(roles[: at + 1]) == {SYSTEM} or roles[at] == roles[at + 1] == TOOL
+
+
+def _lost_message(renderings: Renderings, bounds: list[int]) -> str | None:
+    """Why some message was not written as it was said, or None."""
+    start = 0
+    for at, after in pairwise(bounds):
+        prefix = renderings.prefixes[after - 1]
+        assert prefix is not None  # a turn ends only where a rendering does
+        before = renderings.before_words.get(at)
+        answer = None if before is None else prefix[len(before) :]
+        for message in renderings.checked[at:after]:
+            reason = _lost_words(message, prefix[start:], answer)
+            if reason is not None:
+                return reason
+        start = len(prefix)
+    return None
+
+
+def _lost_words(message: CheckedMessage, turn: str, answer: str | None) -> str | None:
+    """Why this turn is not what was said: a reason code, or None.
+
+    turn: what the template wrote for it.  answer: what follows the generation prompt, for an
+    assistant's turn.  A template may trim a text, and nothing else.
+    """
+    text = message.text or ""
+    if any(json.loads(call)["name"] not in turn for call in message.calls):
+        return "no_place_for_tool_calls"
+    if message.reasoning.strip() not in turn:
+        return "no_place_for_reasoning"
+    if message.role != ASSISTANT or answer is None:
+        # A tool's result may be written as a JSON string.
+        quoted = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
+        written = text.strip() in turn or quoted in turn
+    elif message.calls or message.reasoning:
+        made_up = message.text is None and answer.lstrip().startswith("None")
+        written = not made_up and text.strip() in answer
+    else:
+        written = starts_with_words(answer, text)
+    return None if written else "content_changed"
+
+
+def mask_of(
+    turns: TurnSpans, facts: TemplateFacts, *, train_ends: bool, generated: BoolArray | None
+) -> BoolArray | str:
+    """The loss mask, or why there is none.
+
+    generated: which tokens are inside the template's generation blocks, if it has any.
+    """
+    mask = np.zeros(len(turns.ids), np.bool_)
+    is_end = np.isin(turns.ids, np.array(sorted(facts.end_ids), np.int64))
+    stops = [*turns.starts[1:].tolist(), len(turns.ids)]
+    num_generated = 0
+    for turn, (words, stop) in enumerate(zip(turns.words.tolist(), stops, strict=True)):
+        if words < 0:
+            continue
+        # The last run of end ids is run..after; both are `stop` if there is none.
+        ends = np.flatnonzero(is_end[words:stop]) + words
+        run = after = stop
+        if len(ends):
+            after = int(ends[-1]) + 1
+            words_before = np.flatnonzero(~is_end[words:after]) + words
+            run = int(words_before[-1]) + 1 if len(words_before) else words
+        blocks = generated if turns.roles[turn] == ASSISTANT else None
+        if blocks is not None:
+            inside = np.flatnonzero(blocks[words:stop])
+            if not (len(inside) and blocks[words:run].all()):
+                return "mask_disagrees"
+            after = words + int(inside[-1]) + 1
+            num_generated += len(inside)
+        if not turns.trained[turn]:
+            continue
+        if not len(ends) and not train_ends:
+            return "no_end"
+        stop_at = after if train_ends else run
+        mask[words:stop_at] = True if blocks is None else blocks[words:stop_at]
+    if generated is not None and num_generated != generated.sum():
+        return "trains_others"
+    return mask if mask.any() else "nothing_trained"

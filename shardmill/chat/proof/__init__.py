@@ -1,12 +1,8 @@
-"""Is a template's mask right? A certificate, or the smallest conversation that shows not.
+"""Proof of a template's loss mask: a certificate, or the smallest conversation that refutes it.
 
-battery.py  the conversations on which a mask is proved
-example.py  one of them rendered, its turns matched with its messages
-reader.py   tokens as text
-shape.py    how the template writes a trained turn
-judge.py    the checks
-show.py     a failure made small, token by token
-prove.py    all of it: `prove_mask`
+examples.py        the conversations on which a mask is proved, and one of them rendered
+prove.py           `prove_mask` and its checks
+counterexample.py  how a failure is made small and shown
 """
 
 from __future__ import annotations

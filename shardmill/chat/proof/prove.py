@@ -1,34 +1,54 @@
 """The mask proof: a template trains what the assistant says and its end, or it is refused.
 
-In: a template bound to a tokenizer, that tokenizer, a policy.  Out: a `Certificate`, or
-`MaskProofError` with the smallest failing conversation, token by token.
-Promise: equal template, tokenizer, policy and versions give an equal certificate.
-Not here: what exactly is proved, and what cannot be (judge.py).
-Cost: a few hundred small renderings, about a second.
+Proved on each conversation of the battery that the template keeps:
+- A trained assistant turn is opening + words + end + tail. Opening and tail are untrained and
+  always the same ids; the words are the message's text, as it is or trimmed (one way for the whole
+  template); the end is always the same, and trained or not as the policy says.
+- Nothing is trained in any other turn, or before the first.
+- Every turn holds the text of its own messages, and of no other.
+- There is no marker among the words.
+- The first k messages alone give the first turns: the same ids, mask, starts and roles.
+Not proved: that a model was trained with this template; conversations unlike all in the battery (a
+Jinja template is checked again on each of them when it renders); how calls and reasoning are
+written, beyond that they are in the trained part, in order.
+
+Equal template, tokenizer, policy and versions give an equal certificate. The cost is a few hundred
+small renderings, about a second.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import platform
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from shardmill.chat.contract import ChatTemplate, TrainOn, TrainPolicy
-from shardmill.chat.proof.battery import BATTERY_VERSION, Item, battery, battery_sha256, plain_item
-from shardmill.chat.proof.example import DROPPED, Failure
-from shardmill.chat.proof.judge import Judge
-from shardmill.chat.proof.reader import Reader
-from shardmill.chat.proof.show import as_lines, smallest, table
-from shardmill.errors import MaskProofError, TemplateError
-from shardmill.records import JSON, Conversation, Ragged
+from shardmill.chat.jinja import JINJA_REASONS
+from shardmill.chat.messages import REASONS, CheckedMessage
+from shardmill.chat.policy import ASSISTANT, TRAIN_ON, ChatTemplate, TrainPolicy
+from shardmill.chat.proof.counterexample import refusal
+from shardmill.chat.proof.examples import (
+    BATTERY_VERSION,
+    BatteryItem,
+    Failure,
+    ProofExample,
+    TokenReader,
+    battery,
+    battery_sha256,
+    padded_conversation,
+    plain_conversation,
+    render_one,
+)
+from shardmill.errors import MaskProofError
+from shardmill.records import JSON, ROLES, ChatExamples, Conversation, IntArray
 
 PROOF_VERSION = 1
-_TRAIN_ON: tuple[TrainOn, ...] = get_args(TrainOn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,50 +59,40 @@ class Certificate:
     tokenizer: str  # fingerprint
     policy: dict[str, JSON]
     versions: dict[str, JSON]
-    battery: dict[str, JSON]  # version, sha256, how many conversations
-    checks: dict[str, dict[str, int]]  # policy -> what was looked at, and how often
-    declined: dict[str, dict[str, list[str]]]  # policy -> reason -> battery items without a place
+    battery: dict[str, JSON]  # version, sha256, number of conversations
+    checks: dict[str, dict[str, int]]  # policy -> what was checked, and how often
+    declined: dict[str, dict[str, list[str]]]  # policy -> reason -> battery items it dropped
     trim: str  # which side of a text the template cuts blanks from: none, both, left, right
-    end: str  # what is trained behind the assistant's words
+    end: str  # what is trained after the assistant's words
 
     def to_json(self) -> dict[str, JSON]:
-        return {
-            "proof_version": PROOF_VERSION,
-            "template": self.template,
-            "tokenizer": self.tokenizer,
-            "policy": self.policy,
-            "versions": self.versions,
-            "battery": self.battery,
-            "checks": {on: dict(counts) for on, counts in self.checks.items()},
-            "declined": {
-                on: {why: list[JSON](names) for why, names in reasons.items()}
-                for on, reasons in self.declined.items()
-            },
-            "trim": self.trim,
-            "end": self.end,
-        }
+        return {"proof_version": PROOF_VERSION, **asdict(self)}
 
 
 def prove_mask(
     template: ChatTemplate, tokenizer: Any, policy: TrainPolicy | None = None
 ) -> Certificate:
-    """Prove a template's loss mask on the battery, or refuse it.
+    """Prove a template's loss mask on the battery; MaskProofError if it is wrong.
 
-    tokenizer: the one the template is bound to, ours or of transformers; only to read tokens back.
-    Other values of `train_on` are proved too, and train_on_eot=False beside True; a template may
-    decline those.
+    tokenizer: the one the template is bound to, ours or of transformers; used only to decode.
+    Other values of `train_on` are proved too, and train_on_eot=False if True was asked for; a
+    template may decline those.
     """
     policy = policy or TrainPolicy()
-    reader = Reader(tokenizer)
-    literals = [reader.text(np.array([number])) for number in sorted(template.marker_ids)]
-    items = battery(literals)
-    court = _Court(template, reader)
-    judge = court.hold(policy, items)
-    court.compare_batch(policy, items)
-    for other in _other_policies(policy):
-        court.hold(other, [item for item in items if item.needed], asked=False)
-    assert judge is not None
-    assert judge.shape is not None
+    reader = TokenReader(tokenizer)
+    items = battery([reader.text([number]) for number in sorted(template.marker_ids)])
+    judges = [Judge(template, reader, policy)]
+    judges[0].prove(items)
+    judges[0].compare_batch(items)
+    ends = (True, False) if policy.train_on_eot else (False,)
+    needed = [item for item in items if item.needed]
+    for end, train_on in itertools.product(ends, TRAIN_ON):
+        other = TrainPolicy(train_on=train_on, train_on_eot=end)
+        if other != policy:
+            judges.append(Judge(template, reader, other))
+            judges[-1].prove(needed, may_decline=True)
+    shape = judges[0].shape
+    assert shape is not None
     return Certificate(
         template=template.describe(),
         tokenizer=reader.fingerprint,
@@ -93,122 +103,22 @@ def prove_mask(
             "sha256": battery_sha256(items),
             "conversations": len(items),
         },
-        checks=court.checks,
-        declined=court.declined,
-        trim=judge.shape.trim,
-        end=judge.shape.end,
+        checks={str(judge.policy): judge.checks for judge in judges if judge.checks},
+        declined={str(judge.policy): judge.declined for judge in judges},
+        trim=shape.trim,
+        end=shape.end,
     )
 
 
-class _Court:
-    """Holds a template against policies, and keeps the account."""
+DROPPED = "dropped: "
+"""The name of the check that a needed conversation is kept, before the reason it was dropped."""
 
-    def __init__(self, template: ChatTemplate, reader: Reader) -> None:
-        self._template = template
-        self._reader = reader
-        self.checks: dict[str, dict[str, int]] = {}
-        self.declined: dict[str, dict[str, list[str]]] = {}
-
-    def hold(
-        self, policy: TrainPolicy, items: Sequence[Item], *, asked: bool = True
-    ) -> Judge | None:
-        """Judge every item. A policy nobody asked for may be declined: then there is no judge."""
-        declined = self.declined.setdefault(_told(policy), {})
-        judge = Judge(self._template, self._reader, policy)
-        failure = judge.learn(plain_item().conversation)
-        if failure is not None and not asked and failure.check.startswith(DROPPED):
-            declined[failure.check.removeprefix(DROPPED)] = ["everything"]
-            return None
-        if failure is not None:
-            raise self._refusal(failure, Judge(self._template, self._reader, policy).learn)
-        for item in items:
-            needed = item.needed and asked
-            found = judge.judge(item.conversation, needed=needed)
-            if found == "trains_others":  # not a conversation without a place: a wrong mask
-                found = judge.judge(item.conversation, needed=True)
-            if isinstance(found, Failure):
-                raise self._refusal(found, partial(judge.judge, needed=needed))
-            if found is not None:
-                declined.setdefault(found, []).append(item.name)
-        self.checks[_told(policy)] = dict(sorted(judge.counts.items()))
-        return judge
-
-    def compare_batch(self, policy: TrainPolicy, items: Sequence[Item]) -> None:
-        """Many at a time give what they give one by one."""
-        chats = [item.conversation for item in items]
-        whole = self._template.render(chats, policy)
-        alone = [self._template.render([chat], policy) for chat in chats]
-        kept = [place for place, one in enumerate(alone) if len(one.kept)]
-        reasons = [drop.reason for one in alone for drop in one.drops]
-        same = whole.kept.tolist() == kept and [d.reason for d in whole.drops] == reasons
-        parts = [one.examples for one in alone if len(one.kept)]
-        begins = np.cumsum([0, *(len(part.mask) for part in parts)])[:-1].tolist()
-        found = (whole.examples.ids, whole.examples.mask, whole.examples.turn_starts)
-        if not same or not _equal(
-            [*found, whole.examples.turn_roles],
-            [
-                Ragged.concatenate([part.ids for part in parts]),
-                np.concatenate([part.mask for part in parts]),
-                np.concatenate(
-                    [part.turn_starts + at for part, at in zip(parts, begins, strict=True)]
-                ),
-                np.concatenate([part.turn_roles for part in parts]),
-            ],
-        ):
-            raise MaskProofError(
-                f"{_who(self._template)}: {len(chats)} conversations of the battery rendered at "
-                "once are not what they are one by one; its render() must treat each alone"
-            )
-        self.checks[_told(policy)]["batch is one by one"] = len(chats)
-
-    def _refusal(
-        self, failure: Failure, attempt: Callable[[Conversation], Failure | str | None]
-    ) -> MaskProofError:
-        small = smallest(failure, attempt)
-        if small.ids is None:
-            small = _drafted(small, self._template)
-        lines = [
-            f"{_who(self._template)} is refused ({_told(small.policy)}): {small.told}",
-            f"the smallest conversation found that fails this check ({small.check}):",
-            *as_lines(small.conversation),
-            *table(small, self._reader, self._template.marker_ids),
-        ]
-        return MaskProofError("\n".join(lines))
-
-
-def _equal(found: list[Any], wanted: list[Any]) -> bool:
-    pairs = zip(found, wanted, strict=True)
-    return all(
-        one == other if isinstance(one, Ragged) else np.array_equal(one, other)
-        for one, other in pairs
-    )
-
-
-def _drafted(failure: Failure, template: ChatTemplate) -> Failure:
-    """With the tokens of a dropped conversation, when the template can show them."""
-    draft = getattr(template, "draft", None)
-    if draft is None:
-        return failure
-    try:
-        ids, mask = draft(failure.conversation)
-    except TemplateError:
-        return failure
-    return replace(failure, ids=ids, mask=mask)
-
-
-def _other_policies(policy: TrainPolicy) -> list[TrainPolicy]:
-    """Every other `train_on`; and untrained ends, when trained ones are asked for."""
-    ends = (True, False) if policy.train_on_eot else (False,)
-    every = [TrainPolicy(train_on=on, train_on_eot=end) for end in ends for on in _TRAIN_ON]
-    return [other for other in every if other != policy]
-
-
-def _told(policy: TrainPolicy) -> str:
-    return f"train_on={policy.train_on}, train_on_eot={str(policy.train_on_eot).lower()}"
-
-
-def _who(template: ChatTemplate) -> str:
-    return f"chat template {template.name!r}"
+TRIMS: dict[str, Callable[[str], str]] = {
+    "none": lambda text: text,
+    "both": str.strip,
+    "left": str.lstrip,
+    "right": str.rstrip,
+}
 
 
 def _versions() -> dict[str, JSON]:
@@ -217,3 +127,311 @@ def _versions() -> dict[str, JSON]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnShape:
+    """How a template writes every trained assistant turn."""
+
+    opening: IntArray  # ids before the words
+    tail: IntArray  # ids after the end
+    leads: tuple[str | None, ...]  # blanks before the words, per reading; None: it does not fit
+    end: str  # what is trained after the words
+    end_markers: list[int]
+    trim: str = "none"  # one of TRIMS
+
+
+class Judge:
+    """Proves one policy; learns the shape of a turn from the plainest conversations first."""
+
+    def __init__(self, template: ChatTemplate, reader: TokenReader, policy: TrainPolicy) -> None:
+        self._template = template
+        self._reader = reader
+        self.policy = policy
+        self.shape: TurnShape | None = None
+        self.declined: dict[str, list[str]] = {}  # reason -> battery items that were dropped
+        self.checks: dict[str, int] = {}  # what was checked and how often, when all was right
+        self._counts: Counter[str] = Counter()
+
+    def prove(self, items: Sequence[BatteryItem], *, may_decline: bool = False) -> None:
+        """Judge every item; MaskProofError if one is wrong."""
+        try:
+            self.learn(plain_conversation())
+        except Failure as failure:
+            if may_decline and failure.check.startswith(DROPPED):
+                self.declined[failure.check.removeprefix(DROPPED)] = ["everything"]
+                return
+            attempt = Judge(self._template, self._reader, self.policy).learn
+            raise refusal(self._template, self._reader, failure, attempt) from None
+        for item in items:
+            needed = item.needed and not may_decline
+            try:
+                found = self.judge(item.conversation, needed=needed)
+                if found == "trains_others":  # not a conversation it cannot write: a wrong mask
+                    found = self.judge(item.conversation, needed=True)
+            except Failure as failure:
+                retry = partial(self.judge, needed=needed)
+                raise refusal(self._template, self._reader, failure, retry) from None
+            if found is not None:
+                self.declined.setdefault(found, []).append(item.name)
+        self.checks = dict(sorted(self._counts.items()))
+
+    def compare_batch(self, items: Sequence[BatteryItem]) -> None:
+        """Many conversations at once give what they give one by one."""
+        chats = [item.conversation for item in items]
+        whole = self._template.render(chats, self.policy)
+        alone = [self._template.render([chat], self.policy) for chat in chats]
+        found = whole.examples
+        wanted = ChatExamples.concatenate([one.examples for one in alone if len(one.kept)])
+        same = (
+            whole.kept.tolist() == [at for at, one in enumerate(alone) if len(one.kept)]
+            and [d.reason for d in whole.drops] == [d.reason for one in alone for d in one.drops]
+            and found.ids == wanted.ids
+            and np.array_equal(found.mask, wanted.mask)
+            and np.array_equal(found.turn_starts, wanted.turn_starts)
+            and np.array_equal(found.turn_roles, wanted.turn_roles)
+        )
+        if not same:
+            raise MaskProofError(
+                f"chat template {self._template.name!r}: {len(chats)} conversations of the battery "
+                "rendered at once differ from the same rendered one by one; render() must treat "
+                "each separately"
+            )
+        self.checks["batch is one by one"] = len(chats)
+
+    def learn(self, conversation: Conversation) -> None:
+        """Take opening, end and tail from a plain conversation."""
+        example = self._kept(conversation)
+        self._check_untrained(example)
+        if ASSISTANT not in example.roles:
+            raise example.failure("turns", "a conversation without an assistant was kept")
+        last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
+        self.shape = self._learn_shape(example, last)
+        padded = render_one(self._template, padded_conversation(), self.policy)
+        if not isinstance(padded, str):
+            self.shape = replace(self.shape, trim=self._learn_trim(padded, self.shape))
+
+    def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
+        """The reason if the conversation was dropped, else None; Failure if its mask is wrong."""
+        assert self.shape is not None
+        if needed:
+            example: ProofExample | str = self._kept(conversation)
+        else:
+            example = render_one(self._template, conversation, self.policy)
+        if isinstance(example, str):
+            return example
+        self._check_untrained(example)
+        self._check_openings(example, self.shape)
+        self._check_texts(example)
+        for turn, wanted in enumerate(example.wanted):
+            if wanted and example.roles[turn] == ASSISTANT:
+                self._check_answer(example, turn, self.shape)
+            elif wanted and example.groups[turn]:
+                self._check_other(example, turn)
+        self._check_prefixes(example, needed)
+        self._counts["conversations"] += 1
+        return None
+
+    def _kept(self, conversation: Conversation) -> ProofExample:
+        found = render_one(self._template, conversation, self.policy)
+        if isinstance(found, ProofExample):
+            return found
+        why = {**REASONS, **JINJA_REASONS}.get(found, "its own reason")
+        message = f"it was dropped ({found}: {why}), and every template must be able to write it"
+        raise Failure(DROPPED + found, message, conversation, self.policy)
+
+    def _markers_in(self, ids: IntArray) -> list[int]:
+        return [number for number in ids.tolist() if number in self._template.marker_ids]
+
+    def _learn_shape(self, example: ProofExample, turn: int) -> TurnShape:
+        start, stop = example.bounds[turn : turn + 2]
+        first, last = example.trained_span(turn)
+        if first == last:
+            raise example.failure("words", f"turn {turn} must be trained, and is not")
+        text = example.checked[example.groups[turn][-1]].text or ""
+        read = self._reader.readings(example.ids, first, last)
+        first_token = self._reader.text(example.ids[first : first + 1])
+        leads: list[str | None] = []
+        ends = []
+        for found in read:
+            # Blanks before the words are right if they belong to the token of the first word.
+            lead = found[: len(found) - len(found.lstrip())]
+            fits = found[len(lead) :].startswith(text) and (not lead or first_token.strip())
+            leads.append(lead if fits else None)
+            ends += [found[len(lead) + len(text) :]] if fits else []
+        if not ends:
+            raise example.failure(
+                "words", f"turn {turn} trains {read[0]!r}: wanted {text!r} and its end"
+            )
+        shape = TurnShape(
+            opening=example.ids[start:first],
+            tail=example.ids[last:stop],
+            leads=tuple(leads),
+            end=ends[0],
+            end_markers=self._markers_in(example.ids[first:last]),
+        )
+        if not self.policy.train_on_eot:
+            if shape.end_markers or shape.end.strip():
+                raise example.failure(
+                    "end",
+                    f"turn {turn} trains {shape.end!r} after its words, with train_on_eot=False",
+                )
+        elif not shape.end_markers:
+            raise example.failure(
+                "end", f"turn {turn} trains no special token after its words: nothing would stop"
+            )
+        elif self._markers_in(shape.tail):
+            raise example.failure("end", f"turn {turn} trains only a part of its end")
+        return shape
+
+    def _learn_trim(self, example: ProofExample, shape: TurnShape) -> str:
+        """Which way of trimming makes the padded answer right."""
+        turn = len(example.roles) - 1
+        text = example.checked[-1].text or ""
+        read = self._reader.readings(example.ids, *example.trained_span(turn))
+        for name, trim in TRIMS.items():
+            for lead, found in zip(shape.leads, read, strict=True):
+                if lead is not None and found == lead + trim(text) + shape.end:
+                    return name
+        raise example.failure(
+            "words", f"turn {turn} trains {read[0]!r}: wanted {text + shape.end!r}, or trimmed"
+        )
+
+    def _check_untrained(self, example: ProofExample) -> None:
+        """Nothing is trained where nothing should be."""
+        if example.mask[: example.bounds[0]].any():
+            raise example.failure("untrained", "something is trained before the first turn")
+        for turn, wanted in enumerate(example.wanted):
+            start, stop = example.bounds[turn : turn + 2]
+            self._counts["untrained turns"] += wanted is False
+            if wanted is False and example.mask[start:stop].any():
+                who = ROLES[example.roles[turn]]
+                raise example.failure(
+                    "untrained", f"turn {turn} is the {who}'s and must not be trained, but is"
+                )
+
+    def _check_openings(self, example: ProofExample, shape: TurnShape) -> None:
+        """No other turn opens like the assistant's, or no model could tell who speaks."""
+        size = len(shape.opening)
+        for turn, role in enumerate(example.roles):
+            start = example.bounds[turn]
+            same = np.array_equal(example.ids[start : start + size], shape.opening)
+            if size and same and role != ASSISTANT:
+                raise example.failure(
+                    "opening", f"turn {turn} is the {ROLES[role]}'s, but opens like the assistant's"
+                )
+
+    def _check_texts(self, example: ProofExample) -> None:
+        """Each turn holds its own texts and no other's."""
+        texts = [(message.text or "").strip() for message in example.checked]
+        for turn, group in enumerate(example.groups):
+            read = self._reader.readings(example.ids, *example.bounds[turn : turn + 2])
+            own = "".join(texts[at] for at in group)
+            for at, text in enumerate(texts):
+                there = any(s in r for s in self._reader.spellings(text) for r in read)
+                if at in group and not there:
+                    raise example.failure("texts", f"turn {turn} does not hold {text!r}")
+                foreign = at not in group and group and text not in own
+                if foreign and len(text) > 4 and there and not example.conversation.tools:
+                    raise example.failure("texts", f"turn {turn} holds {text!r} of another turn")
+            self._counts["turns with their texts"] += bool(group)
+
+    def _check_answer(self, example: ProofExample, turn: int, shape: TurnShape) -> None:
+        first, last = example.trained_span(turn)
+        message = example.checked[example.groups[turn][-1]]
+        text = message.text or ""
+        if first == last:
+            if message.calls or message.reasoning or text.strip() or shape.end:
+                raise example.failure("words", f"turn {turn} must be trained, and is not")
+            return  # nothing was said, and ends are not trained
+        start, stop = example.bounds[turn : turn + 2]
+        if not np.array_equal(example.ids[start:first], shape.opening):
+            found, wanted = map(self._reader.text, (example.ids[start:first], shape.opening))
+            raise example.failure(
+                "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
+            )
+        self._counts["trained answers"] += 1
+        if message.calls or message.reasoning:
+            self._check_parts(example, turn, message, shape)
+            return
+        read = self._reader.readings(example.ids, first, last)
+        said = self._reader.spellings(TRIMS[shape.trim](text))
+        right = any(
+            lead is not None and found == lead + words + shape.end
+            for lead, found in zip(shape.leads, read, strict=True)
+            for words in said
+        )
+        if not right:
+            raise example.failure(
+                "words", f"turn {turn} trains {read[0]!r}: wanted {said[0] + shape.end!r}"
+            )
+        markers = self._markers_in(example.ids[first:last])
+        if markers != shape.end_markers:
+            raise example.failure(
+                "markers", f"turn {turn} trains the markers {markers}: its words became structure"
+            )
+        self._counts["words"] += 1
+        if not np.array_equal(example.ids[last:stop], shape.tail):
+            found, wanted = map(self._reader.text, (example.ids[last:stop], shape.tail))
+            raise example.failure(
+                "end", f"turn {turn} is trained up to {found!r}: wanted up to {wanted!r}"
+            )
+
+    def _check_parts(
+        self, example: ProofExample, turn: int, message: CheckedMessage, shape: TurnShape
+    ) -> None:
+        """Reasoning, words and calls: all in the trained part, in this order."""
+        first, last = example.trained_span(turn)
+        read = self._reader.readings(example.ids, first, last)[-1]
+        at = 0
+        names = [text.split('"')[3] for text in message.calls]
+        for part in (message.reasoning.strip(), (message.text or "").strip(), *names):
+            found = read.find(part, at)
+            if found < 0:
+                raise example.failure("words", f"turn {turn} trains {read!r}, without {part!r}")
+            at = found + len(part)
+        if message.text is None and "None" in read:
+            raise example.failure("words", f"turn {turn} has no text, but trains {read!r}")
+        ends = example.ids[last - 1] in self._template.marker_ids or read.endswith(shape.end)
+        if shape.end_markers and not ends:
+            raise example.failure("end", f"turn {turn} trains {read!r}, without its end")
+        self._counts["calls and reasoning"] += 1
+
+    def _check_other(self, example: ProofExample, turn: int) -> None:
+        """A trained turn that is not the assistant's: its words come first."""
+        first, last = example.trained_span(turn)
+        text = example.checked[example.groups[turn][0]].text or ""
+        read = self._reader.readings(example.ids, first, last)
+        right = any(found.lstrip().startswith(text.strip()) for found in read)
+        if not right or (first == last and text.strip()):
+            raise example.failure("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
+        self._counts["other trained turns"] += 1
+
+    def _check_prefixes(self, example: ProofExample, needed: bool) -> None:
+        """The first messages alone are rendered as they are in the whole."""
+        shared = {at for group in example.groups for at in group[:-1]}
+        for stop in range(1, len(example.checked)):
+            part = replace(example.conversation, messages=example.conversation.messages[:stop])
+            found: ProofExample | str = "shared turn"
+            if stop - 1 not in shared:
+                found = render_one(self._template, part, self.policy)
+            if isinstance(found, str):
+                if needed and found not in ("no_assistant", "nothing_trained"):
+                    raise example.failure(
+                        "prefix", f"the first {stop} messages alone are dropped ({found})"
+                    )
+                continue
+            self._counts["prefixes"] += 1
+            turns, size = len(found.roles), len(found.ids)
+            same = (
+                np.array_equal(found.ids, example.ids[:size])
+                and found.bounds == example.bounds[: turns + 1]
+                and found.roles == example.roles[:turns]
+            )
+            # A policy that looks at later turns may train other turns of the first messages alone.
+            if found.wanted == example.wanted[:turns]:
+                same = same and np.array_equal(found.mask, example.mask[:size])
+            if not same:
+                raise example.failure(
+                    "prefix", f"the first {stop} messages alone are rendered differently"
+                )

@@ -1,0 +1,412 @@
+"""The front door of the offline half: `shardmill.build` and `shardmill.pack`.
+
+Names, defaults and refusals are those of the commands `shardmill build`, `shardmill build chats`
+and `shardmill pack`, which call these functions and print what they return.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from shardmill.arguments import check_local, choices
+from shardmill.building.chats import build_chats
+from shardmill.building.journal import has_unfinished_build
+from shardmill.building.packs import build_plan
+from shardmill.building.plan import BuildSpec, Feed
+from shardmill.building.resources import RunOn
+from shardmill.building.run import BuildReport, build_store
+from shardmill.building.scheduler import OnProgress
+from shardmill.chat.jinja import open_jinja_template
+from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
+from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
+from shardmill.chat.token_template import bind_template
+from shardmill.errors import OptionError, SourceError, TemplateError, UnfinishedBuildError
+from shardmill.packing import Algorithm, Long
+from shardmill.protocols import ConversationSource, Encoder, Source, Tokenizer
+from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
+from shardmill.store import PlanOptions, StoredPlan
+from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
+from shardmill.urls import Url
+
+Inputs = str | Path | Sequence[str | Path]
+OnBad = Literal["error", "skip"]
+_DOCUMENTS_ONLY = (
+    *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
+    *("workers", "unit_bytes", "memory", "run_on", "ray_address"),
+)
+_CHATS_ONLY = ("shape", "train_on", "train_on_eot", "val_fraction")
+_FIELD_ROWS = 1000
+"""How many rows are read to list the fields there are."""
+
+
+def build(
+    inputs: Inputs,
+    out: str | Path,
+    *,
+    tokenizer: str | Path | Tokenizer,
+    template: str | Path | ChatTemplate | None = None,
+    name: str | None = None,
+    on_bad: OnBad | None = None,
+    seed: int | None = None,
+    shard_bytes: int = 128 * 2**20,
+    eot: str | None = None,
+    special: Mapping[str, str] | None = None,
+    engine: EngineChoice = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    scratch: str | Path | None = None,
+    report: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    on_push: Callable[[int, int], None] | None = None,
+    # documents only
+    field: str | None = None,
+    val_tokens: int = 0,
+    max_tokens: int | None = None,
+    dtype: Literal["uint16", "uint32"] | None = None,
+    append_eot: bool = True,
+    engine_check: EngineCheck = "sample",
+    workers: int | None = None,
+    unit_bytes: int | None = None,
+    memory: int | None = None,
+    run_on: RunOn = "local",
+    ray_address: str | None = None,
+    append: bool = False,
+    # conversations only
+    shape: str | None = None,
+    train_on: TrainOn = "assistant",
+    train_on_eot: bool = True,
+    val_fraction: float = 0.0,
+) -> BuildReport:
+    """Tokenise documents, or with a `template` conversations, into a store at `out`.
+
+    `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`). `out` is a folder,
+    or a URL: then the store is built under `scratch` (default: the user's cache) and pushed when it
+    is finished. `template` is a known name, a .json or .toml file, "jinja" for the template of the
+    tokenizer, or a .jinja file. `eot` and `special` give the literal strings of special tokens that
+    the tokenizer does not name.
+
+    An unfinished build at `out` is refused unless `resume` (continue it) or `overwrite` (start
+    again, replace a finished store) is given. `report` is a JSON file for times and counts.
+    `on_progress` is called during the build, `on_push` with (bytes sent, bytes in all).
+
+    Documents: the first `val_tokens` tokens go to the split "val", up to `max_tokens` to "train".
+    With `seed` the files are read in an order drawn from it. `append` adds new files to a finished
+    store. `workers` processes use at most `memory` bytes together, each with `unit_bytes` of input
+    at a time; with `run_on="ray"` they run on the Ray cluster at `ray_address`. How the work is
+    divided never changes a byte.
+
+    Conversations: about `val_fraction` of them go to "val", chosen by `seed` and group. `shape`
+    names the form of the records (default: found in the first one). `train_on` says which turns
+    carry loss.
+    """
+    _refuse_other_kind(locals())
+    folder, url = output_folder(out, scratch)
+    _check_target(folder, report, may_exist=resume or overwrite)
+    if append and url is not None:
+        raise OptionError(
+            f"{{append}}: {_shown(url)} is a URL; files can only be added to a local store: pull "
+            "it, append to it, and push it with {replace}",
+            append=True,
+            replace=True,
+        )
+    specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
+    run: Callable[..., BuildReport]
+    source: Source | ConversationSource
+    how: dict[str, Any] = {"engine": engine, "resume": resume, "on_progress": on_progress}
+    if template is None:
+        feed = open_feed(
+            inputs,
+            field=field,
+            on_bad=on_bad,
+            seed=seed,
+            val_tokens=val_tokens,
+            max_tokens=max_tokens,
+            check=not resume,
+        )
+        source = feed.source
+        split_rule = f"the first {val_tokens:,} tokens to val, then train"
+        run = partial(
+            build_store,
+            [feed],
+            tokenizer=_open_tokenizer(tokenizer, specials),
+            spec=BuildSpec(
+                dataset_name=name or source.name,
+                split_rule=split_rule if val_tokens else "all to train",
+                seed=seed or 0,
+                shard_bytes=shard_bytes,
+                dtype=dtype,
+                append_eot=append_eot,
+            ),
+            engine_check=engine_check,
+            workers=workers,
+            unit_bytes=unit_bytes,
+            memory=memory,
+            run_on=run_on,
+            ray_address=ray_address,
+            append=append,
+            **how,
+        )
+    else:
+        source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error")
+        bound = open_template(template, tokenizer, specials)
+        run = partial(
+            build_chats,
+            source,
+            template=bound.template,
+            tokenizer=bound.tokenizer,
+            bind=bound.bind,
+            spec=BuildSpec(
+                dataset_name=name or source.name, seed=seed or 0, shard_bytes=shard_bytes
+            ),
+            policy=TrainPolicy(train_on=train_on, train_on_eot=train_on_eot),
+            val_fraction=val_fraction,
+            **how,
+        )
+    _check_report(report, source)
+    if url is None:
+        done = run(folder, overwrite=overwrite)
+    else:
+        from shardmill.remote.build_to import build_to
+
+        with build_to(
+            url, scratch=scratch, resume=resume, overwrite=overwrite, progress=on_push
+        ) as outgoing:
+            # What a resume finds in the scratch folder was not sent yet: `overwrite` speaks of the
+            # store at the URL.
+            done = run(outgoing.folder, overwrite=overwrite and not resume)
+        sent = outgoing.receipt
+        done = replace(
+            done,
+            url=_shown(url),
+            sent_files=sent.moved_files if sent else 0,
+            sent_bytes=sent.moved_bytes if sent else 0,
+        )
+    if report is not None:
+        Path(report).write_text(json.dumps(done.to_json(), indent=2) + "\n")
+    return done
+
+
+def pack(
+    store: str | Path,
+    seq_len: int,
+    *,
+    split: str = "train",
+    algorithm: Algorithm = "best-fit",
+    seed: int | None = None,
+    max_per_row: int | None = None,
+    align_to: int = 1,
+    long: Long = "error",
+    name: str | None = None,
+    overwrite: bool = False,
+) -> StoredPlan:
+    """Decide which conversations of a chat store share a row of `seq_len + 1` tokens.
+
+    Writes a plan beside the store; no token is copied. `long` says what happens to conversations
+    that no row holds. `seed` belongs to "first-fit-shuffle". Every conversation starts at a
+    multiple of `align_to`, and a row has at most `max_per_row` of them. `name` defaults to one made
+    from the options; `overwrite` allows another plan of that name to be replaced.
+    """
+    options = PlanOptions(
+        seq_len=seq_len,
+        algorithm=algorithm,
+        seed=seed,
+        max_per_row=max_per_row,
+        align_to=align_to,
+        long=long,
+    )
+    return build_plan(store, split, options=options, name=name, overwrite=overwrite)
+
+
+def open_feed(
+    inputs: Inputs,
+    *,
+    field: str | None = None,
+    on_bad: OnBad | None = None,
+    seed: int | None = None,
+    val_tokens: int = 0,
+    max_tokens: int | None = None,
+    check: bool = True,
+) -> Feed:
+    """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train".
+
+    `check` refuses a `field` that no row has, before a build would leave out every row.
+    """
+    for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
+        if limit < 0:
+            raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
+    given = {"field": field, "on_bad": on_bad}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value}
+    source = open_source(inputs, seed=seed, **options)
+    if field is not None and check:
+        _check_field(source, field)
+    val = (("val", val_tokens),) if val_tokens else ()
+    return Feed(source=source, fill=(*val, ("train", max_tokens)))
+
+
+def output_folder(out: str | Path, scratch: str | Path | None = None) -> tuple[Path, str | None]:
+    """Where a build to `out` writes, and the URL the store is sent to then, if `out` is one."""
+    if "://" not in str(out):
+        if scratch is not None:
+            raise OptionError(
+                f"{{scratch}}: only for a store that is sent to a URL, but {{out}} is the folder "
+                f"{out}, where it is built",
+                scratch=str(scratch),
+                out=...,
+            )
+        check_local(out, "out", instead=", or a URL such as s3://bucket/path")
+        return Path(out), None
+    if scratch is not None:
+        check_local(scratch, "scratch")
+    from shardmill.remote.build_to import scratch_store
+
+    return scratch_store(str(out), scratch), str(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTemplate:
+    """A template with its tokenizer."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    bind: Callable[[Encoder], ChatTemplate] | None  # the template over a faster encoder
+
+
+def open_template(
+    template: str | Path | ChatTemplate,
+    tokenizer: str | Path | Tokenizer,
+    special: Mapping[str, str] | None = None,
+) -> BoundTemplate:
+    """A template by its name, from a file, or the tokenizer's own ("jinja")."""
+    opened = _open_tokenizer(tokenizer, special)
+    if not isinstance(template, str | Path):
+        return BoundTemplate(tokenizer=opened, template=template, bind=None)
+    path = Path(template)
+    if str(template) == "jinja" or path.suffix in (".jinja", ".jinja2"):
+        found = _jinja_template(str(template), tokenizer)
+        return BoundTemplate(tokenizer=opened, template=found, bind=None)
+    is_file = path.suffix in (".json", ".toml")
+    spec: TemplateSpec = load_template_spec(path) if is_file else known_template(str(template))
+    return BoundTemplate(
+        tokenizer=opened,
+        template=bind_template(spec, opened),
+        bind=lambda encoder: bind_template(spec, opened, encoder),
+    )
+
+
+def _jinja_template(template: str, tokenizer: str | Path | Tokenizer) -> ChatTemplate:
+    text = None
+    if template != "jinja":
+        try:
+            text = Path(template).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"{{template}}: cannot be read: {error}", template=template
+            ) from error
+    if not isinstance(tokenizer, str | Path) or str(tokenizer).partition(":")[0] == "byte":
+        raise OptionError(
+            "{tokenizer}: has no Jinja template and takes none; wanted a folder or hub id that "
+            "transformers opens, or a {template} made of tokens",
+            tokenizer=str(tokenizer),
+            template=...,
+        )
+    from shardmill.tokenizers.huggingface import load_transformers
+
+    path = Path(tokenizer)
+    is_file = path.name == "tokenizer.json" and path.is_file()
+    loaded = load_transformers(str(path.parent if is_file else tokenizer))
+    try:
+        return open_jinja_template(loaded, chat_template=text)
+    except TemplateError as error:
+        raise TemplateError(f"{{template}}: {error}", template=template) from error
+
+
+def _open_tokenizer(
+    tokenizer: str | Path | Tokenizer, special: Mapping[str, str] | None
+) -> Tokenizer:
+    if isinstance(tokenizer, str | Path):
+        return open_tokenizer(tokenizer, specials=special)
+    if special:
+        raise OptionError(
+            "{special}: names tokens of a tokenizer that is opened here; this one is open already",
+            special=...,
+        )
+    return tokenizer
+
+
+def _refuse_other_kind(given: Mapping[str, object]) -> None:
+    """Refuse options that the other kind of build has."""
+    is_chat = given["template"] is not None
+    defaults: Mapping[str, object] = build.__kwdefaults__ or {}
+    for name in _DOCUMENTS_ONLY if is_chat else _CHATS_ONLY:
+        if given[name] != defaults[name]:
+            why = (
+                "is for documents, but a template makes these inputs conversations"
+                if is_chat
+                else "is for conversations, but without a template the inputs are documents"
+            )
+            raise OptionError(f"{{{name}}}: {why}", **{name: given[name]})
+
+
+def _check_target(folder: Path, report: str | Path | None, *, may_exist: bool) -> None:
+    """Before any work: is an unfinished build in the way, can the report be written?"""
+    if not may_exist and has_unfinished_build(folder):
+        raise UnfinishedBuildError(
+            f"{folder}: an earlier build did not finish: continue it with {{resume}}, or start "
+            "again with {overwrite}",
+            resume=True,
+            overwrite=True,
+        )
+    if report is None:
+        return
+    path = Path(report)
+    if not path.parent.is_dir():
+        raise OptionError(f"{{report}}: there is no folder {path.parent}", report=str(path))
+    if path.is_dir():
+        raise OptionError("{report}: this is a folder; name a file in it", report=str(path))
+
+
+def _check_report(report: str | Path | None, source: object) -> None:
+    """Refuse a report that would overwrite an input file."""
+    if report is None or not Path(report).exists():
+        return
+    for file in getattr(source, "files", ()):
+        if isinstance(file.place, Path) and file.place.samefile(report):
+            raise OptionError(
+                "{report}: this file is an input; name another for the report", report=str(report)
+            )
+
+
+def _check_field(source: Source, field: str) -> None:
+    """Refuse a field that no row has. Reads up to the first text, usually one batch."""
+    num_rows = 0
+    for batch in source.batches():
+        if len(batch.texts) or batch.counts.get("empty"):
+            return
+        num_rows += batch.num_read
+    if not num_rows:
+        return
+    names = sorted({name for row in _first_rows(source) for name in row})
+    known = f"; {choices(field, names, verb='the fields are')}" if names else ""
+    raise SourceError(
+        f"{source.name}: none of {num_rows:,} rows has text in the field {field!r}{known}; name "
+        "the field that holds the documents with {field}",
+        field=...,
+    )
+
+
+def _first_rows(source: Source) -> Iterator[dict[str, object]]:
+    parts = source.parts if isinstance(source, ConcatSource) else [source]
+    files = [file for part in parts if isinstance(part, JsonlSource) for file in part.files]
+    paths = [file.place for file in files if isinstance(file.place, Path)]
+    if paths:
+        yield from islice(iter_jsonl_rows(paths), _FIELD_ROWS)
+
+
+def _shown(url: str) -> str:
+    return str(Url(url)).rstrip("/")

@@ -1,0 +1,367 @@
+"""Append new files to a finished store.
+
+The result is, byte for byte, the store that a build of the old files and then the new ones makes
+from the start. A store for which that would not hold is refused, with the difference named. To get
+the same batches, a chunk that holds old and new files is read again as a whole, and its old
+documents are skipped; nothing of them is encoded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from shardmill.building.assembly import (
+    NO_TOKENS,
+    AppendPoint,
+    Filler,
+    KnownOrigins,
+    mark_of,
+    void_drop,
+)
+from shardmill.building.plan import (
+    RECORDED,
+    BuildSpec,
+    Feed,
+    FeedChunks,
+    chunk_sizes,
+    chunks_of,
+    plan_json,
+    plan_sha256,
+)
+from shardmill.building.worker import TokenRules
+from shardmill.errors import BuildError, OptionError, SourceError
+from shardmill.protocols import CuttableSource, Source, Tokenizer, continues
+from shardmill.records import JSON, Cursor, Drop, TextBatch
+from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
+from shardmill.storage.files import describe_difference
+from shardmill.store import list_plans, read_origins
+from shardmill.store.layout import DTYPES
+from shardmill.store.origins import GRAIN, MARK
+from shardmill.store.writer import OldStore
+from shardmill.tokenizers import EngineChoice
+
+log = logging.getLogger(__name__)
+
+_PLAN = "plan_sha256"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendPlan:
+    """What a build must know to append to a store."""
+
+    old: OldStore
+    feed: Feed  # old files, then new ones
+    chunks: FeedChunks | None  # of the new files; None: there are none
+    point: AppendPoint
+    origins: KnownOrigins | None  # None: the store does not know the origins of its documents
+
+    @property
+    def filled(self) -> dict[str, int]:
+        return {name: split.tokens for name, split in self.old.manifest.splits.items()}
+
+
+def plan_append(
+    old: OldStore,
+    feeds: Sequence[Feed],
+    *,
+    spec: BuildSpec,
+    tokenizer: Tokenizer,
+    engine: EngineChoice,
+) -> AppendPlan:
+    """Find the new files; refuse a store that was not built with the same options."""
+    if len(feeds) != 1:
+        raise OptionError(f"{len(feeds)} feeds: files are added to a store of one source only")
+    _check_kind(old)
+    (feed,), manifest = feeds, old.manifest
+    files = append_files(feed.source, manifest.sources[0])
+    ordered = replace(feed, source=files.source)
+    plan = plan_json([ordered], spec, tokenizer, TokenRules.of(spec, tokenizer).dtype)
+    _check_plan(old, plan, spec, feed.source.name)
+    if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:
+        raise BuildError(
+            f"{old.folder}: full: its old files filled all splits, so nothing of new ones would be "
+            "kept; build it again with other limits and {overwrite}",
+            overwrite=True,
+        )
+    documents = manifest.ledger.documents
+    num_void = documents.dropped.get(NO_TOKENS, 0)
+    given = documents.kept + documents.over_budget + num_void
+    if files.fresh is None:
+        point = AppendPoint(ledger=manifest.ledger, num_given=given, held=())
+        return AppendPlan(old=old, feed=ordered, chunks=None, point=point, origins=None)
+    _check_engine(old, engine)
+    found = _new_chunks(files, feed.max_tokens)
+    log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
+    for name in list_plans(old.folder):
+        log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
+    held = _held(old, feed.source.name, given, found.num_shared) if num_void else ()
+    return AppendPlan(
+        old=old,
+        feed=ordered,
+        chunks=found.feed,
+        point=AppendPoint(ledger=manifest.ledger, num_given=given, held=held),
+        origins=_known_origins(old, ordered, found, has_void=num_void > 0),
+    )
+
+
+def _check_engine(old: OldStore, engine: EngineChoice) -> None:
+    """A store is made by one engine; its manifest names it."""
+    made = old.manifest.produced_by
+    is_fast = made.get("engine") != made.get("reference")
+    if engine != "auto" and is_fast != (engine == "fast"):
+        raise OptionError(
+            f"{{engine}}: the tokens in {old.folder} were made by {made.get('engine')!r}, which "
+            "makes the new ones too: leave it out, or build again with {overwrite}",
+            engine=engine,
+            overwrite=True,
+        )
+
+
+def _check_kind(old: OldStore) -> None:
+    manifest = old.manifest
+    chat = any(split.chat is not None for split in manifest.splits.values())
+    if chat or manifest.unit != "document":
+        raise OptionError(
+            f"{old.folder}: a store of {'conversations' if chat else 'examples'}; files are added "
+            "to stores of documents only: build it again with {overwrite}",
+            overwrite=True,
+        )
+    if _PLAN not in manifest.options or len(manifest.sources) != 1:
+        raise OptionError(
+            f"{old.folder}: was not built from one source by `shardmill build` "
+            f"({len(manifest.sources)} sources), so nothing can be added to it: build it again "
+            "with {overwrite}",
+            overwrite=True,
+        )
+
+
+def _check_plan(old: OldStore, plan: dict[str, Any], spec: BuildSpec, name: str) -> None:
+    """Everything but the files must be as it was: with the old files the plan is the old plan."""
+    manifest = old.manifest
+    source, void = manifest.sources[0], manifest.ledger.documents.dropped.get(NO_TOKENS, 0)
+    ours = dict(plan["spec"])
+    if manifest.dataset_name == source.get("name") and spec.dataset_name == name:
+        ours["dataset_name"] = manifest.dataset_name  # both are named after their source
+    feed = {**plan["feeds"][0], "source": source}
+    same = plan_sha256({**plan, "feeds": [feed], "spec": ours}) == manifest.options[_PLAN]
+    if same and (not void or name == source.get("name")):
+        return
+    if same:
+        changes = [f"name of the source, which dropped rows hold: {source.get('name')} -> {name}"]
+    else:
+        changes = _changes(old, {**plan, "spec": ours})
+    shown = "\n  ".join(
+        changes[:8] or ["how many tokens go to which split, or the options of the source"]
+    )
+    raise BuildError(
+        f"{old.folder}: was built with other options, so nothing can be added to it "
+        f"(before -> now):\n  {shown}\nRepeat the options of the first build, or build it again "
+        "with {overwrite}.",
+        overwrite=True,
+    )
+
+
+def _changes(old: OldStore, plan: dict[str, Any]) -> list[str]:
+    """How a plan differs from what the manifest says."""
+    manifest, spec = old.manifest, plan["spec"]
+    before = {name: getattr(manifest, name) for name in (*RECORDED, "shard_bytes")}
+    before |= {
+        "dtype": DTYPES[manifest.token_dtype],
+        "options": {k: v for k, v in manifest.options.items() if k != _PLAN},
+        "tokenizer": manifest.tokenizer_fingerprint,
+        "splits": sorted(manifest.splits),
+    }
+    now = {**{name: spec[name] for name in before if name in spec}, "tokenizer": plan["tokenizer"]}
+    now["splits"] = sorted(split for split, _ in plan["feeds"][0]["fill"])
+    return describe_difference(cast(JSON, before), cast(JSON, json.loads(json.dumps(now))))
+
+
+def _held(old: OldStore, name: str, given: int, num_shared: int) -> tuple[int, ...]:
+    """The texts without a token among the last `num_shared` that were given. Their rows are at the
+    end of the list of dropped ones, and a batch lists what its source dropped first."""
+    known = {void_drop(name, given - back): -back for back in range(1, num_shared + 1)}
+    held: list[int] = []
+    for drop in old.drops():
+        position = known.get(Drop(id=drop.id, reason=drop.reason))
+        if position is None:
+            held.clear()
+        else:
+            held.append(position)
+    return tuple(held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldPart:
+    """Counts of what comes before the first new document of a chunk."""
+
+    num_read: int = 0
+    num_texts: int = 0
+    num_drops: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def without(self, batch: TextBatch) -> OldPart:
+        """What is left after a batch that is old as a whole."""
+        return OldPart(
+            num_read=self.num_read - batch.num_read,
+            num_texts=self.num_texts - len(batch.texts),
+            num_drops=self.num_drops - len(batch.drops),
+            counts=_subtract(self.counts, batch.counts),
+        )
+
+    def trimmed(self, batch: TextBatch) -> TextBatch:
+        """The batch without these old rows at its beginning."""
+        if not self.num_read:
+            return batch
+        return replace(
+            batch,
+            texts=batch.texts[self.num_texts :],
+            num_read=batch.num_read - self.num_read,
+            counts=_subtract(batch.counts, self.counts),
+            drops=batch.drops[self.num_drops :],
+        )
+
+
+class NewDocuments:
+    """A chunk without the documents of its first files. A `Source`; it can be pickled."""
+
+    def __init__(self, chunk: Source, old: OldPart, num_bytes: int | None) -> None:
+        """About `num_bytes` of input are new."""
+        self.whole_chunk = chunk
+        self._old, self._num_bytes = old, num_bytes
+
+    @property
+    def name(self) -> str:
+        return self.whole_chunk.name
+
+    def describe(self) -> dict[str, JSON]:
+        of = self.whole_chunk.describe()
+        return {"kind": "rest", "of": of, "behind": self._old.num_read}
+
+    def stamp(self) -> JSON:
+        return stamp_of(self.whole_chunk)
+
+    def size_hint(self) -> int | None:
+        return self._num_bytes
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        """Every cursor is one of the whole chunk; the first one is after the old files."""
+        if cursor is not None:
+            return self.whole_chunk.batches(cursor)
+        return (old.trimmed(batch) for batch, old in _new_batches(self.whole_chunk, self._old))
+
+
+def _new_batches(chunk: Source, old: OldPart) -> Iterator[tuple[TextBatch, OldPart]]:
+    """The batches of a chunk that are not old as a whole, and what of each is old."""
+    for batch in chunk.batches():
+        if old.num_read and old.num_read >= batch.num_read:
+            old = old.without(batch)
+            continue
+        yield batch, old
+        old = OldPart()
+    if old.num_read:
+        raise SourceError(f"{chunk.name}: changed while it was read: wait for its writer")
+
+
+def _subtract(counts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: count - other.get(name, 0) for name, count in counts.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewChunks:
+    feed: FeedChunks
+    old: tuple[Source, ...]  # the chunks with old files; the last may have new ones too
+    num_whole: int  # of `old` have no new file
+    num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
+
+
+def _new_chunks(files: Appended, max_tokens: int | None) -> _NewChunks:
+    """The chunks after the old files, which there are."""
+    assert files.fresh is not None, "there are new files"
+    new: list[Source] = []
+    sizes: list[int] = []
+    seen: list[Source] = []
+    chunks, num_whole, num_shared = chunks_of(files.source), 0, 0
+    for chunk, size in zip(chunks, chunk_sizes(chunks), strict=True):
+        locations = {file.place for file in files_of(chunk)}
+        if locations & files.old:
+            seen.append(chunk)
+        if locations <= files.old:
+            num_whole += 1
+            continue
+        if locations & files.old:
+            old = _count(only_files(chunk, files.old))
+            num_shared = next((left.num_texts for _, left in _new_batches(chunk, old)), 0)
+            fresh = only_files(chunk, locations - files.old)
+            chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
+        new.append(chunk)
+        sizes.append(size)
+    feed = FeedChunks(
+        source=files.fresh,
+        chunks=tuple(new),
+        sizes=tuple(sizes),
+        is_portable=isinstance(files.fresh, CuttableSource),
+        max_tokens=max_tokens,
+    )
+    return _NewChunks(feed=feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
+
+
+def _count(source: Source | None) -> OldPart:
+    """All of a source."""
+    assert source is not None, "a chunk with old files has some"
+    read = texts = drops = 0
+    counts: Counter[str] = Counter()
+    for batch in source.batches():
+        read, texts = read + batch.num_read, texts + len(batch.texts)
+        drops += len(batch.drops)
+        counts.update(batch.counts)
+    return OldPart(num_read=read, num_texts=texts, num_drops=drops, counts=counts)
+
+
+def _known_origins(
+    old: OldStore, feed: Feed, new: _NewChunks, *, has_void: bool
+) -> KnownOrigins | None:
+    """The origins of the old documents; None if the store does not know them."""
+    found = read_origins(old.folder, old.manifest)
+    if found is None:
+        log.info("%s: does not know the origins of its documents, and will not", old.folder)
+        return None
+    marks = [mark_of(chunk) for chunk in new.old]
+    rows: list[list[int]] = found.table[found.table[:, GRAIN] < len(new.old)].tolist()
+    if any(row[MARK] != marks[row[GRAIN]] for row in rows if row[GRAIN] < new.num_whole):
+        log.info("%s: its input is cut differently with the new files: counting again", old.folder)
+        rows = _counted_rows(old, feed, new.old, _void_numbers(old) if has_void else ())
+    for row in rows:
+        row[MARK] = marks[row[GRAIN]]  # the last chunk ends elsewhere now
+    return KnownOrigins(rows=rows, num_before=new.num_whole, marks=marks)
+
+
+def _void_numbers(old: OldStore) -> list[int]:
+    """Of the texts without a token among those that the source gave; see `void_drop`."""
+    ids = [drop.id for drop in old.drops() if drop.reason == NO_TOKENS]
+    return sorted(int(one.rpartition(" ")[2]) for one in ids)
+
+
+def _counted_rows(
+    old: OldStore, feed: Feed, chunks: Sequence[Source], void: Sequence[int]
+) -> list[list[int]]:
+    """The table rows of chunks that are read again; nothing of them is encoded."""
+    splits = old.manifest.splits
+    rows: list[list[int]] = []
+    given = lines = 0
+    for number, chunk in enumerate(chunks):
+        lines = lines if continues(chunk) else 0
+        left, firsts = given - bisect_left(void, given), {}
+        for split, _ in feed.fill:
+            firsts[split] = min(left, splits[split].documents)
+            left -= firsts[split]
+        rows.append([0, number, 0, lines, *(firsts[split] for split in sorted(splits))])
+        for batch in chunk.batches():
+            given += len(batch.texts)
+            lines += batch.num_rows
+    return rows

@@ -1,0 +1,442 @@
+"""Who works on what, in what order, and how far a build is.
+
+Every unit reaches the store in the order of the plan: from the journal, from a worker, or made in
+this process, the coordinator. A segment is read only if its hashes are right; a damaged one is made
+again. An error appears as it would in one process: the first in the order of the plan. Nothing here
+changes the bytes of a store. What cannot travel to another process is done in the coordinator, or
+refused when the user asked for workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from pickle import PicklingError
+from typing import TypeAlias
+
+from shardmill.building.assembly import Assembly
+from shardmill.building.engines import Engine, LocalEngine, Task, TaskReport, pack
+from shardmill.building.journal import (
+    DamagedSegmentError,
+    EncodedBatch,
+    Receipt,
+    SegmentSize,
+    UnitKey,
+    keep_receipts,
+    load_segment,
+)
+from shardmill.building.plan import FeedChunks, Unit, WorkPlan, read_chunks
+from shardmill.building.resources import WorkerOptions, out_of_memory, worker_environ
+from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools, write_unit
+from shardmill.errors import BuildError, EngineMismatchError, OptionError
+from shardmill.machine import num_cores, usage_of_this_process
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """Brings every unit of a plan into the store, in order."""
+
+    plan: WorkPlan
+    feeds: Sequence[FeedChunks]
+    pool: WorkerPool
+    encoder: UnitEncoder
+    assembly: Assembly
+    meter: ProgressMeter
+    journal: Path
+
+    def run(self) -> None:
+        for receipts in self.plan.done.values():
+            for receipt in receipts:
+                self.meter.count(receipt.key, receipt)
+        for units in _groups(self.plan.units, self.feeds):
+            tasks = [
+                UnitTask(
+                    unit=unit,
+                    folder=self.journal / unit.key.folder,
+                    encoder=self.encoder,
+                    size=SegmentSize(),
+                )
+                for unit in units
+                if unit.is_portable and not self.plan.is_finished(unit) and unit.max_tokens != 0
+            ]
+            with closing(self.pool.run(tasks, self._count_receipt)) as run:
+                for unit in units:
+                    self._finish_unit(unit, run)
+
+    def _count_receipt(self, receipt: Receipt) -> None:
+        """Of a worker, which first repeats those of earlier runs."""
+        if receipt.number >= len(self.plan.done.get(receipt.key.folder, ())):
+            self.meter.count(receipt.key, receipt)
+            self.meter.show(receipt.feed)
+
+    def _finish_unit(self, unit: Unit, run: UnitRun) -> None:
+        if self.assembly.is_full(unit.key.feed):
+            return
+        done = self._add_segments(unit, run)
+        if not self.assembly.is_full(unit.key.feed) and not (done and done[-1].last):
+            self._make_here(unit, done)
+
+    def _add_segments(self, unit: Unit, run: UnitRun) -> list[Receipt]:
+        """Add what is sealed, waiting for a worker; the receipts whose segments were added."""
+        folder, feed = self.journal / unit.key.folder, unit.key.feed
+        in_worker = run.has(unit)
+        found = run.receipts(unit) if in_worker else iter(self.plan.done.get(folder.name, []))
+        done: list[Receipt] = []
+        try:
+            for receipt in found:
+                for batch in load_segment(folder, receipt, self.encoder.rules.dtype):
+                    self.assembly.add(feed, batch, start=receipt.start)
+                    if self.assembly.is_full(feed):
+                        return [*done, receipt]
+                done.append(receipt)
+        except UnitFailedError as failed:
+            log.info("%s: failed in a worker, trying it here: %s", unit.name, failed)
+        except DamagedSegmentError as damage:
+            log.warning("%s; it is made again", damage)
+            if in_worker:
+                run.wait_for(unit)
+            keep_receipts(folder, done)
+        return done
+
+    def _make_here(self, unit: Unit, done: Sequence[Receipt]) -> None:
+        """Make the rest of a unit in this process: batches go to journal and store at once."""
+        folder, feed = self.journal / unit.key.folder, unit.key.feed
+        folder.mkdir(exist_ok=True)
+
+        def add(batch: EncodedBatch) -> bool:
+            self.assembly.add(feed, batch, start=unit.key.start)
+            self.meter.count(unit.key, batch)
+            self.meter.show(feed)
+            return self.assembly.is_full(feed)
+
+        def sealed(receipt: Receipt, _parts: Mapping[str, bytearray]) -> None:
+            self.meter.finish_unit(receipt)
+            self.meter.show(feed)
+
+        cursor, given = done[-1].cursor if done else None, self.assembly.given(feed)
+        encoded = self.encoder.batches(unit, cursor, given, self.pool.choice)
+        try:
+            with closing(encoded) as batches:
+                write_unit(unit, folder, batches, done, add=add, sealed=sealed)
+        except MemoryError as error:
+            raise out_of_memory(unit.name) from error
+
+
+def _groups(units: Sequence[Sequence[Unit]], feeds: Sequence[FeedChunks]) -> Iterator[list[Unit]]:
+    """Units that may be at work together. A feed that can become full, or that only this process
+    can read, is a group by itself."""
+    group: list[Unit] = []
+    for mine, feed in zip(units, feeds, strict=True):
+        if feed.max_tokens is not None or not feed.is_portable:
+            yield group
+            yield list(mine)
+            group = []
+        else:
+            group += mine
+    yield group
+
+
+class UnitFailedError(Exception):
+    """A task raised. Caught inside this package."""
+
+
+@dataclass(slots=True)
+class _UnitState:
+    receipts: list[Receipt] = field(default_factory=list)
+    ended: bool = False
+    failure: TaskReport | None = None
+
+
+class UnitRun:
+    """Some units at work in an engine, and the receipts of each as they come.
+
+    Tasks are handed out in order, and no more of a feed than it can need. Receipts of a unit come
+    in order and once, also when its worker died in between. A mismatch of the tokenizer engine is
+    raised as soon as it is known. Without tasks it has no unit.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[UnitTask] = (),
+        *,
+        engine: Engine | None = None,
+        tools: WorkerTools | None = None,
+        on_receipt: Callable[[Receipt], None] = lambda _: None,
+    ) -> None:
+        self._tasks, self._on_receipt = tasks, on_receipt
+        self._states = {task.unit.key: _UnitState() for task in tasks}
+        self._tokens: dict[int, int] = {}  # sealed, by feed
+        self._reports: Generator[TaskReport, None, None] | None = None
+        if tasks:
+            assert engine is not None, "tasks need an engine"
+            self._reports = engine.run(tools, self._needed_tasks())
+
+    def has(self, unit: Unit) -> bool:
+        return unit.key in self._states
+
+    def receipts(self, unit: Unit) -> Iterator[Receipt]:
+        """The receipts of a unit in order, waiting for them; ends when the unit has ended."""
+        state = self._states[unit.key]
+        given = 0
+        while True:
+            while given < len(state.receipts):
+                given += 1
+                yield state.receipts[given - 1]
+            if state.failure is not None:
+                raise self._error_of(state.failure)
+            if state.ended:
+                return
+            self._wait()
+
+    def wait_for(self, unit: Unit) -> None:
+        """Wait until no worker works on a unit."""
+        while not self._states[unit.key].ended:
+            self._wait()
+
+    def close(self) -> None:
+        """Stop what is still at work."""
+        if self._reports is not None:
+            self._reports.close()
+
+    def _needed_tasks(self) -> Iterator[Task]:
+        """Tasks as the engine asks for them. All earlier ones were handed out before, so a feed
+        whose sealed tokens reach its limit needs no more."""
+        for task in self._tasks:
+            sealed = self._tokens.get(task.unit.key.feed, 0)
+            if task.unit.max_tokens is None or sealed < task.unit.max_tokens:
+                yield task
+
+    def _wait(self) -> None:
+        """Take the next report."""
+        assert self._reports is not None
+        report = next(self._reports, None)
+        assert report is not None, "an engine reports the end of every task it took"
+        if isinstance(report.error, EngineMismatchError):
+            raise report.error
+        state = self._states[self._tasks[report.task].unit.key]
+        if report.note is not None:
+            self._add_receipt(state, report.note)
+        elif report.error is not None:
+            state.failure, state.ended = report, True
+        elif report.ended:
+            state.ended = True
+
+    def _add_receipt(self, state: _UnitState, receipt: Receipt) -> None:
+        if receipt.number < len(state.receipts):
+            if state.receipts[receipt.number] != receipt:
+                raise BuildError(
+                    f"segment {receipt.number} of unit {receipt.key.folder} was made twice with "
+                    "different results: continue with {resume}",
+                    resume=True,
+                )
+            return
+        assert receipt.number == len(state.receipts), "receipts of a unit come in order"
+        state.receipts.append(receipt)
+        self._tokens[receipt.feed] = self._tokens.get(receipt.feed, 0) + receipt.num_tokens
+        self._on_receipt(receipt)
+
+    def _error_of(self, report: TaskReport) -> Exception:
+        error = report.error
+        if report.lost:
+            assert isinstance(error, BuildError), "engines say why a task is lost"
+            return error
+        if isinstance(error, MemoryError):
+            return out_of_memory(self._tasks[report.task].name)
+        return UnitFailedError(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildCost:
+    """What a build used."""
+
+    num_workers: int  # processes that encoded at the same time; 1: only this one
+    num_cores: int  # that this process may use
+    cpu_seconds: float  # of this process and all workers
+    peak_bytes: int  # resident memory of the largest process, since it began
+
+
+class WorkerPool:
+    """The workers of one build. None is started before it has something to do."""
+
+    def __init__(self, choice: EncoderChoice, options: WorkerOptions, *, keep_open: int) -> None:
+        """`keep_open` is a file descriptor that workers hold open with this process."""
+        self.choice, self.options = choice, options
+        self._keep_open = keep_open
+        self._engine: Engine | None = None
+        self._cpu_before = usage_of_this_process().cpu_seconds
+
+    def run(self, tasks: Sequence[UnitTask], on_receipt: Callable[[Receipt], None]) -> UnitRun:
+        """Run tasks in workers; a run without units if the coordinator should do them itself.
+
+        Unasked, a worker is started for every two units, because starting one takes a second. Ray
+        is used even for one unit.
+        """
+        options = self.options
+        asked = options.workers is not None or options.cluster is not None
+        useful = len(tasks) if asked else len(tasks) // 2
+        num_workers = min(options.memory_plan().workers, useful)
+        if num_workers < (2 if options.cluster is None else 1):
+            return UnitRun()
+        tools = self._tools(tasks[0])
+        if not self._can_travel(tools, tasks):
+            return UnitRun()
+        return UnitRun(tasks, engine=self._open_engine(), tools=tools, on_receipt=on_receipt)
+
+    def cost(self) -> BuildCost:
+        """So far, including workers that have ended."""
+        own = usage_of_this_process()
+        cpu, peak, workers = own.cpu_seconds - self._cpu_before, own.peak_bytes, 1
+        if self._engine is not None:
+            usage, workers = self._engine.usage(), self._engine.slots
+            cpu, peak = cpu + usage.cpu_seconds, max(peak, usage.peak_bytes)
+        cores = self.options.num_cores
+        if self.options.cluster is not None and self.options.cluster.is_elsewhere:
+            cores = max(cores, workers)  # machines that joined later are counted by their workers
+        return BuildCost(num_workers=workers, num_cores=cores, cpu_seconds=cpu, peak_bytes=peak)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def _tools(self, first: UnitTask) -> WorkerTools:
+        """The encoder is chosen by the first texts of the first unit, as in one process."""
+        with closing(read_chunks(first.unit.chunks, None)) as batches:
+            found = next(batches, None)
+        chosen = self.choice.encoder(found.batch.texts if found is not None else [])
+        return WorkerTools(
+            self.choice.tokenizer,
+            produced_by=chosen.produced_by,
+            check=self.choice.check,
+            # Ray counts every CPU that it gives away, and a worker gets one.
+            has_spare_cores=self.options.cluster is None
+            and self.options.memory_plan().workers < num_cores(),
+        )
+
+    def _can_travel(self, tools: WorkerTools, tasks: Sequence[UnitTask]) -> bool:
+        """Tried on the tools and the first unit of each feed."""
+        firsts = {task.unit.key.feed: task for task in reversed(tasks)}
+        try:
+            for what in (tools, *firsts.values()):
+                pack(what)
+        except PicklingError as error:
+            options = self.options
+            if options.cluster is None and options.workers is None:
+                log.info("one process builds this store: %s", error)
+                return False
+            asked = "{workers}" if options.cluster is None else "{run_on}"
+            raise OptionError(
+                f"{asked}: {error}; build in one process on this machine, or define it in a module "
+                "that a worker can import",
+                workers=options.workers,
+                run_on="ray",
+            ) from error
+        return True
+
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
+            plan, cluster = self.options.memory_plan(), self.options.cluster
+            memory = plan.limit_bytes if self.options.memory is not None else None
+            if cluster is not None:
+                from shardmill.building.engines.ray import RayEngine
+
+                # Ray gives a worker one CPU, so its libraries get one thread.
+                environ = worker_environ(1)
+                self._engine = RayEngine(cluster, plan.workers, environ=environ, memory=memory)
+            else:
+                self._engine = LocalEngine(
+                    plan.workers,
+                    environ=worker_environ(max(1, num_cores() // plan.workers)),
+                    keep_open=(self._keep_open,),
+                    memory=memory,
+                )
+        return self._engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a build has come, for a progress bar."""
+
+    source: str
+    documents: int
+    tokens: int
+    share: float | None  # of this source that is done, about; None when unknown
+    feed: int = 0  # its number: two feeds may have sources of the same name
+
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class _FeedProgress:
+    feed: FeedChunks
+    size: int | None  # bytes of input, about; None when unknown
+    edges: list[int]  # bytes before each chunk, and in all
+    documents: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    reached: dict[int, int] = field(default_factory=dict)  # first chunk of a unit -> chunk
+
+    def share(self) -> float | None:
+        """Of the wanted tokens or of the input, whichever ends the feed first."""
+        limit = self.feed.max_tokens
+        parts = [self.tokens / limit] if limit else []
+        if len(self.edges) > 2 and self.edges[-1]:
+            done = sum(
+                self.edges[chunk] - self.edges[start] for start, chunk in self.reached.items()
+            )
+            parts.append(done / self.edges[-1])
+        elif self.size and self.num_bytes < self.size:
+            parts.append(self.num_bytes / self.size)
+        return min(1.0, max(parts)) if parts else None
+
+
+class ProgressMeter:
+    """Sums the work of all workers and earlier runs, and calls `on_progress`. Numbers never fall.
+
+    The share of a source comes from its chunks, whose sizes are known, because text has another
+    size in every format; for a source of one chunk it comes from the text, while that can be right.
+    """
+
+    def __init__(self, feeds: Sequence[FeedChunks], on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self._feeds = [
+            _FeedProgress(feed, feed.source.size_hint(), [0, *accumulate(feed.sizes)])
+            for feed in feeds
+        ]
+
+    def count(self, unit: UnitKey, made: EncodedBatch | Receipt) -> None:
+        """A batch that this process made, or a segment of a worker or an earlier run."""
+        feed = self._feeds[unit.feed]
+        feed.documents += made.num_given
+        feed.tokens += made.num_tokens
+        feed.num_bytes += made.num_bytes
+        number = made.cursor.get("grain")
+        chunk = unit.start + number if isinstance(number, int) else unit.start
+        feed.reached[unit.start] = max(chunk, feed.reached.get(unit.start, unit.start))
+        if isinstance(made, Receipt):
+            self.finish_unit(made)
+
+    def finish_unit(self, receipt: Receipt) -> None:
+        """The unit is done, if this is its last receipt."""
+        if receipt.last:
+            self._feeds[receipt.feed].reached[receipt.start] = receipt.stop
+
+    def show(self, feed: int) -> None:
+        if self._on_progress is None:
+            return
+        found = self._feeds[feed]
+        self._on_progress(
+            Progress(
+                source=found.feed.source.name,
+                feed=feed,
+                documents=found.documents,
+                tokens=found.tokens,
+                share=found.share(),
+            )
+        )

@@ -1,0 +1,208 @@
+"""Everything a template must write about one conversation before its tokens can be trusted.
+
+Only `apply_chat_template` writes; nothing is cut out of a text or joined to one. The cost is one
+rendering per message, one per assistant turn, two for the whole conversation, and two more for each
+other turn that is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
+from shardmill.chat.jinja.facts import TemplateFacts, find_preamble
+from shardmill.chat.messages import (
+    CheckedMessage,
+    check_messages,
+    tool_texts,
+    trained_messages,
+    why_untrained,
+)
+from shardmill.chat.policy import TrainPolicy
+from shardmill.records import ROLES, BoolArray, Conversation
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]*|\s*")
+"""Texts a template may compare with ("function", "string"): they stay as they are."""
+
+_MAX_CHARACTERS = 2**20
+_MAX_PER_CHARACTER = 64
+"""A template that writes more than both of these is broken or hostile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renderings:
+    """The texts that the template wrote about one conversation, each complete."""
+
+    messages: list[dict[str, Any]]
+    checked: list[CheckedMessage]
+    trained: BoolArray  # (messages,)
+    tools: Tools
+    whole: str
+    prefixes: list[str | None]  # for the first 1, 2, ... messages; None where it refuses
+    before_words: dict[int, str]  # message -> everything before its first word; see `_before_words`
+    openings: tuple[str, ...]  # what may precede the first turn and belong to no turn
+    harmless: str  # the whole with harmless texts: its structure is the template's own
+
+    def texts(self) -> Iterator[str]:
+        """Everything that must be encoded."""
+        yield self.whole
+        yield from (prefix for prefix in self.prefixes if prefix is not None)
+        yield from self.before_words.values()
+        yield from self.openings
+        yield self.harmless
+
+
+def render_all(
+    engine: JinjaEngine, facts: TemplateFacts, conversation: Conversation, policy: TrainPolicy
+) -> Renderings | str:
+    """Write a conversation in all the ways its proof needs, or say why it is dropped."""
+    checked = check_messages(conversation.messages)
+    if isinstance(checked, str):
+        return checked
+    trained = trained_messages(checked, policy)
+    if not trained.any():
+        return why_untrained(checked)
+    messages = as_messages(conversation.messages, checked, facts.arguments)
+    tools = conversation.tools or None
+    if tools is not None and tool_texts(tools) is None:
+        return "bad_tools"
+    if facts.arguments == "none" and any(message.calls for message in checked):
+        return "no_place_for_tool_calls"
+    # Roles are ours; everything else came from outside.
+    outside = [{key: part for key, part in one.items() if key != "role"} for one in messages]
+    texts = list(_texts_in([outside, tools]))
+    if facts.literals:
+        structure = re.compile("|".join(map(re.escape, facts.literals)))
+        if any(structure.search(text) for text in texts):
+            return "special_in_text"
+    whole = engine.text_or_none(messages, tools)
+    harmless = engine.text_or_none(_harmless(messages), _harmless(tools))
+    if whole is None or harmless is None:
+        return "template_refuses"
+    size = sum(map(len, texts)) + sum(len(one["role"]) + len("role") for one in messages)
+    if len(whole) > _MAX_CHARACTERS + _MAX_PER_CHARACTER * size:
+        return "template_refuses"
+    if any(name not in whole for name in _tool_names(tools or ())):
+        return "no_place_for_tools"
+    before_words: dict[int, str] = {}
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant" or trained[at]:
+            before = _before_words(engine, facts, messages, at, tools)
+            if before is None:
+                return "template_refuses"
+            before_words[at] = before
+    first = [engine.text_or_none(messages[:stop], tools) for stop in range(1, len(messages))]
+    prefixes = [*first, whole]
+    openings: tuple[str, ...] = (facts.preamble, facts.bos)
+    if tools is not None and prefixes[0] is not None and messages[0]["role"] == "user":
+        # Tools are often written before the first turn.
+        found = find_preamble(engine, messages[:1], tools, prefixes[0])
+        openings = openings if found is None else (found, *openings)
+    return Renderings(
+        messages=messages,
+        checked=checked,
+        trained=trained,
+        tools=tools,
+        whole=whole,
+        prefixes=prefixes,
+        before_words=before_words,
+        openings=openings,
+        harmless=harmless,
+    )
+
+
+def as_messages(
+    messages: Messages, checked: Sequence[CheckedMessage], arguments: str
+) -> list[dict[str, Any]]:
+    """The messages as a template wants them: every key but "train", with the standard name of the
+    role and the content as one text.
+
+    arguments: "as-given", or the form of a call's arguments that the template can write: "object"
+    or "text".
+    """
+    found = []
+    for message, sound in zip(messages, checked, strict=True):
+        plain = {key: value for key, value in message.items() if key != "train"}
+        plain["role"], plain["content"] = ROLES[sound.role], sound.text
+        if sound.calls:
+            plain["tool_calls"] = [_with_arguments(call, arguments) for call in plain["tool_calls"]]
+        found.append(plain)
+    return found
+
+
+def _with_arguments(call: Mapping[str, Any], form: str) -> dict[str, Any]:
+    """The call in the shape transformers documents, {"type", "function": {"name", "arguments"}}."""
+    function = dict(call.get("function", call))
+    around = dict(call) if "function" in call else {"id": function.pop("id", None)}
+    given = function["arguments"]
+    if form == "object" and isinstance(given, str):
+        function["arguments"] = json.loads(given)
+    if form == "text" and not isinstance(given, str):
+        function["arguments"] = json.dumps(given, ensure_ascii=False)
+    outer = {key: value for key, value in around.items() if value is not None}
+    return {"type": "function", **outer, "function": function}
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every text inside a JSON-like value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield str(key)
+            yield from _texts_in(part)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for part in value:
+            yield from _texts_in(part)
+
+
+def _harmless(value: Any) -> Any:
+    """The same shape with plain letters for texts. Blank texts and plain names stay."""
+    if isinstance(value, str):
+        return value if _PLAIN_NAME.fullmatch(value) else "a"
+    if isinstance(value, Mapping):
+        return {key: _harmless(part) for key, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_harmless(part) for part in value]
+    return value
+
+
+def _tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the tools that have one."""
+    functions = (
+        tool["function"] if isinstance(tool.get("function"), Mapping) else tool for tool in tools
+    )
+    return [tool["name"] for tool in functions if isinstance(tool.get("name"), str)]
+
+
+def _before_words(
+    engine: JinjaEngine, facts: TemplateFacts, messages: list[dict[str, Any]], at: int, tools: Tools
+) -> str | None:
+    """Everything before the first word of a message.
+
+    For an assistant's that is the generation prompt it answers; for others whatever is the same
+    for any content.
+    """
+    before = messages[:at]
+    if messages[at]["role"] != "assistant":
+        written = []
+        for text in ("alpha", "omega"):
+            other = {**messages[at], "content": text}
+            found = engine.text_or_none([*before, other, *messages[at + 1 :]], tools)
+            if found is None:
+                return None
+            written.append(found)
+        return os.path.commonprefix(written)  # noqa: RUF071 - texts, not paths
+    if before:
+        return engine.text_or_none(before, tools, prompt=True)
+    # There is no prompt for no messages: it is the opening after what opens a conversation.
+    first = engine.text_or_none(messages[:1], tools) or ""
+    for start in (facts.preamble, facts.bos, ""):
+        if first.startswith(start + facts.opening):
+            return start + facts.opening
+    return None

@@ -1,0 +1,353 @@
+"""The conversations on which a loss mask is proved, and one of them rendered.
+
+The battery is the same on every machine. Texts of different turns of a conversation share no word,
+so a turn in the wrong position is noticed. A template must keep the `needed` ones; it may decline
+the others with a reason. `render_one` matches the turns that a template made with the messages;
+`TokenReader` reads tokens back as text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardmill.chat.messages import CheckedMessage, check_messages, trained_messages
+from shardmill.chat.policy import SYSTEM, TOOL, ChatTemplate, TrainPolicy, trained_turns
+from shardmill.errors import TokenizerError
+from shardmill.records import ROLES, BoolArray, Conversation, IntArray
+
+BATTERY_VERSION = 1
+
+_EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44b\U0001f3fd 1\ufe0f\u20e3"
+_MARKS = "e\u0301 a\u0300\u0301\u0302 \u1e14\u0300 \ud55c\uae00 \u1112\u1161\u11ab"
+_CJK = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3067\u3059\u3002\u4e2d\u6587\uff0c\u6807\u70b9"
+_RTL = "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u202eback\u202c"
+_MAX_LITERALS = 12
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find_quarry",
+        "description": "Where a stone comes from",
+        "parameters": {"type": "object", "properties": {"stone": {"type": "string"}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatteryItem:
+    """One conversation of the battery."""
+
+    name: str
+    conversation: Conversation
+    needed: bool = False  # a template that drops it is refused
+
+
+def battery(literals: Sequence[str] = ()) -> tuple[BatteryItem, ...]:
+    """All items. `literals`: the markers of a template as text."""
+    others = {**_blanks(), **_shapes(), **_tools(), **_injected(literals)}
+    return (
+        *(BatteryItem(name=n, conversation=chat, needed=True) for n, chat in _needed().items()),
+        *(BatteryItem(name=n, conversation=chat) for n, chat in others.items()),
+    )
+
+
+def battery_sha256(items: Sequence[BatteryItem]) -> str:
+    chats = [[item.name, item.needed, item.conversation.messages] for item in items]
+    tools = [item.conversation.tools for item in items]
+    return hashlib.sha256(json.dumps([chats, tools], sort_keys=True).encode()).hexdigest()
+
+
+def plain_conversation() -> Conversation:
+    """The simplest one: a template's opening and end are learnt from it."""
+    return _chat("what is a mill", "a house that grinds")
+
+
+def padded_conversation() -> Conversation:
+    """Blanks around the words: whether a template trims is learnt from it."""
+    return _chat("  so ", "  wind and water  ")
+
+
+def _needed() -> dict[str, Conversation]:
+    long = " ".join(f"word{number}" for number in range(150))
+    turns = ("first stone", "one, two", "second stone", "three, four", "third stone", "five!")
+    flagged = [dict(message) for message in _chat("alpha", "gamma", "delta", "beta").messages]
+    flagged[1]["train"], flagged[3]["train"] = False, True
+    return {
+        "plain": plain_conversation(),
+        "several turns": _chat(*turns),
+        "emoji": _chat(_EMOJI, f"yes {_EMOJI}"),
+        "combining marks": _chat(_MARKS, f"so {_MARKS}"),
+        "wide and right to left": _chat(f"{_CJK} {_RTL}", f"{_RTL} {_CJK}"),
+        "one letter": _chat("q", "r"),
+        "long": _chat(long, long.replace("word", "term")),
+        "code": _chat("show", "def f(x):\n    return x\n\n\nf(1)"),
+        "flags": Conversation(messages=flagged, id="flags"),
+    }
+
+
+def _blanks() -> dict[str, Conversation]:
+    """Contents that begin or end with blanks, or are only blanks."""
+    return {
+        "blanks around": padded_conversation(),
+        "empty answer": _chat("say nothing", ""),
+        "empty question": _chat("", "who is there"),
+        "blank answer": _chat("say little", "   "),
+        "newlines behind": _chat("stop late\n\n", "so be it\n\n", "on"),
+        "newlines before": _chat("\n\nbegin late", "\nas you wish"),
+        "tabs": _chat("\ttabs\t", "\twhy not\t"),
+    }
+
+
+def _shapes() -> dict[str, Conversation]:
+    """Roles in every order people write them."""
+    flag = {"role": "user", "content": "trained question", "train": True}
+    answer = {"role": "assistant", "content": "its reply"}
+    return {
+        "system": _chat("hello", "good day", system="be brief"),
+        "system, turns": _chat("u", "v", "w", "x", system="be kind"),
+        "empty system": _chat("ask", "tell", system=""),
+        "assistant first": _talk("assistant: welcome", "user: thanks"),
+        "assistant first, on": _talk("assistant: in", "user: ok", "assistant: out"),
+        "two users": _talk("user: north", "user: south", "assistant: east"),
+        "two assistants": _talk("user: red", "assistant: green", "assistant: blue"),
+        "open end": _talk("user: tick", "assistant: tock", "user: and"),
+        "trained question": Conversation(messages=[flag, answer], id="flag"),
+    }
+
+
+def _tools() -> dict[str, Conversation]:
+    call = {"name": "find_quarry", "arguments": {"stone": "marble"}}
+    calling = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
+    }
+    asked = {"role": "user", "content": "where is marble from"}
+    result = {
+        "role": "tool",
+        "content": "Carrara",
+        "name": "find_quarry",
+        "tool_call_id": "call00001",
+    }
+    other = {**result, "content": "Paros"}
+    told = {"role": "assistant", "content": "out of Italy"}
+    spoken = {**calling, "content": "let me look"}
+    thought = {"role": "assistant", "content": "seven", "reasoning_content": "three plus four"}
+    found: dict[str, list[dict[str, Any]]] = {
+        "tool call": [asked, calling],
+        "tool call with words": [asked, spoken],
+        "tool result": [asked, calling, result, told],
+        "two tool results": [asked, calling, result, other, told],
+        "reasoning": [{"role": "user", "content": "add up"}, thought],
+        "reasoning, turns": [
+            {"role": "user", "content": "add up"},
+            thought,
+            {"role": "user", "content": "once more"},
+            {"role": "assistant", "content": "eight", "reasoning_content": "one beyond"},
+        ],
+    }
+    items = {name: Conversation(messages=chat, id=name) for name, chat in found.items()}
+    chat = found["tool result"]
+    items["tools"] = Conversation(messages=chat, tools=[_TOOL], id="tools")
+    return items
+
+
+def _injected(literals: Sequence[str]) -> dict[str, Conversation]:
+    """The literal of every marker inside text, where it must stay text."""
+    found = {}
+    for literal in sorted(set(literals))[:_MAX_LITERALS]:
+        if literal.strip():
+            found[f"{literal} asked"] = _chat(f"see {literal} there", "indeed")
+            found[f"{literal} answered"] = _chat("well", f"a{literal}b {literal}")
+    every = "".join(sorted(set(literals)))
+    if every.strip():
+        found["all markers"] = _chat(every, f"right {every}", "more")
+    return found
+
+
+def _chat(*texts: str, system: str | None = None) -> Conversation:
+    """User and assistant in turn; a question at the end gets an answer."""
+    roles = ("user", "assistant")
+    messages: list[dict[str, Any]] = (
+        [] if system is None else [{"role": "system", "content": system}]
+    )
+    messages += [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    if messages[-1]["role"] == "user":
+        messages.append({"role": "assistant", "content": "fine"})
+    return Conversation(messages=messages, id=texts[0][:40])
+
+
+def _talk(*turns: str) -> Conversation:
+    parts = [turn.partition(": ") for turn in turns]
+    messages = [{"role": role, "content": text} for role, _, text in parts]
+    return Conversation(messages=messages, id=turns[0])
+
+
+class Failure(Exception):
+    """One conversation on which a check failed."""
+
+    def __init__(
+        self,
+        check: str,
+        message: str,
+        conversation: Conversation,
+        policy: TrainPolicy,
+        ids: IntArray | None = None,
+        mask: BoolArray | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.check = check
+        self.conversation = conversation
+        self.policy = policy
+        self.ids = ids
+        self.mask = mask
+        self.answers: Mapping[tuple[int, int], str] = {}
+        # start and stop in `ids` of the turns that should be trained -> their words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProofExample:
+    """One kept conversation."""
+
+    conversation: Conversation
+    policy: TrainPolicy
+    checked: list[CheckedMessage]
+    ids: IntArray
+    mask: BoolArray
+    bounds: list[int]  # where each turn starts, and where the last one stops
+    roles: list[int]  # positions in ROLES, one per turn
+    groups: list[list[int]]  # the messages of each turn; none for a turn the template made up
+    wanted: list[bool | None]  # whether each turn should be trained; None if either is right
+
+    def failure(self, check: str, message: str) -> Failure:
+        found = Failure(check, message, self.conversation, self.policy, self.ids, self.mask)
+        found.answers = {
+            (self.bounds[turn], self.bounds[turn + 1]): self.checked[group[-1]].text or ""
+            for turn, group in enumerate(self.groups)
+            if self.wanted[turn] and group
+        }
+        return found
+
+    def trained_span(self, turn: int) -> tuple[int, int]:
+        """The trained part of a turn; empty at its end if nothing is trained."""
+        start, stop = self.bounds[turn : turn + 2]
+        trained = np.flatnonzero(self.mask[start:stop]) + start
+        if not len(trained):
+            return stop, stop
+        first, last = int(trained[0]), int(trained[-1]) + 1
+        if last - first != len(trained):
+            raise self.failure("words", f"the trained part of turn {turn} has gaps")
+        return first, last
+
+
+def render_one(
+    template: ChatTemplate, conversation: Conversation, policy: TrainPolicy
+) -> ProofExample | str:
+    """The example, or the reason it was dropped for. Raises Failure if it is neither."""
+    rendered = template.render([conversation], policy)
+    if not len(rendered.kept) and len(rendered.drops) == 1 and rendered.drops[0].reason:
+        return rendered.drops[0].reason
+    checked = check_messages(conversation.messages)
+    if rendered.kept.tolist() != [0] or rendered.drops or isinstance(checked, str):
+        message = f"{rendered.kept.tolist()} kept and {len(rendered.drops)} dropped of one"
+        raise Failure("account", message, conversation, policy)
+    examples = rendered.examples
+    ids, mask = np.asarray(examples.ids[0]), np.asarray(examples.mask)
+    starts, roles = examples.turn_starts.tolist(), examples.turn_roles.tolist()
+    groups = match_turns(roles, [message.role for message in checked])
+    wrong = None
+    if mask.shape != ids.shape or mask.dtype != np.bool_ or len(starts) != len(roles):
+        wrong = f"{len(ids)} ids, {mask.shape} mask, {len(starts)} turns, {len(roles)} roles"
+    elif not starts or starts[0] < 0 or (np.diff([*starts, len(ids)]) <= 0).any():
+        wrong = f"turns start at {starts} of {len(ids)} ids"
+    elif groups is None:
+        said = [ROLES[message.role] for message in checked]
+        found = [ROLES[role] if role < len(ROLES) else f"role {role}" for role in roles]
+        wrong = f"the roles of the turns are {found}, those of the messages {said}"
+    if wrong is not None or groups is None:
+        raise Failure("turns", str(wrong), conversation, policy, ids, mask)
+    trained = trained_messages(checked, policy)
+    system = trained_turns(np.array([SYSTEM]), np.array([0, 1]), [], policy)[0]
+    made_up = None if system else False  # a system turn of the template's own
+    wanted = [bool(trained[group].any()) if group else made_up for group in groups]
+    bounds = [*starts, len(ids)]
+    return ProofExample(conversation, policy, checked, ids, mask, bounds, roles, groups, wanted)
+
+
+def match_turns(roles: list[int], messages: list[int]) -> list[list[int]] | None:
+    """Which messages make up each turn; None if they do not match.
+
+    One message each, except that system messages may be folded into the turn after them, a run of
+    tool results may be one turn, and a template may add a system turn at the start.
+    """
+    groups: list[list[int]] = []
+    at = 0
+    for turn, role in enumerate(roles):
+        start = at
+        while role != SYSTEM and at < len(messages) and messages[at] == SYSTEM:
+            at += 1  # folded
+        if at > start and start != 0:
+            return None
+        if turn == 0 and role == SYSTEM and messages[0] != SYSTEM:
+            groups.append([])
+            continue
+        if at == len(messages) or messages[at] != role:
+            return None
+        at += 1
+        if role == TOOL and roles[turn + 1 : turn + 2] != [TOOL] and roles[turn - 1] != TOOL:
+            while at < len(messages) and messages[at] == TOOL:
+                at += 1
+        groups.append(list(range(start, at)))
+    return groups if at == len(messages) else None
+
+
+class TokenReader:
+    """Reads ids back as text. Special tokens show as their strings, and nothing is tidied up.
+
+    tokenizer: one of ours, or one of transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._of_transformers = hasattr(tokenizer, "apply_chat_template")
+        self._spelt: dict[str, list[str]] = {}
+        own = getattr(tokenizer, "fingerprint", None)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if isinstance(own, str):
+            self.fingerprint = own
+        elif backend is not None:
+            self.fingerprint = hashlib.sha256(str(backend.to_str()).encode()).hexdigest()
+        else:
+            raise TokenizerError(
+                f"{type(tokenizer).__name__} has no fingerprint, so a certificate could not name "
+                "it; open it with shardmill.tokenizers.open_tokenizer"
+            )
+
+    def text(self, ids: Any) -> str:
+        """What these ids say by themselves."""
+        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        options = plain if self._of_transformers else {}
+        return str(self._tokenizer.decode(np.asarray(ids).tolist(), **options))
+
+    def readings(self, ids: IntArray, start: int, stop: int) -> list[str]:
+        """What ids start..stop say: by themselves, and after what precedes them.
+
+        The two differ in a tokenizer that marks the start of a text. Both readings are correct.
+        """
+        alone = self.text(ids[start:stop])
+        before, with_it = self.text(ids[:start]), self.text(ids[:stop])
+        return [alone, with_it[len(before) :]] if with_it.startswith(before) else [alone, alone]
+
+    def spellings(self, text: str) -> list[str]:
+        """The text, and what remains of it in a tokenizer that cannot represent all of it."""
+        if text not in self._spelt:
+            options = {"add_special_tokens": False} if self._of_transformers else {}
+            back = self.text(list(self._tokenizer.encode(text, **options)))
+            self._spelt[text] = [text] if back == text else [text, back]
+        return self._spelt[text]

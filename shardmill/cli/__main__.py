@@ -1,5 +1,0 @@
-"""`python -m shardmill.cli` is the `shardmill` command."""
-
-from shardmill.cli import main
-
-main()

@@ -1,0 +1,166 @@
+"""`shardmill blame`: from a token of a store to its file, its row and its characters."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from shardmill.building.api import open_template
+from shardmill.cli.options import Special, parse_special
+from shardmill.cli.printing import escape_brackets, named_tokenizer
+from shardmill.cli.steps import Rank, TrainingOrder, find_moment
+from shardmill.cli.terminal import visible
+from shardmill.errors import OptionError
+from shardmill.inspect.blame import Blame, blame_document, blame_tokens
+from shardmill.inspect.inputs import AnySource
+from shardmill.sources import open_chats, open_source
+from shardmill.store import Store, open_store
+
+_AROUND = 60
+"""Characters that are shown on each side."""
+_NO_TEXT = {
+    "end": "appended by the build, no text",
+    "template": "of the template, no text",
+    "turn": "of a turn that a Jinja template wrote, which does not tell words from markers",
+    "text": "the tokenizer does not know its characters",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlameOptions(TrainingOrder):
+    """What `shardmill blame` takes."""
+
+    folder: Annotated[Path, "FOLDER", "The store."]
+    tokenizer: Annotated[str, "The tokenizer that the store was built with."]
+    token: Annotated[int | None, "Position of the token in the split."] = None
+    stop: Annotated[int | None, "Up to this one: several tokens."] = None
+    document: Annotated[int | None, "Instead of --token: which document, from 0."] = None
+    offset: Annotated[int | None, "Which token of it. Default: 0."] = None
+    inputs: Annotated[
+        list[str] | None, "--input", "What the store was built from, as it was given to `build`."
+    ] = None
+    field: Annotated[str | None, "As the build had it."] = None
+    on_bad: Annotated[Literal["error", "skip"] | None, "As the build had it."] = None
+    file_seed: Annotated[int | None, "The --seed of the build, if it had one."] = None
+    shape: Annotated[str | None, "Of chats, as the build had it."] = None
+    template: Annotated[str | None, "Of chats: needed only for a Jinja template."] = None
+    special: Special = None
+    fill: Annotated[
+        str | None, "Order of the splits, e.g. val,train, if the store does not record it."
+    ] = None
+    step: Annotated[int | None, "Instead of --token: a step of a training, from 0."] = None
+    rank: Rank = None
+    row: Annotated[int, "Which row of the batch."] = 0
+    column: Annotated[int, "Which token of the row."] = 0
+    as_json: Annotated[bool, "--json", "Print one object."] = False
+
+
+def blame(options: BlameOptions) -> None:
+    """Show where tokens came from: source, file, row, characters.
+
+    The row is read and encoded again, and must give the stored tokens. Instead of --token, a
+    token of a document (--document, --offset) or of a training's batch (--step, --batch-size,
+    --seq-len, --row, --column) can be asked for.
+
+    Prints source, file, row and characters of each token, with the text around it.
+
+    Example: shardmill blame store --token 99 --input 'data/*.jsonl' --tokenizer spm.model
+
+    Exit 0: found and proved. Exit 2: a mistake in the call, or another input than the build had.
+    """
+    store = open_store(options.folder)
+    split, token = _find_token(store, options)
+    template = None
+    if options.template is not None:
+        special = parse_special(options.special)
+        template = open_template(options.template, options.tokenizer, special).template
+    found = blame_tokens(
+        store,
+        split,
+        range(token, token + 1 if options.stop is None else options.stop),
+        inputs=_open_inputs(store, options),
+        tokenizer=named_tokenizer(options.tokenizer, options.special, store),
+        template=template,
+        fill=None if options.fill is None else options.fill.split(","),
+    )
+    if options.as_json:
+        tokens = [asdict(one) for one in found]
+        print(json.dumps({"store": str(options.folder), "tokens": tokens}))
+        return
+    for one in found:
+        print("\n".join(_lines(one)))
+
+
+def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
+    """The split and the position of the token that the options name."""
+    chosen = [name for name in ("token", "document", "step") if getattr(options, name) is not None]
+    given = options.given()
+    if len(chosen) != 1 or (given and chosen != ["step"]):
+        flags = [f"--{name}" for name in chosen if name != "step"] + given
+        raise OptionError(
+            f"found {' and '.join(flags) or 'no token'}; wanted one of --token, --document and "
+            "--step, with its own options"
+        )
+    if options.step is not None:
+        return _token_of_step(options)
+    split = options.split or "train"
+    if options.document is None:
+        assert options.token is not None, "one of the three is given"
+        return split, options.token
+    tokens, offset = blame_document(store, split, options.document), options.offset or 0
+    if not 0 <= offset < len(tokens):
+        raise OptionError(f"--offset {offset}: the document has {len(tokens):,} tokens")
+    return split, tokens[offset]
+
+
+def _token_of_step(options: BlameOptions) -> tuple[str, int]:
+    """The token at a column of a row of a batch."""
+    _, moment = find_moment(options.folder, options)
+    with closing(moment.stream):
+        planned = moment.plan()
+    row, column = options.row, options.column
+    if not 0 <= row < len(planned):
+        raise OptionError(f"--row {row}: the batch has {len(planned)} rows")
+    plan = planned[row]
+    if not 0 <= column < plan.stop - plan.start:
+        raise OptionError(f"--column {column}: a row has {plan.stop - plan.start:,} tokens")
+    return plan.split or "train", plan.start + column
+
+
+def _open_inputs(store: Store, options: BlameOptions) -> AnySource | None:
+    if options.inputs is None:
+        return None
+    wanted = {
+        "field": options.field,
+        "on_bad": options.on_bad,
+        "seed": options.file_seed,
+        "shape": options.shape,
+    }
+    given: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
+    return (open_chats if store.is_chat else open_source)(options.inputs, **given)
+
+
+def _lines(one: Blame) -> list[str]:
+    own = f" (id {visible(one.own_id)})" if one.own_id is not None else ""
+    where = f"{visible(one.source)}, {visible(one.row_id)}{own}"
+    turn = "" if one.turn is None else f", turn {one.turn} ({one.role})"
+    part = f" {one.part}" if one.part not in (None, "content") else ""
+    lines = [
+        f"split {one.split!r}, token {one.token:,} = id {one.token_id}: document {one.document:,}, "
+        f"token {one.offset:,} of it",
+        f"  from {where}{turn}{part}; found by {one.found_by}",
+    ]
+    if one.start is None or one.stop is None:
+        return [*lines, f"  {_NO_TEXT[one.kind]}"]
+    before = one.text[max(0, one.start - _AROUND) : one.start]
+    after = one.text[one.stop : one.stop + _AROUND]
+    shown = f"{_inline(before)}[[{_inline(one.characters)}]]{_inline(after)}"
+    return [*lines, f"  characters {one.start:,}..{one.stop:,}: {shown}"]
+
+
+def _inline(text: str) -> str:
+    """One line, nothing invisible, no brackets like ours."""
+    return escape_brackets(visible(text).replace("\\n\n", "\\n"))

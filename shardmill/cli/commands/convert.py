@@ -1,0 +1,106 @@
+"""`shardmill convert`: other people's formats to ours and back, compared token for token."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from shardmill.arguments import check_local
+from shardmill.cli.options import AsJson, SplitOfStore, parse_special
+from shardmill.errors import OptionError
+from shardmill.formats.convert import ConvertOptions
+from shardmill.formats.convert import convert as convert_format
+from shardmill.formats.token_files import Separator, TokenizerFacts
+from shardmill.tokenizers import model_sha256_of, open_tokenizer
+
+_TOKENS = Literal["store", "megatron", "llmc", "datatrove", "dolma"]
+_PACKED = Literal["legacy", "memmap", "parquet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertCall:
+    """What `shardmill convert` takes."""
+
+    source: Annotated[Path, "SOURCE", "A file, a folder, or the prefix of .bin/.idx."]
+    target: Annotated[Path, "TARGET", "Where the result goes; nothing may be there."]
+    from_format: Annotated[Literal[_TOKENS, _PACKED, "plan"], "--from", "What SOURCE is."]
+    to_format: Annotated[Literal["store", "megatron", _PACKED], "--to", "What TARGET becomes."]
+    split: SplitOfStore = "train"
+    dtype: Annotated[
+        Literal["uint16", "uint32"] | None, "Of bare tokens whose files do not record it."
+    ] = None
+    eot: Annotated[int | None, "The id between documents, for files without an index."] = None
+    eot_first: Annotated[bool, "That id opens a document (llm.c), and closes none."] = False
+    ignore_loss: Annotated[bool, "Train on tokens that a .loss file leaves out."] = False
+    tokenizer: Annotated[
+        str | None, "What made the tokens, recorded in the store: as for `build`."
+    ] = None
+    special: Annotated[list[str] | None, "NAME=STRING, once per special token of --tokenizer."] = (
+        None
+    )
+    pack_size: Annotated[int | None, "The most tokens of a bin, if the files do not record it."] = (
+        None
+    )
+    loss_mask_alignment: Annotated[
+        Literal["label", "roll_right"] | None, "What masks mean, if the files do not record it."
+    ] = None
+    as_json: AsJson = False
+
+
+def convert(call: ConvertCall) -> None:
+    """Convert between formats; afterwards both sides are read and compared.
+
+    Prints one line: documents or bins, and tokens. Tokens: megatron, llmc, datatrove, dolma to
+    store; store to megatron. Packed shards: legacy, memmap and parquet to one another, and the
+    plan of a chat store to any of them.
+
+    Example: shardmill convert store megatron --from store --to megatron
+
+    Example: shardmill convert old.npy new --from legacy --to memmap --pack-size 4096
+
+    Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
+    nothing is left there.
+    """
+    for name, path in (("source", call.source), ("target", call.target)):
+        check_local(path, name, instead=" (`shardmill pull` and `push` copy)")
+    if call.eot_first and call.eot is None:
+        raise OptionError("--eot-first: of which id? Give --eot too")
+    if call.tokenizer is not None and call.to_format != "store":
+        raise OptionError(f"--tokenizer {call.tokenizer}: only a store records one (--to store)")
+    options = ConvertOptions(
+        tokenizer=None if call.tokenizer is None else _facts(call.tokenizer, call.special),
+        split=call.split,
+        dtype=call.dtype,
+        separator=None if call.eot is None else Separator(token=call.eot, first=call.eot_first),
+        ignore_loss=call.ignore_loss,
+        pack_size=call.pack_size,
+        loss_mask_alignment=call.loss_mask_alignment,
+    )
+    receipt = convert_format(
+        call.source,
+        call.target,
+        from_format=call.from_format,
+        to_format=call.to_format,
+        options=options,
+    )
+    if call.as_json:
+        print(json.dumps(receipt))
+        return
+    unit = "bins" if "bins" in receipt else "documents"
+    print(
+        f"{call.target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with "
+        f"{call.source} token for token: equal"
+    )
+
+
+def _facts(name: str, special: list[str] | None) -> TokenizerFacts:
+    opened = open_tokenizer(name, specials=parse_special(special))
+    return TokenizerFacts(
+        name=name,
+        fingerprint=opened.fingerprint,
+        sha256=model_sha256_of(opened),
+        vocab_size=opened.vocab_size,
+        special_token_ids=opened.special_token_ids(),
+    )

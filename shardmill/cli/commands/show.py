@@ -1,0 +1,381 @@
+"""`shardmill show`: an example of a store, a row of a pack plan, or the batch of a training step.
+
+Every token is shown or counted as left out. Text is shown only with the store's own tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from shardmill.arguments import whole_number
+from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
+from shardmill.cli.options import DataConfigFile, Special
+from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, decoder, print_pieces
+from shardmill.cli.steps import (
+    Rank,
+    SourceName,
+    TrainingOrder,
+    find_moment,
+    paths_of,
+    source_path,
+)
+from shardmill.cli.terminal import visible
+from shardmill.errors import MissingExtraError, OptionError, TokenizerError
+from shardmill.inspect.blame import blame_document
+from shardmill.inspect.rows import Row, pack_columns, read_row
+from shardmill.inspect.stores import marker_ids
+from shardmill.loading import PackSource
+from shardmill.loading.config import DataConfig
+from shardmill.loading.rows import Documents
+from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, Ragged
+from shardmill.store import Store, open_store
+from shardmill.store.readers import ChatSpace, open_tokens
+
+_FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(TrainingOrder):
+    """What `shardmill show` takes."""
+
+    folder: Annotated[Path | None, "FOLDER", "The store to look into, or a folder of tokens."] = (
+        None
+    )
+    example: Annotated[int | None, "Which example or document, from 0."] = None
+    plan: Annotated[
+        str | None, "Rows of this pack plan: its name, or its length if only one has it."
+    ] = None
+    row: Annotated[int | None, "Which row of --plan. Default: 0."] = None
+    tokenizer: Annotated[str | None, "The store's tokenizer; without it ids are shown."] = None
+    special: Special = None
+    seq_len: Annotated[int | None, "Show the row that training gets at this length."] = None
+    fit: Annotated[Fit, _FITS] = Fit.DROP_OLDEST_TURNS
+    max_tokens: Annotated[int, "The most tokens to show."] = 20_000
+    step: Annotated[int | None, "Show the batch of this step, from 0, instead of --example."] = None
+    samples: Annotated[int | None, "The batch after this many samples of all ranks."] = None
+    state: Annotated[Path | None, "The batch after this state of a Loader, a JSON file."] = None
+    rank: Rank = None
+    config: DataConfigFile = None
+    name: SourceName = None
+    documents: Annotated[
+        bool | None, "--documents/--no-documents", "Ignore labels at document boundaries."
+    ] = None
+    as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
+
+
+def show(options: ShowOptions) -> None:
+    """Show an example, a packed row, or the batch of a step: trained green, others grey.
+
+    Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
+    trained is in [[ ]]. Invisible characters are escaped.
+
+    Example: shardmill show store --example 7 --tokenizer spm.model
+
+    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
+
+    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
+
+    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
+    """
+    whole_number(options.max_tokens, "max_tokens", least=0)
+    given = options.given()
+    if options.row is not None and given != ["--plan"]:
+        raise OptionError(
+            f"--row {options.row}: that is a row of --plan alone, without --step or --config"
+        )
+    if options.example is not None:
+        if given:
+            raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
+        _show_example(options, options.example)
+    elif options.plan is not None and given == ["--plan"]:
+        _show_plan_row(options, options.plan)
+    else:
+        _show_step(options)
+
+
+# an example
+
+
+def _show_example(options: ShowOptions, number: int) -> None:
+    folder, split, seq_len = options.folder, options.split or "train", options.seq_len
+    if folder is None:
+        raise OptionError(f"--example {number}: name the store to look into")
+    store = open_store(folder)
+    found = _read_example(store, split, number)
+    decode = decoder(options.tokenizer, options.special, store)
+    fit = None
+    if seq_len is not None:
+        if not store.is_chat:
+            raise OptionError(
+                f"--seq-len {seq_len}: {folder} holds documents, which are not fitted"
+            )
+        fit = plan_fit(found, seq_len, options.fit)
+    if options.as_json:
+        facts = {"store": str(store.folder), "split": split, "example": number}
+        print(json.dumps(facts | _example_facts(store, found, fit, decode)))
+        return
+    counts = f"{len(found.mask):,} tokens"
+    if store.is_chat:
+        turns = f"{len(found.turn_starts):,} turns"
+        counts = f"{turns}, {counts}, {int(found.mask.sum()):,} trained"
+    head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
+    kept, trained = _kept(found, fit), found.mask.copy()
+    if fit is not None and kept.any():  # the first token of a row is not a label
+        trained[kept.argmax()] = False
+    kept[np.flatnonzero(kept)[options.max_tokens :]] = False
+    shown = ShownTokens(found.ids.values, trained, kept, marker_ids(store), decode)
+    pieces = _turn_pieces(found, shown) if store.is_chat else shown.spans(0, len(kept))
+    tail = [] if fit is None or seq_len is None else [Heading(_fit_words(fit, seq_len))]
+    print_pieces([Heading(head), *pieces, *tail])
+
+
+def _read_example(store: Store, split: str, number: int) -> ChatExamples:
+    """The example; a document is one without turns and mask."""
+    total = store.num_documents(split)
+    if not 0 <= number < total:
+        wanted = f"0 to {total - 1:,}" if total else "none: the split is empty"
+        raise OptionError(f"--example {number:,}: split {split!r} has {total:,}; wanted {wanted}")
+    if store.is_chat:
+        return ChatSpace(store, split).examples([number])
+    tokens = blame_document(store, split, number)
+    with open_tokens(store, split) as space:
+        ids = space.read(tokens.start, tokens.stop)
+    return ChatExamples(
+        ids=Ragged.from_lengths(ids, [len(ids)]),
+        mask=np.zeros(len(ids), np.bool_),
+        turn_starts=np.empty(0, np.int64),
+        turn_roles=np.empty(0, np.uint8),
+    )
+
+
+def _kept(found: ChatExamples, fit: FitPlan | None) -> BoolArray:
+    """Which tokens the fitted row holds; all of them without a fit."""
+    at = np.arange(len(found.mask))
+    if fit is None:
+        return np.ones(len(at), np.bool_)
+    kept: BoolArray = (at < fit.head[0]) | ((at >= fit.start[0]) & (at < fit.stop[0]))
+    return kept
+
+
+def _turn_pieces(found: ChatExamples, shown: ShownTokens) -> Iterator[Heading | Span]:
+    turns = zip(found.turn_starts.tolist(), found.turn_roles.tolist(), strict=True)
+    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
+    for start, stop in pairwise(sorted({0, *names, len(found.mask)})):
+        trained = int((shown.trained & shown.kept)[start:stop].sum())
+        name = names.get(start, "before the first turn")
+        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
+        yield from shown.spans(start, stop)
+
+
+def _fit_words(fit: FitPlan, seq_len: int) -> str:
+    for reason in fit.dropped:
+        return f"no row at seq_len {seq_len:,}: {reason}: {FIT_REASONS[reason]}"
+    length = int(fit.lengths[0])
+    return (
+        f"row of {seq_len + 1:,} tokens: {length:,} of the example, "
+        f"{fit.counts.tokens_cut:,} left out, {seq_len + 1 - length:,} padding"
+    )
+
+
+def _example_facts(
+    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode
+) -> dict[str, Any]:
+    ids, edges = found.ids.values, [*found.turn_starts.tolist(), len(found.mask)]
+    facts: dict[str, Any] = {"ids": ids.tolist(), "text": decode(ids)}
+    if store.is_chat:
+        facts["mask"] = found.mask.astype(int).tolist()
+        facts["turns"] = [
+            {
+                "role": ROLES[role],
+                "start": start,
+                "stop": stop,
+                "trained": int(found.mask[start:stop].sum()),
+                "text": decode(ids[start:stop]),
+            }
+            for role, start, stop in zip(
+                found.turn_roles.tolist(), edges[:-1], edges[1:], strict=True
+            )
+        ]
+    if fit is not None:
+        kept = np.flatnonzero(_kept(found, fit)).tolist()
+        facts["row"] = {"kept": kept, "dropped": list(fit.dropped)}
+    return facts
+
+
+# a row of a pack plan
+
+
+def _show_plan_row(options: ShowOptions, plan: str) -> None:
+    folder, number = options.folder, options.row or 0
+    if folder is None:
+        raise OptionError(f"--plan {plan}: name the store to look into")
+    store = open_store(folder)
+    decode = decoder(options.tokenizer, options.special, store)
+    with closing(PackSource(folder, plan)) as source:
+        for flag, value, found in (
+            ("--split", options.split, source.split),
+            ("--seq-len", options.seq_len, source.seq_len),
+        ):
+            if value not in (None, found):
+                raise OptionError(f"{flag} {value}: the plan {source.plan.stem!r} has {found}")
+        if not 0 <= number < len(source):
+            raise OptionError(f"--row {number}: the plan has {len(source):,} rows, from 0")
+        rows, documents = source.rows([number]), source.span(number).documents or ()
+    ids, trained, columns = rows.ids[0], rows.trained[0].copy(), pack_columns(rows, documents)
+    trained[0] = False  # the first token of a row is not a label
+    if options.as_json:
+        examples = [
+            {
+                "example": example,
+                "columns": [first, last],
+                "tokens": [start, stop],
+                "text": decode(ids[first:last]),
+            }
+            for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
+        ]
+        facts = {
+            "store": str(store.folder),
+            "plan": source.plan.stem,
+            "split": source.split,
+            "row": number,
+            "ids": ids.tolist(),
+            "trained": trained.astype(int).tolist(),
+            "examples": examples,
+        }
+        print(json.dumps(facts))
+        return
+    head = (
+        f"{folder}, plan {source.plan.stem!r}, split {source.split!r}, row {number:,} of "
+        f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
+        f"{int(trained.sum()):,} trained"
+    )
+    kept = np.arange(len(ids)) < options.max_tokens
+    shown = ShownTokens(ids, trained, kept, marker_ids(store), decode)
+    print_pieces([Heading(head), *_packed_pieces(shown, documents, columns)])
+
+
+def _packed_pieces(
+    shown: ShownTokens, documents: Documents, columns: tuple[tuple[int, int], ...]
+) -> Iterator[Heading | Span]:
+    """The examples of a packed row one by one; padding is only counted."""
+    following = [first for first, _ in columns[1:]] + [len(shown.ids)]
+    for (number, start, stop), (first, last), end in zip(
+        documents, columns, following, strict=True
+    ):
+        yield Heading(
+            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
+            f"{shown.num_trained(first, last):,} trained"
+        )
+        yield from shown.spans(first, last)
+        if last < end:
+            yield Heading(f"columns {last}..{end}: padding")
+
+
+# the batch of a step
+
+
+def _show_step(options: ShowOptions) -> None:
+    chosen = [flag for flag in options.given() if flag in ("--step", "--samples", "--state")]
+    if len(chosen) != 1:
+        raise OptionError(
+            f"found {' and '.join(chosen) or 'nothing to show'}; wanted one of --example, --step, "
+            f"--samples and --state"
+        )
+    config, moment = find_moment(options.folder, options)
+    with closing(moment.stream):
+        planned = moment.plan()
+        only = source_path(options.folder, options, moment.stream)
+        chosen_rows = [plan for plan in planned if only is None or only in paths_of(plan)]
+        rows = [read_row(moment, plan) for plan in chosen_rows]
+    stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
+    decode = _step_decoder(options, config, stores)
+    if options.as_json:
+        facts = {
+            **moment.facts(),
+            "fingerprint": moment.stream.fingerprint,
+            "rows": [_row_facts(row, decode) for row in rows],
+        }
+        print(json.dumps(facts))
+        return
+    at = "" if options.step is None else f"step {options.step:,}, "
+    hidden = len(planned) - len(rows)
+    head = (
+        f"{at}samples {moment.samples:,}..{moment.stop:,}; rank {moment.rank} of {moment.world} "
+        f"has {planned[0].sample:,}..{planned[-1].sample + 1:,}"
+    )
+    head += f", {hidden} of other sources are not shown" if hidden else ""
+    pieces: list[Heading | Span] = [Heading(head)]
+    left = options.max_tokens
+    for row in rows:
+        kept = np.arange(len(row.window)) < left
+        shown = ShownTokens(row.window, row.trained, kept, marker_ids(*stores), decode)
+        pieces += _row_pieces(row, shown)
+        left = max(0, left - len(row.window))
+    print_pieces(pieces)
+
+
+def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store]) -> Decode:
+    """With the tokenizer that was named, else with the config's if it can be opened."""
+    name = options.tokenizer
+    if name is not None or config.tokenizer_path is None:
+        return decoder(name, options.special, *stores)
+    try:
+        return decoder(config.tokenizer_path, options.special, *stores)
+    except (TokenizerError, MissingExtraError) as error:
+        print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
+        return decoder(None, None)
+
+
+def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
+    """A row document by document; what is a label counts as trained."""
+    plan, unit = row.plan, "row" if row.packed else "window"
+    split = "" if plan.split is None else f", split {plan.split!r}"
+    tokens = "" if row.packed else f", tokens {plan.start:,}..{plan.stop:,}"
+    yield Heading(
+        f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
+        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}"
+        + ("" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here")
+    )
+    if plan.documents is None or row.columns is None:
+        yield Heading("it is not known where its documents begin")
+        yield from shown.spans(0, len(shown.ids))
+    elif row.packed:
+        yield from _packed_pieces(shown, plan.documents, row.columns)
+    else:
+        for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
+            boundary = ""
+            if first and shown.trained[first]:
+                boundary = "; its first token is the label of the document before"
+            elif first:
+                boundary = "; boundary: its first token is not a label"
+            yield Heading(f"document {number:,}, tokens {start:,}..{stop:,}{boundary}")
+            yield from shown.spans(first, last)
+
+
+def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
+    plan, ids = row.plan, row.window
+    facts: dict[str, JSON] = {one.name: getattr(plan, one.name) for one in fields(plan)}
+    documents: JSON = None
+    if plan.documents is not None and row.columns is not None:
+        documents = [
+            {"document": number, "start": start, "stop": stop, "text": decode(ids[first:last])}
+            for (number, start, stop), (first, last) in zip(
+                plan.documents, row.columns, strict=True
+            )
+        ]
+    return facts | {
+        "path": str(plan.path),
+        "input_ids": row.input_ids.tolist(),
+        "labels": row.labels.tolist(),
+        "text": decode(ids),
+        "documents": documents,
+    }

@@ -1,0 +1,96 @@
+"""Options that several commands share, and values as people type them.
+
+A command takes one frozen record. A field is an option with the words of its annotation:
+
+    out: Annotated[str, "Where the store goes."]                     --out, required
+    resume: Annotated[bool, "Continue an unfinished build."] = False --resume
+    steps: Annotated[str | None, "--step", "Steps A:B."] = None      another flag than its name
+    folder: Annotated[Path, "FOLDER", "The store."]                  an argument
+
+Each option has the name of the keyword of the function that it is passed to. `app.py` makes typer's
+parameters of them; a field without such words is no option.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from shardmill.errors import OptionError, ShardmillError, StateMismatchError
+
+
+def complete_split(ctx: Any, incomplete: str) -> list[str]:
+    """The splits of the first store named before the option, for the shell's completion.
+
+    Whatever is wrong with a store, nothing is offered and nothing is printed. An option that waits
+    for its value leaves the words before it unparsed.
+    """
+    from shardmill.store.manifest import read_manifest
+
+    folders = [ctx.params.get("folder"), ctx.params.get("source"), *ctx.args]
+    for folder in filter(None, folders):
+        try:
+            splits = read_manifest(Path(folder)).splits
+        except (ShardmillError, OSError, ValueError):
+            continue
+        return [name for name in splits if name.startswith(incomplete)]
+    return []
+
+
+AsJson = Annotated[bool, "--json", "Print the receipt as JSON."]
+TokenizerName = Annotated[str, "'byte', a .model file, a tokenizer.json, a folder or a hub id."]
+Special = Annotated[
+    list[str] | None, "NAME=STRING, once per special token that the tokenizer does not name."
+]
+Split = Annotated[str | None, "Default: 'train'.", complete_split]
+SplitOfStore = Annotated[str, "Of the store.", complete_split]
+Field = Annotated[str | None, "Field that holds the text."]
+DataConfigFile = Annotated[Path | None, "A TOML file whose \\[data] table names the sources."]
+
+
+def parse_special(items: list[str] | None) -> dict[str, str] | None:
+    """["eot=<|end|>"] as a dict; None when none was given."""
+    found: dict[str, str] = {}
+    for item in items or ():
+        name, equals, text = item.partition("=")
+        if not (name and equals and text) or name in found:
+            raise OptionError(f"--special {item!r}: wanted NAME=STRING, each name once")
+        found[name] = text
+    return found or None
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """A size such as 134217728, 128MiB or 1GB; KiB is 1024 bytes, KB 1000."""
+    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise OptionError(
+            f"{{{option}}}: wanted a number of bytes, or a size like 128MiB or 1GB",
+            **{option: text},
+        )
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state of a loader or stream from a JSON file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"--state {path}: cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise StateMismatchError(
+            f"--state {path}: a {type(found).__name__}, wanted a state that was saved as JSON"
+        )
+    return found
+
+
+def check_file(path: Path, name: str) -> None:
+    """Refuse to write where there is something other than a file: a link, device, pipe, folder."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise OptionError(f"{name} {path}: found a link, device, pipe or folder; wanted a new file")

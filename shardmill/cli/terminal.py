@@ -1,0 +1,338 @@
+"""What the command line writes to stdout and stderr, safe for a terminal.
+
+Names, documents, manifests and templates come from other people. A terminal obeys some characters
+and hides others, so everything that a command prints is escaped here (`printable`). Only
+`SafeConsole` adds colours, to text that was escaped before. Text for stderr is also scrubbed of
+secrets; stdout is data, which is only escaped.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from shardmill.urls import scrub
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn, TaskID
+
+    from shardmill.building import Progress
+
+LINE_SECONDS = 30.0
+"""Between two lines of one source, where there is no terminal."""
+_Key = tuple[str, int]  # name and number of a source
+
+# Controls but "\n" and "\t"; what turns the direction of text; what has no width, or breaks lines;
+# halves of characters. Joiners have their own rule.
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0001\U000e0020-\U000e007f"
+)
+_JOINERS = "\u200c\u200d"
+# A joiner belongs to emoji and to Persian or Indic words; elsewhere it only hides.
+_BESIDE = rf"[^\x00-\x7f{_HIDDEN}{_JOINERS}]"
+JOINED = re.compile(rf"(?<={_BESIDE})[{_JOINERS}](?={_BESIDE})")
+_ESCAPED = re.compile(rf"[{_HIDDEN}]|(?<!{_BESIDE})[{_JOINERS}]|[{_JOINERS}](?!{_BESIDE})")
+
+
+def printable(text: str) -> str:
+    """The text with all characters that a terminal obeys or hides as escapes: \\x1b, \\u202e.
+
+    Line breaks and tabs stay. Only ASCII controls are written \\x..; JSON has none, so an escaped
+    line of JSON is still the same JSON.
+    """
+    return text if text.isascii() and text.isprintable() else _ESCAPED.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """The same for a name or value in a line: line breaks and tabs are escaped, too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def visible(text: str) -> str:
+    """The text with every unprintable character escaped; a line break is marked and kept."""
+    if text.isprintable():
+        return text
+    joined = {found.start() for found in JOINED.finditer(text)}
+    return "".join(
+        one if at in joined or one.isprintable() else _VISIBLE.get(one) or _escaped(one)
+        for at, one in enumerate(text)
+    )
+
+
+_VISIBLE = {"\n": "\\n\n"}
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def indented(text: str) -> str:
+    """A message whose further lines cannot be taken for other messages."""
+    return re.sub(r"\n(?=\S)", "\n  ", text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    if number < 0x20:
+        return found[0].encode("unicode_escape").decode("ascii")
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+class SafeConsole(Console):
+    """A rich console that escapes what it prints: only its own colours reach the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+
+def safe_bars(*columns: str | ProgressColumn, console: Console | None = None) -> Bars:
+    """Bars on stderr that vanish when the work is done; nothing where there is no terminal."""
+    from rich.progress import Progress as Bars
+
+    console = console or SafeConsole(stderr=True)
+    # rich would take escapes in what is printed meanwhile for its own colours
+    return Bars(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+@contextmanager
+def one_bar(title: str, *, of_bytes: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; the callback takes how much is done, and how much there is in all."""
+    from rich import progress as rich
+
+    speed = (rich.DownloadColumn(), rich.TransferSpeedColumn())
+    columns = (rich.BarColumn(bar_width=30), *(speed if of_bytes else (rich.TaskProgressColumn(),)))
+    with safe_bars(rich.TextColumn(title), *columns, rich.TimeRemainingColumn()) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+# progress of a build
+
+
+class ProgressLines:
+    """A line for each source that moved, every `LINE_SECONDS`."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._first: dict[_Key, tuple[Progress, float]] = {}  # and when it came
+        self._moved: dict[_Key, str] = {}
+        self._printed = clock()
+
+    def words(self, progress: Progress) -> str:
+        """12,345 documents, 6,789,012 tokens, 1.23M tokens/s, 45%, 0:01:02 left
+
+        What an earlier run did does not count as speed.
+        """
+        now = self._clock()
+        first, began = self._first.setdefault(_key(progress), (progress, now))
+        seconds, share = now - began, progress.share
+        parts = [f"{progress.documents:,} documents", f"{progress.tokens:,} tokens"]
+        if seconds > 0:
+            parts.append(f"{(progress.tokens - first.tokens) / seconds / 1e6:.2f}M tokens/s")
+        if share is not None:
+            parts.append(f"{share:.0%}")
+            done = share - (share if first.share is None else first.share)
+            if done > 0:
+                minutes, left = divmod(round((1 - share) * seconds / done), 60)
+                parts.append(f"{minutes // 60}:{minutes % 60:02}:{left:02} left")
+        return ", ".join(parts)
+
+    def show(self, progress: Progress) -> None:
+        self._moved[_key(progress)] = self.words(progress)
+        if self._clock() - self._printed < LINE_SECONDS:
+            return
+        for (source, _), words in self._moved.items():
+            self._console.print(f"{source}: {words}", markup=False, highlight=False)
+        self._moved.clear()
+        self._printed = self._clock()
+
+    def push(self, done: int, total: int) -> None:
+        pass
+
+
+class ProgressDisplay(ProgressLines):
+    """A bar for each source, and one for the bytes that are sent."""
+
+    def __init__(self, console: Console, bars: Bars) -> None:
+        super().__init__(console)
+        self._bars = bars
+        self._tasks: dict[_Key, TaskID] = {}
+
+    def show(self, progress: Progress) -> None:
+        self._update(_key(progress), progress.share, self.words(progress))
+
+    def push(self, done: int, total: int) -> None:
+        words = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
+        self._update(("push", -1), done / total if total else None, words)
+
+    def _update(self, key: _Key, share: float | None, words: str) -> None:
+        if key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(key[0], total=None, words="")
+        total = None if share is None else 1.0
+        self._bars.update(self._tasks[key], completed=share or 0.0, total=total, words=words)
+
+
+def _key(progress: Progress) -> _Key:
+    return progress.source, progress.feed
+
+
+@contextmanager
+def build_progress(console: Console | None = None) -> Iterator[ProgressLines]:
+    """Progress of a build on stderr, or on `console`: bars on a terminal, else lines."""
+    console = console or SafeConsole(stderr=True, soft_wrap=True)
+    if not console.is_terminal:
+        yield ProgressLines(console)
+        return
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with safe_bars(*columns, console=console) as bars:
+        yield ProgressDisplay(console, bars)
+
+
+# stdout and stderr
+
+
+class StdoutError(Exception):
+    """stdout cannot be written. Not an OSError: libraries that print would take it for theirs."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(cause.strerror or str(cause))
+        self.is_closed_pipe = isinstance(cause, BrokenPipeError)
+
+
+class _Stdout:
+    """stdout, whose errors are `StdoutError`s."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with _stdout_errors():
+            return self._file.write(text)
+
+    def flush(self) -> None:
+        with _stdout_errors():
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Escaping:
+    """A stream whose text is escaped. rich writes past it, since `SafeConsole` escapes."""
+
+    def __init__(self, file: Any, *, scrubs: bool) -> None:
+        self.rich_proxied_file = file
+        self._scrubs = scrubs
+
+    def write(self, text: str) -> int:
+        self.rich_proxied_file.write(printable(scrub(text) if self._scrubs else text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def watched_stdout() -> Iterator[None]:
+    """stdout for the time of a command: escaped, and a write that fails is a `StdoutError`.
+
+    A character that the terminal's encoding lacks is written \\u00e9.
+    """
+    file = sys.stdout
+    if isinstance(file, io.TextIOWrapper):
+        file.reconfigure(errors="backslashreplace")
+    watched = _Stdout(file)
+    try:
+        with redirect_stdout(cast(TextIO, _Escaping(watched, scrubs=False))):
+            yield
+        watched.flush()
+    except StdoutError:
+        _discard(file)
+        raise
+
+
+@contextmanager
+def messages(*loggers: str) -> Iterator[None]:
+    """stderr for the time of a command: escaped and scrubbed. Of log lines it shows those of these
+    loggers, from INFO on; what other libraries log is for programs."""
+    file = sys.stderr
+    if isinstance(file, io.TextIOWrapper):
+        file.reconfigure(errors="backslashreplace")
+    stream = cast(TextIO, _Escaping(file, scrubs=True))
+    handler = logging.StreamHandler(stream)
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(_Lines())
+    silent = logging.NullHandler()  # else Python prints what has no handler
+    named = [logging.getLogger(name) for name in loggers]
+    levels = [logger.level for logger in named]
+    logging.getLogger().addHandler(silent)
+    for logger in named:
+        logger.addHandler(handler)
+        if logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
+    try:
+        with redirect_stderr(stream):
+            yield
+    finally:
+        logging.getLogger().removeHandler(silent)
+        for logger, level in zip(named, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(super().format(record))
+
+
+@contextmanager
+def _stdout_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StdoutError(error) from error
+
+
+def _discard(file: TextIO) -> None:
+    """Send what is still buffered nowhere: else the interpreter fails to flush it at its end."""
+    with suppress(io.UnsupportedOperation):  # not a file of the system
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)

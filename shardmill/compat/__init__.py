@@ -1,0 +1,1 @@
+"""The prescribed names of other projects, as thin packages over the core."""

@@ -1,0 +1,304 @@
+"""How packed shards get to disk: each appears complete or not at all, and never over another one.
+
+A shard is written under a temporary name beside its target and renamed when it is complete. A
+failure removes it. A kill leaves it, under a name that starts with a dot, ends in `.tmp` and is
+never read. A sealed manifest carries the sha256 of its own keys, so a change is noticed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, SupportsIndex, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.arguments import whole_number
+from shardmill.errors import (
+    BuildError,
+    DamagedStoreError,
+    ManifestError,
+    OptionError,
+    ShardmillError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
+from shardmill.formats.packed.records import (
+    Check,
+    checked_alignment,
+    given_bin,
+    given_pack_size,
+    given_path,
+)
+from shardmill.records import JSON, IntArray
+from shardmill.storage.atomic import atomic_write, sync_folder, temporary_name
+
+MANIFEST = "manifest.json"
+SEAL = "manifest_sha256"
+_MAX_MANIFEST = 2**24
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that a manifest lists."""
+
+    bytes: int
+    sha256: str
+
+
+class StagedFolder:
+    """A folder that is written beside `target` and renamed to it by `publish`.
+
+    Of two writers of one target the second is refused.
+    """
+
+    def __init__(self, target: Path, kind: str) -> None:
+        """`target` was checked by `given_path`; `kind` is for messages: "packed shard"."""
+        self.target = target.resolve()
+        self._kind = kind
+        self._check_free()
+        self.folder = temporary_name(self.target)
+        with writing(self.folder):
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir()
+        self._remove = weakref.finalize(self, _remove, self.folder, os.getpid())
+
+    def publish(self) -> None:
+        """Make the folder durable and give it its name. Everything in it was synced before."""
+        sync_folder(self.folder)
+        self._check_free()
+        with writing(self.target):
+            try:
+                self.folder.rename(self.target)  # replaces an empty folder, and nothing else
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise StoreExistsError(
+                    f"{self.target}: another process put files there meanwhile; look, then write "
+                    "again to another folder"
+                ) from error
+        self._remove.detach()
+        sync_folder(self.target.parent)
+
+    def abort(self) -> None:
+        """Remove what was staged; may be called again, and after `publish` does nothing."""
+        self._remove()
+
+    def _check_free(self) -> None:
+        if not self.target.exists():
+            return
+        if not self.target.is_dir():
+            raise StoreExistsError(f"{self.target}: a file is in the way; move it away first")
+        names = sorted(entry.name for entry in self.target.iterdir())
+        if MANIFEST in names:
+            raise StoreExistsError(
+                f"{self.target}: a finished {self._kind} is here and is never overwritten; remove "
+                "it or choose another folder"
+            )
+        if names:
+            raise StoreExistsError(
+                f"{self.target}: holds {names[0]!r} and no {MANIFEST}, so it is no finished "
+                f"{self._kind}; move it away or choose another folder"
+            )
+
+
+class FileShardWriter(ABC):
+    """Writes a packed shard that is a single file, whose bins come in order.
+
+    A context manager: leaving the block without `finalize` removes everything.
+    """
+
+    max_bin = 2**32 - 1  # the longest bin that readers of the format accept
+    beside: tuple[str, ...] = ()  # suffixes of the files that belong to it
+
+    def __init__(
+        self, output_path: str | Path, pack_size: SupportsIndex | None, loss_mask_alignment: str
+    ) -> None:
+        self.output_path = given_path(output_path, "output_path")
+        self.pack_size = None if pack_size is None else given_pack_size(pack_size)
+        self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
+        self.num_bins = 0
+        self._refuse_existing()
+        self._temporary = temporary_name(self.output_path)
+        with writing(self.output_path):
+            self.output_path.parent.mkdir(parents=True, exist_ok=True)
+            self._create()
+        self._open = True
+
+    def write_bin(
+        self,
+        bin_id: SupportsIndex,
+        input_ids: npt.ArrayLike,
+        loss_mask: npt.ArrayLike,
+        seq_start_id: npt.ArrayLike,
+    ) -> None:
+        """The next bin: its number must be the number of bins written so far."""
+        number = whole_number(bin_id, "bin_id", least=0)
+        longest = min(self.pack_size or self.max_bin, self.max_bin)
+        given = (input_ids, loss_mask, seq_start_id)
+        parts = given_bin(given, longest, np.int32, f"{self.output_path}, bin {number:,}")
+        if number != self.num_bins or not self._open:
+            state = f"the next bin is {self.num_bins:,}" if self._open else "the writer is finished"
+            raise OptionError(
+                f"{self.output_path}: bin {number:,}, but {state}; this format is written in order "
+                "(memmap takes any order)"
+            )
+        with writing(self.output_path):
+            self._add(*parts)
+        self.num_bins += 1
+
+    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
+        """Publish the file; the result says what it holds. `check` as in `Check`."""
+        if not self._open:
+            raise OptionError(f"{self.output_path}: this writer is finished; make another one")
+        try:
+            with writing(self.output_path):
+                self._complete()
+                if check is not None:
+                    check(self._temporary)
+                self._refuse_existing()
+                self._temporary.rename(self.output_path)
+                sync_folder(self.output_path.parent)
+                return self._receipt()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Remove what was written; may be called again. A finished shard stays."""
+        self._open = False
+        self._close()
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abort()
+
+    def _refuse_existing(self) -> None:
+        for suffix in ("", *self.beside):
+            path = self.output_path.with_name(self.output_path.name + suffix)
+            if path.exists():
+                raise StoreExistsError(f"{path}: is here already; remove it or choose another name")
+
+    @abstractmethod
+    def _create(self) -> None:
+        """Create the file at `_temporary`."""
+
+    @abstractmethod
+    def _add(self, ids: IntArray, mask: IntArray, starts: IntArray) -> None:
+        """Write one bin, which was checked."""
+
+    @abstractmethod
+    def _complete(self) -> None:
+        """Write what is left, and make the file durable."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the file; may be called again."""
+
+    @abstractmethod
+    def _receipt(self) -> dict[str, Any]:
+        """What was published."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise an error of the disk as one of ours."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, ShardmillError):
+            raise
+        raise BuildError(
+            f"{path}: cannot write: {error.strerror}; nothing was published: free some space, or "
+            "write to another disk"
+        ) from error
+
+
+def check_plain(path: Path) -> None:
+    """Refuse what exists and is not a plain file: reading a pipe might never end."""
+    if path.exists() and not path.is_file():
+        raise DamagedStoreError(f"{path}: not a plain file; copy the data again")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Check that this is a plain file, and raise an error of the disk as one of ours."""
+    check_plain(path)
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreNotFoundError(f"{path}: no such file; check the path") from error
+    except OSError as error:
+        if isinstance(error, ShardmillError):
+            raise
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(fields: dict[str, JSON]) -> dict[str, JSON]:
+    """A manifest with its seal."""
+    rest = {name: value for name, value in fields.items() if name != SEAL}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return {**rest, SEAL: digest}
+
+
+def is_sealed(fields: dict[str, JSON]) -> bool:
+    """Whether these are the keys that were sealed."""
+    return fields.get(SEAL) == sealed(fields)[SEAL]
+
+
+def write_manifest(folder: Path, fields: dict[str, JSON]) -> dict[str, JSON]:
+    """Seal and write the manifest of a folder; it is returned as written."""
+    manifest = sealed(fields)
+    with atomic_write(folder / MANIFEST) as file:
+        file.write(json.dumps(manifest, indent=2).encode() + b"\n")
+    return manifest
+
+
+def read_json(folder: Path, what: str) -> tuple[dict[str, JSON], bytes]:
+    """The keys of the manifest at `folder`, and its bytes. `what` is expected there."""
+    path = folder / MANIFEST
+    try:
+        with reading(path):
+            data = path.read_bytes() if path.stat().st_size <= _MAX_MANIFEST else b"(too large)"
+    except StoreNotFoundError as error:
+        raise StoreNotFoundError(f"{folder}: no {MANIFEST} here, so no finished {what}") from error
+    try:
+        fields: dict[str, JSON] = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: no manifest of a {what}: {error}") from error
+    return fields, data
+
+
+def read_manifest_as(
+    folder: Path, kind: type[Struct], what: str
+) -> tuple[Struct, dict[str, JSON], bytes]:
+    """The manifest at `folder` as a record of `kind`, its keys, and its bytes."""
+    fields, data = read_json(folder, what)
+    try:
+        return msgspec.convert(fields, type=kind), fields, data
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{folder / MANIFEST}: no manifest of a {what}: {error}") from error
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked copy must not take the folder of its parent away
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,409 @@
+"""Rows that a training reads: of a pack plan, of a batch at a step, and the shares of a mixture.
+
+Rows, labels and order are those of a `Loader` with the same numbers. Answers are bounded: one holds
+at most MOST_TOKENS tokens and about MOST_CHARACTERS characters, so perhaps fewer rows than were
+asked for; of a plan with many rows evenly spread ones are counted, and the answer says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from shardmill.errors import OptionError
+from shardmill.inspect.documents import even_runs
+from shardmill.inspect.stores import NO_TOKENIZER, NotThereError, OpenStore, Shelf
+from shardmill.inspect.tokens import MOST_CHARACTERS, Reading, shown, some_of
+from shardmill.loading import (
+    PackSource,
+    PlannedSample,
+    RowSource,
+    SampleStream,
+    TokenSource,
+    plan_step,
+)
+from shardmill.loading.config import DataConfig, open_stream
+from shardmill.loading.order import Shuffle
+from shardmill.loading.rows import Documents
+from shardmill.records import IGNORE_INDEX, JSON, BoolArray, OffsetArray
+from shardmill.store.readers import PackedRows, PackSpace, RowPieces
+from shardmill.store.readers.documents import mask_labels
+
+LOOK_AT_ALL = 2**21
+"""Rows of a plan that are all counted; of more, a part is."""
+MOST_WASTE = 10_000
+"""Rows that are listed from the emptiest on."""
+MOST_TOKENS = 2**16
+"""Of all rows of one answer."""
+_BLOCK = 2**14  # rows at a time
+_BINS = 32
+_SAMPLES, _SOME_SAMPLES = 10_000, 1000  # of a mixture, without phases and at least with them
+_POINTS = 200  # of a mixture, for all phases
+_LEAST_SAMPLES = 25  # between two points, or a share would be of a few samples
+
+
+# --- a pack plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fill:
+    """How many tokens the rows of a plan hold."""
+
+    looked_at: int
+    edges: OffsetArray  # (bins + 1,) tokens of a row, half-open
+    counts: OffsetArray  # (bins,) rows
+    emptiest: OffsetArray  # (k,) numbers of rows, the emptiest first
+
+
+def plan_facts(opened: OpenStore, name: str, split: str | None) -> dict[str, JSON]:
+    """A plan at a glance."""
+    space = opened.plan(name, split)
+    facts, fill = space.plan.facts, _fill(opened, name, space)
+    bins = zip(pairwise(fill.edges.tolist()), fill.counts.tolist(), strict=True)
+    return {
+        "name": name,
+        "split": facts.split,
+        "seq_len": facts.options.seq_len,
+        "room": facts.options.capacity,
+        "rows": facts.metrics.num_rows,
+        "utilisation": facts.utilisation,
+        "looked_at": fill.looked_at,
+        "histogram": [{"from": low, "to": high, "count": count} for (low, high), count in bins],
+    }
+
+
+def row_page(
+    opened: OpenStore, name: str, split: str | None, page: tuple[int, int], sort: str
+) -> dict[str, JSON]:
+    """Some rows: in their order, or the emptiest first."""
+    space = opened.plan(name, split)
+    start, limit = page
+    if sort == "waste":
+        order = _fill(opened, name, space).emptiest
+        total, rows = len(order), order[start : start + limit]
+    else:
+        total = len(space)
+        rows = np.arange(min(start, total), min(start + limit, total))
+    pieces = space.pieces(rows)
+    numbers = enumerate(rows.tolist())
+    return {"total": total, "rows": [_plan_row(space, pieces, at, row) for at, row in numbers]}
+
+
+def _plan_row(space: PackSpace, pieces: RowPieces, at: int, number: int) -> dict[str, JSON]:
+    """Row `number`, which is row `at` of `pieces`."""
+    part = slice(*pieces.offsets[at : at + 2].tolist())
+    columns = [array[part].tolist() for array in (pieces.examples, pieces.columns, pieces.lengths)]
+    return {
+        "row": number,
+        "used": int(pieces.used[at]),
+        "room": space.plan.facts.options.capacity,
+        "pieces": [
+            {"example": example, "place": start, "length": length}
+            for example, start, length in zip(*columns, strict=True)
+        ],
+    }
+
+
+def row_view(
+    opened: OpenStore, name: str, split: str | None, number: int, page: tuple[int, int]
+) -> dict[str, JSON]:
+    """A row token by token; a token of no piece has the piece -1."""
+    space = opened.plan(name, split)
+    if number >= len(space):
+        total = len(space)
+        has = f"has {total:,}, numbered 0 to {total - 1:,}" if total else "is empty"
+        raise NotThereError(f"there is no row {number:,}: the plan {has}")
+    pieces, rows = space.pieces([number]), space.rows([number])
+    start = min(page[0], space.row_len)
+    stop = min(start + page[1], space.row_len)
+    starts, ends = pieces.columns, pieces.columns + pieces.lengths
+    column = np.arange(start, stop)
+    owner = np.searchsorted(starts, column, side="right") - 1
+    owner[column >= ends[owner]] = -1
+    tokens = some_of(rows.ids[0], start, stop, np.append(starts, ends))
+    view = shown(tokens, opened.reading, trained=rows.trained[0, start:stop], piece=owner)
+    return {**_plan_row(space, pieces, 0, number), "view": view}
+
+
+def _fill(opened: OpenStore, name: str, space: PackSpace) -> Fill:
+    """Made once for each plan."""
+    return opened.keep(("fill", name, space.plan.fingerprint), lambda: measure_fill(space))
+
+
+def measure_fill(space: PackSpace) -> Fill:
+    """Counted a block of rows at a time; of each block only the emptiest rows are kept."""
+    capacity = space.plan.facts.options.capacity
+    width = -(-(capacity + 1) // _BINS)
+    edges = np.arange(0, capacity + 1 + width, width, dtype=np.int64)
+    edges[-1] = capacity + 1
+    counts = np.zeros(len(edges) - 1, np.int64)
+    looked_at, numbers, used = 0, np.empty(0, np.int64), np.empty(0, np.int64)
+    for first, last in even_runs(len(space), LOOK_AT_ALL, _BLOCK):
+        rows = np.arange(first, last)
+        own = space.pieces(rows).used
+        counts += np.bincount(own // width, minlength=len(counts))
+        looked_at += len(rows)
+        numbers, used = np.append(numbers, rows), np.append(used, own)
+        order = np.lexsort((numbers, used))[:MOST_WASTE]
+        numbers, used = numbers[order], used[order]
+    return Fill(looked_at=looked_at, edges=edges, counts=counts, emptiest=numbers)
+
+
+# --- a batch of a training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Which batch of which rank."""
+
+    stream: SampleStream
+    samples: int  # of all ranks, consumed before it
+    rank: int
+    world: int
+    batch_size: int
+    documents: bool  # labels across documents are ignored
+
+    @property
+    def stop(self) -> int:
+        """Samples consumed after it."""
+        return self.samples + self.world * self.batch_size
+
+    def facts(self) -> dict[str, JSON]:
+        """What decides which rows these are, for JSON."""
+        return {
+            "samples": self.samples,
+            "rank": self.rank,
+            "world": self.world,
+            "batch_size": self.batch_size,
+            "seq_len": self.stream.seq_len,
+            "seed": self.stream.seed,
+            "shuffle": self.stream.shuffle,
+            "documents": self.documents,
+        }
+
+    def plan(self) -> list[PlannedSample]:
+        return plan_step(
+            self.stream,
+            samples=self.samples,
+            batch_size=self.batch_size,
+            world=self.world,
+            rank=self.rank,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sample as it is trained on."""
+
+    plan: PlannedSample
+    input_ids: OffsetArray  # (seq_len,)
+    labels: OffsetArray  # (seq_len,) IGNORE_INDEX across documents, when they are kept apart
+    last: int  # the window's last token, which is only a label
+    columns: tuple[tuple[int, int], ...] | None  # of `window`: each document's; None: not known
+    packed: bool  # a row of a pack plan: its documents are examples, and the rest is padding
+    edges: OffsetArray  # columns at which a document or the padding starts, the first at 0
+
+    @property
+    def window(self) -> OffsetArray:
+        """(seq_len + 1,) all its tokens."""
+        return np.append(self.input_ids, self.last)
+
+    @property
+    def trained(self) -> BoolArray:
+        """(seq_len + 1,) which of them are labels; the first token is none."""
+        return np.append(False, self.labels != IGNORE_INDEX)
+
+
+def read_row(moment: Moment, plan: PlannedSample) -> Row:
+    """The tokens of a planned sample."""
+    source: RowSource = next(one for one in moment.stream.sources if one.name == plan.source)
+    input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
+    source.fill_unchecked(np.array([plan.window]), input_ids, labels)
+    columns: tuple[tuple[int, int], ...] | None = None
+    if isinstance(source, PackSource):  # its labels lack the tokens that are not trained
+        found = source.rows([plan.window])
+        last = int(found.ids[0, -1])
+        columns = pack_columns(found, plan.documents or ())
+    else:
+        last = int(labels[0, -1])
+        if plan.documents is not None:
+            first = plan.start
+            columns = tuple((start - first, stop - first) for _, start, stop in plan.documents)
+    edges: OffsetArray = np.zeros(1, np.int64)
+    # of a store, or of a folder whose end token is known
+    if source.split is not None or getattr(source, "eos_token_id", None) is not None:
+        borders = source.borders(np.array([plan.window]))
+        edges = np.append(edges, borders.positions)
+        if moment.documents:
+            mask_labels(labels, borders)
+    elif moment.documents:
+        raise OptionError(
+            f"--documents: it is not known where the documents of {source.path} start, since it "
+            "is not a store; look at it with --no-documents"
+        )
+    packed = isinstance(source, PackSource)
+    return Row(plan, input_ids[0], labels[0], last, columns, packed, edges)
+
+
+def pack_columns(found: PackedRows, documents: Documents) -> tuple[tuple[int, int], ...]:
+    """Where the examples of a single row are in it, without padding."""
+    return tuple(
+        (first, first + stop - start)
+        for first, (_, start, stop) in zip(found.starts.values.tolist(), documents, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOptions:
+    """What decides which sample comes when. None: as the config says, else 0 and "global"."""
+
+    seq_len: int
+    seed: int | None
+    shuffle: Shuffle | None
+
+
+def store_stream(
+    opened: OpenStore, split: str | None, plan: str | None, order: OrderOptions
+) -> SampleStream:
+    """The order of one store: windows of a split, or rows of a plan."""
+    source: RowSource
+    if plan is not None:
+        source = opened.pack_source(plan, split)
+        if source.seq_len != order.seq_len:
+            raise OptionError(
+                f"seq_len={order.seq_len:,}: the rows of plan {plan!r} have {source.seq_len:,}"
+            )
+    elif opened.is_chat:
+        raise OptionError(
+            f"{opened.folder}: conversations are trained on in rows of a pack plan; wanted "
+            f"plan=NAME, of its plans: {opened.plan_names()}"
+        )
+    else:
+        source = TokenSource(opened, seq_len=order.seq_len, split=split)
+    return SampleStream([source], seed=order.seed or 0, shuffle=order.shuffle or "global")
+
+
+def config_stream(config: DataConfig, order: OrderOptions, global_batch_size: int) -> SampleStream:
+    """The mixture of a config."""
+    return open_stream(
+        replace(config, shuffle=order.shuffle or config.shuffle),
+        seq_len=order.seq_len,
+        global_batch_size=global_batch_size,
+        seed=order.seed,
+    )
+
+
+def step_facts(
+    moment: Moment, shelf: Shelf, rows: tuple[int, int], tokens: tuple[int, int]
+) -> dict[str, JSON]:
+    """Some rows of a batch, and some of their tokens; both as (start, limit).
+
+    At least one row, then as many as do not have too much text.
+    """
+    chosen = moment.plan()[rows[0] : rows[0] + rows[1]]
+    most = max(1, min(tokens[1], MOST_TOKENS // max(1, len(chosen))))
+    found: list[JSON] = []
+    characters = 0
+    for plan in chosen:
+        row = _step_row(read_row(moment, plan), shelf, (tokens[0], most))
+        found.append(row)
+        characters += sum(map(len, row["view"]["texts"]))
+        if characters > MOST_CHARACTERS:
+            break
+    return {**moment.facts(), "stop": moment.stop, "start": rows[0], "rows": found}
+
+
+def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
+    plan, ids = row.plan, row.window
+    start = min(part[0], len(ids))
+    stop = min(start + part[1], len(ids))
+    # columns of another document count as another piece
+    piece = np.searchsorted(row.edges, np.arange(start, stop), side="right") - 1
+    tokens = some_of(ids, start, stop, row.edges)
+    number = None if plan.split is None else shelf.find(plan.path)
+    if number is None:
+        reading = Reading(texts=None, why=NO_TOKENIZER, markers=np.empty(0, np.int64))
+    else:
+        reading = shelf.store(number).reading
+    documents: JSON = None
+    if plan.documents is not None:
+        documents = [
+            {"document": number, "start": first, "stop": last}
+            for number, first, last in plan.documents
+        ]
+    return {
+        "sample": plan.sample,
+        "source": plan.source,
+        "path": str(plan.path),
+        "split": plan.split,
+        "epoch": plan.epoch,
+        "window": plan.window,
+        "start": plan.start,
+        "stop": plan.stop,
+        "documents": documents,
+        "edges": row.edges.tolist(),
+        "view": shown(tokens, reading, trained=row.trained[start:stop], piece=piece),
+    }
+
+
+# --- a mixture
+
+
+def mixture_facts(
+    stream: SampleStream, shelf: Shelf, samples: int | None, points: int | None
+) -> dict[str, JSON]:
+    """Shares of the sources over the first `samples` samples, in `points` parts.
+
+    Without `samples` every phase is there; without `points` every phase has its own, so no share
+    is of two phases.
+    """
+    phases = [start for start, _ in stream.shares()]
+    if samples is None:
+        samples = max(2 * phases[-1], _SOME_SAMPLES) if phases[-1] else _SAMPLES
+    if points is None:
+        inside = [start for start in phases if start < samples]
+        each = max(1, _POINTS // len(inside))
+        runs = [
+            np.linspace(start, stop, min(each, max(1, (stop - start) // _LEAST_SAMPLES)) + 1)
+            for start, stop in pairwise([*inside, samples])
+        ]
+        edges = np.concatenate(runs)
+    else:
+        edges = np.linspace(0, samples, points + 1)
+    ends = np.unique(edges.astype(np.int64)).tolist()
+    counts = [stream.counts(end).tolist() for end in ends]
+    return {
+        "samples": samples,
+        "sources": [
+            {
+                "name": one.name,
+                "path": str(one.path),
+                "store": _store_name(one, shelf),
+                "split": one.split,
+                "rows": len(one),
+            }
+            for one in stream.sources
+        ],
+        "phases": [
+            {"start": start, "shares": [float(share) for share in shares]}
+            for start, shares in stream.shares()
+        ],
+        "points": [
+            {"sample": last, "shares": _shares(before, now), "counts": [*now]}
+            for last, (before, now) in zip(ends[1:], pairwise(counts), strict=True)
+        ],
+    }
+
+
+def _store_name(source: RowSource, shelf: Shelf) -> str | None:
+    number = None if source.split is None else shelf.find(source.path)
+    return None if number is None else shelf.names[number]
+
+
+def _shares(before: Sequence[int], now: Sequence[int]) -> list[JSON]:
+    new = [after - first for first, after in zip(before, now, strict=True)]
+    return [count / sum(new) for count in new]

@@ -1,0 +1,427 @@
+"""Read a source as blocks of documents, from any cursor on.
+
+`DocumentStream.blocks(block.start)` gives that block and all after it, `blocks(block.end)` what
+follows it; only the unit at the cursor is opened. Over all streams every document of an epoch comes
+once. An epoch ends with a block, perhaps an empty one, whose end is the start of the next epoch. In
+memory are the texts of one block (twice while they are shuffled) and one batch of the source.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event
+
+import numpy as np
+import pyarrow as pa
+
+from shardmill.errors import SourceError
+from shardmill.protocols import DividedSource, Source
+from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
+from shardmill.sampling import Permutation
+from shardmill.sources import stamp_of
+from shardmill.sources.batches import byte_lengths
+
+log = logging.getLogger(__name__)
+
+MIN_UNITS_PER_STREAM = 16
+"""With this many units each, streams that differ by one unit are balanced."""
+MIN_UNITS_TO_SHUFFLE = 64
+"""Fewer units move documents too little when their order is shuffled."""
+MAX_LOGGED_DROPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCounts:
+    """What a stream has read since its start, over all epochs, in input rows.
+
+    A batch of the source is counted with its first document, so the buckets always add up. Of
+    streams that read the same rows only the first counts rows without text: over all streams
+    `documents + empty + dropped` is the input.
+    """
+
+    documents: int = 0  # texts that belong to this stream
+    elsewhere: int = 0  # texts that belong to other streams
+    empty: int = 0  # rows without text
+    dropped: int = 0  # rows that gave no text; the log has the reason
+    repaired: int = 0  # texts in which bytes that are not UTF-8 were replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamCursor:
+    """Where a stream of documents resumes: before a batch of a unit, or inside one."""
+
+    epoch: int = 0
+    unit: int = 0  # how many units of this epoch's order are done
+    cursor: Cursor | None = None  # in the next unit; None: its start
+    skip: int = 0  # texts of the batch after the cursor that are done, in any stream
+    number: int = 0  # texts of this epoch that are done, in any stream
+    read: ReadCounts = field(default_factory=ReadCounts)  # up to here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """Documents in the order of their use. The same `start` gives the same block."""
+
+    start: StreamCursor
+    texts: pa.LargeStringArray  # may be empty: only rows without text were read
+    end: StreamCursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder:
+    """In which order a source is read. Equal orders over equal sources give equal streams."""
+
+    seed: int = 0
+    shuffle: bool = False  # the order of units, and of documents within blocks
+    buffer_documents: int = 10_000  # most documents of a shuffled block
+    buffer_bytes: int = 256 * 2**20  # most bytes of its text; one document always fits
+    repeat: bool = False  # epochs without end, each in its own order
+    max_documents: int | None = None  # of each epoch, over all streams; None: all
+
+
+class DocumentStream:
+    """The documents of a source that belong to one of `num_streams` streams, in order.
+
+    Opening reads nothing; the source is divided once, with the first block.
+    """
+
+    def __init__(
+        self, source: Source, order: StreamOrder, *, stream: int = 0, num_streams: int = 1
+    ) -> None:
+        self._source, self._order = source, order
+        self._stream, self._num_streams = stream, num_streams
+        self._units: Sequence[Source] | None = None
+        self._stamp: JSON = None
+        self._drops: _DropLog | None = None
+
+    def __repr__(self) -> str:
+        return f"DocumentStream({self._source!r}, stream {self._stream} of {self._num_streams})"
+
+    def blocks(
+        self, start: StreamCursor | None = None, *, stop: Event | None = None
+    ) -> Generator[Block, None, None]:
+        """All blocks from `start` on; endless with repeat.
+
+        Once `stop` is set, reading ends after the current batch of the source, as if the generator
+        had been closed: for a reader in another thread.
+        """
+        if self._units is None:
+            self._units = _divide(self._source, self._order, self._num_streams)
+            self._stamp = stamp_of(self._source)
+        share = _assign(len(self._units), self._order, self._stream, self._num_streams)
+        if self._drops is None:
+            self._drops = _DropLog(self._source.name, is_silent=not share.counts_rejects)
+        reader = _BlockReader(self._source.name, self._units, share, self._order, self._drops)
+        epoch = (start or StreamCursor()).epoch
+        for block in reader.blocks(start or StreamCursor(), stop or Event()):
+            if block.end.epoch != epoch:
+                self._check_unchanged(epoch)
+                epoch = block.end.epoch
+            yield block
+
+    def _check_unchanged(self, epoch: int) -> None:
+        """Reading compares the size of files; this finds a writer that keeps it."""
+        if stamp_of(self._source) != self._stamp:
+            raise SourceError(
+                f"source {self._source.name!r}: its files were written to during epoch {epoch}, so "
+                "old and new text may be mixed in it; resume from a state before that, with files "
+                "that do not change"
+            )
+
+
+# which stream reads what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """Which units and texts one stream takes.
+
+    With many units, or a number that the streams share evenly, each stream reads its own units.
+    Otherwise, or when all streams share a limit on documents, every stream reads everything and
+    takes each `num_streams`-th text. This follows from the input and the number of streams alone,
+    so a resumed stream takes what the first one took.
+    """
+
+    num_units: int
+    stream: int
+    num_streams: int
+    by_texts: bool  # every stream reads everything
+    seed: int | None  # of the order of units; None: as they come
+
+    @property
+    def counts_rejects(self) -> bool:
+        """Whether rows without text count here: of streams that read the same rows, in one."""
+        return not self.by_texts or self.stream == 0
+
+    def units(self, epoch: int) -> OffsetArray:
+        """The units that this stream reads in an epoch, in order."""
+        step = 1 if self.by_texts else self.num_streams
+        own = np.arange(0 if self.by_texts else self.stream, self.num_units, step)
+        if self.seed is None:
+            return own
+        return Permutation(self.num_units, self.seed, "units", epoch).take(own)
+
+    def texts(self, number: int, start: int, stop: int) -> range:
+        """Which of the texts `start..stop` of a batch are this stream's.
+
+        `number` is the number of the text at `start`, counted through the epoch.
+        """
+        if not self.by_texts:
+            return range(start, stop)
+        first = start + (self.stream - number) % self.num_streams
+        return range(min(first, stop), stop, self.num_streams)
+
+
+def _divide(source: Source, order: StreamOrder, num_streams: int) -> Sequence[Source]:
+    """The units of a source: at least one, the whole source if no more are needed."""
+    at_least = max(
+        MIN_UNITS_TO_SHUFFLE if order.shuffle else 1,
+        MIN_UNITS_PER_STREAM * num_streams if num_streams > 1 else 1,
+    )
+    if at_least == 1 or not isinstance(source, DividedSource):
+        return (source,)
+    units = source.divide(at_least)
+    if not units:
+        raise SourceError(f"source {source.name!r} holds no document: it has no files or rows")
+    return units
+
+
+def _assign(num_units: int, order: StreamOrder, stream: int, num_streams: int) -> _Share:
+    is_even = num_units % num_streams == 0 or num_units >= MIN_UNITS_PER_STREAM * num_streams
+    return _Share(
+        num_units=num_units,
+        stream=stream,
+        num_streams=num_streams,
+        by_texts=num_streams > 1 and (not is_even or order.max_documents is not None),
+        seed=order.seed if order.shuffle else None,
+    )
+
+
+class _DropLog:
+    """Logs rows of a source that gave no document: the first by name, the rest as counts.
+
+    A silent one logs nothing, since another stream reads the same rows.
+    """
+
+    def __init__(self, source: str, *, is_silent: bool) -> None:
+        self._source, self._is_silent = source, is_silent
+        self._num_named = 0
+        self._unnamed: Counter[str] = Counter()
+        self._is_limit_logged = False
+
+    def add(self, drops: Sequence[Drop]) -> None:
+        if self._is_silent:
+            return
+        named = drops[: MAX_LOGGED_DROPS - self._num_named]
+        for drop in named:
+            log.warning("source %r: %s gave no document: %s", self._source, drop.id, drop.reason)
+        self._num_named += len(named)
+        self._unnamed.update(drop.reason for drop in drops[len(named) :])
+
+    def end_epoch(self, epoch: int) -> None:
+        if self._unnamed:
+            reasons = (f"{reason}: {count:,}" for reason, count in sorted(self._unnamed.items()))
+            log.warning(
+                "source %r, epoch %d: %d more rows gave no document (%s)",
+                *(self._source, epoch, self._unnamed.total(), ", ".join(reasons)),
+            )
+        self._unnamed.clear()
+
+    def log_byte_limit(self, order: StreamOrder) -> None:
+        """Once: a shuffled block had its bytes before it had its documents."""
+        if not self._is_limit_logged:
+            log.info(
+                "source %r: %d bytes of text fill a shuffled block before %d documents do",
+                *(self._source, order.buffer_bytes, order.buffer_documents),
+            )
+        self._is_limit_logged = True
+
+
+# reading
+
+
+class _BlockBuilder:
+    """The block being collected: texts in the order of reading, until it is full."""
+
+    def __init__(self, order: StreamOrder, stream: int, start: StreamCursor) -> None:
+        self._order, self._stream, self._start = order, stream, start
+        self._parts: list[pa.LargeStringArray] = []
+        self._documents = self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            self._documents >= self._order.buffer_documents
+            or self._bytes >= self._order.buffer_bytes
+        )
+
+    @property
+    def has_room_for_documents(self) -> bool:
+        return self._documents < self._order.buffer_documents
+
+    def take(self, texts: pa.LargeStringArray, own: range) -> int:
+        """Take as many of the texts `own` as fit, from the first on; returns how many."""
+        if self._order.shuffle:
+            own = own[: self._order.buffer_documents - self._documents]
+        sizes = np.empty(0, np.int64)
+        if own:
+            sizes = byte_lengths(texts.slice(own.start, own[-1] + 1 - own.start))[:: own.step]
+        if self._order.shuffle:
+            free = self._order.buffer_bytes - self._bytes
+            count = int(np.searchsorted(np.cumsum(sizes), free, side="right"))
+            if not self._documents:
+                count = min(max(1, count), len(own))  # a block holds at least one
+            own, sizes = own[:count], sizes[:count]
+        if own:
+            if own.step == 1:  # contiguous: no copy
+                self._parts.append(texts.slice(own.start, len(own)))
+            else:
+                self._parts.append(texts.take(pa.array(np.arange(own.start, own.stop, own.step))))
+            self._documents += len(own)
+            self._bytes += int(sizes.sum())
+        return len(own)
+
+    def build(self, end: StreamCursor) -> Block:
+        """The texts so far, in the order of their use. The next block starts at `end`."""
+        parts, self._parts = self._parts, []
+        self._documents = self._bytes = 0
+        empty = pa.array([], pa.large_string())
+        texts = parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [empty])
+        del parts  # free the originals before the shuffled copy is made
+        if self._order.shuffle and len(texts) > 1:
+            path = ("documents", self._start.epoch, self._stream, self._start.number)
+            permutation = Permutation(len(texts), self._order.seed, *path)
+            texts = texts.take(pa.array(permutation.take(np.arange(len(texts)))))
+        block = Block(start=self._start, texts=texts, end=end)
+        self._start = end
+        return block
+
+
+class _BlockReader:
+    """One pass over the source, from a cursor on."""
+
+    def __init__(
+        self,
+        name: str,
+        units: Sequence[Source],
+        share: _Share,
+        order: StreamOrder,
+        drops: _DropLog,
+    ) -> None:
+        self._name, self._units, self._share = name, units, share
+        self._order, self._drops = order, drops
+        self._at = StreamCursor()
+
+    def blocks(self, start: StreamCursor, stop: Event) -> Generator[Block, None, None]:
+        self._at = start
+        while (self._order.repeat or self._at.epoch == 0) and not stop.is_set():
+            builder = _BlockBuilder(self._order, self._share.stream, self._at)
+            for batch in self._batches(stop):
+                yield from self._take(batch, builder)
+            if stop.is_set():
+                return
+            self._refuse_empty_epoch()
+            self._drops.end_epoch(self._at.epoch)
+            self._at = StreamCursor(epoch=self._at.epoch + 1, read=self._at.read)
+            yield builder.build(self._at)
+
+    def _batches(self, stop: Event) -> Iterator[TextBatch]:
+        """The batches of the epoch's units from the cursor on; `_take` moves the cursor."""
+        units = self._share.units(self._at.epoch).tolist()
+        if self._at.unit > len(units):
+            raise self._mismatch(f"{self._at.unit} units are done, but there are {len(units)}")
+        for unit in units[self._at.unit :]:
+            if self._is_limit_reached:
+                return
+            for batch in self._units[unit].batches(self._at.cursor):
+                if stop.is_set():
+                    return
+                yield batch
+                if self._is_limit_reached:
+                    return
+            if self._at.skip:
+                raise self._mismatch(f"the unit {unit} ends at a batch that had texts")
+            self._at = replace(self._at, unit=self._at.unit + 1, cursor=None, skip=0)
+
+    @property
+    def _is_limit_reached(self) -> bool:
+        return self._at.number == self._order.max_documents
+
+    def _take(self, batch: TextBatch, builder: _BlockBuilder) -> Iterator[Block]:
+        """The blocks that this batch fills. Moves the cursor after it, or to the limit."""
+        at, num_texts = self._at, len(batch.texts)
+        if at.skip and at.skip >= num_texts:
+            raise self._mismatch(f"{at.skip} texts of a batch with {num_texts} are done")
+        if not at.skip:
+            self._drops.add(batch.drops)
+        stop = num_texts
+        if self._order.max_documents is not None:
+            stop = min(stop, at.skip + self._order.max_documents - at.number)
+        own = self._share.texts(at.number, at.skip, stop)
+        while True:
+            taken = builder.take(batch.texts, own)
+            own = own[taken:]
+            self._advance(batch, until=own.start if own else stop, taken=taken)
+            if not own:
+                break
+            if builder.has_room_for_documents:
+                self._drops.log_byte_limit(self._order)
+            yield builder.build(self._at)
+        if builder.is_full or not self._order.shuffle:
+            yield builder.build(self._at)
+
+    def _advance(self, batch: TextBatch, *, until: int, taken: int) -> None:
+        """Move the cursor to text `until` of this batch, after its end if that is the last.
+
+        `taken` of the texts that are passed are this stream's. The batch's rows without text count
+        when it is entered.
+        """
+        at, is_done = self._at, until == len(batch.texts)
+        passed = until - at.skip
+        read = replace(
+            at.read,
+            documents=at.read.documents + taken,
+            elsewhere=at.read.elsewhere + passed - taken,
+        )
+        if self._share.counts_rejects and at.skip == 0 and (passed or is_done):
+            read = replace(
+                read,
+                empty=read.empty + batch.counts.get("empty", 0),
+                dropped=read.dropped + len(batch.drops),
+                repaired=read.repaired + batch.counts.get("invalid_utf8", 0),
+            )
+        self._at = replace(
+            at,
+            cursor=batch.cursor if is_done else at.cursor,
+            skip=0 if is_done else until,
+            number=at.number + passed,
+            read=read,
+        )
+
+    def _refuse_empty_epoch(self) -> None:
+        at, share = self._at, self._share
+        if share.texts(0, 0, at.number):
+            return
+        rows = f"{at.read.empty:,} empty and {at.read.dropped:,} dropped rows so far"
+        if share.num_streams == 1:
+            raise SourceError(
+                f"source {self._name!r} gave no document in epoch {at.epoch} ({rows}); check its "
+                "files and the name of the text column"
+            )
+        if share.by_texts:
+            found = f"there were only {at.number:,} texts for {share.num_streams:,} streams"
+        else:
+            found = f"its files or row groups hold no text ({rows})"
+        raise SourceError(
+            f"source {self._name!r}: stream {share.stream} of {share.num_streams} got no document "
+            f"in epoch {at.epoch}: {found}; use fewer processes, workers or streams"
+        )
+
+    def _mismatch(self, found: str) -> SourceError:
+        return SourceError(
+            f"source {self._name!r}: the saved cursor does not fit: {found}; resume with the input "
+            "and the options that the state came from"
+        )

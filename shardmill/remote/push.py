@@ -1,0 +1,348 @@
+"""Push a finished folder to object storage.
+
+A remote folder without the manifest is unfinished. The manifest is created last, when every other
+file is there with the right checksum; a file that is there already is not sent again. Another
+folder is never mixed with what is there, and replaces it only on request: the marker first, then
+its manifest goes, then its files. What is excluded there stays excluded, unless replacing was asked
+for. Nothing is overwritten: a file that must go is removed, then created, so that a late request of
+a push that lost its claim cannot change what the next one sent. docs/remote.md has the whole
+protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardmill.arguments import whole_number
+from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
+from shardmill.remote.claims import CLAIM, PushClaim, claim_folder
+from shardmill.remote.contents import (
+    LARGEST,
+    MARKER,
+    Contents,
+    FileFact,
+    local_contents,
+    read_contents,
+    with_exclusions,
+)
+from shardmill.remote.folder import TEMPORARY, Listing, RemoteFolder, open_destination
+from shardmill.remote.transfer import (
+    OnProgress,
+    TransferMeter,
+    TransferReceipt,
+    check_local,
+    in_parallel,
+    is_same,
+)
+from shardmill.store.exclusions import MAX_EXCLUDE_BYTES
+from shardmill.store.layout import EXCLUDE, ORIGINS, looks_like_data
+
+log = logging.getLogger(__name__)
+
+PROBE = ".shardmill-probe"
+"""Written and removed before a build, to find out whether that is allowed."""
+
+_MOST_MARKER_BYTES = 1000
+
+
+def push(
+    folder: str | Path,
+    url: str,
+    *,
+    workers: int = 8,
+    progress: OnProgress | None = None,
+    replace: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> TransferReceipt:
+    """Copy the finished `folder` to `url`, where it is finished too when this returns.
+
+    If it is interrupted, do the same again: what arrived is kept. `replace` allows the folder to
+    replace another one there. `storage_options` go to fsspec.
+    """
+    folder = Path(folder).absolute()
+    contents = local_contents(folder)
+    remote = open_destination(url, storage_options)
+    return send(folder, contents, remote, workers=workers, progress=progress, replace=replace)
+
+
+def send(
+    folder: Path,
+    contents: Contents,
+    remote: RemoteFolder,
+    *,
+    workers: int = 8,
+    progress: OnProgress | None = None,
+    replace: bool = False,
+) -> TransferReceipt:
+    """As `push`, for a folder whose contents are known."""
+    began = time.monotonic()
+    workers = whole_number(workers, "workers")
+    sizes = {fact.name: _local_size(folder / fact.name) for fact in contents.files}
+    sizes[contents.manifest_name] = len(contents.manifest)
+    meter = TransferMeter(sizes, progress, began)
+    files = _Files(folder, remote, meter)
+    found = remote.listing()
+    sent: list[str] = []
+    try:
+        is_there = _is_finished(remote, contents, found, replace=replace)
+        is_done = is_there and not (replace and _foreign(contents, found))
+        is_done = is_done and files.are_there(workers, contents, found, replace=replace)
+    except StoreNotFoundError:  # another push changes the folder while we look
+        is_done = False
+    if is_done:
+        clean_up(remote, found)
+    else:
+        with claim_folder(remote, contents.manifest_sha256) as claim:
+            found = claim.found
+            is_there = _is_finished(remote, contents, found, replace=replace)
+            if not is_there:
+                _take_over(remote, contents, claim)
+            elif replace:
+                _remove(remote, _foreign(contents, found), claim)
+            if EXCLUDE in found and is_there and not replace:
+                _check_excluded(remote, contents, found)
+            elif EXCLUDE in found and contents.exclusions is None:
+                where = f"{remote.url}/{EXCLUDE}"
+                log.warning("%s: removed, and with it what was excluded there", where)
+                _remove(remote, [EXCLUDE], claim)
+
+            def send_one(fact: FileFact) -> str | None:
+                return files.send(fact, claim, is_finished=is_there)
+
+            sent = [name for name in in_parallel(workers, send_one, contents.files) if name]
+            if not is_there:
+                _finish(remote, contents, sizes, claim)
+                sent.append(contents.manifest_name)
+            _remove_leftovers(remote, {**claim.found, MARKER: {}})
+    meter.set(contents.manifest_name, len(contents.manifest))
+    foreign = _foreign(contents, found) if is_there and not replace else []
+    if foreign:
+        log.warning(
+            "%s/%s: a data file that the manifest does not list (%s in all); it is never read, but "
+            "verify reports it: remove it, or push with replace",
+            *(remote.url, foreign[0], f"{len(foreign):,}"),
+        )
+    return meter.receipt(folder, remote.url, contents, sent)
+
+
+def clean_up(remote: RemoteFolder, found: Listing) -> None:
+    """Remove what killed pushes left in a folder whose manifest is there, listed as `found`.
+
+    The manifest says that the folder is finished, whatever else was left. Another push that is at
+    work there does this itself when it ends.
+    """
+    if not any(_is_leftover(name) for name in found):
+        return
+    try:
+        with claim_folder(remote, "") as claim:
+            if any(name in claim.found for name in LARGEST):
+                _remove_leftovers(remote, claim.found)
+    except StoreError as error:
+        log.info("%s", error)
+
+
+def _remove_leftovers(remote: RemoteFolder, found: Listing) -> None:
+    """All but claims: those are removed when a claim is won."""
+    for name in found:
+        if _is_leftover(name) and not name.startswith(CLAIM):
+            remote.remove(name)
+
+
+def _is_leftover(name: str) -> bool:
+    return name in (MARKER, PROBE) or name.startswith((CLAIM, TEMPORARY))
+
+
+def _is_finished(
+    remote: RemoteFolder, contents: Contents, found: Listing, *, replace: bool
+) -> bool:
+    """Whether this very folder is finished there already; raises if another one is in the way."""
+    manifests = _manifests(remote, found)
+    if manifests == {contents.manifest_name: contents.manifest}:
+        return True
+    if replace:
+        return False
+    taken = sorted({EXCLUDE, *(fact.name for fact in contents.files)} & found.keys())
+    taken = taken or _foreign(contents, found)
+    obstacle = None
+    if manifests:
+        obstacle = f"another finished folder is there ({', '.join(manifests)})"
+    elif MARKER in found:
+        if _read_small(remote, MARKER, found) != _marker(contents):
+            obstacle = "the unfinished push of another folder is there"
+    elif taken:
+        obstacle = f"{taken[0]} is there, and no push of ours put it there"
+    if obstacle is not None:
+        raise StoreExistsError(
+            f"{remote.url}: {obstacle}; nothing was sent: push to another URL, or pass {{replace}} "
+            "if what is there may go",
+            replace=True,
+        )
+    return False
+
+
+def _take_over(remote: RemoteFolder, contents: Contents, claim: PushClaim) -> None:
+    """Mark the folder as ours, and remove what is in the way.
+
+    The manifest goes first, so that what was there is unfinished at once.
+    """
+    found = claim.found
+    manifests = _manifests(remote, found)
+    if MARKER in found and _read_small(remote, MARKER, found) != _marker(contents):
+        claim.check()
+        remote.remove(MARKER)
+    if not remote.create(MARKER, _marker(contents)):
+        raise StoreError(f"{remote.url}: another push began there just now; look, then push again")
+    ours = {fact.name for fact in contents.files}
+    listed = [old for name, data in manifests.items() for old in (*_listed(name, data), ORIGINS)]
+    gone = dict.fromkeys((*manifests, *listed, *_foreign(contents, found)))
+    _remove(remote, [name for name in gone if name not in ours and name in found], claim)
+
+
+def _remove(remote: RemoteFolder, names: Iterable[str], claim: PushClaim) -> None:
+    for name in names:
+        claim.check()
+        remote.remove(name)
+
+
+def _foreign(contents: Contents, found: Listing) -> list[str]:
+    """Data files there that are not part of the store, left by a killed push, say."""
+    if contents.kind != "store":
+        return []
+    ours = {EXCLUDE, ORIGINS, *LARGEST, *(fact.name for fact in contents.files)}
+    return sorted(
+        name for name in found if name not in ours and looks_like_data(name.rpartition("/")[2])
+    )
+
+
+def _manifests(remote: RemoteFolder, found: Listing) -> dict[str, bytes]:
+    return {name: _read_small(remote, name, found) for name in LARGEST if name in found}
+
+
+def _check_excluded(remote: RemoteFolder, contents: Contents, found: Listing) -> None:
+    where, size = f"{remote.url}/{EXCLUDE}", found[EXCLUDE]["size"]
+    if size > MAX_EXCLUDE_BYTES:
+        raise StoreExistsError(f"{where}: {size:,} bytes, so none of ours; look there")
+    theirs = with_exclusions(contents, remote.read(EXCLUDE, size), where=where).exclusions
+    assert theirs is not None
+    own = contents.exclusions
+    if own is None or not own.covers(theirs):
+        raise StoreExistsError(
+            f"{where}: excludes tokens that the local folder does not; nothing was sent: pull "
+            "first, or pass {replace} to lift what is excluded there",
+            replace=True,
+        )
+
+
+def is_push_of(remote: RemoteFolder, folder: Path, found: Listing) -> bool:
+    """Whether the unfinished push in `remote` is of this finished folder."""
+    return _read_small(remote, MARKER, found) == _marker(local_contents(folder))
+
+
+class _Files:
+    """The files of one push: which are there already, and sending one, from any thread."""
+
+    def __init__(self, folder: Path, remote: RemoteFolder, meter: TransferMeter) -> None:
+        self.folder, self.remote, self.meter = folder, remote, meter
+        self.same: dict[str, dict[str, Any]] = {}  # files found equal, and their info then
+
+    def are_there(self, workers: int, contents: Contents, found: Listing, *, replace: bool) -> bool:
+        """Whether the finished folder there, listed as `found`, needs no change."""
+        if EXCLUDE in found and not replace:
+            _check_excluded(self.remote, contents, found)
+        elif EXCLUDE in found and contents.exclusions is None:
+            return False
+
+        def is_there(fact: FileFact) -> bool:
+            check_local(self.folder / fact.name, fact)
+            return self._is_same(fact, found)
+
+        return all(in_parallel(workers, is_there, contents.files))
+
+    def send(self, fact: FileFact, claim: PushClaim, *, is_finished: bool) -> str | None:
+        """The name of the file if it was sent; None if it was there."""
+        path, found = self.folder / fact.name, claim.found
+        size = path.stat().st_size if fact.name in self.same else check_local(path, fact)
+        if self._is_same(fact, found):
+            self.meter.set(fact.name, size)
+            return None
+        claim.check()
+        if fact.name == EXCLUDE and is_finished:
+            self.remote.write(EXCLUDE, path.read_bytes())  # at no moment without one
+        else:
+            if fact.name in found:
+                self.remote.remove(fact.name)
+            self.remote.put(path, fact.name, lambda done: self.meter.set(fact.name, done))
+        if not is_same(self.remote, fact, path, self.remote.info(fact.name)):
+            raise DamagedStoreError(
+                f"{self.remote.url}/{fact.name}: what arrived is not what was sent; the push is "
+                "unfinished: do it again"
+            )
+        self.meter.set(fact.name, size)
+        return fact.name
+
+    def _is_same(self, fact: FileFact, found: Listing) -> bool:
+        info = found.get(fact.name)
+        if info is None:
+            return False
+        if self.same.get(fact.name) != info:
+            if not is_same(self.remote, fact, self.folder / fact.name, info):
+                return False
+            self.same[fact.name] = info
+        return True
+
+
+def _finish(
+    remote: RemoteFolder, contents: Contents, sizes: Mapping[str, int], claim: PushClaim
+) -> None:
+    """Create the manifest, if everything is there and the folder is still ours."""
+    found = remote.listing()
+    is_ours = (
+        claim.name in found
+        and MARKER in found
+        and _read_small(remote, MARKER, found) == _marker(contents)
+        and not _manifests(remote, found)
+    )
+    if is_ours:
+        for name, size in sizes.items():
+            if name != contents.manifest_name and found.get(name, {}).get("size") != size:
+                raise DamagedStoreError(
+                    f"{remote.url}/{name}: was sent, and is gone or changed; the push is "
+                    "unfinished: does another process write there? Look, then push again"
+                )
+        claim.check()
+    if not is_ours or not remote.create(contents.manifest_name, contents.manifest):
+        raise StoreError(f"{remote.url}: another push took over; look, then push again")
+
+
+def _listed(name: str, data: bytes) -> list[str]:
+    """The files of a manifest that is removed; none if it is damaged."""
+    try:
+        return [fact.name for fact in read_contents(name, data, where=name).files]
+    except StoreError:
+        return []
+
+
+def _local_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DamagedStoreError(
+            f"{path}: {error.strerror}; the manifest lists it: build it again"
+        ) from error
+
+
+def _read_small(remote: RemoteFolder, name: str, found: Listing) -> bytes:
+    size = found[name]["size"]
+    if size > LARGEST.get(name, _MOST_MARKER_BYTES):
+        raise StoreExistsError(f"{remote.url}/{name}: {size:,} bytes, so none of ours; look there")
+    return remote.read(name, size)
+
+
+def _marker(contents: Contents) -> bytes:
+    return msgspec.json.encode({"pushing": contents.manifest_sha256}) + b"\n"

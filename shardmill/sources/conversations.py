@@ -1,0 +1,461 @@
+"""Files and hub datasets as conversations.
+
+The shape is named by the caller, or is that of the first readable row, which is logged and stored
+in `describe`. Every row fits the shape or is an error, or with on_bad="skip" a drop. A shape that
+was found is strict: a later row that an earlier shape of the list would claim does not fit.
+`num_read` counts conversations and drops, not rows: a tree of messages counts once per thread.
+Whether a conversation makes sense is decided by the `chat` package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple, cast
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    fields_of,
+    grouped,
+    utf8_bytes,
+)
+from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
+from shardmill.sources.formats.parquet import without_nulls
+from shardmill.sources.hub import HubSplit
+from shardmill.sources.message_trees import TreeRow, TreeRules, read_tree_row, threads
+from shardmill.sources.shapes import (
+    ConversationShape,
+    check_best,
+    list_shapes,
+    shape_named,
+    shape_of,
+)
+from shardmill.sources.source import BadRowError, InputRow, RowFormat
+from shardmill.storage.files import (
+    InputFile,
+    check_unchanged,
+    fingerprint_files,
+    stamp_of_file,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_HELD_BYTES = 512 * 2**20
+"""Of text, when the rows of a tree are not together."""
+_NUM_KEYS = 20
+
+Item = Conversation | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """Whole rows of one file."""
+
+    file: InputFile
+    format: RowFormat
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def where(self, id: str) -> str:
+        """A row as a person finds it."""
+        return str(self.file.place).removesuffix(self.file.name) + id
+
+    def rows(self, position: JSON) -> Iterator[InputRow]:
+        check_unchanged(self.file)
+        yield from self.format.rows(self.file, position)
+        check_unchanged(self.file)
+
+    def limited(self, num_bytes: int) -> FileRows:
+        limits = self.format.limits.refusing(num_bytes)
+        return replace(self, format=replace(cast(Any, self.format), limits=limits))
+
+
+class HubRows:
+    """Whole rows of one split of a hub dataset. Options are those of `HubOptions` without field."""
+
+    def __init__(self, dataset: str, options: dict[str, Any]) -> None:
+        if "field" in options:
+            raise OptionError("conversations are whole rows: leave out {field}", field=...)
+        self.name = dataset
+        self._split = HubSplit(dataset, options)
+
+    def where(self, id: str) -> str:
+        return f"hub dataset {id}"
+
+    def describe(self) -> JSON:
+        """Asks the hub for the commit."""
+        return {**self._split.describe(), "shuffle": self._split.describe_shuffle()}
+
+    def rows(self, position: JSON) -> Iterator[InputRow]:
+        for row in self._split.rows(position):
+            assert isinstance(row.value, dict)
+            yield row._replace(value=without_nulls(row.value))
+
+    def limited(self, num_bytes: int) -> HubRows:  # noqa: ARG002 - the client has no such bound
+        return self
+
+
+class ChatCursor(NamedTuple):
+    """After a position of an input, and after the first `done` items of the group that follows."""
+
+    input: int  # its number
+    position: JSON | Callable[[], JSON]  # None: the input's start
+    done: int = 0
+
+
+class ConversationGroup(NamedTuple):
+    """The items of one row or tree, and the cursor after them."""
+
+    items: Iterable[Item]
+    end: ChatCursor
+    repaired: bool = False  # whether something in their input was not text and was replaced
+
+
+def batched(
+    groups: Iterable[ConversationGroup],
+    start: ChatCursor,
+    limits: BatchLimits,
+    to_json: Callable[[ChatCursor], Cursor],
+) -> Iterator[ConversationBatch]:
+    """Batches from `start` on; `groups` begin with the one that `start` is in.
+
+    A batch takes items while they fit, at least one. It may end inside a group, so that a tree of a
+    million threads is not one batch.
+    """
+    found = _items_with_cursors(groups, start)
+    for held in grouped(((one, text_bytes(one[0])) for one in found), limits):
+        items = [item for item, _, _ in held]
+        kept = [(item, repaired) for item, _, repaired in held if isinstance(item, Conversation)]
+        num_repaired = sum(repaired for _, repaired in kept)
+        yield ConversationBatch(
+            conversations=tuple(item for item, _ in kept),
+            num_read=len(items),
+            counts={"invalid_utf8": num_repaired} if num_repaired else {},
+            drops=tuple(item for item in items if isinstance(item, Drop)),
+            cursor=to_json(held[-1][1]),
+        )
+
+
+def text_bytes(conversation: Item) -> int:
+    """UTF-8 bytes of every string in a conversation's messages and tools, without keys."""
+    if isinstance(conversation, Drop):
+        return 0
+    total = 0
+    stack: list[Any] = [conversation.tools or ()]
+    for message in conversation.messages:
+        for value in message.values():
+            if type(value) is str:  # nearly always, so the quick way
+                total += utf8_bytes(value)
+            elif value is not None:
+                stack.append(value)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            total += utf8_bytes(value)
+        elif isinstance(value, Mapping):
+            stack += value.values()
+        elif isinstance(value, list | tuple):
+            stack += value
+    return total
+
+
+def _items_with_cursors(
+    groups: Iterable[ConversationGroup], start: ChatCursor
+) -> Iterator[tuple[Item, ChatCursor, bool]]:
+    """Each item, the cursor after it, and whether its group was repaired."""
+    before, skip = start._replace(done=0), start.done
+    for items, end, repaired in groups:
+        # One item is held back: the cursor after the last one is the end of the group.
+        last: Item | None = None
+        done = skip
+        rest = iter(items)
+        if sum(1 for _ in islice(rest, skip)) < skip:
+            raise _no_such_items(skip)
+        for item in rest:
+            if last is not None:
+                done += 1
+                yield last, before._replace(done=done), repaired
+            last = item
+        if last is not None:
+            yield last, end, repaired
+        before, skip = end, 0
+    if skip:
+        raise _no_such_items(skip)
+
+
+def _no_such_items(skip: int) -> SourceError:
+    return SourceError(
+        f"the cursor is after {skip:,} conversations of one row or tree, which does not have that "
+        "many; resume with the input the cursor came from"
+    )
+
+
+class _PlacedRow(NamedTuple):
+    """One row of a tree or its drop, and the cursor after it."""
+
+    row: TreeRow | Drop
+    end: ChatCursor
+    repaired: bool = False
+
+
+def _trees_are_together(trees: Iterable[object]) -> bool:
+    """Does each tree's name come in one run only, and on every row? Keeps 8 bytes per tree."""
+    closed: set[bytes] = set()
+    current: str | None = None
+    for tree in trees:
+        if not isinstance(tree, str):
+            return False
+        if tree == current:
+            continue
+        key = hashlib.blake2b(tree.encode("utf-8", "replace"), digest_size=8).digest()
+        if key in closed:
+            return False
+        closed.add(key)
+        current = tree
+    return True
+
+
+def _groups_of_trees(
+    rows: Iterable[_PlacedRow], *, together: bool, name: str
+) -> Iterator[ConversationGroup]:
+    """One tree each when the rows of every tree are together, so that memory is one tree's; else
+    all rows in one group. Rows that do not fit go with the tree before them."""
+    held: list[_PlacedRow] = []
+    tree: str | None = None
+    num_bytes = 0
+    for placed in rows:
+        row = placed.row
+        if isinstance(row, TreeRow):
+            if together and tree is not None and row.tree != tree:
+                yield _group(held)
+                held, num_bytes = [], 0
+            tree = row.tree
+            num_bytes += len(row.message["content"])
+            if not together and num_bytes > MAX_HELD_BYTES:
+                raise SourceError(
+                    f"source {name!r}: the rows of a tree are not together, and all rows are more "
+                    f"than the {MAX_HELD_BYTES:,} bytes that are held; sort the rows by "
+                    "message_tree_id"
+                )
+        held.append(placed)
+    if held:
+        yield _group(held)
+
+
+def _group(held: list[_PlacedRow]) -> ConversationGroup:
+    def items() -> Iterator[Item]:
+        yield from threads([placed.row for placed in held if isinstance(placed.row, TreeRow)])
+        yield from (placed.row for placed in held if isinstance(placed.row, Drop))
+
+    return ConversationGroup(items(), held[-1].end, any(placed.repaired for placed in held))
+
+
+class ChatSource(NamedSource):
+    """Conversations of several inputs, read one after the other. Made by `open_chats`."""
+
+    def __init__(
+        self,
+        inputs: Sequence[FileRows | HubRows],
+        *,
+        name: str,
+        shape: str | None = None,
+        rules: TreeRules | None = None,
+        on_bad: OnBad = "error",
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        check_on_bad(on_bad)
+        super().__init__(name, limits)
+        self._inputs = tuple(inputs)
+        self._named = None if shape is None else shape_named(shape)
+        self._rules = rules or TreeRules()
+        if self._named is not None:
+            self._check_rules(self._named)
+        self._on_bad = on_bad
+        self._found: ConversationShape | None = None
+        self._together: bool | None = None
+        self._description: dict[str, JSON] | None = None
+
+    def __repr__(self) -> str:
+        return f"ChatSource({self._name!r}, inputs={len(self._inputs):,})"
+
+    def describe(self) -> dict[str, JSON]:
+        """Reads the files once (their ends, when large) and finds the shape; then remembers."""
+        if self._description is None:
+            shape = self._shape()
+            prints = iter(fingerprint_files(self._files()))
+            self._description = {
+                "kind": "chats",
+                "name": self._name,
+                "shape": None if shape is None else shape.name,
+                "shape_is_named": self._named is not None,  # a found shape is stricter
+                "on_bad": self._on_bad,
+                **asdict(self._rules),
+                "inputs": [
+                    entry.describe() if isinstance(entry, HubRows) else next(prints)
+                    for entry in self._inputs
+                ],
+            }
+        return dict(self._description)
+
+    def stamp(self) -> JSON:
+        """When each file was written, on this machine; null for a hub, whose commit is pinned."""
+        return [
+            [entry.name, stamp_of_file(entry.file) if isinstance(entry, FileRows) else None]
+            for entry in self._inputs
+        ]
+
+    def size_hint(self) -> int | None:
+        files = self._files()
+        return sum(file.num_bytes for file in files) if len(files) == len(self._inputs) else None
+
+    def of_files(self, files: Sequence[InputFile]) -> ChatSource:
+        """The same source over files of other names, one for each input; all inputs are files."""
+        source = copy(self)
+        source._description = None
+        renamed = []
+        for entry, file in zip(self._inputs, files, strict=True):
+            assert isinstance(entry, FileRows), "a hub dataset is not a file"
+            renamed.append(replace(entry, file=file))
+        source._inputs = tuple(renamed)
+        return source
+
+    def limited(self, num_bytes: int) -> ChatSource:
+        """The same source, which refuses lines that hold more than `num_bytes` of text."""
+        source = copy(self)
+        source._inputs = tuple(entry.limited(num_bytes) for entry in self._inputs)
+        return source
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
+        start = ChatCursor(0, None) if cursor is None else self._parse(cursor)
+        return batched(self._groups(start), start, self._limits, self._to_json)
+
+    def _files(self) -> list[InputFile]:
+        return [entry.file for entry in self._inputs if isinstance(entry, FileRows)]
+
+    def _to_json(self, cursor: ChatCursor) -> Cursor:
+        position = cursor.position() if callable(cursor.position) else cursor.position
+        name = self._inputs[cursor.input].name
+        return {"input": cursor.input, "name": name, "position": position, "done": cursor.done}
+
+    def _parse(self, cursor: Cursor) -> ChatCursor:
+        keys = ("input", "name", "position", "done")
+        number, name, position, done = fields_of(cursor, keys, self._name, counts=("input", "done"))
+        if number >= len(self._inputs) or self._inputs[number].name != name:
+            raise SourceError(
+                f"source {self._name!r}: the cursor is in input {number}, {name!r:.80}, which is "
+                f"not so among its {len(self._inputs):,}; resume with the input the cursor came "
+                "from"
+            )
+        return ChatCursor(number, position, done)
+
+    def _rows(self, start: ChatCursor) -> Iterator[tuple[int, InputRow]]:
+        """Every row after a cursor, with the number of its input."""
+        position = start.position() if callable(start.position) else start.position
+        for number in range(start.input, len(self._inputs)):
+            for row in self._inputs[number].rows(position):
+                yield number, row
+            position = None
+
+    def _shape(self) -> ConversationShape | None:
+        """The shape named, else found once; None when no row can be read."""
+        if self._named is not None or self._found is not None:
+            return self._named or self._found
+        for number, row in self._rows(ChatCursor(0, None)):
+            if isinstance(row.value, BadRowError):
+                self._drop(number, row, row.value)  # an error, or the next row
+                continue
+            where = self._inputs[number].where(row.id)
+            shape = shape_of(row.value)
+            if shape is None:
+                raise SourceError(
+                    f"{where}: no known shape of conversations has the keys {_keys_of(row.value)}; "
+                    f"rename the columns, or name one of these with {{shape}}:\n{list_shapes()}",
+                    shape=...,
+                )
+            self._check_rules(shape)
+            logger.info("%s: read as %r (%s)", where, shape.name, shape.keys)
+            self._found = shape
+            break
+        return self._found
+
+    def _check_rules(self, shape: ConversationShape) -> None:
+        if self._rules != TreeRules() and not shape.name.startswith("oasst"):
+            raise OptionError(
+                f"source {self._name!r}: {{lang}} and {{skip_deleted}} are for the oasst shapes, "
+                f"and this is {shape.name!r}, whose messages have neither; leave them out",
+                lang=...,
+                skip_deleted=...,
+            )
+
+    def _groups(self, start: ChatCursor) -> Iterator[ConversationGroup]:
+        shape = self._shape()
+        if shape is not None and shape.read is None:
+            together = self._trees_are_together(shape)
+            rows = self._tree_rows(start, shape)
+            yield from _groups_of_trees(rows, together=together, name=self._name)
+            return
+        for number, row in self._rows(start):
+            try:
+                value = self._fitting(row, shape)
+                assert shape is not None, "without a shape no row can be read"
+                assert shape.read is not None
+                items = shape.read(value, row.id, self._rules)
+            except BadRowError as bad:
+                items = (self._drop(number, row, bad),)
+            yield ConversationGroup(items, ChatCursor(number, row.position), row.repaired)
+
+    def _tree_rows(self, start: ChatCursor, shape: ConversationShape) -> Iterator[_PlacedRow]:
+        for number, row in self._rows(start):
+            end = ChatCursor(number, row.position)
+            try:
+                found = read_tree_row(self._fitting(row, shape), row.id, self._rules)
+            except BadRowError as bad:
+                yield _PlacedRow(self._drop(number, row, bad), end)
+            else:
+                yield _PlacedRow(found, end, row.repaired)
+
+    def _trees_are_together(self, shape: ConversationShape) -> bool:
+        """Reads all input once, so that the answer does not depend on where reading starts."""
+        if self._together is None:
+            rows = (placed.row for placed in self._tree_rows(ChatCursor(0, None), shape))
+            trees = (row.tree for row in rows if isinstance(row, TreeRow))
+            self._together = _trees_are_together(trees)
+            if not self._together:
+                logger.info("%s: rows of a tree are not together; all rows are held", self._name)
+        return self._together
+
+    def _fitting(self, row: InputRow, shape: ConversationShape | None) -> Object:
+        if isinstance(row.value, BadRowError):
+            raise row.value
+        if self._named is None and shape is not None:
+            check_best(row.value, shape)
+        return row.value
+
+    def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
+        if self._on_bad == "skip":
+            return Drop(id=row.id, reason=bad.reason)
+        where = self._inputs[number].where(row.id)
+        keys = "" if isinstance(row.value, BadRowError) else f"; its keys: {_keys_of(row.value)}"
+        raise SourceError(
+            f"{where}: {bad}{keys}; correct the row, name another {{shape}}, or leave such rows "
+            "out with {on_bad}",
+            shape=...,
+            on_bad="skip",
+        ) from bad
+
+
+def _keys_of(row: Object) -> str:
+    """The keys for an error, however many and long they are."""
+    shown = [f"{key!r:.40}" for key in list(row)[:_NUM_KEYS]]
+    more = f" and {len(row) - _NUM_KEYS:,} more" if len(row) > _NUM_KEYS else ""
+    return (", ".join(shown) or "none") + more

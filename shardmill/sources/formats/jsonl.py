@@ -1,0 +1,459 @@
+"""JSON: lines of one object each, and files that are one list of rows.
+
+A document is one string field of a row. A row whose field is null or missing is dropped as
+"no_text". Broken JSON or a field that is not a string is an error with file, line and snippet, or
+with on_bad="skip" a drop ("bad_json", "not_a_string"). Blank lines are not rows. A drop's id is
+"name.jsonl:17", the line counted from 1.
+
+A whole row is decoded alone and always in the same way. What is not UTF-8 and half a surrogate pair
+become U+FFFD; NaN and Infinity, which Python writes, are read. Rows nested deeper than `MAX_DEPTH`
+are refused. A `.json` file that is one list is read whole and so is bounded.
+
+Speed: a block is decoded at once when each of its lines begins with "{" and ends with "}": then no
+value crosses a line's end, and as many values as lines means one on each. Any other block is
+decoded line by line. Each line is judged alone either way, so that blocks never change the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from shardmill.errors import OptionError, SourceError
+from shardmill.records import JSON, Drop, TextBatch
+from shardmill.sources.batches import (
+    BOM_BYTES,
+    DEFAULT_LIMITS,
+    BatchLimits,
+    choose_field,
+    counts_of,
+    make_batch,
+    name_of,
+    null_rows,
+    replace_surrogates,
+    strings_to_arrow,
+)
+from shardmill.sources.formats.lines import LineBlock, LineFormat, line_blocks
+from shardmill.sources.source import BadRowError, FileSource, InputRow
+from shardmill.storage.files import InputFile, Where, check_unchanged, list_files, open_file
+
+Object: TypeAlias = dict[str, Any]
+OnBad: TypeAlias = Literal["error", "skip"]
+
+MAX_DEPTH = 256
+"""Lists and objects inside one another. A decoder's own limit depends on the caller's stack."""
+MAX_LIST_BYTES = 256 * 2**20
+"""A list in one file is held whole; a larger one must be written as JSON lines."""
+WHITE = b" \t\r\n"
+_REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that another decoder may still read."""
+
+_OPEN, _CLOSE, _NEWLINE, _RETURN = b"{}\n\r"
+_LOOK_BYTES = 2**16  # the first row is enough to know the fields
+_ROW_LIMITS = DEFAULT_LIMITS.refusing(256 * 2**20)  # so that a damaged file takes no more memory
+_OBJECT = msgspec.json.Decoder(Object)
+_ANYTHING = msgspec.json.Decoder()
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} lists and objects"
+_KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number"}
+_KINDS |= {str: "a string", list: "a list", dict: "an object"}
+
+
+def kind_of(value: object) -> str:
+    """A value's kind in JSON's words, for an error."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def decode_row(data: bytes, *, of_any_depth: bool = False) -> tuple[Object, bool]:
+    """One JSON object, without white space around it, and whether something was replaced."""
+    try:
+        row, marked = _OBJECT.decode(data), None
+    except _REFUSALS:
+        try:
+            row = read_object(data)
+            # Bytes that are not UTF-8 become surrogates here, as halves of pairs already are.
+            marked = read_object(data, errors="surrogateescape")
+        except BadRowError as bad:
+            if isinstance(bad.__cause__, RecursionError):  # it names Python's own limit
+                raise BadRowError("bad_json", _TOO_DEEP) from bad
+            raise
+    # Fewer brackets cannot nest too deep, and nearly every row has fewer.
+    is_nested = not of_any_depth and data.count(b"{") + data.count(b"[") > MAX_DEPTH
+    if is_nested and _is_too_deep(row):
+        raise BadRowError("bad_json", _TOO_DEEP)
+    if marked is None:
+        return row, False
+    try:
+        return repaired(row), marked != repaired(marked)
+    except RecursionError as error:
+        raise BadRowError("bad_json", f"nested too deep: {error}") from error
+
+
+def read_row(data: bytes, id: str, position: JSON) -> InputRow:
+    """`decode_row` as a row of an input; a bad one holds its problem."""
+    try:
+        row, is_repaired = decode_row(data)
+    except BadRowError as bad:
+        return InputRow(bad, id, position)
+    return InputRow(row, id, position, is_repaired)
+
+
+def decode_value(text: str) -> Any:
+    """JSON inside a string; None when it is not JSON, or nested too deep."""
+    try:
+        value = _ANYTHING.decode(text.encode("utf-8", "replace"))
+    except _REFUSALS:
+        return None
+    return None if _is_too_deep(value) else value
+
+
+def read_object(data: bytes, *, errors: str = "replace") -> Object:
+    """A JSON object by Python's own decoder. `errors` is for bytes that are not UTF-8."""
+    try:
+        value = json.loads(data.decode("utf-8", errors))
+    except (ValueError, RecursionError) as error:
+        raise BadRowError("bad_json", f"broken JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRowError("bad_json", f"{kind_of(value)}, but a row is an object")
+    return value
+
+
+def _is_too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [
+            outer.values() if isinstance(outer, dict) else outer
+            for outer in level
+            if isinstance(outer, dict | list)
+        ]
+        level = [inner for found in inside for inner in found if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def repaired(value: Any) -> Any:
+    """Half a surrogate pair, however deep inside, becomes U+FFFD. The depth is already bounded."""
+    if isinstance(value, str):
+        return replace_surrogates(value)
+    if isinstance(value, list):
+        return list(map(repaired, value))
+    if isinstance(value, dict):
+        keys = map(replace_surrogates, value)
+        return dict(zip(keys, map(repaired, value.values()), strict=True))
+    return value
+
+
+class _Text(NamedTuple):
+    """The text of one row, or why it has none."""
+
+    line: int  # from 0
+    text: str | None = None
+    is_repaired: bool = False
+    bad: BadRowError | None = None
+    snippet: bytes = b""  # of a bad row
+
+
+class _TextDecoder:
+    """Reads one string field of each row."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        try:
+            schema = pa.schema([(name, pa.large_string())])
+        except UnicodeEncodeError as error:
+            raise SourceError(f"field {name!r} is not valid Unicode; name another") from error
+        self._parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        self._decoder: msgspec.json.Decoder[Any] | None = None
+        member = ("text", str | None, msgspec.field(default=None, name=name))
+        try:
+            row: Any = msgspec.defstruct("Row", [member], gc=False)
+            self._decoder = msgspec.json.Decoder(row)
+        except ValueError:
+            pass  # a name that msgspec does not take: with quotes, backslashes, controls
+
+    def decode_block(self, data: bytes) -> pa.LargeStringArray | None:
+        """All rows by Arrow, without Python strings; None when a row is out of the ordinary.
+
+        Bytes that are not UTF-8 pass: cleaning finds them.
+        """
+        options = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            table = pj.read_json(pa.BufferReader(data), options, self._parse)
+        except pa.ArrowInvalid:
+            return None
+        return table.column(0).combine_chunks()
+
+    def decode_line(self, number: int, line: bytes) -> _Text:
+        """A line that any of three decoders accepts is accepted."""
+        if self._decoder is not None:
+            try:
+                return _Text(number, self._decoder.decode(line).text)
+            except _REFUSALS:
+                pass
+        try:
+            row = read_object(line)
+        except BadRowError as bad:
+            return self._decode_by_arrow(number, line, bad)
+        text = row.get(self._name)
+        if text is None:
+            return _Text(number)
+        if not isinstance(text, str):
+            problem = f"the field {self._name!r} holds {kind_of(text)}, not a string"
+            return _Text(number, bad=BadRowError("not_a_string", problem), snippet=line)
+        # Bytes that are not UTF-8 become surrogates here, as halves of pairs already are.
+        marked = str(read_object(line, errors="surrogateescape")[self._name])
+        return _Text(number, replace_surrogates(text), marked != replace_surrogates(marked))
+
+    def _decode_by_arrow(self, number: int, line: bytes, bad: BadRowError) -> _Text:
+        """A line that only Arrow reads (deep nesting, Inf), as it does when it reads the block."""
+        texts = self.decode_block(line) if line.startswith(b"{") else None
+        if texts is None or len(texts) != 1:
+            return _Text(number, bad=bad, snippet=line)
+        data = texts.cast(pa.large_binary())[0].as_py()
+        if data is None:
+            return _Text(number)
+        text = data.decode("utf-8", "replace")
+        return _Text(number, text, text.encode() != data)
+
+
+def _is_regular(block: LineBlock) -> bool:
+    """Does each line begin with "{" and end with "}" (before LF, CR LF or the end of the file)?"""
+    data = np.frombuffer(block.data, np.uint8)
+    stops = block.stops
+    if len(data) == 0 or stops[0] < 4:
+        return False
+    starts = np.concatenate(([0], stops[:-1]))
+    if not (data[starts] == _OPEN).all():
+        return False
+    ends = stops - 1
+    ends = ends - (data[ends] == _NEWLINE)
+    ends = ends - (data[ends] == _RETURN)
+    return bool((data[ends] == _CLOSE).all())
+
+
+def _filled_lines(block: LineBlock) -> Iterator[tuple[int, bytes]]:
+    """Number (from 0) and bytes of each line that is not blank."""
+    for number, line in enumerate(block.lines(), block.first_line):
+        if stripped := line.strip(WHITE):
+            yield number, stripped
+
+
+def _bad_line(file: InputFile, number: int, line: bytes, bad: BadRowError) -> SourceError:
+    snippet = line[:80].decode("utf-8", "replace") + ("..." if len(line) > 80 else "")
+    return SourceError(
+        f"{file.place}, line {number + 1}: {bad}; found {snippet!r}; "
+        "correct the line, name another {field}, or leave such rows out with {on_bad}",
+        field=...,
+        on_bad="skip",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonlFormat(LineFormat):
+    """JSON lines. `field` is the one that holds the text."""
+
+    kind = "jsonl"
+    endings = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+    _is_json: ClassVar[bool] = True
+
+    field: str | None = None  # None: found in `look_in`
+    on_bad: OnBad = "error"
+
+    def options(self) -> dict[str, JSON]:
+        return {"field": self.field, "on_bad": self.on_bad, **super().options()}
+
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        assert self.field is not None
+        decoder = _TextDecoder(self.field)
+        for block in self.blocks(file, position):
+            batch = self._batch(decoder, block, file)
+            if self.range is not None:
+                # The lines of every block count, or those after this range could not be numbered.
+                yield replace(batch, num_rows=len(block.stops))
+            elif batch.num_read:
+                yield replace(batch, drops=tuple(drop.numbered(0) for drop in batch.drops))
+
+    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+        """Whole rows of a whole file."""
+        for block in self.blocks(file, position):
+            base = block.end - len(block.data)
+            lines = zip(block.lines(), block.stops.tolist(), strict=True)
+            for number, (line, stop) in enumerate(lines, block.first_line + 1):
+                if filled := line.strip(WHITE):
+                    after: JSON = {"bytes": base + stop, "lines": number}
+                    yield read_row(filled, f"{file.name}:{number}", after)
+
+    def _batch(self, decoder: _TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
+        """The documents of a block; its drops have the line of the file or range."""
+        texts = decoder.decode_block(block.data) if _is_regular(block) else None
+        repaired = None
+        if texts is not None and len(texts) == len(block.stops):
+            reasons = {block.first_line + row: "no_text" for row in null_rows(texts)}
+        else:
+            found = [decoder.decode_line(number, line) for number, line in _filled_lines(block)]
+            self._check(found, file)
+            reasons = {
+                row.line: "no_text" if row.bad is None else row.bad.reason
+                for row in found
+                if row.text is None
+            }
+            good = [row for row in found if row.bad is None]
+            texts, _ = strings_to_arrow([row.text for row in good])
+            repaired = np.array([row.is_repaired for row in good], np.bool_)
+        num_bad = sum(reason != "no_text" for reason in reasons.values())
+        return make_batch(
+            texts,
+            self.position_after(block),
+            repaired=repaired,
+            drops=(Drop(id=file.name, reason=reason, row=row) for row, reason in reasons.items()),
+            num_read=len(texts) + num_bad,
+        )
+
+    def _check(self, found: list[_Text], file: InputFile) -> None:
+        """Refuse a bad row, unless such rows are to be left out."""
+        for row in found:
+            if row.bad is not None and self.on_bad == "error":
+                before = 0 if self.range is None else self.range.lines_before(file)
+                raise _bad_line(file, before + row.line, row.snippet, row.bad) from row.bad
+
+    def _own_id(self, line: bytes, /) -> str | None:
+        try:
+            return own_id(read_object(line).get("id"))
+        except BadRowError:
+            return None
+
+    def _find_field(self) -> str:
+        """In the first readable row of all files."""
+        found = (self._field_in(file) for file in self.look_in)
+        return next((field for field in found if field is not None), "text")
+
+    def _field_in(self, file: InputFile) -> str | None:
+        limits = self.limits
+        if limits.most_bytes is not None:  # the same lines are refused as when they are read
+            limits = limits.refusing(max(limits.most_bytes + limits.num_bytes - _LOOK_BYTES, 1))
+        limits = replace(limits, num_bytes=_LOOK_BYTES)
+        for number, row in _rows(file, limits, read_object, self.on_bad):
+            fields = ((key, isinstance(value, str)) for key, value in row.items())
+            return choose_field(fields, wanted=None, where=f"{file.place}, line {number + 1}")
+        return None
+
+
+class JsonlSource(FileSource):
+    """JSON lines files. `field=None`: "text", else the first string field of the first row."""
+
+    def __init__(
+        self,
+        where: Where,
+        *,
+        field: str | None = None,
+        on_bad: OnBad = "error",
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        check_on_bad(on_bad)
+        files = list_files(where, suffixes=JsonlFormat.endings)
+        look_in = files if field is None else ()
+        format = JsonlFormat(field=field, on_bad=on_bad, limits=limits, look_in=look_in)
+        super().__init__(files, format, name=name or name_of(where))
+
+
+def check_on_bad(on_bad: str) -> None:
+    if on_bad not in ("error", "skip"):
+        raise OptionError("{on_bad}: wanted 'error' or 'skip'", on_bad=on_bad)
+
+
+def own_id(value: object) -> str | None:
+    """A row's own id, when it is a string or a whole number."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def iter_jsonl_rows(where: Where) -> Iterator[Object]:
+    """Every row of a file, folder, glob or list of files, as a dict. Files are listed at the call.
+
+    For data that is more than one text. A line that is not a JSON object is an error with file and
+    line; a row with more than 256 MiB of text is refused before it is read whole.
+    """
+    files = list_files(where, suffixes=JsonlFormat.endings)
+
+    def rows() -> Iterator[Object]:
+        for file in files:
+            check_unchanged(file)
+            yield from (row for _, row in _rows(file, _ROW_LIMITS, _decode_any, "error"))
+
+    return rows()
+
+
+def _decode_any(line: bytes) -> Object:
+    return decode_row(line, of_any_depth=True)[0]
+
+
+def _rows(
+    file: InputFile, limits: BatchLimits, decode: Callable[[bytes], Object], on_bad: OnBad
+) -> Iterator[tuple[int, Object]]:
+    """Each row and its line, from 0."""
+    for block in line_blocks(file, start=0, first_line=0, limits=limits, is_json=True):
+        for number, line in _filled_lines(block):
+            try:
+                row = decode(line)
+            except BadRowError as bad:
+                if on_bad == "error":
+                    raise _bad_line(file, number, line, bad) from bad
+            else:
+                yield number, row
+
+
+@dataclass(frozen=True)
+class JsonListFormat:
+    """A `.json` file that is one list of rows. A position is the number of rows read."""
+
+    limits: BatchLimits = DEFAULT_LIMITS  # not used: `MAX_LIST_BYTES` bounds the whole list
+
+    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+        start = 0 if position is None else counts_of(position, ("records",), file.name)[0]
+        found = _split_list(file)
+        if start > len(found):
+            raise SourceError(
+                f"{file.place}: the cursor is after row {start:,}, but there are only "
+                f"{len(found):,}; resume with the input the cursor came from"
+            )
+        for number in range(start, len(found)):
+            yield read_row(found[number], f"{file.name}:record {number}", {"records": number + 1})
+
+
+def _split_list(file: InputFile) -> list[bytes]:
+    """The JSON of each row of a list."""
+    if file.num_bytes > MAX_LIST_BYTES:
+        raise SourceError(
+            f"{file.place}: one JSON list of {file.num_bytes:,} bytes, but a list is read whole "
+            f"and may have {MAX_LIST_BYTES:,}; write one row per line: "
+            "jq -c '.[]' chats.json > chats.jsonl"
+        )
+    with open_file(file) as stream:
+        data = bytes(stream.read()).removeprefix(BOM_BYTES)
+    if not data.strip(WHITE):
+        return []
+    try:
+        return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
+    except _REFUSALS:
+        pass
+    # NaN, or half a surrogate pair: Python's own decoder reads them, with several times the memory.
+    try:
+        found = json.loads(data.decode("utf-8", "replace"))
+        problem = kind_of(found)
+    except (ValueError, RecursionError) as error:
+        found, problem = None, str(error)
+    if not isinstance(found, list):
+        raise SourceError(
+            f"{file.place}: not one JSON list of rows: {problem}; correct it, or write one row per "
+            "line as .jsonl"
+        )
+    return [json.dumps(row).encode() for row in found]

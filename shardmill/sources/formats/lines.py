@@ -1,0 +1,457 @@
+"""Whole lines of a file, plain or compressed, and ranges of bytes that own whole lines.
+
+Blocks joined are exactly the rest of the decompressed file. A line longer than a block arrives
+whole, or is refused before it is read to its end when the limits forbid it. A damaged or truncated
+compressed file is an error, never a short file. Memory is about two blocks, or the longest allowed
+line. A line belongs to the range that its first byte is in, so ranges that touch share no line and
+lose none. A compressed file can only be read from its start, so it has no ranges.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+import zstandard
+
+from shardmill.errors import SourceError
+from shardmill.records import JSON, Cursor, OffsetArray
+from shardmill.sources.batches import BOM_BYTES, BatchLimits, counts_of, cut, too_large
+from shardmill.sources.source import Format, RowLocation
+from shardmill.storage.files import InputFile, open_file
+
+_NEWLINE = 10
+_LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
+_LOOK = 2**16  # bytes that show whether lines are long
+_COMPRESSED_CHUNK = 256 * 2**10
+_ZSTD_PIECE = 2**10  # unpacked at a time: four bytes can become 128 KiB, so to 32 MiB at most
+_COUNT_BYTES = 2**20
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineBlock:
+    """Whole lines. A BOM at the start of the file is not in `data`, but `end` counts it."""
+
+    data: bytes
+    stops: OffsetArray  # (n,) where each line ends in `data`, after its newline if it has one
+    first_line: int  # lines of the file or range before this block
+    end: int  # bytes of the (decompressed) file up to the end of this block
+
+    def lines(self) -> Iterator[bytes]:
+        """Each line, with its newline."""
+        start = 0
+        for stop in self.stops.tolist():
+            yield self.data[start:stop]
+            start = stop
+
+
+def line_blocks(
+    file: InputFile,
+    *,
+    start: int,
+    first_line: int,
+    limits: BatchLimits,
+    stop: int | None = None,
+    is_json: bool = False,
+) -> Iterator[LineBlock]:
+    """Blocks within the limits, from byte `start` on, which must be the start of a line. Of a plain
+    file, `stop` (after `start`) ends them with the last line that begins before it.
+
+    A line may have `limits.most_input()` bytes, its end included; with `is_json` an escape such as
+    \\u0041 counts as the one byte of text that it may be.
+    """
+    most = limits.most_input()
+    # A little under the limit, so that a block with its last line usually is one batch.
+    cell = limits.num_bytes - limits.num_bytes // 16
+    with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
+        wanted = chunks if stop is None else _up_to_line_end(chunks, start, stop)
+        if most is not None:
+            wanted = _bounded(wanted, start, most, file, is_json=is_json)
+        for data in _whole_lines(wanted, start, cell):
+            for block in _cut_block(data, start, first_line, limits):
+                _check_lines(block, most, file, is_json=is_json)
+                start = block.end
+                first_line += len(block.stops)
+                yield block
+
+
+class _Length:
+    """Bytes of an unfinished line. For JSON: the fewest that its text can have.
+
+    A prefix never measures more than the whole line, so a line is refused or not wherever the
+    chunks end: an escape counts once it is complete, and no escape decodes to less than one byte.
+    """
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._num_bytes = 0
+        self._rest = b""  # a backslash whose escape is in the next piece
+
+    def add(self, piece: bytes) -> int:
+        """The length so far."""
+        if self._is_json and (self._rest or b"\\" in piece):
+            # \\ is one byte; of what is left \n is one byte and \u0041 at least one.
+            piece = (self._rest + piece).replace(b"\\\\", b"_")
+            self._rest = b"\\" if piece.endswith(b"\\") else b""
+            self._num_bytes -= piece.count(b"\\") + 4 * piece.count(b"\\u")
+        self._num_bytes += len(piece)
+        return self._num_bytes
+
+
+def _bounded(
+    chunks: Iterator[bytes], start: int, most: int, file: InputFile, *, is_json: bool
+) -> Iterator[bytes]:
+    """The chunks, until the unfinished line is too long."""
+    begin, length = start, _Length(is_json=is_json)
+    for chunk in chunks:
+        newline = chunk.rfind(b"\n")
+        if newline >= 0:
+            begin, length = start + newline + 1, _Length(is_json=is_json)
+        start += len(chunk)
+        if length.add(chunk[newline + 1 :]) > most:
+            raise _too_long(file, begin, f"{start - begin:,} bytes and no end of the line", most)
+        yield chunk
+
+
+def _check_lines(block: LineBlock, most: int | None, file: InputFile, *, is_json: bool) -> None:
+    """Refuse a whole line that is too long, to the byte."""
+    if most is None or len(block.data) <= most:
+        return
+    edges = np.concatenate(([0], block.stops))
+    for number in np.flatnonzero(np.diff(edges) > most).tolist():
+        begin, end = int(edges[number]), int(edges[number + 1])
+        length, found = _Length(is_json=is_json), 0
+        for piece in range(begin, end, _COUNT_BYTES):
+            found = length.add(block.data[piece : min(piece + _COUNT_BYTES, end)])
+        if found > most:
+            block_start = block.end - len(block.data)
+            raise _too_long(file, block_start + begin, f"a line of {end - begin:,} bytes", most)
+
+
+def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
+    number = count_lines(file, begin) + 1
+    return too_large(f"{file.place}, line {number:,} (byte {begin:,})", found, most)
+
+
+def count_lines(file: InputFile, stop: int) -> int:
+    """Lines that end before byte `stop` of the (decompressed) file. Reads them all."""
+    return sum(chunk.count(b"\n") for chunk in _between(file, 0, stop, _COUNT_BYTES))
+
+
+def _cut_block(
+    data: bytes, start: int, first_line: int, limits: BatchLimits
+) -> Iterator[LineBlock]:
+    """Pieces of `data` within the limits; `start` is where `data` begins in the file."""
+    stops = _line_stops(data)
+    if len(stops) == 0 or stops[-1] < len(data):
+        stops = np.append(stops, len(data))
+    edges = np.concatenate(([0], stops)).astype(np.int64)
+    for first, last in cut(np.diff(edges), limits):
+        begin, end = int(edges[first]), int(edges[last])
+        marked = start + begin == 0 and data.startswith(BOM_BYTES)
+        skipped = len(BOM_BYTES) if marked else 0
+        yield LineBlock(
+            data=data[begin + skipped : end],
+            stops=edges[first + 1 : last + 1] - begin - skipped,
+            first_line=first_line + first,
+            end=start + end,
+        )
+
+
+def _line_stops(data: bytes) -> OffsetArray:
+    """The offset after each newline. Few long lines are found by jumping from one to the next."""
+    start = data[:_LOOK]
+    if start.count(b"\n") * _LONG_LINE > len(start):
+        return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+    stops: list[int] = []
+    stop = 0
+    while stop := data.find(b"\n", stop) + 1:
+        stops.append(stop)
+    return np.array(stops, np.int64)
+
+
+def _whole_lines(chunks: Iterator[bytes], start: int, cell: int) -> Iterator[bytes]:
+    """Blocks of whole lines, each up to the line that reaches the next multiple of `cell`.
+
+    So where a block ends depends on where it starts and on the file, not on where reading began.
+    """
+    pending: list[bytes | memoryview] = []
+    num_pending = 0
+    for chunk in chunks:
+        rest = chunk
+        while True:
+            missing = cell - start % cell - num_pending
+            end = rest.find(b"\n", max(missing - 1, 0)) + 1 if len(rest) >= missing else 0
+            if not end:
+                break
+            block = b"".join((*pending, memoryview(rest)[:end]))
+            start += num_pending + end
+            rest = rest[end:]
+            pending, num_pending = [], 0  # before the block is used: it may be large
+            yield block
+            del block
+        pending.append(rest)
+        num_pending += len(rest)
+    last = b"".join(pending)
+    if last:
+        yield last
+
+
+def _up_to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[bytes]:
+    """Up to the end of the line that byte `stop - 1` is in."""
+    for chunk in chunks:
+        last = stop - 1 - start
+        end = chunk.find(b"\n", max(last, 0)) + 1 if last < len(chunk) else 0
+        if end:
+            yield chunk[:end]
+            return
+        yield chunk
+        start += len(chunk)
+
+
+def is_compressed(file: InputFile) -> bool:
+    """Whether the file's name ends as that of a compressed file."""
+    return file.name.lower().endswith(_COMPRESSED)
+
+
+def read_chunks(
+    file: InputFile, start: int, size: int, stop: int | None = None
+) -> Generator[bytes, None, None]:
+    """The decompressed bytes from `start` on, in pieces of about `size`. They continue after
+    `stop`, but a file on object storage is fetched ahead only up to it."""
+    name = file.name.lower()
+    try:
+        if name.endswith(_COMPRESSED):
+            if file.num_bytes == 0:
+                # A decompressor would take this for a regular end.
+                raise EOFError("the file has 0 bytes, but even no data compresses to more")
+            with open_file(file) as raw:
+                yield from _skip(_unpacked(raw, name, size), start, file)
+        else:
+            yield from _plain_chunks(file, start, size, stop)
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        if "too much memory" in str(error):
+            raise SourceError(
+                f"{file.place}: compressed with a window of more than 128 MiB (zstd --long), which "
+                "takes that much memory to read; compress it again without --long"
+            ) from error
+        raise SourceError(
+            f"{file.place}: the compressed data is damaged or truncated ({error}); "
+            "fetch or write the file again"
+        ) from error
+
+
+def _plain_chunks(file: InputFile, start: int, size: int, stop: int | None) -> Iterator[bytes]:
+    if start > file.num_bytes:
+        raise _past_the_end(file, start, file.num_bytes)
+    with open_file(file, start, stop) as stream:
+        while True:
+            # Up to `stop`, and after it in small steps to the end of a line.
+            left = size if stop is None else max(stop - start, 0) or _LOOK
+            chunk = stream.read(min(size, left))
+            if not chunk:
+                return
+            yield bytes(chunk)  # of a local file it is bytes already
+            start += len(chunk)
+
+
+def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Iterator[bytes]:
+    """The decompressed bytes `start..stop`, in pieces of about `size`."""
+    if start >= stop:
+        return
+    with closing(read_chunks(file, start, size, stop)) as chunks:
+        for chunk in chunks:
+            yield chunk[: stop - start]
+            start += len(chunk)
+            if start >= stop:
+                return
+
+
+def stored_before(file: InputFile, num_bytes: int) -> int:
+    """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
+    unpacked = 0
+    with open_file(file) as raw:
+        for chunk in _unpacked(raw, file.name.lower(), _LOOK, step=_LOOK // 16):
+            unpacked += len(chunk)
+            if unpacked >= num_bytes:
+                return raw.tell() * num_bytes // unpacked
+    return file.num_bytes
+
+
+def _unpacked(
+    raw: io.RawIOBase, name: str, size: int, *, step: int = _COMPRESSED_CHUNK
+) -> Iterator[bytes]:
+    """The decompressed bytes: of gzip in pieces of `size`, of zstd for each `step` of input."""
+    if not name.endswith(".gz"):
+        yield from _zstd_chunks(raw, step)
+        return
+    with gzip.GzipFile(fileobj=raw) as stream:
+        while chunk := stream.read(size):
+            yield chunk
+
+
+def _zstd_chunks(raw: io.RawIOBase, step: int) -> Iterator[bytes]:
+    """Frame by frame: the stream reader of zstandard takes a truncated frame for the end."""
+    frame = None
+    while data := memoryview(raw.read(step) or b""):
+        start = 0
+        while piece := data[start : start + _ZSTD_PIECE]:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            if found := frame.decompress(piece):
+                yield found
+            start += len(piece)
+            if frame.eof:
+                start -= len(frame.unused_data)
+                frame = None
+    if frame is not None:
+        raise EOFError("the last zstd frame is not complete")
+
+
+def _skip(chunks: Iterator[bytes], start: int, file: InputFile) -> Iterator[bytes]:
+    """Without the first `start` bytes: decompression cannot seek."""
+    left = start
+    for chunk in chunks:
+        if left < len(chunk):
+            yield chunk[left:] if left else chunk
+            left = 0
+        else:
+            left -= len(chunk)
+    if left:
+        raise _past_the_end(file, start, start - left)
+
+
+def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
+    return SourceError(
+        f"{file.place}: the cursor is at byte {start:,}, but there are only {size:,}; "
+        "resume with the input the cursor came from"
+    )
+
+
+class ByteRange(NamedTuple):
+    """Half-open; the first of a file begins at 0, the last stops at the end of the file."""
+
+    start: int
+    stop: int
+
+    def first_line_in(self, file: InputFile) -> int | None:
+        """Where the first line begins that begins in the range; None when none does."""
+        if self.start == 0:
+            return 0
+        # The newline before a line may be the byte before the range; one on the last byte of the
+        # range begins a line after it.
+        offset = self.start - 1
+        for chunk in _between(file, offset, self.stop - 1):
+            found = chunk.find(b"\n")
+            if found >= 0:
+                return offset + found + 1
+            offset += len(chunk)
+        return None
+
+    def lines_before(self, file: InputFile) -> int:
+        """Lines of the file before the first one of the range. Reads them all."""
+        return count_lines(file, self.first_line_in(file) or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFormat(Format):
+    """A format of lines. A position is the bytes and lines read of the decompressed file; in a
+    range the lines are counted from its own first line, and the range is named too."""
+
+    _is_json: ClassVar[bool] = False  # whether a line may hold its text escaped
+
+    range: ByteRange | None = None
+
+    @property
+    def range_name(self) -> str:
+        return "" if self.range is None else f":bytes {self.range.start}-{self.range.stop}"
+
+    @property
+    def continues(self) -> bool:
+        return self.range is not None and self.range.start > 0
+
+    def options(self) -> dict[str, JSON]:
+        return {} if self.range is None else {"bytes": list(self.range)}
+
+    def size_hint(self, file: InputFile) -> int:
+        return file.num_bytes if self.range is None else self.range.stop - self.range.start
+
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        done, _ = self._counts(file, position)
+        if self.range is not None:
+            return done - self.range.start
+        return stored_before(file, done) if is_compressed(file) else done
+
+    def split(self, file: InputFile, num_bytes: int | None, /) -> Sequence[Self]:
+        """Ranges of about one size, of a plain file that is larger than `num_bytes`."""
+        num_ranges = 1 if num_bytes is None else -(-file.num_bytes // num_bytes)
+        if self.range is not None or num_ranges < 2 or is_compressed(file):
+            return (self,)
+        edges = [number * file.num_bytes // num_ranges for number in range(num_ranges + 1)]
+        return [replace(self, range=ByteRange(*pair)) for pair in pairwise(edges)]
+
+    def blocks(self, file: InputFile, position: JSON) -> Iterator[LineBlock]:
+        """Blocks of the file's or the range's lines, from `position` on (None: the first)."""
+        start: int | None
+        start, line, stop = 0, 0, None
+        if self.range is not None:
+            start, stop = self.range.first_line_in(file) if position is None else 0, self.range.stop
+        if position is not None:
+            start, line = self._counts(file, position)
+        if start is None or (stop is not None and start >= stop):
+            return iter(())
+        return line_blocks(
+            file,
+            start=start,
+            first_line=line,
+            limits=self.limits,
+            stop=stop,
+            is_json=self._is_json,
+        )
+
+    def position_after(self, block: LineBlock) -> Cursor:
+        position: Cursor = {"bytes": block.end, "lines": block.first_line + len(block.stops)}
+        if self.range is not None:
+            position |= {"start": self.range.start, "stop": self.range.stop}
+        return position
+
+    def locate(
+        self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
+    ) -> RowLocation:
+        stop, line = self._counts(file, after)
+        start: int | None = 0
+        if self.range is not None:
+            line += self.range.lines_before(file) if rows_before is None else rows_before
+            start = self.range.first_line_in(file)
+        if before is not None:
+            start, _ = self._counts(file, before)
+        # The last line of these bytes; blank ones may be before it.
+        last = b"".join(_between(file, start or 0, stop)).strip().rpartition(b"\n")[2]
+        own_id = self._own_id(last)
+        return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own_id)
+
+    def _own_id(self, _line: bytes, /) -> str | None:
+        """What a line calls itself; a line of plain text has no id."""
+        return None
+
+    def _counts(self, file: InputFile, position: JSON) -> tuple[int, int]:
+        """Bytes and lines before a position."""
+        if self.range is None:
+            start, line = counts_of(position, ("bytes", "lines"), file.name)
+            return start, line
+        keys = ("bytes", "lines", "start", "stop")
+        start, line, *named = counts_of(position, keys, file.name)
+        if named != list(self.range) or start < self.range.start:
+            raise SourceError(
+                f"{file.place}: the cursor {position!r:.200} is of another range than bytes "
+                f"{self.range.start:,} to {self.range.stop:,}; resume with the piece the cursor "
+                "came from"
+            )
+        return start, line

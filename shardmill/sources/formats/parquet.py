@@ -1,0 +1,519 @@
+"""Parquet files: one column as documents, or whole rows, wherever the file is.
+
+Only footers and the needed column chunks are read, row group after row group, in pieces of about
+one batch, so memory grows only with the largest page. String, binary and dictionary columns of all
+widths are accepted. A null is dropped as "no_text" with the id "part.parquet:row 40", counted from
+0 through the whole file, also when only some row groups are read. Remote files are read by byte
+ranges that are fetched ahead; their footers are remembered.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardmill.errors import SourceError
+from shardmill.records import JSON, Cursor, Drop, TextBatch
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    byte_lengths,
+    choose_field,
+    counts_of,
+    cut,
+    make_batch,
+    name_of,
+    null_rows,
+    runs,
+    too_large,
+)
+from shardmill.sources.formats.jsonl import Object, own_id
+from shardmill.sources.source import FileSource, Format, InputRow, RowLocation
+from shardmill.storage.files import InputFile, Where, list_files, unreadable
+from shardmill.storage.hub import HubInput, fetch_range
+from shardmill.storage.object_store import ObjectPath, open_object
+from shardmill.storage.ranges import Range, RangedFile, blocks_of
+
+MOST_RANGES = 256
+"""Ranges of one file, when it is split as finely as possible: each reads the footer."""
+_READ_BYTES = 2**20  # else all of a column chunk is fetched before its first row
+_READ_ROWS = 1024  # decoded at a time at least, where batches are smaller: each time has a cost
+_PAGE = 4  # a page, which Arrow holds whole, may be this many times as large as a document
+_FOOTER_BYTES = 16 * 2**20  # of remembered footers
+
+
+ParquetInput = InputFile | HubInput
+
+
+class _Footer(NamedTuple):
+    num_bytes: int  # of the file
+    metadata: pq.FileMetaData
+
+
+class _Footers:
+    """The footers of remote files that were used last: row groups of one file are often read in
+    turn."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Footer] = {}
+        self._lock = threading.Lock()
+
+    def get(self, file: ParquetInput) -> _Footer:
+        with self._lock:
+            footer = self._known.pop(file.place, None)
+            if footer is not None:
+                self._known[file.place] = footer  # now the last one used
+                return footer
+        num_bytes = file.num_bytes
+        with (
+            _open_ranges(file, num_bytes, ()) as stream,
+            pq.ParquetFile(stream, pre_buffer=False) as parquet,
+        ):
+            footer = _Footer(num_bytes, parquet.metadata)
+        with self._lock:
+            self._known[file.place] = footer
+            while len(self._known) > 1 and self._num_bytes() > _FOOTER_BYTES:
+                del self._known[next(iter(self._known))]
+        return footer
+
+    def _num_bytes(self) -> int:
+        return sum(footer.metadata.serialized_size for footer in self._known.values())
+
+
+_footers = _Footers()
+
+
+def _open_ranges(file: ParquetInput, num_bytes: int, blocks: Sequence[Range]) -> RangedFile:
+    if isinstance(file, InputFile):
+        return open_object(cast(ObjectPath, file.place), num_bytes, blocks)
+
+    def fetch(start: int, stop: int) -> bytes:
+        return fetch_range(file.place, start, stop, num_bytes)
+
+    retry = partial(file.retry.call, what=str(file.place))
+    return RangedFile(fetch, num_bytes, blocks, retry=retry)
+
+
+@contextmanager
+def open_parquet(
+    file: ParquetInput, ahead: Callable[[pq.FileMetaData], Iterable[Range]] | None = None
+) -> Iterator[pq.ParquetFile]:
+    """An open file. `ahead` gives the byte ranges that will be read; of a remote file they are
+    fetched ahead."""
+    options: dict[str, Any] = {"pre_buffer": False, "buffer_size": _READ_BYTES}
+    options["page_checksum_verification"] = True
+    try:
+        if isinstance(file.place, Path):
+            with pq.ParquetFile(file.place, **options) as parquet:
+                yield parquet
+            return
+        num_bytes, metadata = _footers.get(file)
+        wanted = [] if ahead is None else ahead(metadata)
+        blocks = blocks_of((start, min(stop, num_bytes)) for start, stop in wanted)
+        with (
+            _open_ranges(file, num_bytes, blocks) as stream,
+            pq.ParquetFile(stream, metadata=metadata, **options) as parquet,
+        ):
+            yield parquet
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        # Arrow raises a bare OSError for damaged bytes; the system and the network raise
+        # subclasses, and what a remote read raised passes through Arrow as it is.
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno):
+            if isinstance(file.place, Path):
+                raise unreadable(file.place, error) from error
+            raise
+        remedy = "fetch or write it again"
+        if not isinstance(file, InputFile):
+            remedy = "the dataset must be corrected, or name another {revision}"
+        raise SourceError(
+            f"{file.place}: not a readable Parquet file ({error}); {remedy}", revision=...
+        ) from error
+
+
+class RowGroups(NamedTuple):
+    """Consecutive row groups of a file, half-open."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        if self.stop == self.start + 1:
+            return f"row group {self.start}"
+        return f"row groups {self.start} to {self.stop - 1}"
+
+    def options(self) -> dict[str, JSON]:
+        """For `describe`."""
+        if self.stop == self.start + 1:
+            return {"row_group": self.start}
+        return {"row_groups": [self.start, self.stop]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetFormat(Format):
+    """Parquet. A position is a row group and how many of its rows were read."""
+
+    kind = "parquet"
+    endings = (".parquet",)
+
+    field: str | None = None  # the column that holds the text; checked or found in `look_in`
+    groups: RowGroups | None = None  # only these row groups; None: all
+
+    @property
+    def range_name(self) -> str:
+        return "" if self.groups is None else f":{self.groups}"
+
+    def options(self) -> dict[str, JSON]:
+        return {"field": self.field, **({} if self.groups is None else self.groups.options())}
+
+    def _find_field(self) -> str:
+        first = self.look_in[0]
+        with open_parquet(first) as parquet:
+            return choose_field(
+                columns_of(parquet.schema_arrow), wanted=self.field, where=str(first.place)
+            )
+
+    def size_hint(self, file: ParquetInput) -> int:
+        """The column's size before compression."""
+        return sum(self._sizes(file))
+
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        """Of the last row group, its share of rows."""
+        column = self.settled().field
+        group, rows = counts_of(position, ("row_group", "rows"), file.name)
+        with open_parquet(file) as parquet:
+            metadata = parquet.metadata
+            whole = range(self._groups(metadata).start, group)
+            done = sum(_column_bytes(metadata, number, column) for number in whole)
+            if group < metadata.num_row_groups:
+                share = rows / max(metadata.row_group(group).num_rows, 1)
+                done += int(share * _column_bytes(metadata, group, column))
+        return done
+
+    def split(self, file: ParquetInput, num_bytes: int | None, /) -> Sequence[Self]:
+        """Runs of row groups; reads the footer. A file without row groups is one piece."""
+        sizes = self._sizes(file)
+        if num_bytes is None:
+            step = max(-(-len(sizes) // MOST_RANGES), 1)
+            found = [(n, min(n + step, len(sizes))) for n in range(0, len(sizes), step)]
+        else:
+            found = list(runs(sizes, num_bytes))
+            if len(found) == 1:
+                return (self,)
+        first = 0 if self.groups is None else self.groups.start
+        parts = [RowGroups(first + start, first + stop) for start, stop in found]
+        return [replace(self, groups=groups) for groups in parts] or (self,)
+
+    def read(self, file: ParquetInput, position: JSON) -> Iterator[TextBatch]:
+        column = self.field
+        assert column is not None
+
+        def ahead(metadata: pq.FileMetaData) -> Iterator[Range]:
+            for group in self._left(file, _row_edges(metadata), position)[0]:
+                yield from map(_chunk_range, _chunks(metadata, group, column))
+
+        with open_parquet(file, ahead) as parquet:
+            metadata = parquet.metadata
+            edges = _row_edges(metadata)
+            _check_column(parquet.schema_arrow, column, str(file.place))
+
+            def num_rows(group: int) -> int:
+                self._check_sizes(file, metadata, group)
+                num_bytes = _column_bytes(metadata, group, column)
+                return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, self.limits)
+
+            for group, start, batch in self._left_rows(parquet, file, position, num_rows, [column]):
+                texts = batch.column(0).cast(pa.large_binary())
+                for first, stop in cut(byte_lengths(texts), self.limits):
+                    row = edges[group] + start + first
+                    after: Cursor = {"row_group": group, "rows": start + stop}
+                    yield _batch(texts.slice(first, stop - first), file, row, after)
+
+    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+        """Whole rows of a whole file.
+
+        Arrow writes every field of a struct in every row, null where the row had none. So a null
+        inside a list or object counts as absent, except for a message's "content". Columns stay.
+        """
+        with open_parquet(file) as parquet:
+            names = parquet.schema_arrow.names
+            if len(set(names)) < len(names):
+                twice = max(names, key=names.count)
+                raise SourceError(f"{file.place}: two columns {twice!r:.60}; rename one of them")
+            edges = _row_edges(parquet.metadata)
+
+            def num_rows(group: int) -> int:
+                stored = parquet.metadata.row_group(group)
+                return _rows_at_a_time(stored.total_byte_size, stored.num_rows, DEFAULT_LIMITS)
+
+            for group, start, batch in self._left_rows(parquet, file, position, num_rows):
+                try:
+                    found = batch.to_pylist()
+                except ValueError as error:  # not UTF-8, or two fields of one name in a struct
+                    raise SourceError(
+                        f"{file.place}, row group {group}, rows {start:,} to "
+                        f"{start + batch.num_rows:,}: cannot be read: {error}; write the file again"
+                    ) from error
+                for row, value in enumerate(found, start):
+                    after: JSON = {"row_group": group, "rows": row + 1}
+                    id = f"{file.name}:row {edges[group] + row}"
+                    yield InputRow(without_nulls(value), id, after)
+
+    def _left_rows(
+        self,
+        parquet: pq.ParquetFile,
+        file: ParquetInput,
+        position: JSON,
+        num_rows: Callable[[int], int],
+        columns: list[str] | None = None,
+    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """The rows that are left to read, `num_rows(group)` at a time: the row group, its rows
+        before these, and these."""
+        groups, skip = self._left(file, _row_edges(parquet.metadata), position)
+        for group in groups:
+            start = 0
+            size = num_rows(group)
+            for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+                done = min(max(skip - start, 0), batch.num_rows)
+                yield group, start + done, batch.slice(done)
+                start += batch.num_rows
+            skip = 0
+
+    def locate(
+        self, file: ParquetInput, _before: JSON, after: JSON, _rows_before: int | None, /
+    ) -> RowLocation:
+        group, rows = counts_of(after, ("row_group", "rows"), file.name)
+        with open_parquet(file) as parquet:
+            row = _row_edges(parquet.metadata)[group] + rows - 1
+            own = None
+            if isinstance(file, InputFile) and "id" in parquet.schema_arrow.names:
+                own = parquet.read_row_group(group, columns=["id"]).column(0)[rows - 1].as_py()
+        return RowLocation(id=f"{file.name}:row {row}", file=file.name, row=row, own_id=own_id(own))
+
+    def _groups(self, metadata: pq.FileMetaData) -> RowGroups:
+        return self.groups or RowGroups(0, metadata.num_row_groups)
+
+    def _sizes(self, file: ParquetInput) -> list[int]:
+        """The column's size before compression in each row group."""
+        column = self.settled().field
+        with open_parquet(file) as parquet:
+            metadata = parquet.metadata
+            groups = range(*self._groups(metadata))
+            return [_column_bytes(metadata, group, column) for group in groups]
+
+    def _left(self, file: ParquetInput, edges: list[int], position: JSON) -> tuple[range, int]:
+        """The row groups that are left to read, and how many rows of the first are done."""
+        num_groups = len(edges) - 1
+        start, stop = self.groups or (0, num_groups)
+        group, skip = start, 0
+        if position is not None:
+            group, skip = counts_of(position, ("row_group", "rows"), file.name)
+        if not start <= group <= stop or stop > num_groups or edges[group] + skip > edges[stop]:
+            only = "" if self.groups is None else f", and only {self.groups} is read"
+            raise SourceError(
+                f"{file.place}: the cursor is at row {skip:,} of row group {group}, but there are "
+                f"{num_groups} row groups with {edges[-1]:,} rows{only}; resume with the input the "
+                "cursor came from"
+            )
+        return range(group, stop), skip
+
+    def _check_sizes(self, file: ParquetInput, metadata: pq.FileMetaData, group: int) -> None:
+        """Refuse a row group with a document or a page that is certainly too large. Pages are only
+        looked at in a file on this machine."""
+        most, most_page = self.limits.most_bytes, self.limits.most_input(_PAGE)
+        if most is None or most_page is None:
+            return
+        where, num_rows = f"{file.place}, row group {group}", metadata.row_group(group).num_rows
+        size = _column_bytes(metadata, group, self.field)
+        if num_rows and size > most * num_rows:  # an empty row group has a few bytes
+            found = f"{size:,} bytes in {num_rows:,} document{'s' if num_rows > 1 else ''}"
+            raise too_large(where, found, most)
+        if size <= most_page or not isinstance(file.place, Path):
+            return
+        with file.place.open("rb") as stream:
+            for chunk in _chunks(metadata, group, self.field):
+                page = max(_page_sizes(stream, *_chunk_range(chunk)), default=0)
+                if page > most_page:
+                    raise too_large(
+                        where, f"a page of {page:,} bytes, which is read whole", most_page
+                    )
+
+
+class ParquetSource(FileSource):
+    """Parquet files. `field=None`: "text", else the first string column of the first file."""
+
+    def __init__(
+        self,
+        where: Where,
+        *,
+        field: str | None = None,
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        files = list_files(where, suffixes=ParquetFormat.endings)
+        format = ParquetFormat(field=field, limits=limits, look_in=files[:1])
+        super().__init__(files, format, name=name or name_of(where))
+
+
+def _batch(raw: pa.LargeBinaryArray, file: ParquetInput, row: int, position: Cursor) -> TextBatch:
+    """`row` is the number of the first one in its file, `position` that after the last."""
+    ids = (f"{file.name}:row {row + number}" for number in null_rows(raw))
+    return make_batch(raw, position, drops=(Drop(id=id, reason="no_text") for id in ids))
+
+
+def _rows_at_a_time(num_bytes: int, num_rows: int, limits: BatchLimits) -> int:
+    """Rows of a row group that make about one batch."""
+    wanted = int(limits.num_bytes / max(num_bytes / max(num_rows, 1), 1))
+    return min(max(wanted, 1), max(limits.num_documents, _READ_ROWS))
+
+
+def _row_edges(metadata: pq.FileMetaData) -> list[int]:
+    """Rows before each row group, and in all."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return [0, *accumulate(group.num_rows for group in groups)]
+
+
+def _column_bytes(metadata: pq.FileMetaData, group: int, column: str | None) -> int:
+    """Size of a column in a row group, before compression."""
+    return sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, group, column))
+
+
+def _chunks(
+    metadata: pq.FileMetaData, group: int, column: str | None
+) -> list[pq.ColumnChunkMetaData]:
+    row_group = metadata.row_group(group)
+    chunks = map(row_group.column, range(row_group.num_columns))
+    return [chunk for chunk in chunks if chunk.path_in_schema == column]
+
+
+def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
+    """The bytes of a column chunk in its file, its dictionary included."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        start = min(start, chunk.dictionary_page_offset)
+    return start, start + chunk.total_compressed_size
+
+
+def columns_of(schema: pa.Schema) -> list[tuple[str, bool]]:
+    """Each column and whether it holds strings."""
+    return [(column.name, _is_one_of(column.type, _TEXT_TYPES)) for column in schema]
+
+
+def _check_column(schema: pa.Schema, column: str, where: str) -> None:
+    """Refuse a column that is missing, there twice, or not text."""
+    found = [one.type for one in schema if one.name == column]
+    if len(found) != 1:
+        names = ", ".join(map(repr, schema.names))
+        raise SourceError(f"{where}: {len(found)} columns {column!r}, wanted one; found {names}")
+    if not _is_one_of(found[0], (*_TEXT_TYPES, *_BINARY_TYPES, pa.types.is_null)):
+        raise SourceError(
+            f"{where}: the column {column!r} holds {found[0]}, wanted strings or bytes; "
+            "name another with {field}",
+            field=...,
+        )
+
+
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARY_TYPES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+
+
+def _is_one_of(kind: pa.DataType, checks: Iterable[Callable[[pa.DataType], bool]]) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(check(plain) for check in checks)
+
+
+def without_nulls(row: Object) -> Object:
+    """A copy in which objects inside lists and objects lack their null fields; see
+    `ParquetFormat.rows`."""
+    return {key: _without_nulls(value) for key, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    if isinstance(value, dict):
+        return {
+            key: _without_nulls(part)
+            for key, part in value.items()
+            if part is not None or (key == "content" and "role" in value)
+        }
+    return value
+
+
+# Page sizes, read from the pages' headers without the pages. A header is a struct in Thrift's
+# compact protocol: fields, each a byte (the step from the last field's number in the high half, the
+# type in the low half) and a value. Fields 2 and 3 are a page's sizes, decompressed and stored.
+
+_HEADER_BYTES = 2**16  # longer ones hold statistics of odd length
+_UNPACKED, _STORED = 2, 3
+_TRUE, _FALSE, _I16, _I32, _I64, _BINARY, _STRUCT = 1, 2, 4, 5, 6, 8, 12
+_MOST_DEPTH = 8
+
+
+class _NoHeader(Exception):
+    """These bytes are not a page header."""
+
+
+def _page_sizes(stream: BinaryIO, start: int, stop: int) -> Iterator[int]:
+    """Decompressed bytes of each page between two offsets of a file, in order. Bytes that are not
+    a page header end the list: reading the pages will report them."""
+    while start < stop:
+        stream.seek(start)
+        header = io.BytesIO(stream.read(min(_HEADER_BYTES, stop - start)))
+        try:
+            sizes = _read_struct(header, 0)
+        except (_NoHeader, IndexError, OverflowError):
+            return
+        if sizes.get(_STORED, -1) < 0 or sizes.get(_UNPACKED, -1) < 0:
+            return
+        yield sizes[_UNPACKED]
+        start += header.tell() + sizes[_STORED]
+
+
+def _read_struct(header: BinaryIO, depth: int) -> dict[int, int]:
+    """The whole numbers among the fields of a struct, by field; other fields are skipped."""
+    numbers: dict[int, int] = {}
+    field = 0
+    while head := header.read(1)[0]:
+        kind, step = head & 15, head >> 4
+        field = field + step if step else _zigzag(header)
+        if kind in (_I16, _I32, _I64):
+            numbers[field] = _zigzag(header)
+        elif kind == _BINARY:
+            length = _varint(header)  # first: it moves the offset itself
+            header.seek(length, io.SEEK_CUR)
+        elif kind == _STRUCT and depth < _MOST_DEPTH:
+            _read_struct(header, depth + 1)
+        elif kind not in (_TRUE, _FALSE):  # page headers have nothing else
+            raise _NoHeader
+    return numbers
+
+
+def _varint(header: BinaryIO) -> int:
+    value = shift = 0
+    while True:
+        byte = header.read(1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+        shift += 7
+
+
+def _zigzag(header: BinaryIO) -> int:
+    """0, -1, 1, -2, ... are written as 0, 1, 2, 3, ..."""
+    value = _varint(header)
+    return (value >> 1) ^ -(value & 1)

@@ -1,0 +1,492 @@
+"""Sources made of files, and sources joined one after the other.
+
+A `Format` reads one kind of file, whole or a range of it. A `FileSource` is a list of files and
+their format; its cursor is the file and the position in it, so a fresh source continues exactly
+there. Both kinds of source can be divided and cut into pieces that other processes read, and can
+find the row of a document again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
+
+from shardmill.arguments import whole_number
+from shardmill.errors import OptionError, SourceError
+from shardmill.protocols import CuttableSource, DividedSource, Source
+from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.sources.batches import (
+    DEFAULT_LIMITS,
+    BatchLimits,
+    NamedSource,
+    coalesce,
+    fields_of,
+    limited,
+    runs,
+    stamp_of,
+)
+from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
+from shardmill.storage.hub import HubInput
+
+_T = TypeVar("_T")
+_LOOK_THREADS = 8
+_STEP = 64  # rows that are passed at a time to find one: one alone costs nearly as much
+
+
+class BadRowError(Exception):
+    """Why a row gives no document or conversation. Only used inside this package: it becomes a
+    `SourceError`, or a drop with this `reason`."""
+
+    def __init__(self, reason: str, problem: str) -> None:
+        super().__init__(problem)
+        self.reason = reason
+
+
+class InputRow(NamedTuple):
+    """One whole row of a file or dataset."""
+
+    value: dict[str, Any] | BadRowError
+    id: str  # "chats.jsonl:17", as its drop is named
+    position: JSON | Callable[[], JSON]  # after this row; a function where it is costly to make
+    repaired: bool = False  # whether something in it was not text and was replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLocation:
+    """Where a document was found."""
+
+    id: str  # "pages.jsonl:17", "part.parquet:row 40", "notes.txt"; as dropped rows are named
+    file: str | None = None  # its name among the inputs; None: it is in no file
+    row: int | None = None  # lines count from 1, rows of Parquet and of a hub dataset from 0
+    own_id: str | None = None  # the row's own field "id"
+
+
+class RowFormat(Protocol):
+    """A format that reads whole rows, for conversations. It is a dataclass."""
+
+    @property
+    def limits(self) -> BatchLimits: ...
+
+    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+        """Rows from `position` on (None: the start)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(ABC):
+    """How one kind of file is read, with the options that were chosen.
+
+    An instance reads whole files, or the one range that `split` gave it. A position is where in a
+    file to continue, as JSON that only its format understands.
+    """
+
+    kind: ClassVar[str]  # stored in manifests
+    endings: ClassVar[tuple[str, ...]]
+
+    limits: BatchLimits = DEFAULT_LIMITS
+    look_in: tuple[InputFile, ...] = ()  # files to look into for a choice that the caller left open
+    _found: list[str] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def range_name(self) -> str:
+        """The range it reads, to be appended to a name; "" for whole files."""
+        return ""
+
+    @property
+    def continues(self) -> bool:
+        """Whether rows are counted on from the range before; see `FilePart`."""
+        return False
+
+    def settled(self) -> Self:
+        """The same format with every choice made that takes a look at files. Copies share what was
+        found, so that they look once."""
+        if not self.look_in:
+            return self
+        if not self._found:
+            self._found.append(self._find_field())
+        settled: Self = replace(cast(Any, self), field=self._found[0], look_in=(), _found=[])
+        return settled
+
+    def _find_field(self) -> str:
+        """The field that holds the text, by a look at `look_in`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def options(self) -> dict[str, JSON]:
+        """Every option that changes the documents, for `describe`."""
+
+    def size_hint(self, file: InputFile) -> int:
+        """About how many bytes of text the file or the range holds."""
+        return file.num_bytes
+
+    @abstractmethod
+    def bytes_before(self, file: InputFile, position: JSON) -> int:
+        """About how many bytes of `size_hint` are before a position. May decompress them."""
+
+    @abstractmethod
+    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+        """Documents from `position` on (None: the start). The cursors are positions."""
+
+    def split(self, _file: InputFile, _num_bytes: int | None, /) -> Sequence[Self]:
+        """Formats that read consecutive ranges of a file, each of about `_num_bytes`; None: the
+        smallest ranges that can be found without reading the file."""
+        return (self,)
+
+    @abstractmethod
+    def locate(
+        self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
+    ) -> RowLocation:
+        """The row between two positions. `rows_before`: rows of the file before this range, if
+        known."""
+
+
+class FileListSource(NamedSource, ABC):
+    """Files of one format, read one after the other, here or elsewhere."""
+
+    def __init__(self, files: tuple[Any, ...], format: Format, *, name: str) -> None:
+        super().__init__(name, format.limits)
+        self._files = files
+        self._format = format
+
+    @property
+    def files(self) -> tuple[Any, ...]:
+        return self._files
+
+    @abstractmethod
+    def describe(self) -> dict[str, JSON]: ...
+
+    @abstractmethod
+    def _piece(self, files: tuple[Any, ...], format: Format) -> Source:
+        """A source of some neighbours among the files, or of a range of one."""
+
+    def _settled(self) -> Format:
+        return self._format.settled()
+
+    def limited(self, num_bytes: int) -> Self:
+        """The same source, which refuses a document over `num_bytes` before it is read whole."""
+        return self.with_limits(self.limits.refusing(num_bytes))
+
+    def with_limits(self, limits: BatchLimits) -> Self:
+        source = super().with_limits(limits)
+        source._format = replace(self._format, limits=limits)
+        return source
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        first, position = self._find(cursor)
+        return coalesce(self._read(first, position), self.limits)
+
+    def locate(
+        self, before: Cursor | None, after: Cursor, rows_before: int | None, /
+    ) -> RowLocation:
+        """The row that ends at the cursor `after`; the row before it ended at `before`."""
+        first, position = self._find(after)
+        start = before["position"] if before and before["file"] == after["file"] else None
+        found = self._format.locate(self.files[first], start, position, rows_before)
+        return replace(found, file=_name_in_cursor(self.files[first]))
+
+    def divide(self, at_least: int) -> Sequence[Source]:
+        """One source per file; when there are fewer than `at_least`, one per row group (which
+        reads the footers of Parquet files). Nothing is fingerprinted."""
+        whole_number(at_least, "at_least")
+        whole, files = self._settled(), self.files
+        parts: Sequence[Sequence[Format]] = [(whole,)] * len(files)
+        if len(files) < at_least:
+            parts = self._each(lambda file: whole.split(file, None), files)
+        pairs = zip(files, parts, strict=True)
+        return [self._piece((file,), part) for file, found in pairs for part in found]
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """Runs of files, and ranges of a file that is larger. Reads the footers of Parquet files,
+        and what `field=None` takes; nothing is fingerprinted."""
+        whole_number(num_bytes, "num_bytes")
+        whole, files = self._settled(), self.files
+        found = list(runs(self._each(whole.size_hint, files), num_bytes))
+        alone = [files[start] for start, stop in found if stop - start == 1]
+        splits = iter(self._each(lambda file: whole.split(file, num_bytes), alone))
+        pieces: list[Source] = []
+        for start, stop in found:
+            parts = next(splits) if stop - start == 1 else (whole,)
+            pieces += [self._piece(files[start:stop], part) for part in parts]
+        return pieces
+
+    def _each(self, look: Callable[[Any], _T], files: Sequence[Any]) -> list[_T]:
+        """A look at each file. Elsewhere it may take a request, so several run at a time."""
+        if all(isinstance(file.place, Path) for file in files):
+            return [look(file) for file in files]
+        with ThreadPoolExecutor(_LOOK_THREADS) as pool:
+            return list(pool.map(look, files))
+
+    def _find(self, cursor: Cursor | None) -> tuple[int, JSON]:
+        """The number of the cursor's file, and the position in it."""
+        if cursor is None:
+            return 0, None
+        name, position = fields_of(cursor, ("file", "position"), self._name)
+        for index, file in enumerate(self.files):
+            if _name_in_cursor(file) == name:
+                return index, position
+        raise SourceError(
+            f"source {self._name!r}: the cursor is in {name!r:.200}, which is not among its "
+            f"{len(self.files):,} files; resume with the input the cursor came from"
+        )
+
+    def _read(self, first: int, position: JSON) -> Iterator[TextBatch]:
+        format = self._settled()
+        for file in self.files[first:]:
+            can_change = isinstance(file, InputFile)  # a commit of a hub never changes
+            if can_change:
+                check_unchanged(file)
+            for batch in format.read(file, position):
+                cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
+                yield replace(batch, cursor=cursor)
+            if can_change:
+                check_unchanged(file)
+            position = None
+
+
+def _name_in_cursor(file: InputFile | HubInput) -> str:
+    return file.place.path if isinstance(file, HubInput) else file.name
+
+
+class FileSource(FileListSource):
+    """Files on this machine or on object storage."""
+
+    _description: dict[str, JSON] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r}, files={len(self._files):,})"
+
+    @property
+    def continues(self) -> bool:
+        return self._format.continues
+
+    @property
+    def part(self) -> str:
+        """The range it reads of its file, "" for whole files; a store's origins depend on it."""
+        return self._format.range_name
+
+    @property
+    def settings(self) -> dict[str, JSON]:
+        """How the files are read: their kind, and every option that changes the documents."""
+        return {"kind": self._format.kind, **self._format.settled().options()}
+
+    def describe(self) -> dict[str, JSON]:
+        """Reads the files once (their ends, when large) to fingerprint them; then remembers."""
+        if self._description is None:
+            settings = self.settings
+            self._description = {
+                "kind": settings.pop("kind"),
+                "name": self._name,
+                **settings,
+                "files": fingerprint_files(self._files),
+            }
+        return dict(self._description)
+
+    def stamp(self) -> JSON:
+        """When each file was written. A build on this machine is not resumed on other input."""
+        return [[file.name, stamp_of_file(file)] for file in self._files]
+
+    def size_hint(self) -> int | None:
+        return sum(self._each(self._format.size_hint, self._files))
+
+    def bytes_before(self, cursor: Cursor) -> int:
+        """About how many bytes of `size_hint` are before a cursor. Decompresses up to there, so it
+        is for cursors near the start."""
+        first, position = self._find(cursor)
+        before = [self._format.size_hint(file) for file in self._files[:first]]
+        return sum(before) + self._format.bytes_before(self._files[first], position)
+
+    def of_files(self, files: Iterable[InputFile], name: str | None = None) -> Self:
+        """The same source over some of its files, in this order. Copies look for the field
+        together."""
+        source = copy(self)
+        source._files, source._name = tuple(files), name or self._name
+        source._description = None
+        return source
+
+    def _piece(self, files: tuple[InputFile, ...], format: Format) -> FileSource:
+        last = "" if len(files) == 1 else f" to {files[-1].name}"
+        name = f"{self._name}/{files[0].name}{last}{format.range_name}"
+        return FileSource(files, format, name=name)
+
+
+class ConcatSource:
+    """Sources read in order. The cursor is the number of the part and the cursor in it."""
+
+    def __init__(self, parts: Sequence[Source], *, name: str | None = None) -> None:
+        if not parts:
+            raise OptionError("ConcatSource needs at least one source")
+        self._parts = tuple(parts)
+        self._name = name or " + ".join(part.name for part in parts)
+
+    def __repr__(self) -> str:
+        return f"ConcatSource({', '.join(map(repr, self._parts))})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        return self._parts
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        """The files of all parts that have files."""
+        found = [part.files for part in self._parts if isinstance(part, FileSource | ConcatSource)]
+        return tuple(file for files in found for file in files)
+
+    def describe(self) -> dict[str, JSON]:
+        parts: list[JSON] = [part.describe() for part in self._parts]
+        return {"kind": "concat", "name": self._name, "parts": parts}
+
+    def stamp(self) -> JSON:
+        return [stamp_of(part) for part in self._parts]
+
+    def size_hint(self) -> int | None:
+        sizes = [part.size_hint() for part in self._parts]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    def bytes_before(self, cursor: Cursor) -> int:
+        """About how many bytes of `size_hint` are before a cursor. A part that does not know
+        counts whole."""
+        first, inner = self._find(cursor)
+        before = sum(part.size_hint() or 0 for part in self._parts[:first])
+        part = self._parts[first]
+        if inner is None or not isinstance(part, FileSource | ConcatSource):
+            return before + (part.size_hint() or 0)
+        return before + part.bytes_before(inner)
+
+    def limited(self, num_bytes: int) -> ConcatSource:
+        """The same, of parts that refuse a document over `num_bytes`."""
+        return ConcatSource([limited(part, num_bytes) for part in self._parts], name=self._name)
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        first, inner = self._find(cursor)
+        return self._read(first, inner)
+
+    def divide(self, at_least: int) -> Sequence[Source]:
+        """The pieces of the parts, in order; a part that cannot be divided is one piece. Each part
+        is asked for its coarsest pieces, then for its share, then for all."""
+        whole_number(at_least, "at_least")
+        share = -(-at_least // len(self._parts))
+        pieces: list[Source] = []
+        for wanted in (1, share, at_least):
+            pieces = []
+            for part in self._parts:
+                pieces += part.divide(wanted) if isinstance(part, DividedSource) else (part,)
+            if len(pieces) >= at_least:
+                break
+        return pieces
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """The pieces of the parts, in order; small parts together."""
+        whole_number(num_bytes, "num_bytes")
+        pieces = [
+            part.cut(num_bytes) if isinstance(part, CuttableSource) else (part,)
+            for part in self._parts
+        ]
+        sizes = [part.size_hint() for part in self._parts]
+        alone = [size if len(cut) == 1 else None for cut, size in zip(pieces, sizes, strict=True)]
+        joined: list[Source] = []
+        for start, stop in runs(alone, num_bytes):
+            found = [piece for cut in pieces[start:stop] for piece in cut]
+            if stop - start > 1:
+                found = [ConcatSource(found, name=f"{self._name}/parts {start} to {stop - 1}")]
+            joined += found
+        return joined
+
+    def _find(self, cursor: Cursor | None) -> tuple[int, Cursor | None]:
+        """The number of the cursor's part, and the cursor in it."""
+        if cursor is None:
+            return 0, None
+        first, inner = fields_of(cursor, ("part", "cursor"), self._name, counts=("part",))
+        if first >= len(self._parts) or not isinstance(inner, dict):
+            raise SourceError(
+                f"source {self._name!r}: the cursor is in part {first} with {inner!r:.80}, but "
+                f"there are {len(self._parts)} parts; resume with the sources it came from"
+            )
+        return first, inner
+
+    def _read(self, first: int, inner: Cursor | None) -> Iterator[TextBatch]:
+        for number in range(first, len(self._parts)):
+            for batch in self._parts[number].batches(inner):
+                yield replace(batch, cursor={"part": number, "cursor": batch.cursor})
+            inner = None
+
+
+@runtime_checkable
+class _RowSource(Source, Protocol):
+    """A source that knows the rows of its documents."""
+
+    @property
+    def limits(self) -> BatchLimits: ...
+
+    def with_limits(self, limits: BatchLimits) -> Source: ...
+
+    def locate(
+        self, before: Cursor | None, after: Cursor, rows_before: int | None, /
+    ) -> RowLocation: ...
+
+
+def read_document(
+    source: Source, cursor: Cursor | None, number: int, *, rows_before: int | None = None
+) -> tuple[str, RowLocation] | None:
+    """The text `number` after a cursor; None when the source cannot be read row by row.
+
+    `rows_before`: lines of the file before a range of it; None: they are counted.
+    """
+    steps, rows = _rebatched(source, _STEP), _rebatched(source, 1)
+    if steps is None or rows is None:
+        return None
+    cursor, number, _ = _batch_with(steps, cursor, number)
+    cursor, number, batch = _batch_with(rows, cursor, number)
+    text = str(batch.texts[number].as_py())
+    return text, _locate(rows, cursor, batch.cursor, rows_before)
+
+
+def knows_rows(source: object) -> bool:
+    """Whether a source can be cut, and knows the row of each of its documents."""
+    if isinstance(source, ConcatSource):
+        return all(map(knows_rows, source.parts))
+    return isinstance(source, CuttableSource) and isinstance(source, _RowSource)
+
+
+def _batch_with(
+    source: Source, cursor: Cursor | None, number: int
+) -> tuple[Cursor | None, int, TextBatch]:
+    """The batch that holds text `number` after a cursor: the cursor before the batch, the number
+    of the text in it, and the batch."""
+    for batch in source.batches(cursor):
+        if number < len(batch.texts):
+            return cursor, number, batch
+        number -= len(batch.texts)
+        cursor = batch.cursor
+    raise SourceError(f"source {source.name!r}: ends before a document that it had; it changed")
+
+
+def _rebatched(source: Source, num_rows: int) -> Source | None:
+    """The same source in batches of `num_rows` rows."""
+    if isinstance(source, ConcatSource):
+        parts = [_rebatched(part, num_rows) for part in source.parts]
+        known = [part for part in parts if part is not None]
+        return ConcatSource(known, name=source.name) if len(known) == len(parts) else None
+    if isinstance(source, _RowSource):
+        return source.with_limits(replace(source.limits, num_documents=num_rows))
+    return None
+
+
+def _locate(
+    source: Source, before: Cursor | None, after: Cursor, rows_before: int | None
+) -> RowLocation:
+    """The row that ends at the cursor `after`; the row before it ended at `before`."""
+    if isinstance(source, ConcatSource):
+        number: Any = after["part"]
+        inner: Any = before["cursor"] if before and before["part"] == number else None
+        return _locate(source.parts[number], inner, cast(Cursor, after["cursor"]), rows_before)
+    assert isinstance(source, _RowSource)
+    return source.locate(before, after, rows_before)

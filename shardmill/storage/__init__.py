@@ -1,0 +1,1 @@
+"""Where bytes live: local files, object storage and the Hugging Face hub."""

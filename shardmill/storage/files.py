@@ -1,0 +1,409 @@
+"""The input files of a source: list them in a fixed order, open them, identify their content.
+
+A file, a folder, a glob or a list of them, on this machine or at a URL. The same tree gives the
+same list on every machine, sorted by relative POSIX path (a list keeps the caller's order); names
+are unique and relative. In a folder, hidden files and files of other endings are left out, which is
+logged. A glob finds hidden files only where it names them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import io
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from shardmill.errors import SourceError
+from shardmill.records import JSON
+from shardmill.storage.object_store import (
+    ObjectPath,
+    check_object,
+    list_objects,
+    open_object,
+    open_object_at,
+)
+from shardmill.urls import Url
+
+logger = logging.getLogger(__name__)
+
+FULL_HASH_BYTES = 64 * 2**20
+"""Up to this total size every byte is hashed; above it the two ends of each file."""
+END_BYTES = 64 * 2**10
+
+Where = str | Path | Sequence[str | Path]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LOCAL = re.compile(r"(?:file|local)://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One file as it was when it was listed."""
+
+    place: Path | ObjectPath  # on this machine, or on object storage
+    name: str  # relative, POSIX; stored in cursors and manifests
+    num_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """The path of a file on this machine."""
+        if isinstance(self.place, Path):
+            return self.place
+        raise SourceError(f"{self.place}: is on object storage; wanted a file on this machine")
+
+
+def list_files(where: Where, *, suffixes: tuple[str, ...]) -> tuple[InputFile, ...]:
+    """The files of a folder or glob that end in one of `suffixes`, at least one.
+
+    A file that is named itself may have any ending.
+    """
+    if isinstance(where, str | Path):
+        files = _files_at(where, suffixes)
+    elif not any(_is_remote(path) for path in where):
+        paths = [_local_path(path) for path in where]
+        root = Path(os.path.commonpath([path.absolute().parent for path in paths] or [Path()]))
+        files = [_input_file(path, root) for path in paths]
+    elif all(_is_remote(path) for path in where):
+        files = _with_relative_names([file for url in where for file in _files_at(url, suffixes)])
+    else:
+        raise SourceError(
+            "files on this machine and on object storage in one list; make a source of each"
+        )
+    if not files:
+        raise SourceError(
+            f"{Url(str(where))}: no file here ends in {', '.join(suffixes)}; name another "
+            "folder, or a glob"
+        )
+    names = [file.name for file in files]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise SourceError(f"listed more than once: {', '.join(twice[:5])}; name each file once")
+    return tuple(files)
+
+
+def _files_at(where: str | Path, suffixes: tuple[str, ...]) -> list[InputFile]:
+    if _is_remote(where):
+        return [
+            InputFile(place=found.path, name=found.name, num_bytes=found.num_bytes)
+            for found in list_objects(str(where), suffixes)
+        ]
+    root, paths = find_local(_local_path(where), suffixes)
+    return [_input_file(path, root) for path in paths]
+
+
+def _is_remote(where: str | Path) -> bool:
+    """Whether this names something that is not on this machine. An existing path does not."""
+    if isinstance(where, Path) or _LOCAL.match(where) or not _SCHEME.match(where):
+        return False
+    # Unlike Path.exists, this accepts a name that is too long for a disk.
+    return not os.path.exists(where)  # noqa: PTH110
+
+
+def _local_path(where: str | Path) -> Path:
+    """The path of a local file, with or without "file://"."""
+    return where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
+
+
+def _input_file(path: Path, root: Path) -> InputFile:
+    absolute = path.absolute()
+    name = absolute.relative_to(root.absolute()).as_posix()
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{path!r}: the file name is not valid UTF-8; rename it") from error
+    try:
+        if not path.is_file():
+            raise SourceError(f"{path}: not a file; name files, or one folder, or a glob")
+        return InputFile(place=absolute, name=name, num_bytes=path.stat().st_size)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _with_relative_names(files: Sequence[InputFile]) -> list[InputFile]:
+    """Objects, with names relative to the folder that all have in common."""
+    parts = [
+        str(file.place).split("/") if isinstance(file.place, Path) else file.place.url.names
+        for file in files
+    ]
+    same = 0
+    while all(len(names) > same + 1 for names in parts) and len({n[same] for n in parts}) == 1:
+        same += 1
+    return [
+        replace(file, name="/".join(names[same:])) for file, names in zip(files, parts, strict=True)
+    ]
+
+
+def is_glob(where: str) -> bool:
+    return glob.has_magic(where) and not Path(where).exists()
+
+
+def find_local(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
+    """The files of a file, folder or glob, sorted, and the folder that names are relative to."""
+    try:
+        where.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL
+        raise SourceError(f"{str(where)[:200]}: cannot be looked up: {error}") from error
+    if where.is_dir():
+        root, found = where, _visible(where, suffixes)
+    elif where.exists():
+        return where.parent, [where]
+    elif glob.has_magic(str(where)):
+        folders = where.parts[:-1]
+        fixed = next((n for n, part in enumerate(folders) if glob.has_magic(part)), len(folders))
+        root = Path(*folders[:fixed])
+        found = [path for path in _matching(root, where.parts[fixed:]) if path.is_file()]
+    else:
+        raise SourceError(f"{where}: no such file or folder; check the path, or quote a glob")
+    return root, sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files below a folder, through links to folders too; a folder in a cycle only once."""
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        status = Path(parent).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        # Skipped here, since a hidden folder would otherwise hide a visible link to it.
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += (Path(parent, name) for name in names)
+    ours = [path for path in found if path.name.lower().endswith(suffixes)]
+    visible = [path for path in ours if not path.name.startswith(".")]
+    if len(visible) < len(found):
+        logger.info(
+            "%s: left out %d files of other endings, %d hidden (and all hidden folders)",
+            folder,
+            len(found) - len(ours),
+            len(ours) - len(visible),
+        )
+    return visible
+
+
+def _matching(root: Path, pattern: Sequence[str]) -> Iterator[Path]:
+    """What a glob below `root` finds; "**" is any number of folders.
+
+    No path passes the same folder twice, or two links in a circle would be followed for ever.
+    """
+    if not root.is_dir():
+        return
+    for parent, folders, names in os.walk(root, followlinks=True, onerror=_raise):
+        here = Path(parent)
+        inner = here.relative_to(root).parts
+        above = {os.path.realpath(folder) for folder in (here, *here.parents)}
+        folders[:] = [
+            name
+            for name in folders
+            if _may_contain((*inner, name), pattern) and os.path.realpath(here / name) not in above
+        ]
+        yield from (here / name for name in names if _matches((*inner, name), pattern))
+
+
+def _may_contain(folders: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether something in a folder may match."""
+    if "**" in pattern[: len(folders)]:
+        return True
+    return len(folders) < len(pattern) and _matches(folders, pattern[: len(folders)])
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path matches a pattern; hidden names only where the pattern names them."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        if _matches(parts, pattern[1:]):
+            return True
+        return bool(parts) and not parts[0].startswith(".") and _matches(parts[1:], pattern)
+    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def _raise(error: OSError) -> None:
+    raise unreadable(Path(error.filename), error) from error
+
+
+def unreadable(where: object, error: OSError) -> SourceError:
+    """An error of the system as one of ours."""
+    return SourceError(f"{where}: cannot be read: {error.strerror or error}")
+
+
+@contextmanager
+def open_file(file: InputFile, start: int = 0, stop: int | None = None) -> Iterator[io.RawIOBase]:
+    """The bytes from `start` on. Objects are fetched ahead up to about `stop` (None: the end)."""
+    stream: io.RawIOBase
+    try:
+        if isinstance(file.place, Path):
+            stream = file.place.open("rb", buffering=0)
+            stream.seek(start)
+        else:
+            stream = open_object_at(file.place, file.num_bytes, start, stop)
+        with stream:
+            yield stream
+    except OSError as error:
+        if error.errno is None:  # not of the system: of a decompressor, or one of ours
+            raise
+        raise unreadable(file.place, error) from error
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Refuse a file that is gone or has another size than when it was listed.
+
+    On object storage, also one with other content.
+    """
+    if not isinstance(file.place, Path):
+        check_object(file.place, file.num_bytes)
+        return
+    try:
+        found = file.place.stat().st_size
+    except OSError as error:
+        raise unreadable(file.place, error) from error
+    if found != file.num_bytes:
+        raise SourceError(
+            f"{file.place}: {found:,} bytes now, {file.num_bytes:,} when it was listed; a file "
+            "must not change while it is read: wait for its writer, then start again"
+        )
+
+
+def stamp_of_file(file: InputFile) -> JSON:
+    """When a file was written, or what its storage calls its content."""
+    if isinstance(file.place, Path):
+        return file.place.stat().st_mtime_ns
+    identity = file.place.identity
+    return list(identity) if identity is not None else file.place.changed
+
+
+def fingerprint_files(files: Iterable[InputFile]) -> list[JSON]:
+    """Name, size and content of each file, for `describe`.
+
+    While all files together are under 64 MiB the hash covers every byte; above that
+    "sha256_of_ends" covers the first and the last 64 KiB of each file. For objects it is what the
+    storage calls the content, or the hash of the ends if it has no name for it.
+    """
+    files = list(files)
+    whole = sum(file.num_bytes for file in files) < FULL_HASH_BYTES
+    return [
+        {"file": file.name, "bytes": file.num_bytes, **content_of(file, whole=whole)}
+        for file in files
+    ]
+
+
+def has_content(file: InputFile, recorded: Mapping[str, JSON]) -> bool:
+    """Whether a file has the content that `fingerprint_files` once recorded; names may differ."""
+    if file.num_bytes != recorded["bytes"]:
+        return False
+    now = content_of(file, whole="sha256" in recorded)
+    return now == {key: recorded[key] for key in recorded if key not in ("file", "bytes")}
+
+
+def content_of(file: InputFile, *, whole: bool) -> dict[str, JSON]:
+    """What identifies a file's content: a hash of all of it or of its ends, or its ETag."""
+    check_unchanged(file)
+    path = file.place
+    try:
+        if not isinstance(path, Path):
+            if path.identity is not None:
+                kind, word = path.identity
+                return {kind: word}
+            with open_object(path, file.num_bytes) as stream:
+                return {"sha256_of_ends": _sha256_of_ends(stream, file.num_bytes)}
+        with path.open("rb") as local:
+            if whole:
+                return {"sha256": hashlib.file_digest(local, "sha256").hexdigest()}
+            return {"sha256_of_ends": _sha256_of_ends(local, file.num_bytes)}
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise unreadable(path, error) from error
+
+
+def _sha256_of_ends(stream: BinaryIO | io.RawIOBase, num_bytes: int) -> str:
+    """Of the first and the last 64 KiB, which may overlap."""
+    digest = hashlib.sha256(stream.read(END_BYTES) or b"")
+    stream.seek(max(num_bytes - END_BYTES, 0))
+    digest.update(stream.read(END_BYTES) or b"")
+    return digest.hexdigest()
+
+
+def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:
+    """Each leaf in which two JSON values differ, as 'path: before -> now'.
+
+    Lists of files are compared by file name: 'a.jsonl: bytes 10 -> 12'.
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*before, *now])
+        return [
+            line
+            for key in keys
+            for line in describe_difference(before.get(key), now.get(key), f"{path}.{key}")
+        ]
+    old_files, new_files = _files_in(before), _files_in(now)
+    if old_files is not None and new_files is not None:
+        return _file_differences(old_files, new_files)
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [
+            line
+            for index, (old, new) in enumerate(zip(before, now, strict=True))
+            for line in describe_difference(old, new, f"{path}[{index}]")
+        ]
+    return [] if before == now else [f"{path.lstrip('.')}: {before!r} -> {now!r}"]
+
+
+def _files_in(value: JSON) -> dict[str, JSON] | None:
+    """Files by name, of a list as `fingerprint_files` or a source's `stamp` makes it; else None."""
+    if not isinstance(value, list) or not value:
+        return None
+    files: dict[str, JSON] = {}
+    for one in value:
+        if isinstance(one, dict) and isinstance(one.get("file"), str):
+            files[str(one["file"])] = {key: one[key] for key in one if key != "file"}
+        elif isinstance(one, list) and len(one) == 2 and isinstance(one[0], str):
+            files[one[0]] = {
+                "last written" if isinstance(one[1], int) else "content": _time(one[1])
+            }
+        else:
+            return None
+    return files if len(files) == len(value) else None
+
+
+def _time(stamp: JSON) -> JSON:
+    """Nanoseconds since 1970 as text; anything else as it is."""
+    if not isinstance(stamp, int):
+        return stamp
+    seconds, rest = divmod(stamp, 10**9)
+    shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{shown}.{rest:09d} UTC"
+
+
+def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str]:
+    if before.keys() == now.keys() and list(before) != list(now):
+        first = next(old for old, new in zip(before, now, strict=True) if old != new)
+        return [f"the files are in another order, from {first} on"]
+    lines = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if old is None or new is None:
+            was, is_now = (
+                ("was an input", "is none") if new is None else ("was none", "is an input")
+            )
+            lines.append(f"{name}: {was} -> {is_now}")
+        elif isinstance(old, dict) and isinstance(new, dict):
+            lines += [
+                f"{name}: {key} {old.get(key)} -> {new.get(key)}"
+                for key in dict.fromkeys([*old, *new])
+                if old.get(key) != new.get(key)
+            ]
+    return lines

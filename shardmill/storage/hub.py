@@ -1,0 +1,235 @@
+"""The Hugging Face hub: datasets at a commit, their files, and byte ranges of those files.
+
+The client libraries are imported on first use, here only. HF_ENDPOINT and the client's other
+variables apply. Retries are the caller's (`storage.retry`): the client's own are kept short.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import SourceError, missing_extra
+from shardmill.storage.retry import RetryPolicy
+
+_CLIENT_TRIES = 1  # of the client's own loops, above the five of each request
+_PARQUET_ENDINGS = (".parquet", ".geoparquet", ".gpq")
+_PARQUET_BUILDER = "packaged_modules.parquet.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubDataset:
+    """One split of one configuration at one commit, in one order."""
+
+    dataset: str  # "owner/name"
+    config: str | None
+    split: str
+    revision: str  # a commit
+    shuffle: tuple[int, int] | None  # seed and buffer size of the client's shuffle
+    columns: tuple[str, ...] | None = None  # None: all
+
+    def __str__(self) -> str:
+        config = f", {self.config}" if self.config else ""
+        return f"hub dataset {self.dataset}{config}, split {self.split}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """One file of a dataset at a commit, which never changes."""
+
+    dataset: str
+    revision: str
+    path: str  # in the dataset: "data/train-00000-of-00005.parquet"
+
+    def __str__(self) -> str:
+        return f"hub dataset {self.dataset}, {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSplit:
+    """The files of a split, in the client's order."""
+
+    files: tuple[HubFile, ...]
+    columns: tuple[tuple[str, bool], ...] | None  # as declared: name, and whether it holds strings
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as missing:
+        raise missing_extra("datasets", "hub") from missing
+    return datasets
+
+
+def _hub() -> tuple[Any, Any]:
+    """The client of the hub, and the library's API at the configured endpoint."""
+    endpoint = _datasets().config.HF_ENDPOINT
+    import huggingface_hub
+
+    return huggingface_hub, huggingface_hub.HfApi(endpoint=endpoint)
+
+
+def client_version() -> str:
+    return f"datasets {_datasets().__version__}"
+
+
+def resolve_revision(dataset: str, revision: str | None, retry: RetryPolicy) -> str:
+    """The commit that a branch or tag (None: the head) names now."""
+    if Path(dataset).exists():
+        raise SourceError(
+            f"hub dataset {dataset}: the working folder has a local folder of this name, and the "
+            "client would read that instead; run elsewhere, or open it as a folder"
+        )
+    _, api = _hub()
+    sha = retry.call(
+        lambda: api.dataset_info(dataset, revision=revision).sha, f"hub dataset {dataset}"
+    )
+    if not sha:
+        raise SourceError(f"hub dataset {dataset}: the hub names no commit for {revision!r}")
+    return str(sha)
+
+
+def load_stream(source: HubDataset) -> Any:
+    """The client's own stream.
+
+    Its dataset cache is an empty folder: otherwise the client would fall back on whatever version
+    it once kept when the hub cannot be reached.
+    """
+    with tempfile.TemporaryDirectory() as empty:
+        stream = _datasets().load_dataset(
+            source.dataset,
+            source.config,
+            split=source.split,
+            revision=source.revision,
+            streaming=True,
+            cache_dir=empty,
+        )
+    if source.columns is not None:
+        stream = stream.select_columns(list(source.columns))
+    if source.shuffle is not None:
+        seed, buffer_size = source.shuffle
+        stream = stream.shuffle(seed=seed, buffer_size=buffer_size)
+    return stream
+
+
+def parquet_split(source: HubDataset) -> ParquetSplit | str:
+    """The Parquet files of a split as the client resolves them, or why it has none."""
+    with tempfile.TemporaryDirectory() as empty, bounded_client():
+        builder = _datasets().load_dataset_builder(
+            source.dataset, source.config, revision=source.revision, cache_dir=empty
+        )
+    if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
+        return f"its files are not Parquet: the client reads it with {type(builder).__name__}"
+    config = builder.config
+    splits = {str(name): list(files) for name, files in (config.data_files or {}).items()}
+    if not splits.get(source.split):
+        raise SourceError(f"{source}: no such split; found {', '.join(map(repr, splits))}")
+    files = [_file_at(url, source.revision) for url in splits[source.split]]
+    known = tuple(file for file in files if file is not None)
+    if len(known) < len(files):
+        return f"a file is not Parquet, or is elsewhere: {splits[source.split][:3]}"
+    if getattr(config, "filters", None) is not None:
+        return "its configuration filters rows"
+    if getattr(config, "on_bad_files", "error") != "error":
+        return "its configuration leaves out bad files"
+    return ParquetSplit(files=known, columns=declared_columns(builder.info.features))
+
+
+def declared_columns(features: Any) -> tuple[tuple[str, bool], ...] | None:
+    """Each declared column and whether it holds strings; None if nothing is declared."""
+    if features is None:
+        return None
+    strings = ("string", "large_string")
+    return tuple((name, getattr(kind, "dtype", "") in strings) for name, kind in features.items())
+
+
+def _file_at(url: str, revision: str) -> HubFile | None:
+    """ "hf://datasets/owner/name@commit/data/a.parquet" as a file of that commit."""
+    dataset, at, rest = url.removeprefix("hf://datasets/").partition("@")
+    found, slash, path = rest.partition("/")
+    is_ours = url.startswith("hf://datasets/") and at and slash and "::" not in url
+    if not is_ours or found != revision or not path.lower().endswith(_PARQUET_ENDINGS):
+        return None
+    return HubFile(dataset=dataset, revision=revision, path=path)
+
+
+def file_size(file: HubFile) -> int:
+    """Bytes of a file, as the hub lists it."""
+    _, api = _hub()
+    found = api.get_paths_info(
+        file.dataset, [file.path], revision=file.revision, repo_type="dataset"
+    )
+    sizes = [getattr(entry, "size", None) for entry in found]
+    if len(sizes) != 1 or sizes[0] is None:
+        raise SourceError(f"{file}: is not in commit {file.revision}; was the dataset rewritten?")
+    return int(sizes[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubInput:
+    """A file of a hub dataset at a commit, read by retried requests."""
+
+    place: HubFile
+    name: str  # "owner/name/data/train-0.parquet", with the dataset as the caller wrote it
+    retry: RetryPolicy
+
+    @property
+    def num_bytes(self) -> int:
+        """Asks the hub."""
+        return self.retry.call(lambda: file_size(self.place), str(self.place))
+
+
+def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
+    """Bytes `start..stop` of a file of `num_bytes`: all of them, or an error."""
+    client, api = _hub()
+    url = client.hf_hub_url(
+        file.dataset, file.path, repo_type="dataset", revision=file.revision, endpoint=api.endpoint
+    )
+    headers = {
+        **client.utils.build_hf_headers(),
+        "range": f"bytes={start}-{stop - 1}",
+        "accept-encoding": "identity",
+    }
+    timeout = client.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    # We do the retries: the client's pauses could not be interrupted.
+    response = client.utils.http_backoff(
+        "GET", url, headers=headers, timeout=timeout, max_retries=0
+    )
+    client.utils.hf_raise_for_status(response)
+    total = response.headers.get("content-range", "").rpartition("/")[2]
+    if total.isdecimal() and int(total) != num_bytes:
+        raise SourceError(
+            f"{file}: {int(total):,} bytes now, {num_bytes:,} when it was listed; a file of a "
+            "commit never changes, so the hub or a proxy before it is wrong: start again"
+        )
+    data = response.content
+    if len(data) != stop - start:
+        raise ConnectionError(
+            f"{file}: {len(data):,} bytes came, {stop - start:,} were asked for (from {start:,})"
+        )
+    return bytes(data)
+
+
+@contextmanager
+def bounded_client() -> Iterator[None]:
+    """Shorten the client's own retries (20 tries of 5 to 60 s), which hide what happens."""
+    config = _datasets().config
+    limits = {"MAX_RETRIES": _CLIENT_TRIES, "RETRY_INTERVAL": 1}
+    wanted = {
+        name: value
+        for name in dir(config)
+        for suffix, value in limits.items()
+        if name.startswith("STREAMING_") and name.endswith(suffix)
+    }
+    before = {name: getattr(config, name) for name in wanted}
+    for name, value in wanted.items():
+        setattr(config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)

@@ -1,0 +1,505 @@
+"""Fast engines: which model each can load, the proof that one equals the reference, and its use.
+
+A fast engine is used only after it gave the reference's ids on the battery and on this corpus, and
+it is compared on a sample of every build. A difference raises an error; wrong ids are never passed
+on. The choice is a pure function of the arguments and the installed versions: the per-user cache of
+proofs only saves time. A worker opens the engine that its parent proved (`reopen_encoder`) without
+proving it again. The libraries are imported when an engine is opened.
+
+A worker has n threads if `thread_limits(n)` is in its environment before it starts, since each
+library reads its variable once:
+
+    fastokens       FASTOKENS_BPE_THREADS, at its first call
+    tokenizers      RAYON_NUM_THREADS, at its first batch, which opening one already is; and
+                    TOKENIZERS_PARALLELISM, where "false" means the caller's thread only
+    sentencepiece   no variable: SentencePieceTokenizer(num_threads=n), 1 by default, is pickled
+    gigatoken       runs in the caller's thread
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from shardmill.arguments import whole_number
+from shardmill.errors import (
+    EngineMismatchError,
+    MissingExtraError,
+    OptionError,
+    TokenizerError,
+    missing_extra,
+)
+from shardmill.protocols import Encoder, Texts, Tokenizer
+from shardmill.records import JSON, IntArray, OffsetArray, Ragged
+from shardmill.storage.atomic import atomic_write, cache_folder
+from shardmill.tokenizers.base import (
+    EngineSource,
+    as_list,
+    fingerprint_of,
+    is_arrow,
+    num_bytes,
+    slices,
+    surrogate_error,
+)
+from shardmill.tokenizers.battery import BATTERY_VERSION, battery_sha256, battery_texts
+
+_log = logging.getLogger(__name__)
+
+CORPUS_BYTES = 2 * 2**20
+FAST_FROM_BYTES = 32 * 2**20
+SAMPLE_ONE_IN = 2048
+_PER_COMPARISON = 2**17  # characters: the reference takes a kilobyte of memory for some
+
+EngineChoice = Literal["reference", "fast", "auto"]
+EngineCheck = Literal["sample", "full"]
+
+
+class FastEngine(ABC):
+    """An encoder that could replace a tokenizer's reference engine; opening it proves nothing.
+
+    Ids come as one flat array, never as Python ints.
+    """
+
+    name: ClassVar[str]  # of its package
+
+    def __init__(self, source: EngineSource) -> None:
+        try:
+            self._engine = self._load(source)
+        except ImportError as missing:
+            raise missing_extra(self.name, "fast") from missing
+        except (ValueError, RuntimeError, TypeError) as problem:
+            raise TokenizerError(f"{self.name} cannot load this model: {problem}") from problem
+        self.version = version(self.name)
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        listed = as_list(texts)
+        try:
+            return self._encode(listed)
+        except (TypeError, UnicodeError) as problem:
+            raise surrogate_error(listed) from problem
+
+    @abstractmethod
+    def _load(self, source: EngineSource) -> Any: ...
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> Ragged: ...
+
+
+class FastokensEngine(FastEngine):
+    """Byte-level BPE from a tokenizer.json.
+
+    It would use all cores, and a build on two cores took a fifth longer for it. So unless
+    FASTOKENS_BPE_THREADS is set, one core is left for reading and writing.
+    """
+
+    name = "fastokens"
+
+    def _load(self, source: EngineSource) -> Any:
+        import fastokens
+
+        # The engine reads this variable once, when it first encodes.
+        num_cores = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):  # the system knows which ones this process may use
+            num_cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("FASTOKENS_BPE_THREADS", str(max(1, num_cores - 1)))
+        engine = fastokens.Tokenizer.from_json_str(source.model.decode())
+        engine.enable_segment_cache(0)  # an environment variable may have turned it on
+        return engine
+
+    def _encode(self, texts: list[str]) -> Ragged:
+        ids, offsets = self._engine.encode_batch_flat(
+            texts, add_special_tokens=False, split_special_tokens=True
+        )
+        return Ragged(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64))
+
+
+class GigatokenEngine(FastEngine):
+    """BPE from a tokenizer.json or a SentencePiece model; runs in the caller's thread."""
+
+    name = "gigatoken"
+
+    def _load(self, source: EngineSource) -> Any:
+        import gigatoken
+
+        if source.kind == "sentencepiece":
+            return gigatoken.Tokenizer.from_sentencepiece(source.model)
+        return gigatoken.Tokenizer.from_json(source.model)
+
+    def _encode(self, texts: list[str]) -> Ragged:
+        if not texts:
+            return Ragged(np.empty(0, np.uint32), np.zeros(1, np.int64))
+        layout = self._engine.encode_batch(texts, parallel=False).layout
+        offsets = np.asarray(layout.offsets.data).astype(np.int64)
+        values = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        return Ragged(values, offsets - offsets[0])
+
+
+_ENGINES: dict[str, type[FastEngine]] = {
+    engine.name: engine for engine in (FastokensEngine, GigatokenEngine)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    engines: tuple[FastEngine, ...]  # best first
+    refusals: tuple[str, ...]  # one sentence per engine that is no candidate
+
+
+def fast_candidates(tokenizer: object) -> Candidates:
+    """Every fast engine that loads this tokenizer's model."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    if source is None:
+        return Candidates((), (f"{type(tokenizer).__name__} has no fast engine",))
+    names = _names(source)
+    if not names and source.facts.get("looks_around"):
+        why = "no fast engine is trusted with added tokens that strip or ask for a word's border"
+        return Candidates((), (why,))
+    if not names:
+        facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
+        return Candidates((), (f"no fast engine takes {source.kind} models with {facts}",))
+    engines: list[FastEngine] = []
+    refusals: list[str] = []
+    for name in names:
+        try:
+            engines.append(_ENGINES[name](source))
+        except (MissingExtraError, TokenizerError) as problem:
+            refusals.append(str(problem))
+    return Candidates(tuple(engines), tuple(refusals))
+
+
+def open_fast(tokenizer: object, name: str) -> FastEngine:
+    """One engine by its name, with this tokenizer's model; an error if it is no candidate."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    if source is None or name not in _names(source):
+        raise TokenizerError(
+            f"{name!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this build?"
+        )
+    return _ENGINES[name](source)
+
+
+def _names(source: EngineSource) -> list[str]:
+    facts = source.facts
+    if source.kind == "tokenizer.json" and facts["model_type"] == "BPE":
+        # Engines differ on added tokens that strip whitespace or ask for a word's border, and no
+        # battery is long enough to show that one never will.
+        return [] if facts["looks_around"] else ["fastokens", "gigatoken"]
+    # gigatoken's SentencePiece normaliser gives other ids, so only models without one qualify.
+    is_bpe = source.kind == "sentencepiece" and facts["model_type"] == "bpe"
+    return ["gigatoken"] if is_bpe and facts["byte_fallback"] and facts["identity"] else []
+
+
+class ChosenEncoder:
+    """The encoder of one build.
+
+    With a fast engine, at least one byte in 2,048 so far is encoded by the reference too (all of
+    them with check="full"). Which documents are compared depends only on the sequence of calls.
+    """
+
+    def __init__(
+        self,
+        reference: Tokenizer,
+        fast: FastEngine | None,
+        *,
+        check: EngineCheck,
+        produced_by: dict[str, JSON],
+    ) -> None:
+        self._reference = reference
+        self._fast = fast
+        self._check = check
+        self.produced_by = produced_by  # the record for the manifest
+        self.bytes_seen = 0
+        self.bytes_compared = 0
+        self.documents_compared = 0
+        self._calls = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """An engine is memory and threads of this process."""
+        raise TokenizerError(
+            f"{self!r} stays in its process; send the tokenizer and produced_by, and open the "
+            "engine there with reopen_encoder(tokenizer, produced_by)"
+        )
+
+    @property
+    def is_fast(self) -> bool:
+        return self._fast is not None
+
+    def encode_batch(self, texts: Texts) -> Ragged:
+        """The ids of each text; EngineMismatchError if a compared document differs."""
+        ids = self.encode_unwatched(texts)
+        self.watch(texts, ids)
+        return ids
+
+    def encode_unwatched(self, texts: Texts) -> Ragged:
+        """The ids of each text, not compared yet: give them to `watch` before they are kept.
+
+        The two halves of `encode_batch`, for a caller with a thread for each.
+        """
+        if self._fast is None:
+            return self._reference.encode_batch(texts)
+        ids = self._fast.encode_batch(texts)
+        if len(ids) != len(texts):
+            raise EngineMismatchError(
+                f"{self._fast.name} gave {len(ids):,} sequences for {len(texts):,} texts; build "
+                "with {engine}",
+                engine="reference",
+            )
+        return ids
+
+    def watch(self, texts: Texts, ids: Ragged) -> None:
+        """Compare a sample of what was encoded. Call it with the batches in order."""
+        if self._fast is None or not len(texts):
+            return
+        numbers = self._choose_sample(num_bytes(texts)).tolist()
+        sample = [_text(texts, number) for number in numbers]
+        wanted = self._reference.encode_batch(sample)
+        for number, text, right in zip(numbers, sample, wanted, strict=True):
+            if not np.array_equal(right, ids[number]):
+                raise EngineMismatchError(
+                    f"{self._fast.name} {self._fast.version} is not this tokenizer: "
+                    f"{_describe_difference(self._reference, text, right, ids[number])}; "
+                    "build with {engine}",
+                    engine="reference",
+                )
+        self.documents_compared += len(sample)
+        self.bytes_compared += int(num_bytes(sample).sum())
+
+    def _choose_sample(self, sizes: OffsetArray) -> OffsetArray:
+        """The documents to compare: none while we are ahead, else as many as catch up."""
+        self.bytes_seen += int(sizes.sum())
+        self._calls += 1
+        if self._check == "full":
+            return np.arange(len(sizes))
+        missing = -(-self.bytes_seen // SAMPLE_ONE_IN) - self.bytes_compared
+        if missing <= 0:
+            return np.empty(0, np.int64)
+        # Start elsewhere in every call, so that the sample is not all first documents.
+        order = (np.arange(len(sizes)) + (self._calls - 1) * 7919) % len(sizes)
+        stop = int(np.searchsorted(np.cumsum(sizes[order]), missing)) + 1
+        return order[:stop]
+
+    def __repr__(self) -> str:
+        return f"ChosenEncoder({self.produced_by['engine']!r}, check={self._check!r})"
+
+
+def choose_encoder(
+    tokenizer: Tokenizer,
+    *,
+    engine: EngineChoice = "auto",
+    check: EngineCheck = "sample",
+    corpus: Sequence[str] = (),
+    size_hint: int | None = None,
+) -> ChosenEncoder:
+    """The encoder for a build that begins with the texts `corpus`.
+
+    "auto" tries fast engines if about `size_hint` bytes (None: unknown) make the proof worth its
+    seconds, and falls back to the reference; "fast" raises if none is proved.
+    """
+    if engine not in ("reference", "fast", "auto"):
+        raise OptionError("{engine}: wanted reference, fast or auto", engine=engine)
+    _check_check(check)
+    if engine == "reference":
+        return _chosen(tokenizer, None, check, {"reason": "asked for"}, [])
+    if engine == "auto" and size_hint is not None and size_hint < FAST_FROM_BYTES:
+        reason = f"input under {FAST_FROM_BYTES // 2**20} MiB"
+        return _chosen(tokenizer, None, check, {"reason": reason}, [])
+    candidates = fast_candidates(tokenizer)
+    rejected: list[JSON] = []
+    for fast in candidates.engines:
+        proof, difference = _prove(tokenizer, fast, corpus)
+        if difference is None:
+            compared = f"1/{SAMPLE_ONE_IN} of the bytes" if check == "sample" else "everything"
+            outcome: dict[str, JSON] = {"check": compared, "proof": proof}
+            return _chosen(tokenizer, fast, check, outcome, rejected)
+        _log.warning("%s %s is not used: %s", fast.name, fast.version, difference)
+        rejected.append({"engine": fast.name, "version": fast.version, "difference": difference})
+    if engine == "fast":
+        reasons = "; ".join([*candidates.refusals, *(str(item) for item in rejected)])
+        failure = EngineMismatchError if rejected else TokenizerError
+        raise failure(
+            f"no fast engine for {tokenizer!r}: {reasons}; build with {{engine}}", engine="auto"
+        )
+    reason = "every fast engine differed" if rejected else "no fast engine for this model"
+    return _chosen(tokenizer, None, check, {"reason": reason}, rejected)
+
+
+def _chosen(
+    tokenizer: Tokenizer,
+    fast: FastEngine | None,
+    check: EngineCheck,
+    outcome: dict[str, JSON],
+    rejected: list[JSON],
+) -> ChosenEncoder:
+    """The encoder with its record; `outcome` says why it was chosen."""
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    reference = source.library if source else type(tokenizer).__name__
+    engine = reference if fast is None else fast.name
+    why = outcome.get("reason", "proved equal")
+    _log.info("engine: %s (%s); the reference is %s", engine, why, reference)
+    produced_by: dict[str, JSON] = {
+        "engine": engine,
+        "reference": reference,
+        "versions": _versions(tokenizer, fast),
+        **outcome,
+        **({"rejected": rejected} if rejected else {}),
+    }
+    return ChosenEncoder(tokenizer, fast, check=check, produced_by=produced_by)
+
+
+def reopen_encoder(
+    tokenizer: Tokenizer, produced_by: Mapping[str, JSON], *, check: EngineCheck = "sample"
+) -> ChosenEncoder:
+    """The encoder that `choose_encoder` gave for an equal tokenizer in another process.
+
+    `produced_by` is its record, as it is or decoded from JSON. The versions must be the same. Every
+    worker compares its own sample, at least one byte in 2,048 of what it encodes.
+    """
+    _check_check(check)
+    engine, reference = produced_by.get("engine"), produced_by.get("reference")
+    if not isinstance(engine, str) or not isinstance(reference, str):
+        raise TokenizerError(
+            f"not the record of a chosen engine: {dict(produced_by)!r:.200}; wanted the "
+            "produced_by of the encoder that the parent chose"
+        )
+    fast = None if engine == reference else open_fast(tokenizer, engine)
+    found, wanted = _versions(tokenizer, fast), produced_by.get("versions")
+    if found != wanted:
+        raise TokenizerError(
+            f"the engine was proved with {wanted}, but this process has {found}; install the same "
+            "versions everywhere, or build again"
+        )
+    return ChosenEncoder(tokenizer, fast, check=check, produced_by=dict(produced_by))
+
+
+def thread_limits(num_threads: int) -> dict[str, str]:
+    """Environment variables for a process whose engines use this number of threads."""
+    whole_number(num_threads, "num_threads")
+    return {
+        "FASTOKENS_BPE_THREADS": str(num_threads),
+        "RAYON_NUM_THREADS": str(num_threads),
+        "TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false",
+    }
+
+
+def _check_check(check: EngineCheck) -> None:
+    if check not in ("sample", "full"):
+        raise OptionError("{check}: wanted sample or full", check=check)
+
+
+def _versions(tokenizer: Tokenizer, fast: FastEngine | None) -> dict[str, JSON]:
+    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    found: dict[str, JSON] = {} if fast is None else {fast.name: fast.version}
+    if source is not None:
+        found[source.library] = source.library_version
+    return found
+
+
+def _text(texts: Texts, number: int) -> str:
+    one = texts[number]
+    return str(one.as_py() if is_arrow(texts) else one)  # type: ignore[union-attr]
+
+
+def _prove(
+    tokenizer: Tokenizer, fast: FastEngine, corpus: Sequence[str]
+) -> tuple[dict[str, JSON], str | None]:
+    """The proof for the manifest, or the first difference.
+
+    Compares the whole battery, with the model's own special strings, and the first two megabytes
+    of the corpus.
+    """
+    source: EngineSource = tokenizer.engine_source  # type: ignore[attr-defined]
+    specials = [
+        tokenizer.decode([number]) for number in sorted({*tokenizer.special_token_ids().values()})
+    ]
+    added = source.facts.get("added_tokens")
+    tokens = [str(text) for text in added] if isinstance(added, list) else []
+    battery = list(battery_texts(specials, tokens))
+    extent = _extent(battery)
+    facts: dict[str, JSON] = {
+        "battery": [BATTERY_VERSION, extent["sha256"]],
+        "tokenizer": tokenizer.fingerprint,
+        "engine": [fast.name, fast.version],
+        "reference": [source.library, source.library_version],
+        "machine": platform.machine(),
+    }
+    cached = cache_folder("engine-proofs") / f"{fingerprint_of(facts)}.json"
+    known = _read_cache(cached, facts)
+    if known is None:
+        _log.info("comparing %s with %s on the battery", fast.name, source.library)
+        known = {"facts": facts, "difference": compare(tokenizer, fast, battery)}
+        _write_cache(cached, known)
+    difference = known["difference"]
+    if difference is not None:
+        return {}, f"battery: {difference}"
+    stop = int(np.searchsorted(np.cumsum(num_bytes(corpus)), CORPUS_BYTES)) + 1
+    first = list(corpus[:stop])
+    difference = compare(tokenizer, fast, first)
+    if difference is not None:
+        return {}, f"corpus: {difference}"
+    return {"battery": {"version": BATTERY_VERSION, **extent}, "corpus": _extent(first)}, None
+
+
+def _extent(texts: Sequence[str]) -> dict[str, JSON]:
+    size = int(num_bytes(texts).sum())
+    return {"documents": len(texts), "bytes": size, "sha256": battery_sha256(texts)}
+
+
+def compare(tokenizer: Encoder, engine: Encoder, texts: Sequence[str]) -> str | None:
+    """The first difference in words, or None."""
+    for group in slices(texts, _PER_COMPARISON):
+        wanted, found = tokenizer.encode_batch(group), engine.encode_batch(group)
+        if len(found) != len(wanted):
+            return f"{len(group)} texts gave {len(found)} sequences"
+        if wanted == found:
+            continue
+        for text, right, given in zip(group, wanted, found, strict=True):
+            if not np.array_equal(right, given):
+                return _describe_difference(tokenizer, text, right, given)
+    return None
+
+
+def _describe_difference(tokenizer: Encoder, text: str, wanted: IntArray, found: IntArray) -> str:
+    """Where two encodings of a text part, with the text before it and the ids of both."""
+    shorter = min(len(wanted), len(found))
+    unequal = np.flatnonzero(wanted[:shorter] != found[:shorter])
+    start = int(unequal[0]) if len(unequal) else shorter
+    before = ""
+    decode = getattr(tokenizer, "decode", None)
+    if decode is not None:
+        before = f", after {decode(wanted[max(0, start - 8) : start])!r}"
+    return (
+        f"text {text[:60]!r}{'...' if len(text) > 60 else ''} ({len(text):,} characters): from "
+        f"token {start:,} on{before} the reference gives {wanted[start : start + 8].tolist()}, the "
+        f"fast engine {found[start : start + 8].tolist()}"
+    )
+
+
+def _read_cache(path: Path, facts: dict[str, JSON]) -> dict[str, Any] | None:
+    """What `_write_cache` wrote for these facts; anything unexpected counts as unknown."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or set(found) != {"facts", "difference"}:
+        return None
+    is_text = found["difference"] is None or isinstance(found["difference"], str)
+    return found if is_text and found["facts"] == facts else None
+
+
+def _write_cache(path: Path, known: dict[str, Any]) -> None:
+    """Best effort: without it the next run takes some seconds longer."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(json.dumps(known).encode())
+    except OSError as problem:
+        _log.info("the proof is not cached: %s", problem)

@@ -1,0 +1,80 @@
+"""Tokenizers that are slow, fail or die in a worker: a worker imports them from here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from shardmill.errors import EngineMismatchError
+from shardmill.records import Ragged
+from shardmill.tokenizers import ByteTokenizer
+from shardmill.tokenizers.base import as_list
+
+
+class Slow(ByteTokenizer):
+    """Gives a killer time."""
+
+    def encode_batch(self, texts) -> Ragged:
+        time.sleep(0.03)
+        return super().encode_batch(texts)
+
+
+class Wide(ByteTokenizer):
+    """One text in it has an id that fits no shard; it says it has few ids."""
+
+    def encode_batch(self, texts) -> Ragged:
+        ids = super().encode_batch(texts)
+        bad = [number for number, text in enumerate(as_list(texts)) if "poison" in text]
+        values = ids.values.astype("int64")
+        for number in bad:
+            values[ids.offsets[number]] = 70_000
+        return Ragged(values, ids.offsets)
+
+
+class Differing(ByteTokenizer):
+    """A fast engine that fails its check once, where a file says so; the file is then removed."""
+
+    def encode_batch(self, texts) -> Ragged:
+        mark = os.environ.get("TESTS_DIFFERS")
+        if mark and in_a_worker() and Path(mark).exists():
+            Path(mark).unlink()
+            raise EngineMismatchError("it differs on 'x'")
+        return super().encode_batch(texts)
+
+
+def in_a_worker() -> bool:
+    """Whether this is a worker: it was started to run code from its arguments."""
+    return sys.argv[0] == "-c"
+
+
+class Deadly(ByteTokenizer):
+    """Kills its process at a text that holds what the environment calls poison."""
+
+    def encode_batch(self, texts) -> Ragged:
+        poison = os.environ.get("TESTS_POISON")
+        if poison and any(poison in text for text in as_list(texts)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode_batch(texts)
+
+
+class Watched(ByteTokenizer):
+    """Slow, and seen: it leaves a mark `parent-process` in the folder that the environment names.
+    Where that holds a file `poison` it kills its process at a text with those words, and with a
+    file `poison once` only the first time; with a file `blind` the input is not there."""
+
+    def encode_batch(self, texts) -> Ragged:
+        folder = os.environ.get("TESTS_WATCHED")
+        if folder:
+            (Path(folder) / f"{os.getppid()}-{os.getpid()}").touch()
+            if (Path(folder) / "blind").exists():
+                raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
+            for poison in Path(folder).glob("poison*"):
+                if any(poison.read_text() in text for text in as_list(texts)):
+                    if poison.name == "poison once":
+                        poison.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.03)
+        return super().encode_batch(texts)

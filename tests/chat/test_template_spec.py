@@ -1,0 +1,291 @@
+"""Templates as data: files, errors, and what becomes of them with a tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.chat import (
+    KNOWN_TEMPLATES,
+    Insert,
+    Marker,
+    Text,
+    TrainPolicy,
+    bind_template,
+    known_template,
+    load_template_spec,
+    spec_from_json,
+)
+from shardmill.errors import OptionError, TemplateError, TokenizerError
+from shardmill.protocols import Texts, Tokenizer
+from shardmill.records import Conversation, Ragged
+from shardmill.tokenizers import ByteTokenizer, adapt_tokenizer
+from tests.chat.conftest import MARKERS
+
+TOML = """
+name = "small"
+begin = [{marker = "bos"}]
+trim = true
+[roles.user]
+before = [{marker = "usr"}]
+end = [{marker = "eot"}]
+[roles.assistant]
+before = [{marker = "asst"}, {text = "says"}, {text = ": "}]
+end = [{marker = "eot"}]
+after = [{text = "\\n"}]
+[tool_call]
+between = [{text = " and "}]
+before = [{marker = "im_start"}]
+"""
+
+
+def small() -> dict[str, Any]:
+    turn = {"end": [{"marker": "eot"}]}
+    return {
+        "name": "small",
+        "roles": {
+            "user": {"before": [{"marker": "usr"}], **turn},
+            "assistant": {"before": [{"marker": "asst"}], **turn},
+        },
+    }
+
+
+def test_a_toml_file_is_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(TOML)
+    spec = load_template_spec(path)
+    assert (spec.name, spec.begin, spec.trim) == ("small", (Marker("bos"),), True)
+    assert spec.roles["assistant"].before == (Marker("asst"), Text("says"), Text(": "))
+    assert spec.roles["assistant"].after == (Text("\n"),)
+    assert spec.tool_call == Insert(between=(Text(" and "),), before=(Marker("im_start"),))
+    assert (spec.reasoning, spec.tools, spec.fold_system) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", KNOWN_TEMPLATES)
+def test_a_known_template_written_to_a_json_file_is_the_same_template(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "template.json"
+    path.write_text(json.dumps(known_template(name).to_json()))
+    assert load_template_spec(path) == known_template(name)
+
+
+def change(path: str, value: object) -> dict[str, Any]:
+    """The small template with one thing changed; None takes it away."""
+    data = copy.deepcopy(small())
+    *way, last = path.split(".")
+    place = data
+    for key in way:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (change("role", {}), r"unknown key 'role'; did you mean 'roles'\?"),
+        (change("roles.user.befor", []), r"roles.user: unknown key 'befor'; did you mean 'before'"),
+        (change("roles.human", {}), "roles: unknown key 'human'; known here: system, user"),
+        (change("roles.user.before", [{"mark": "usr"}]), r"before\[0\]: unknown key 'mark'; did"),
+        (change("reasoning", {"between": []}), "reasoning: unknown key 'between'"),
+        (change("name", None), "name is None"),
+        (change("name", 3), "name is 3"),
+        (change("roles", None), "roles is None, wanted an object"),
+        (change("roles.user", None), "roles has no user"),
+        (change("roles.user.before", []), "roles.user.before: has no marker"),
+        (change("roles.user.before", [{"text": "U:"}]), "has no marker, so text could imitate"),
+        (change("roles.assistant.end", None), "roles.assistant.end: has no marker"),
+        (change("roles.user.before", "usr"), "before is 'usr', wanted a list of pieces"),
+        (change("begin", [{"marker": "a", "text": "b"}]), r"begin\[0\] is .* wanted"),
+        (change("begin", [{}]), r"begin\[0\] is \{\}, wanted"),
+        (change("begin", [{"text": ""}]), r"begin\[0\].text is '', wanted a text"),
+        (change("begin", [{"text": "\ud800"}]), "wanted a text"),
+        (change("begin", [{"marker": 3}]), r"begin\[0\].marker is 3"),
+        (change("trim", "yes"), "trim is 'yes'"),
+        (change("fold_system", 3), "fold_system 3"),
+        (change("tools", {}), "there is no roles.system"),
+        ([], r"template is \[\], wanted an object"),
+    ],
+)
+def test_a_wrong_template_is_refused_with_the_key(data: object, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        spec_from_json(data)
+
+
+def test_a_system_turn_and_a_folded_system_exclude_each_other() -> None:
+    data = small()
+    data["roles"]["system"] = data["roles"]["user"]
+    data["fold_system"] = "\n"
+    with pytest.raises(TemplateError, match=r"both roles\.system and fold_system"):
+        spec_from_json(data)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TemplateError, match=r"a\.yaml: wanted a file that ends in"):
+        load_template_spec(tmp_path / "a.yaml")
+    with pytest.raises(TemplateError, match=r"gone\.json: cannot be read: No such file"):
+        load_template_spec(tmp_path / "gone.json")
+    for name, data in (("a.json", b"{"), ("a.toml", b"= 3"), ("b.json", b"\xff")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(TemplateError, match=f"{name}: not {name[2:].upper()}"):
+            load_template_spec(tmp_path / name)
+    (tmp_path / "c.json").write_text('{"nam": 1}')
+    with pytest.raises(TemplateError, match=r"c.json: unknown key 'nam'; did you mean 'name'"):
+        load_template_spec(tmp_path / "c.json")
+
+
+def test_an_unknown_name_shows_the_nearest() -> None:
+    with pytest.raises(OptionError, match=r"'chatlm'; did you mean 'chatml'\? Known here: four-"):
+        known_template("chatlm")
+
+
+def byte_tokenizer() -> ByteTokenizer:
+    return ByteTokenizer(byte_offset=20, specials=MARKERS)
+
+
+def test_markers_are_found_by_name_and_by_string(chat_tokenizers: dict[str, Tokenizer]) -> None:
+    for tokenizer in chat_tokenizers.values():
+        names = tokenizer.special_token_ids()
+        by_string = bind_template(known_template("chatml"), tokenizer)
+        assert by_string.markers == {
+            "<|im_start|>": names["im_start"],
+            "<|im_end|>": names["im_end"],
+        }
+        by_name = bind_template(known_template("four-marker"), tokenizer)
+        assert by_name.markers == {name: names[name] for name in ("sys", "usr", "asst", "eot")}
+        assert by_name.marker_ids == {names[name] for name in ("sys", "usr", "asst", "eot")}
+        assert by_name.end_ids == (names["eot"],)
+
+
+def test_a_missing_marker_is_named_with_the_markers_there_are() -> None:
+    few = ByteTokenizer(byte_offset=4, specials={"eot": "<|eot|>", "usr": "<|usr|>"})
+    with pytest.raises(
+        TokenizerError,
+        match=r"'chatml', system.before: the marker '<\|im_start\|>' is not one special token of "
+        r"ByteTokenizer.*which has 'eot' \(0\), 'usr' \(1\); use",
+    ):
+        bind_template(known_template("chatml"), few)
+    with pytest.raises(TokenizerError, match="which has no special tokens"):
+        bind_template(known_template("chatml"), ByteTokenizer())
+
+
+class Own:
+    """A caller's tokenizer: letters, and what the test says of specials."""
+
+    vocab_size = 300
+
+    def __init__(self, specials: dict[str, int], marker: int | None = None) -> None:
+        self.specials, self.marker = specials, marker
+
+    def encode(self, text: str) -> list[int]:
+        return [min(ord(letter), 255) for letter in text]
+
+    def special_token_ids(self) -> dict[str, int]:
+        return self.specials
+
+
+def test_a_callers_tokenizer_is_asked_by_name_and_for_markers() -> None:
+    named = {"sys": 256, "usr": 257, "asst": 258, "eot": 259}
+    template = bind_template(known_template("four-marker"), adapt_tokenizer(Own(named)))
+    conversation = Conversation(messages=[{"role": "assistant", "content": "A"}])
+    rendered = template.render([conversation], TrainPolicy())
+    assert rendered.examples.ids.values.tolist() == [258, 65, 259]
+
+    class Knowing(Own):
+        def marker_id(self, text: str) -> int | None:
+            return {"<|im_start|>": 260, "<|im_end|>": 261}.get(text)
+
+    found = bind_template(known_template("chatml"), adapt_tokenizer(Knowing({})))
+    assert found.marker_ids == {260, 261}
+
+
+@pytest.mark.parametrize(
+    ("specials", "message"),
+    [
+        ({"sys": 256, "usr": 257, "asst": 258, "eot": 258}, "'asst' and 'eot' are both id 258|"
+         "'eot' and 'asst' are both id 258"),
+        ({"sys": 256, "usr": 257, "asst": 258, "eot": -1}, "'eot' is not one special token"),
+        ({"sys": 256, "usr": 257, "asst": 258}, "'eot' is not one special token"),
+    ],
+)  # fmt: skip
+def test_markers_need_different_ids_of_at_least_0(specials: dict[str, int], message: str) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        bind_template(known_template("four-marker"), adapt_tokenizer(Own(specials)))
+
+
+def test_fixed_text_that_becomes_a_marker_is_refused() -> None:
+    data = small()
+    data["roles"]["user"]["before"].append({"text": "ABC"})
+    own = adapt_tokenizer(Own({"usr": 256, "asst": 258, "eot": 66}))
+    with pytest.raises(TokenizerError, match="encodes the plain text 'ABC' to a marker"):
+        bind_template(spec_from_json(data), own)
+
+
+def test_roles_with_the_same_opening_are_refused() -> None:
+    class Deaf(ByteTokenizer):
+        """Every text is one unknown id."""
+
+        def encode_batch(self, texts: Texts) -> Ragged:
+            return Ragged.from_sequences([[20]] * len(texts))
+
+    deaf = Deaf(byte_offset=20, specials=MARKERS)
+    with pytest.raises(TokenizerError, match="one is the beginning of the other"):
+        bind_template(known_template("chatml"), deaf)
+
+
+def test_the_sha256_covers_everything_that_decides_ids_and_mask() -> None:
+    tokenizer = byte_tokenizer()
+    base = bind_template(spec_from_json(small()), tokenizer).describe()
+    assert base["kind"] == "tokens"
+    assert base["name"] == "small"
+    assert base["markers"] == {"usr": 1, "eot": 3, "asst": 2}
+    assert base["end_ids"] == [3]
+    assert base["spec"] == spec_from_json(small()).to_json()
+    assert json.loads(json.dumps(base)) == base
+    renamed = bind_template(spec_from_json(change("name", "other")), tokenizer).describe()
+    assert renamed["sha256"] == base["sha256"]
+    others = [
+        change("trim", True),
+        change("fold_system", ""),
+        change("begin", [{"marker": "bos"}]),
+        change("roles.user.after", [{"text": "\n"}]),
+        change("reasoning", {}),
+        change("tool_call", {}),
+        change("roles.assistant.end", [{"marker": "im_end"}]),
+    ]
+    found = {bind_template(spec_from_json(data), tokenizer).describe()["sha256"] for data in others}
+    assert len(found | {base["sha256"]}) == len(others) + 1
+
+
+def test_adjacent_texts_are_encoded_as_one(chat_tokenizers: dict[str, Tokenizer]) -> None:
+    data = small()
+    data["roles"]["user"]["before"] += [{"text": "assis"}, {"text": "tant"}]
+    tokenizer = chat_tokenizers["byte-bpe"]
+    template = bind_template(spec_from_json(data), tokenizer)
+    found = template.pieces["user.before"].ids.tolist()
+    assert found == [tokenizer.special_token_ids()["usr"], *tokenizer.encode("assistant")]
+    assert len(found) < 1 + len(tokenizer.encode("assis")) + len(tokenizer.encode("tant"))
+
+
+def test_an_end_that_opens_the_next_turn_is_refused() -> None:
+    for opener in ("usr", "asst"):
+        data = small()
+        data["roles"]["assistant"]["end"] = [{"marker": "eot"}, {"marker": opener}]
+        with pytest.raises(TemplateError, match="opens turns"):
+            spec_from_json(data)
+
+
+def test_an_opening_that_is_the_beginning_of_another_is_refused() -> None:
+    data = small()
+    data["roles"]["assistant"]["before"] = [{"marker": "usr"}, {"text": "bot:"}]
+    tokenizer = ByteTokenizer(byte_offset=2, specials={"usr": "<|usr|>", "eot": "<|eot|>"})
+    with pytest.raises(TokenizerError, match="the beginning of the other"):
+        bind_template(spec_from_json(data), tokenizer)

@@ -1,0 +1,80 @@
+"""`shardmill tokenizer`: train and info, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmill.cli.options import parse_special
+from shardmill.errors import OptionError
+from tests.tokenizers.conftest import LANGUAGES
+
+
+def shardmill(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardmill", "tokenizer", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_train_prints_a_receipt_and_info_reads_the_model(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(LANGUAGES * 10)
+    done = shardmill(
+        *("train", tmp_path / "*.txt", "--out", tmp_path / "out", "--vocab-size", "400"),
+        *("--model-type", "bpe", "--special", "eot=<end>", "--special", "sys=<system>"),
+    )
+    assert done.returncode == 0, done.stderr
+    size = len((LANGUAGES * 10).encode())
+    assert done.stdout == (
+        f"{tmp_path}/out/spm.model: bpe, 400 ids, sys=1 eot=2, "
+        f"trained on {size:,} of {size:,} bytes\n"
+    )
+    shown = shardmill("info", tmp_path / "out", "--json")
+    facts = json.loads(shown.stdout)
+    assert facts["vocab_size"] == 400
+    assert facts["dtype"] == "uint16"
+    assert facts["special_token_ids"] == {"sys": 1, "eot": 2}
+    assert facts["fast_engines"][0].startswith("gigatoken ")
+    plain = shardmill("info", tmp_path / "out").stdout
+    assert "special_token_ids  sys=1 eot=2\n" in plain
+    assert facts["fingerprint"] in plain
+
+
+def test_train_prints_meta_as_json(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(LANGUAGES * 10)
+    done = shardmill(
+        *("train", tmp_path / "a.txt", "--out", tmp_path / "out", "--vocab-size", "400"),
+        *("--model-type", "byte-bpe", "--max-bytes", "0", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    meta = json.loads(done.stdout)
+    assert meta == json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["max_bytes"] is None
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = shardmill("train", tmp_path / "*.txt", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("shardmill: no input matched ")
+    assert "Traceback" not in done.stderr
+
+
+def test_train_reads_structured_files_through_a_source(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": line}) for line in (LANGUAGES * 10).splitlines()]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    done = shardmill(
+        *("train", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--vocab-size", "400"),
+        *("--model-type", "bpe", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["vocab_size"] == 400
+
+
+def test_specials_are_name_equals_string() -> None:
+    assert parse_special(["eot=<a=b>"]) == {"eot": "<a=b>"}
+    assert parse_special(None) is None
+    for wrong in (["eot"], ["=x"], ["eot="], ["eot=a", "eot=b"]):
+        with pytest.raises(OptionError, match="wanted NAME=STRING"):
+            parse_special(wrong)
