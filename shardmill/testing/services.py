@@ -490,6 +490,11 @@ class _S3Handler(_Handler):
         path = unquote(self.path)
         fault = self.fault(path)
         body = self._body()
+        if len(body) < int(self.headers.get("Content-Length") or 0):
+            # The client was killed while it sent. moto would wait for the rest, and every other
+            # request for moto.
+            self.close_connection = True
+            return
         if fault is not None and fault.status is not None:
             self._answer(fault.status, _ERROR, [], None)
             return

@@ -17,9 +17,12 @@ HEAD, SECOND = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the address o
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """Below the temporary folder, unless sockets in it would get names that are too long."""
+    """Below the temporary folder, unless sockets in it would get names that are too long.
+
+    A build adds 13 characters (/ray-........) and Ray 70, of the 107 that the kernel allows.
+    """
     usual = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="t-", dir=usual if len(usual) <= 20 else "/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="t-", dir=usual if len(usual) <= 13 else "/tmp"))
     try:
         yield folder
     finally:
