@@ -1,8 +1,9 @@
-"""Laws about documents that memory does not hold: refused by place and size, unread."""
+"""Documents that memory does not hold are refused, unread, with their file and size."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from shardmill.sources import (
     limited,
     open_chats,
 )
+from shardmill.sources.formats import parquet
 from shardmill.testing.services import LoopbackS3
 
 MIB = 2**20
@@ -322,3 +324,17 @@ def test_an_empty_row_group_is_within_any_bound(tmp_path):
         writer.write_table(pa.table({"text": pa.array([], pa.string())}))
         writer.write_table(pa.table({"text": ["a"]}))
     assert texts_of(limited(ParquetSource(path), 1000)) == ["a"]
+
+
+def test_no_field_of_a_page_header_hides_the_size_of_its_page() -> None:
+    # Thrift's compact protocol: type 5 is a whole number (zigzag), 1 true, 3 a byte, 7 a double
+    fields = [
+        b"\x15\x00",
+        b"\x15\x90\x4e",
+        b"\x15\x06",
+        b"\x11",
+        b"\x13\x09",
+        b"\x17" + b"\x01" * 8,
+    ]
+    page = b"".join(fields) + b"\x00" + b"abc"
+    assert list(parquet._page_sizes(io.BytesIO(page * 2), 0, 2 * len(page))) == [5000, 5000]

@@ -460,7 +460,8 @@ def _without_nulls(value: Any) -> Any:
 
 _HEADER_BYTES = 2**16  # longer ones hold statistics of odd length
 _UNPACKED, _STORED = 2, 3
-_TRUE, _FALSE, _I16, _I32, _I64, _BINARY, _STRUCT = 1, 2, 4, 5, 6, 8, 12
+_I16, _I32, _I64, _BINARY, _STRUCT = 4, 5, 6, 8, 12
+_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of the values true, false, byte and double
 _MOST_DEPTH = 8
 
 
@@ -498,7 +499,9 @@ def _read_struct(header: BinaryIO, depth: int) -> dict[int, int]:
             header.seek(length, io.SEEK_CUR)
         elif kind == _STRUCT and depth < _MOST_DEPTH:
             _read_struct(header, depth + 1)
-        elif kind not in (_TRUE, _FALSE):  # page headers have nothing else
+        elif kind in _FIXED:
+            header.seek(_FIXED[kind], io.SEEK_CUR)
+        else:  # page headers have neither lists nor maps
             raise _NoHeader
     return numbers
 
