@@ -146,7 +146,7 @@ def _blames(
     """Where some tokens of one document came from."""
     store = lookup.store
     ids, first = stored_ids(store, split, document), document_span(store, split, document)[0]
-    found = lookup.find(split, document, ids)
+    found = lookup.find(split, document)
     spans = [span_finder(lookup.tokenizer, piece, ids) for piece in found.pieces]
     example = None
     if store.is_chat:

@@ -92,7 +92,7 @@ class _Region(NamedTuple):
     """A part of the input, and which of its documents is wanted."""
 
     source: Source
-    index: int  # among the documents that the source gives
+    at: int  # the number of the document among those that the source gives
     feed: int
     rows_before: int | None
     found_by: FoundBy
@@ -155,22 +155,21 @@ class SourceLookup:
             log.warning("%s: has no table of origins: the input is counted", store.folder)
         self._grains: dict[int, Sequence[Source]] = {}
 
-    def find(self, split: str, document: int, stored: IntArray) -> FoundRow:
-        """The row of a document, whose ids are `stored`."""
+    def find(self, split: str, document: int) -> FoundRow:
+        """The row of a document."""
         if self._origins is not None:
             region = self._by_table(self._origins, split, document)
         else:
             region = self._by_counting(split, document)
-        (picked,) = _pick(region.source, self._kept, [region.index]).values()
+        (picked,) = _pick(region.source, self._kept, [region.at]).values()
         text = str(picked.value)
-        encoded = self.tokenizer.encode(text)
-        if not self._is_made_of(stored, encoded, cut=region.cut):
+        if not self._holds(split, document, text, cut=region.cut):
             raise SourceError(
                 f"{self.store.folder}: document {document:,} of split {split!r} holds other "
                 f"tokens than source {region.source.name!r} gives now in its place: the input "
                 "changed where its fingerprint does not look, or the library of the tokenizer did"
             )
-        piece = Piece(0, len(encoded), None, text, text, 0)
+        piece = Piece(0, len(self.tokenizer.encode(text)), None, text, text, 0)
         location = _locate(region, picked)
         return FoundRow(location, region.feed, region.found_by, [piece], "end", text)
 
@@ -195,7 +194,7 @@ class SourceLookup:
         )
         return _Region(
             source=grain or self._sources[feed],
-            index=before + document - firsts[split],
+            at=before + document - firsts[split],
             feed=feed,
             rows_before=rows if numbered else None,
             found_by="origins" if grain else "counting",
@@ -214,7 +213,7 @@ class SourceLookup:
 
     def _by_counting(self, split: str, document: int) -> _Region:
         """The number of a document among all of the one source, without a table."""
-        store = self.store
+        store, source = self.store, self._sources[0]
         if len(self._sources) > 1:
             raise OptionError(
                 f"{store.folder}: was built from {len(self._sources)} sources and has no table of "
@@ -222,10 +221,26 @@ class SourceLookup:
                 "with this version"
             )
         counts = {one: store.num_documents(one) for one in store.splits if store.num_documents(one)}
-        found = {order: _index(counts, order, split, document) for order in self._orders(counts)}
-        if len(set(found.values())) > 1:
-            found = self._proved(counts, found, (split, document))
-        if len(set(found.values())) > 1:
+        # the wanted document, and the first of each split: those show which order is right
+        probes = [(split, document), *((one, 0) for one in counts)]
+        found = {
+            order: [_index(counts, order, *probe) for probe in probes]
+            for order in self._orders(counts)
+        }
+        if len({indexes[0] for indexes in found.values()}) > 1:
+            every = sorted({index for indexes in found.values() for index in indexes})
+            texts = {at: str(one.value) for at, one in _pick(source, self._kept, every).items()}
+            right = {
+                order: indexes
+                for order, indexes in found.items()
+                if all(
+                    self._holds(*probe, texts[index], cut=probe[1] == counts[probe[0]] - 1)
+                    for probe, index in zip(probes, indexes, strict=True)
+                )
+            }
+            # any one when none is right, so that the error is that of the text
+            found = right or dict(list(found.items())[:1])
+        if len({indexes[0] for indexes in found.values()}) > 1:
             orders = " or ".join(",".join(order) for order in found)
             raise OptionError(
                 f"{store.folder}: has equal texts, so its splits may have been filled in the order "
@@ -233,8 +248,8 @@ class SourceLookup:
                 fill=...,
             )
         return _Region(
-            source=self._sources[0],
-            index=next(iter(found.values())),
+            source=source,
+            at=next(iter(found.values()))[0],
             feed=0,
             rows_before=None,
             found_by="counting",
@@ -255,39 +270,16 @@ class SourceLookup:
         else:
             yield from permutations(sorted(counts))
 
-    def _proved(
-        self, counts: dict[str, int], found: dict[_Order, int], wanted: tuple[str, int]
-    ) -> dict[_Order, int]:
-        """The orders in which the first document of each split, and the wanted one, are the right
-        texts; any one when none is, so that the error is that of the text."""
-        probes = {*((one, 0) for one in counts), wanted}
-        indexes = {
-            (order, probe): _index(counts, order, *probe) for order in found for probe in probes
-        }
-        picked = _pick(self._sources[0], self._kept, sorted({*indexes.values()}))
-        right = [
-            order
-            for order in found
-            if all(
-                self._is_made_of(
-                    stored_ids(self.store, split, number),
-                    self.tokenizer.encode(str(picked[indexes[order, (split, number)]].value)),
-                    cut=number == counts[split] - 1,
-                )
-                for split, number in probes
-            )
-        ]
-        return {order: found[order] for order in right or list(found)[:1]}
-
     def _kept(self, texts: Texts, given: int) -> OffsetArray:  # noqa: ARG002
         """Numbers of the texts that became documents: those without tokens did not."""
         if not self._has_empty:
             return np.arange(len(texts))
         return np.flatnonzero(self.tokenizer.encode_batch(texts).lengths > 0)
 
-    def _is_made_of(self, stored: IntArray, ids: Sequence[int], *, cut: bool) -> bool:
-        """Whether a document is this encoded text; with `cut`, whether the text begins with it."""
-        made = np.array([*ids, *self._end], np.int64)
+    def _holds(self, split: str, document: int, text: str, *, cut: bool) -> bool:
+        """Whether this text is the document; with `cut`, whether it begins with it."""
+        stored = stored_ids(self.store, split, document)
+        made = np.array([*self.tokenizer.encode(text), *self._end], np.int64)
         return np.array_equal(stored, made[: len(stored)] if cut else made)
 
 
@@ -342,18 +334,20 @@ class ChatLookup:
             for reason in manifest.ledger.documents.dropped
         )
 
-    def find(self, split: str, document: int, stored: IntArray) -> FoundRow:
-        """The row of a conversation, whose ids are `stored`."""
+    def find(self, split: str, document: int) -> FoundRow:
+        """The row of a conversation."""
 
         def kept(conversations: Sequence[Conversation], given: int) -> OffsetArray:
-            numbers = np.arange(len(conversations))
+            numbers: OffsetArray = np.arange(len(conversations))
             if self._drops:
                 numbers = self._template.render(conversations, self._policy).kept
             splits = self._rule.assign(conversations, first=given)
-            return numbers[splits[numbers] == self._rule.splits.index(split)]
+            mine: OffsetArray = numbers[splits[numbers] == self._rule.splits.index(split)]
+            return mine
 
         (picked,) = _pick(self._source, kept, [document]).values()
         rendered = self._template.render([picked.value], self._policy)
+        stored = stored_ids(self.store, split, document)
         if len(rendered.kept) != 1 or not np.array_equal(rendered.examples.ids.values, stored):
             raise SourceError(
                 f"source {self._source.name!r}: what is in the place of example {document:,} of "

@@ -87,10 +87,9 @@ def _excluded(left: Store, right: Store) -> Iterator[str]:
 
 
 def _trained_shares(a: Manifest, b: Manifest) -> tuple[float, float] | None:
-    ledgers = a.ledger, b.ledger
     before, now = (
-        None if one.chat is None else one.chat.trained_tokens / max(one.tokens.kept, 1)
-        for one in ledgers
+        one.chat and one.chat.trained_tokens / max(one.tokens.kept, 1)
+        for one in (a.ledger, b.ledger)
     )
     return None if before is None or now is None else (before, now)
 
@@ -136,13 +135,40 @@ def changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def _source_changes(before: list[Any], now: list[Any]) -> Iterator[str]:
     """How files are read, then which they are. A manifest may hold anything about its sources."""
-    found = [
-        *changes([_bare(one) for one in before], [_bare(one) for one in now]),
-        *_file_changes(*(dict(_files(sources)) for sources in (before, now))),
+    files: tuple[list[Any], list[Any]] = ([], [])
+    bare = [
+        [_without_files(source, listed) for source in sources]
+        for sources, listed in zip((before, now), files, strict=True)
     ]
+    found = [*changes(*bare), *_file_changes(*map(_by_name, files))]
     if not found and before != now:
         found.append("the same files, recorded with other facts")
     yield from found
+
+
+def _without_files(source: Any, files: list[Any]) -> Any:
+    """A source without its files, where it lists them; they are appended to `files`."""
+    if not isinstance(source, dict):
+        return source
+    bare = dict(source)
+    if isinstance(bare.get("files"), list):
+        files += bare.pop("files")
+    if bare.get("kind") == "concat" and isinstance(bare.get("parts"), list):
+        bare["parts"] = [_without_files(part, files) for part in bare["parts"]]
+    return bare
+
+
+def _by_name(files: list[Any]) -> dict[str, Mapping[str, Any]]:
+    """The entries of files by name, in order; of one name in several sources they are numbered."""
+    found: dict[str, Mapping[str, Any]] = {}
+    seen: dict[str, int] = {}
+    for entry in files:
+        facts = entry if isinstance(entry, dict) else {"file": entry}
+        name = facts.get("file", facts)
+        name = name if isinstance(name, str) else _short(name)
+        seen[name] = seen.get(name, 0) + 1
+        found[name if seen[name] == 1 else f"{name} ({seen[name]})"] = facts
+    return found
 
 
 def _file_changes(
@@ -152,60 +178,18 @@ def _file_changes(
         if names:
             some = ", ".join(sorted(names)[:5])
             yield f"{word} {len(names):,} files: {some}{', ...' if len(names) > 5 else ''}"
-    for name in old:
-        if name in new and _changed(old[name], new[name]):
-            sizes = [entry.get("bytes") for entry in (old[name], new[name])]
+    left, right = [n for n in old if n in new], [n for n in new if n in old]
+    for name in left:
+        pair = old[name], new[name]
+        recorded = (pair[0].keys() & pair[1].keys()) - {"file"}  # by both
+        if any(pair[0][key] != pair[1][key] for key in recorded):
+            sizes = [entry.get("bytes") for entry in pair]
             shown = [f"{size:,}" if isinstance(size, int) else repr(size) for size in sizes]
             yield f"changed {name}: {shown[0]} -> {shown[1]} bytes"
-    left, right = [n for n in old if n in new], [n for n in new if n in old]
     for first, second in zip(left, right, strict=True):
         if first != second:
             yield f"other order of files, first: {first} -> {second}"
             break
-
-
-def _files(sources: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, entry) of all files, in order; files of one name in several sources are numbered."""
-    seen: dict[str, int] = {}
-    for source in sources:
-        for part in _leaves(source):
-            for entry in part["files"] if isinstance(part.get("files"), list) else ():
-                facts = entry if isinstance(entry, dict) else {"file": entry}
-                name = facts.get("file", facts)
-                name = name if isinstance(name, str) else _short(name)
-                seen[name] = seen.get(name, 0) + 1
-                yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), facts
-
-
-def _leaves(source: Any) -> Iterator[Mapping[str, Any]]:
-    if _is_concat(source):
-        for part in source["parts"]:
-            yield from _leaves(part)
-    elif isinstance(source, dict):
-        yield source
-
-
-def _bare(source: Any) -> Any:
-    """A source without its files, where it lists them."""
-    if not isinstance(source, dict):
-        return source
-    bare = _without(source, {"files"} if isinstance(source.get("files"), list) else set())
-    if _is_concat(source):
-        bare["parts"] = [_bare(part) for part in source["parts"]]
-    return bare
-
-
-def _is_concat(source: Any) -> bool:
-    return (
-        isinstance(source, dict)
-        and source.get("kind") == "concat"
-        and isinstance(source.get("parts"), list)
-    )
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the content differs, by the facts that both record."""
-    return any(old[key] != new[key] for key in old.keys() & new.keys() if key != "file")
 
 
 def _split_changes(

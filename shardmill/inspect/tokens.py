@@ -36,6 +36,9 @@ LEAD, TAIL = 32, 8
 """Tokens before and after the wanted ones that are decoded with them: a character has at most four
 bytes, and a tokenizer may look at what comes before a token."""
 
+MOST_VIEW = 10_000
+"""Tokens of a document or row in one answer."""
+
 MOST_TEXT = 300
 """Characters of one token that are shown."""
 
@@ -152,6 +155,7 @@ class Reading:
     texts: TokenTexts | None  # None: there is no tokenizer
     why: str | None  # then: why, and what to do
     markers: IntArray  # ids that are structure
+    name: str | None = None  # of the tokenizer, as it was named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

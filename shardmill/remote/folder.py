@@ -212,9 +212,9 @@ class RemoteFolder:
         parts = {}
         if {"s3", "s3a"} & self.protocols:
             parts = {"chunksize": part_bytes(source.stat().st_size), "max_concurrency": 2}
-        meter = _Callback(on_bytes)
 
         def put(path: str, **how: Any) -> None:
+            meter = fsspec.Callback(hooks={"sent": lambda _, sent: on_bytes(sent)})  # of this try
             self.fs.put_file(str(source), path, callback=meter, **parts, **how)
 
         return self._create(name, put)
@@ -321,18 +321,3 @@ def _code(error: BaseException) -> str:
     answer = getattr(error.__cause__ or error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return str(code or type(error).__name__)
-
-
-class _Callback(fsspec.Callback):  # type: ignore[misc]
-    """fsspec counts in steps; a meter wants the sum of one try."""
-
-    def __init__(self, on_bytes: Callable[[int], None]) -> None:
-        super().__init__()
-        self._on_bytes = on_bytes
-
-    def set_size(self, size: int) -> None:
-        super().set_size(size)
-        self.absolute_update(0)  # a new try
-
-    def call(self, *_: object, **__: object) -> None:
-        self._on_bytes(self.value)
