@@ -19,14 +19,19 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.records import Ragged
 from shardmill.store import PlanOptions, list_plans, open_store, read_plan
 from shardmill.store.plans import LeftOut, check_plan
-from shardmill.testing.packing import assert_packs_every_piece, assert_plan_adds_up, rows_of_plan
 from shardmill.testing.stores import (
     build_small_chat_store,
     build_small_store,
     chat_examples,
     make_examples,
 )
-from tests.packs import FIVE, plan_options
+from tests.packs import (
+    FIVE,
+    assert_packs_every_piece,
+    assert_plan_adds_up,
+    plan_options,
+    rows_of_plan,
+)
 
 
 @settings(deadline=None, max_examples=80)

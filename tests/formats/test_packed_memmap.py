@@ -40,7 +40,7 @@ from shardmill.formats.packed import (
     verify_memmap_shard,
 )
 from shardmill.formats.packed import memmap_writer as writer_module
-from shardmill.testing.packing import Bin, assert_holds_bins, packed_bins
+from tests.formats.packed import Bin, assert_holds_bins, packed_bins
 
 FILES = ["input_ids.npy", "loss_mask.npy", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy"]
 BINS: list[Bin] = [

@@ -18,15 +18,9 @@ from shardmill.formats.packed import ChatStoreSpool, PlanShard, open_packed, pac
 from shardmill.formats.packed import open as planned_module
 from shardmill.formats.packed.open import packed_format
 from shardmill.store import PlanOptions
-from shardmill.testing.packing import (
-    assert_holds_bins,
-    assert_trains_the_same_labels,
-    plain,
-    plain_row,
-    rows_of_plan,
-)
 from shardmill.testing.stores import build_small_chat_store, chat_examples
-from tests.packs import FIVE, plan_options
+from tests.formats.packed import assert_holds_bins, assert_trains_the_same_labels, plain
+from tests.packs import FIVE, plain_row, plan_options, rows_of_plan
 
 SPLIT = PlanOptions(seq_len=6, long="split")
 

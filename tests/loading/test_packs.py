@@ -36,11 +36,10 @@ from shardmill.testing.loading import (
     assert_resume_is_elastic,
     assert_resumes_exactly,
 )
-from shardmill.testing.packing import PlainPiece, plain_row, rows_of_plan
 from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.loading.stores import write_small
-from tests.packs import FIVE, plan_options
+from tests.packs import FIVE, PlainPiece, plain_row, plan_options, rows_of_plan
 
 SPLIT = PlanOptions(seq_len=6, long="split")
 PAD = 7

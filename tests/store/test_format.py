@@ -19,7 +19,6 @@ from shardmill.building import build_plan
 from shardmill.records import Drop, Ragged
 from shardmill.store import PlanOptions, open_store
 from shardmill.store.plans import NAMES, REASONS, LeftOut, PlanFacts, PlanMetrics
-from shardmill.testing.packing import rows_of_plan
 from shardmill.testing.stores import (
     build_small_chat_store,
     build_small_store,
@@ -27,7 +26,7 @@ from shardmill.testing.stores import (
     documents,
     shard_sizes,
 )
-from tests.packs import FIVE, plan_options
+from tests.packs import FIVE, plan_options, rows_of_plan
 
 TEXT = Path(shardmill.store.__file__).with_name("FORMAT.md").read_text()
 

@@ -22,9 +22,8 @@ from shardmill.store import PlanOptions, StoredPlan, open_store, read_plan
 from shardmill.store.readers import PackSpace, open_pack, packed_rows
 from shardmill.store.readers.files import take
 from shardmill.store.readers.packed_rows import fill_rows
-from shardmill.testing.packing import plain_row, rows_of_plan
 from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
-from tests.packs import FIVE, plan_options
+from tests.packs import FIVE, plain_row, plan_options, rows_of_plan
 
 
 def open_rows(store: Path, options: PlanOptions, **more) -> PackSpace:

@@ -27,15 +27,9 @@ from shardmill.store import PlanOptions, list_plans, open_store
 from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, pread, token_space
 from shardmill.store.readers.mapped import AddressRange
 from shardmill.store.readers.token_space import file_system_of, reader_for
-from shardmill.testing.stores import (
-    ShardShape,
-    build_small_chat_store,
-    build_small_store,
-    make_examples,
-    read_shards,
-    write_shards,
-)
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from tests.packs import FIVE
+from tests.store.shards import ShardShape, read_shards, write_shards
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "preadv"), reason="no preadv here")
 

@@ -17,7 +17,7 @@ import pytest
 
 from shardmill.errors import DamagedStoreError
 from shardmill.store.readers import TokenSpace, Windows, mapped
-from shardmill.testing.stores import ShardShape, read_shards, slice_windows, write_shards
+from tests.store.shards import ShardShape, read_shards, slice_windows, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 MIXED = [

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace
-from shardmill.testing.stores import (
+from tests.helpers import wait_for
+from tests.store.shards import (
     ShardShape,
     assert_gathers_exactly,
     assert_reads_exactly,
@@ -24,7 +25,6 @@ from shardmill.testing.stores import (
     shard_shapes,
     write_shards,
 )
-from tests.helpers import wait_for
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)

@@ -34,8 +34,8 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNo
 from shardmill.formats.packed import MemmapShardWriter, pack_from_spool
 from shardmill.sampling import Permutation
 from shardmill.store import PlanOptions
-from shardmill.testing.packing import packed_bins, write_spool
 from shardmill.testing.stores import build_small_chat_store
+from tests.formats.packed import packed_bins, write_spool
 from tests.packs import FIVE
 
 BINS = [

@@ -27,7 +27,6 @@ from shardmill.loading.streaming.documents import (
 from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, frame
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
-from shardmill.testing.loading import UnitsSource
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
     ByteTokenizer,
@@ -38,6 +37,7 @@ from shardmill.tokenizers import (
 )
 from tests.helpers import wait_for
 from tests.loading.streaming.encoded import framing
+from tests.loading.streaming.units import UnitsSource
 
 BYTES = ByteTokenizer(byte_offset=3)
 WORDS = ["a", "bc", "def", "", "\u00e9\u4e2d", "x" * 40]

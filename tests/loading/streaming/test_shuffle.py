@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardmill.loading.streaming.documents import DocumentStream, StreamCursor, StreamOrder
 from shardmill.sources import BatchLimits, MemorySource, open_source
-from shardmill.testing.loading import (
+from tests.loading.streaming.units import (
     UnitsSource,
     assert_stream_resumes,
     epoch_texts,
