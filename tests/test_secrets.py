@@ -28,9 +28,9 @@ from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
 from shardmill.storage import retry
 from shardmill.store import readers as mapped
-from shardmill.testing.services import LoopbackHub, LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.secret_forms import FORMS, seen
+from tests.services import LoopbackHub, LoopbackS3
 
 PACKAGES = (shardmill, blame, building, compare, interop, loading, mapped, remote, shards, sources)
 PACKAGES += (streaming, tokenizer)

@@ -7,18 +7,15 @@ packing.py      rows cover the examples; pack plans add up; packed shards train 
 stores.py       stores of documents and of conversations, and small ones to try things on
 sampling.py     orders are bijections, ranks a cover, mixtures keep their shares
 loading.py      one order on any ranks, exact resume of loaders and streams, exclusions
-services.py     a Hugging Face hub and an S3 server on loopback that fail on request
 
 Import the module you need: `from shardmill.testing.sources import assert_resumes_exactly`. Most
-need hypothesis, `LoopbackS3` moto too: `pip install 'shardmill[dev]'`. docs/testing.md has an
-example of each kind.
+need hypothesis: `pip install 'shardmill[dev]'`. docs/testing.md has an example of each kind.
 """
 
 __all__ = [
     "loading",
     "packing",
     "sampling",
-    "services",
     "sources",
     "stores",
     "tokenizers",

@@ -26,7 +26,7 @@ from shardmill.cli import terminal as stdout
 from shardmill.cli.app import every_command, open_app
 from shardmill.cli.terminal import SafeConsole, indented, one_line, printable, visible
 from shardmill.store.manifest import encode_manifest, read_manifest
-from shardmill.testing.services import LoopbackHub
+from tests.services import LoopbackHub
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\r\x9b2J\x7f\u202eevil\u2066\u200f\u061c\u200b\u2028\ufeffy"
 FORBIDDEN = re.compile(

@@ -20,8 +20,8 @@ from shardmill.cli import main
 from shardmill.records import Ragged
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.storage import retry
-from shardmill.testing.services import LoopbackS3
 from shardmill.testing.stores import build_small_store
+from tests.services import LoopbackS3
 
 _numbers = itertools.count()
 

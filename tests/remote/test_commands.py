@@ -13,8 +13,8 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.remote import push
-from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of
+from tests.services import LoopbackS3
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -11,9 +11,9 @@ from shardmill.errors import StoreError
 from shardmill.records import Ragged
 from shardmill.remote import pull, push
 from shardmill.remote.claims import CLAIM
-from shardmill.testing.services import Fault, LoopbackS3
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
+from tests.services import Fault, LoopbackS3
 
 FAULTS = {
     "503": {"status": 503},

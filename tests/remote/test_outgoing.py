@@ -24,12 +24,12 @@ from shardmill.errors import (
 from shardmill.remote import build_to, pull, push
 from shardmill.remote.build_to import scratch_store
 from shardmill.remote.push import PROBE
-from shardmill.testing.services import Fault, LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.corpora import feeds_of, write_corpus
 from tests.building.parts import Slow
 from tests.building.test_workers_killed import wait_for
 from tests.remote.conftest import Spot, files_of, remote_files
+from tests.services import Fault, LoopbackS3
 
 SPEC = BuildSpec(shard_bytes=20_000)
 

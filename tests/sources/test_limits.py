@@ -34,7 +34,7 @@ from shardmill.sources import (
     open_chats,
 )
 from shardmill.sources.formats import parquet
-from shardmill.testing.services import LoopbackS3
+from tests.services import LoopbackS3
 
 MIB = 2**20
 TINY = BatchLimits(num_bytes=64, num_documents=5)

@@ -37,7 +37,6 @@ from shardmill.sources import (
     open_source,
 )
 from shardmill.storage import retry
-from shardmill.testing.services import Fault, LoopbackHub, LoopbackS3
 from shardmill.testing.sources import (
     Account,
     account,
@@ -49,6 +48,7 @@ from shardmill.testing.sources import (
     json_lines,
 )
 from shardmill.threads import StoppedError
+from tests.services import Fault, LoopbackHub, LoopbackS3
 
 LIMITS = BatchLimits(num_bytes=300, num_documents=9)
 SECRETS = ("the-key-id", "the-secret")
