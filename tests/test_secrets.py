@@ -149,6 +149,7 @@ def test_a_store_built_from_a_signed_url_does_not_contain_it(tmp_path, caplog) -
     assert one == two
 
 
+@pytest.mark.slow
 def test_storage_options_are_in_no_repr_error_or_file(tmp_path, caplog) -> None:
     caplog.set_level("DEBUG", logger="shardmill")
     source = shardmill.MemorySource(["hello"] * 20, name="web")

@@ -34,6 +34,7 @@ from tests.packs import (
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(
     examples=chat_examples(max_examples=12),
@@ -52,6 +53,7 @@ def test_every_piece_is_in_one_row_or_left_out_and_no_label_is_lost(
         assert_plan_adds_up(plan, examples)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples().filter(lambda found: len(found.ids)),

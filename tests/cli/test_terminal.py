@@ -39,6 +39,7 @@ HIEROGLYPHS = range(0x13430, 0x13460)
 """Format characters that are drawn."""
 
 
+@pytest.mark.slow
 def test_every_character_that_acts_or_hides_is_escaped() -> None:
     for number in range(sys.maxunicode + 1):
         character = chr(number)
@@ -236,6 +237,7 @@ with messages("shardmill"), build_progress() as bars:
 """
 
 
+@pytest.mark.slow
 def test_bars_on_a_terminal_show_names_and_obey_none() -> None:
     ours, theirs = pty.openpty()
     done = subprocess.run(

@@ -31,6 +31,7 @@ def plan(tmp_path: Path) -> Path:
     return build_plan(tmp_path / "s", options=SPLIT).path
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(examples=chat_examples(max_examples=10), options=plan_options(), block=st.integers(1, 60))
 def test_bins_are_rows_without_padding_and_with_masks_of_labels(examples, options, block) -> None:
@@ -51,6 +52,7 @@ def test_bins_are_rows_without_padding_and_with_masks_of_labels(examples, option
         assert [plain(found) for found in shard.bins()] == bins
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     examples=chat_examples().filter(lambda found: len(found.ids)),

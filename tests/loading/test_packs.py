@@ -58,6 +58,7 @@ def plain_positions(owner: list[int]) -> list[int]:
     return [at - owner.index(number) for at, number in enumerate(owner)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples(max_examples=10),

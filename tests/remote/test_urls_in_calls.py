@@ -141,6 +141,7 @@ def test_verify_of_an_empty_url_is_not_found(spot: Spot) -> None:
     assert issubclass(ManifestError, ValueError)
 
 
+@pytest.mark.slow
 def test_info_and_verify_read_a_url_on_the_command_line(
     shardmill, make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:

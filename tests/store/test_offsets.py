@@ -34,6 +34,7 @@ def write(folder: Path, shapes: list[tuple[int, str, int]]) -> tuple[list[TokenF
     return files, np.concatenate(tokens)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(
     shapes=st.lists(

@@ -30,6 +30,7 @@ def open_rows(store: Path, options: PlanOptions, **more) -> PackSpace:
     return PackSpace(open_store(store), build_plan(store, options=options), **more)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples(max_examples=10, max_tokens=12),
@@ -154,6 +155,7 @@ def _read(space: PackSpace) -> list[list[int]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_space_reads_in_other_processes(store: Path, method) -> None:
     space = open_rows(store, SPLIT)

@@ -58,6 +58,7 @@ except DamagedStoreError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_shard_cut_after_opening_is_an_error_with_pread_and_kills_a_process_that_maps(tmp_path):
     found = {}
     for reader in ("pread", "mapped"):
@@ -155,6 +156,7 @@ print(len(os.listdir("/proc/self/fd")))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
 def test_thousands_of_shards_are_read_with_256_file_descriptors(tmp_path):
     files = []
@@ -421,6 +423,7 @@ except DamagedStoreError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["web", "packs", "chats"])
 def test_no_file_of_a_small_store_that_is_cut_kills_a_process_that_reads_with_pread(
     store, tmp_path, kind

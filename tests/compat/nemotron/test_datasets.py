@@ -258,6 +258,7 @@ def megatron_slowly(items, length: int, pad: int) -> dict[str, list]:
     return batch
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(bins=packed_bins(pack_size=12, max_bins=5).filter(len), more=st.integers(0, 5))
 def test_the_batch_is_megatrons(bins, more) -> None:

@@ -63,6 +63,7 @@ def framed_slowly(ids, rules):
     return bos + kept + ([rules.eos_id] if whole else []), len(ids) - len(kept)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     documents=st.lists(
@@ -248,6 +249,7 @@ def test_errors_of_the_source_and_of_the_encoder_come_out_in_their_place():
         next(encoded)
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_source_in_a_long_pause():
     began_to_wait, pause, waited = threading.Event(), threading.Event(), threading.Event()
 
@@ -306,6 +308,7 @@ def test_one_block_is_read_ahead_and_no_more():
         assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_a_program_may_end_with_an_open_stream():
     code = """
 from shardmill.sources import MemorySource
