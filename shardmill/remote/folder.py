@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -153,18 +154,15 @@ class RemoteFolder:
         may send without an end: no more is read than a little over `size` bytes.
         """
         if not self.is_web:
+            fetch = partial(fetch_range, self.fs, self.path(name))
             for at in range(start, size, BLOCK):
-                yield at, self.block(name, at, size)
+                stop = min(at + BLOCK, size)
+                yield at, self.call(partial(fetch, at, stop), name)
             return
         for at, piece in self._web_pieces(name, start):
             yield at, piece
             if at + len(piece) > size:
                 return
-
-    def block(self, name: str, start: int, size: int) -> bytes:
-        """`BLOCK` bytes from `start` on, or what is left of a file of `size` bytes."""
-        stop = min(start + BLOCK, size)
-        return self.call(lambda: fetch_range(self.fs, self.path(name), start, stop), name)
 
     def _web_pieces(self, name: str, start: int) -> Iterator[tuple[int, bytes]]:
         headers = {**self.fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}

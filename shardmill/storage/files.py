@@ -359,7 +359,12 @@ def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:
             for index, (old, new) in enumerate(zip(before, now, strict=True))
             for line in describe_difference(old, new, f"{path}[{index}]")
         ]
-    return [] if before == now else [f"{path.lstrip('.')}: {before!r} -> {now!r}"]
+    return [] if before == now else [f"{path.lstrip('.')}: {_short(before)} -> {_short(now)}"]
+
+
+def _short(value: JSON) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _files_in(value: JSON) -> dict[str, JSON] | None:
