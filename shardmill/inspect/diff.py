@@ -117,6 +117,8 @@ def differing_facts(a: Manifest, b: Manifest) -> dict[str, tuple[str, ...]]:
         "splits": list(_split_changes(a.splits, b.splits)),
         "ledger": describe_difference(before["ledger"], now["ledger"]),
     }
+    if not sections["sources"] and sources[0] != sources[1]:
+        sections["sources"] = ["the same files, recorded with other facts"]
     found = {}
     for name, section in sections.items():
         lines = [line.removeprefix(": ") for line in section[:_SHOWN]]
@@ -134,8 +136,8 @@ def _split_changes(
         old, new = (_counts(splits.get(name)) for splits in (before, now))
         found = describe_difference(cast(JSON, old), cast(JSON, new), name)
         if not found and _hashes(before[name]) != _hashes(now[name]):
-            files = describe_difference(*(cast(JSON, _hashes(one[name])) for one in (before, now)))
-            found = [f"{name}: other bytes in {len(files):,} files"]
+            files = _hashes(before[name]).items() ^ _hashes(now[name]).items()
+            found = [f"{name}: other bytes in {len({file for file, _ in files}):,} files"]
         yield from found
 
 

@@ -7,7 +7,7 @@ asked for; of a plan with many rows evenly spread ones are counted, and the answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -344,14 +344,8 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
             for number, first, last in plan.documents
         ]
     return {
-        "sample": plan.sample,
-        "source": plan.source,
+        **asdict(plan),
         "path": str(plan.path),
-        "split": plan.split,
-        "epoch": plan.epoch,
-        "window": plan.window,
-        "start": plan.start,
-        "stop": plan.stop,
         "documents": documents,
         "edges": row.edges.tolist(),
         "view": shown(tokens, reading, trained=row.trained[start:stop], piece=piece),

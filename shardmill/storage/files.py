@@ -386,7 +386,7 @@ def _files_in(value: JSON) -> dict[str, JSON] | None:
 
 def _time(stamp: JSON) -> JSON:
     """Nanoseconds since 1970 as text; anything else as it is."""
-    if not isinstance(stamp, int):
+    if not isinstance(stamp, int) or not 0 <= stamp < 2**63:
         return stamp
     seconds, rest = divmod(stamp, 10**9)
     shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
