@@ -11,8 +11,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from copy import copy
-from dataclasses import replace
 from itertools import accumulate, permutations
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -363,9 +361,7 @@ class ChatLookup:
         source = self._source
         if not isinstance(source, ChatSource):
             return RowLocation(id=found.id)
-        one: Any = copy(source)
-        one._limits = replace(one._limits, num_documents=1)
-        for batch in one.batches(cursor):
+        for batch in source.with_limits(num_documents=1).batches(cursor):
             if number < len(batch.conversations):
                 break
             number -= len(batch.conversations)
