@@ -178,7 +178,9 @@ def _blames(
             start=start,
             stop=stop,
             turn=turn if turn >= 0 else None,
-            role=ROLES[int(example.turn_roles[turn])] if example and turn >= 0 else None,
+            role=ROLES[int(example.turn_roles[turn])]
+            if example is not None and turn >= 0
+            else None,
             part=part,
             found_by=found.found_by,
         )

@@ -8,6 +8,7 @@ often; the rest, at most 58 bytes a document, is in temporary files without a na
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -93,6 +94,8 @@ def _on_disk(dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
     """An array of zeros in a file, which goes with the array. It has one entry more: a file must
     not be empty."""
     with tempfile.TemporaryFile() as file:
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, not a crash later
+            os.posix_fallocate(file.fileno(), 0, (size + 1) * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype, "w+", shape=size + 1)
 
 

@@ -64,14 +64,11 @@ class TokenTexts:
     """The texts of the tokens of one tokenizer. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.decode = tokenizer, tokenizer.decode
         self._known: dict[int, tuple[int, str | None]] = {}  # id: length, and what it adds
         self._lock = threading.Lock()
         anchor = tokenizer.encode("a")[-1:]
         self._anchor = anchor, self.decode(np.array(anchor, np.int64))
-
-    def decode(self, ids: IntArray) -> str:
-        return self.tokenizer.decode(ids)
 
     def fitting(self, ids: IntArray) -> int:
         """How many of the ids may be decoded at once; at least one, if there is one."""
