@@ -1,12 +1,9 @@
-"""Push a finished folder to object storage.
+"""Push a finished folder to object storage. docs/remote.md has the whole protocol.
 
-A remote folder without the manifest is unfinished. The manifest is created last, when every other
-file is there with the right checksum; a file that is there already is not sent again. Another
-folder is never mixed with what is there, and replaces it only on request: the marker first, then
-its manifest goes, then its files. What is excluded there stays excluded, unless replacing was asked
-for. Nothing is overwritten: a file that must go is removed, then created, so that a late request of
-a push that lost its claim cannot change what the next one sent. docs/remote.md has the whole
-protocol.
+The manifest is created last, when every other file is there with the right checksum; a file that is
+there already is not sent again. Another folder is never mixed with what is there. Nothing is
+overwritten: a file that must go is removed, then created, so that a late request of a push that
+lost its claim cannot change what the next one sent.
 """
 
 from __future__ import annotations
