@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from shardmill.chat.policy import ASSISTANT, TrainPolicy, normal_role, trained_turns
+from shardmill.chat.policy import TrainPolicy, normal_role, trained_turns
 from shardmill.records import ROLES, BoolArray, OffsetArray, Ragged
 
 REASONS = {
@@ -54,9 +54,12 @@ def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
     return type(value) is dict or isinstance(value, Mapping)
 
 
-def tool_texts(tools: object) -> tuple[str, ...] | None:
-    """One JSON text per definition, in order; None if one is not a JSON object."""
-    return _texts(tools, lambda tool: _json(tool) if is_object(tool) else None)
+def check_tools(tools: object) -> tuple[str, ...] | str:
+    """One JSON text per definition, in order, or a reason code; None means no tools."""
+    texts = _texts(tools or (), lambda tool: _json(tool) if is_object(tool) else None)
+    if texts is None:
+        return "bad_tools"
+    return texts if all(map(has_bytes, texts)) else "invalid_unicode"
 
 
 def _texts(values: object, write: Callable[[object], str | None]) -> tuple[str, ...] | None:
@@ -136,24 +139,6 @@ def check_messages(messages: object) -> list[CheckedMessage] | str:
             return found
         checked.append(found)
     return checked
-
-
-def reason_to_drop(messages: object, policy: TrainPolicy | None = None) -> str | None:
-    """The first thing wrong with the messages of a conversation, or None.
-
-    A template may have further reasons, such as no support for tools.
-    """
-    checked = check_messages(messages)
-    if isinstance(checked, str):
-        return checked
-    trained = trained_messages(checked, policy or TrainPolicy())
-    return None if trained.any() else why_untrained(checked)
-
-
-def why_untrained(checked: Sequence[CheckedMessage]) -> str:
-    """The reason code of a conversation in which no message is trained."""
-    assistant = any(message.role == ASSISTANT for message in checked)
-    return "nothing_trained" if assistant else "no_assistant"
 
 
 def trained_messages(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> BoolArray:

@@ -400,4 +400,4 @@ def _content(conversation: Conversation, number: int, text: str) -> tuple[str, i
 
 
 def _width(names: Names, template: TokenTemplate) -> int:
-    return sum(len(template.pieces[name].ids) for name in names if name in template.pieces)
+    return sum(len(template.pieces[name]) for name in names if name in template.pieces)

@@ -201,6 +201,8 @@ def test_what_a_jinja_template_cannot_write_is_dropped_with_a_reason() -> None:
     assert show(CHATML, offered) == "dropped: no_place_for_tools"
     broken = Conversation(messages=TWO.messages, tools=["look"])  # type: ignore[list-item]
     assert show(CHATML, broken) == "dropped: bad_tools"
+    torn = Conversation(messages=TWO.messages, tools=[{"name": "\ud800"}])
+    assert show(CHATML, torn) == "dropped: invalid_unicode"
     silent = CHATML.replace(
         "{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}"
     )

@@ -19,11 +19,10 @@ from shardmill.chat.jinja.facts import TemplateFacts, find_preamble
 from shardmill.chat.messages import (
     CheckedMessage,
     check_messages,
-    tool_texts,
+    check_tools,
     trained_messages,
-    why_untrained,
 )
-from shardmill.chat.policy import TrainPolicy
+from shardmill.chat.policy import ASSISTANT, TrainPolicy
 from shardmill.records import ROLES, BoolArray, Conversation
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]*|\s*")
@@ -66,11 +65,13 @@ def render_all(
         return checked
     trained = trained_messages(checked, policy)
     if not trained.any():
-        return why_untrained(checked)
+        said = any(message.role == ASSISTANT for message in checked)
+        return "nothing_trained" if said else "no_assistant"
     messages = as_messages(conversation.messages, checked, facts.arguments)
     tools = conversation.tools or None
-    if tools is not None and tool_texts(tools) is None:
-        return "bad_tools"
+    written = check_tools(tools)
+    if isinstance(written, str):
+        return written
     if facts.arguments == "none" and any(message.calls for message in checked):
         return "no_place_for_tool_calls"
     # Roles are ours; everything else came from outside.
