@@ -12,7 +12,7 @@ fit.py             examples to rows of one length
 from __future__ import annotations
 
 from shardmill.chat.fit import Fit, FittedRows, fit_rows
-from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
+from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
 from shardmill.chat.messages import REASONS
 from shardmill.chat.policy import TRAIN_ON, ChatTemplate, Rendered, TrainPolicy, assistant_mask
 from shardmill.chat.proof import Certificate, prove_mask
@@ -31,7 +31,6 @@ from shardmill.chat.token_template import TokenTemplate, bind_template
 from shardmill.errors import MaskProofError
 
 __all__ = [
-    "JINJA_REASONS",
     "KNOWN_TEMPLATES",
     "REASONS",
     "TRAIN_ON",

@@ -40,13 +40,22 @@ REASONS = {
     "no_place_for_system": "the template has no system messages",
     "system_not_first": "the template puts a system message into the user turn after it, so it "
     "must come first and a user must follow",
-    "mixed_train": "a system message and the user turn it is put into, one trained and one not",
+    "mixed_train": "messages that the template writes as one turn, one trained and one not",
     "no_place_for_tool_results": "the template has no tool turns",
     "no_place_for_tool_calls": "the template has no tool calls",
     "no_place_for_tools": "the template has no tool definitions",
     "no_place_for_reasoning": "the template has no reasoning",
+    "template_refuses": "the template raised an error on this conversation, or wrote far too much",
+    "prefix_changes": "the template writes earlier turns differently when later ones follow",
+    "prompt_changes": "the answer does not follow the template's own generation prompt",
+    "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
+    "content_changed": "the template wrote something other than the message says",
+    "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
+    "trains_others": "the generation blocks hold more than the assistant's words and their end",
+    "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
 }
-"""Reason code -> sentence."""
+"""Reason code -> sentence: what is wrong with the messages, what no template or this one writes,
+and what a Jinja template did with them."""
 
 
 def is_object(value: object) -> TypeGuard[Mapping[str, object]]:

@@ -36,14 +36,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
-from shardmill.chat.jinja.facts import (
+from shardmill.chat.jinja.renderings import (
     ANSWER,
     QUESTION,
+    Renderings,
     TemplateFacts,
+    as_messages,
     find_facts,
+    render_all,
     starts_with_words,
 )
-from shardmill.chat.jinja.renderings import Renderings, as_messages, render_all
 from shardmill.chat.messages import CheckedMessage, check_messages
 from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy
 from shardmill.errors import OptionError, TemplateError
@@ -57,19 +59,6 @@ from shardmill.records import (
     OffsetArray,
     Ragged,
 )
-
-JINJA_REASONS = {
-    "template_refuses": "the template raised an error on this conversation, or wrote far too much",
-    "prefix_changes": "the template writes earlier turns differently when later ones follow",
-    "prompt_changes": "the answer does not follow the template's own generation prompt",
-    "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
-    "content_changed": "the template wrote something other than the message says",
-    "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
-    "trains_others": "the generation blocks hold more than the assistant's words and their end",
-    "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
-    "mixed_train": "messages that the template writes as one turn, one trained and one not",
-}
-"""Reason codes in addition to those of messages.py -> sentence."""
 
 _RULES = 1  # increased when the same template would give other ids or another mask
 _CHARACTERS_PER_CALL = 2**22  # encoded at once

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.chat.jinja import JINJA_REASONS
 from shardmill.chat.messages import REASONS, CheckedMessage
 from shardmill.chat.policy import ASSISTANT, TRAIN_ON, ChatTemplate, TrainPolicy
 from shardmill.chat.proof.counterexample import refusal
@@ -238,7 +237,7 @@ class Judge:
         found = render_one(self._template, conversation, self.policy)
         if isinstance(found, ProofExample):
             return found
-        why = {**REASONS, **JINJA_REASONS}.get(found, "its own reason")
+        why = REASONS.get(found, "its own reason")
         message = f"it was dropped ({found}: {why}), and every template must be able to write it"
         raise Failure(DROPPED + found, message, conversation, self.policy)
 
