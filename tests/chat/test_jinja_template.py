@@ -372,8 +372,8 @@ def test_a_template_that_cannot_be_trained_with_is_refused_when_opened(
 
 
 def test_every_reason_has_a_sentence() -> None:
-    own = {"template_refuses", "prefix_changes", "prompt_changes", "tokens_merge", "content_changed"}
-    own |= {"mask_disagrees", "trains_others", "no_end", "mixed_train"}
+    own = {"template_refuses", "prefix_changes", "prompt_changes", "tokens_merge"}
+    own |= {"content_changed", "mask_disagrees", "trains_others", "no_end", "mixed_train"}
     assert all(len(REASONS[reason]) > 20 for reason in own)
 
 
