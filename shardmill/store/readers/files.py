@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
-from shardmill.records import OffsetArray, TokenFile
+from shardmill.records import IntArray, OffsetArray, TokenFile
 from shardmill.store.layout import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _width(file: TokenFile) -> int:
     return width
 
 
-def running_edges(counts: OffsetArray) -> OffsetArray:
+def running_edges(counts: IntArray) -> OffsetArray:
     """[3, 2] -> [0, 3, 5]."""
     edges = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=edges[1:])

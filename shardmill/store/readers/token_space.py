@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +64,7 @@ _MAX_COPIED = 64 * 2**20
 Values = TypeVar("Values", bound=npt.NDArray[Any])
 
 
-class Reader(Protocol):
-    """What a token space needs from a reader."""
-
-    def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None: ...
-
-    def prefetch(self, starts: OffsetArray, length: int) -> None: ...
+Reader: TypeAlias = mapped.MappedReader | PreadReader
 
 
 class TokenSpace(Closing):
