@@ -30,7 +30,7 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.formats.packed import MemmapShard, PackedShard, open_packed
 from shardmill.formats.packed.files import MANIFEST, read_json
-from shardmill.formats.packed.open import PlanShard, check_pack_size, packed_format, refuse_spool
+from shardmill.formats.packed.formats import PlanShard, packed_format, refuse_spool
 from shardmill.formats.packed.records import path_to_read
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.protocols import Closing
@@ -347,8 +347,10 @@ class GPTSFTPackedMemmapDataset(PackedDataset):
         self.manifest, _ = read_json(Path(file_path), "packed shard")
 
     def _open(self) -> list[PackedShard]:
-        shards = [MemmapShard(path, loss_mask_alignment=self._alignment) for path in self._paths]
-        return [check_pack_size(shard, self._pack_size) for shard in shards]
+        return [
+            MemmapShard(path, pack_size=self._pack_size, loss_mask_alignment=self._alignment)
+            for path in self._paths
+        ]
 
 
 class GPTSFTPackedMultiShardDataset(PackedDataset):

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from shardmill.arguments import is_url, refuse_url
 from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.formats.packed.files import file_sha256
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.memmap import MemmapShardWriter
 from shardmill.formats.packed.pack import pack_with, shard_name
 from shardmill.remote.contents import LARGEST, FileFact, local_contents
 from shardmill.remote.folder import RemoteFolder, folder_at

@@ -27,14 +27,10 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import FileShardWriter, check_plain
 from shardmill.formats.packed.records import (
-    Alignment,
     PackedBin,
+    PackedShard,
     check_bin,
-    checked_alignment,
-    given_pack_size,
-    path_to_read,
 )
-from shardmill.protocols import Closing
 from shardmill.records import IntArray, Ragged
 
 VERSION = "1"
@@ -104,39 +100,31 @@ def _seal(plain: Mapping[bytes, bytes]) -> bytes:
     return digest.hexdigest().encode()
 
 
-class ParquetShard(Closing):
-    """A read-only sequence of bins: a `.parquet` file, or a folder of them. Pickles as its path.
+class ParquetShard(PackedShard):
+    """A `.parquet` file, or a folder of them.
 
-    `pack_size` and `loss_mask_alignment`: for files of others, whose metadata does not state them.
     A bin costs its row group; the last few row groups are kept.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        pack_size: SupportsIndex | None = None,
-        loss_mask_alignment: str | None = None,
-    ) -> None:
-        self.path = path_to_read(path).absolute()
+    def _open(self) -> tuple[int | None, str | None]:
         self._groups: list[tuple[Path, int, str | None]] = []  # file, number in it, digest
         self._firsts = [0]  # the first bin of each, and the number of all
-        files = [self._open(file) for file in _files(self.path)]
-        self.pack_size = _pack_size([file.pack_size for file in files], pack_size, self.path)
-        self.loss_mask_alignment: Alignment = _alignment(
-            [file.loss_mask_alignment for file in files], loss_mask_alignment, self.path
-        )
-        self._given = (pack_size, loss_mask_alignment)
         self._cache: OrderedDict[int, list[Ragged]] = OrderedDict()
+        stated = [self._open_file(file) for file in _files(self.path)]
+        sizes = {size for size, _ in stated if size is not None}
+        alignments = {alignment for _, alignment in stated if alignment is not None}
+        if len(sizes) > 1 or len(alignments) > 1:
+            raise OptionError(
+                f"{self.path}: its files state the pack sizes {sorted(sizes)} and the alignments "
+                f"{sorted(alignments)}; wanted files of one shard"
+            )
+        return min(sizes, default=None), min(alignments, default=None)
 
     def __len__(self) -> int:
         return self._firsts[-1]
 
-    def read_bin(self, bin_id: SupportsIndex) -> PackedBin:
-        """Bin `bin_id`, 0 to len - 1. Neighbours are quick: they share a row group."""
-        number = whole_number(bin_id, "bin_id", least=None)
-        if not 0 <= number < len(self):
-            raise IndexError(f"bin {number:,} of {len(self):,}")
+    def _read(self, number: int) -> PackedBin:
+        """Neighbours are quick: they share a row group."""
         group = bisect_right(self._firsts, number) - 1
         ids, mask, starts = (column[number - self._firsts[group]] for column in self._group(group))
         where = f"{self._groups[group][0]}, bin {number:,}"
@@ -157,14 +145,8 @@ class ParquetShard(Closing):
         """Release the row groups that are kept; may be called again."""
         self._cache.clear()
 
-    def __repr__(self) -> str:
-        return f"ParquetShard({self.path.name!r}, bins={len(self):,}, pack_size={self.pack_size:,})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, *self._given)
-
-    def _open(self, path: Path) -> _Metadata:
-        """Note the row groups of a file; what it states."""
+    def _open_file(self, path: Path) -> tuple[int | None, str | None]:
+        """Note the row groups of a file; the pack size and the alignment that it states."""
         rows, stated = _read_footer(path)
         digests = stated.digests or (None,) * len(rows)
         if len(digests) != len(rows) or stated.num_bins not in (None, sum(rows)):
@@ -176,7 +158,7 @@ class ParquetShard(Closing):
             if count:
                 self._groups.append((path, group, digest))
                 self._firsts.append(self._firsts[-1] + count)
-        return stated
+        return stated.pack_size, stated.loss_mask_alignment
 
     def _group(self, number: int) -> list[Ragged]:
         if number in self._cache:
@@ -261,33 +243,8 @@ def _ragged(column: Any, path: Path, rows: int) -> Ragged:
     return Ragged.from_lengths(flat.to_numpy(), lengths)
 
 
-def _pack_size(stated: list[int | None], given: SupportsIndex | None, path: Path) -> int:
-    sizes = {given_pack_size(size) for size in (*stated, given) if size is not None}
-    if len(sizes) > 1:
-        raise OptionError(f"{path}: pack_size is said to be {sorted(sizes)}; wanted one of them")
-    if given is None and None in stated:
-        raise OptionError(
-            f"{path}: does not say its pack size: pass {{pack_size}}, or turn the file into a "
-            "shard that says it, with `shardmill convert --from parquet --to memmap --pack-size "
-            "N`",
-            pack_size=...,
-        )
-    return sizes.pop()
-
-
-def _alignment(stated: list[str | None], given: str | None, path: Path) -> Alignment:
-    found = {text for text in (*stated, given) if text is not None}
-    if len(found) > 1:
-        raise OptionError(f"{path}: its masks are said to be {sorted(found)}; wanted one of them")
-    return checked_alignment(found.pop()) if found else "label"  # as other programs write it
-
-
 def _damaged(path: Path, error: Exception) -> DamagedStoreError:
     return DamagedStoreError(f"{path}: cannot be read as Parquet ({error!s:.200}); copy it again")
-
-
-def _reopen(path: Path, pack_size: int | None, alignment: str | None) -> ParquetShard:
-    return ParquetShard(path, pack_size=pack_size, loss_mask_alignment=alignment)
 
 
 class ParquetShardWriter(FileShardWriter):
@@ -342,7 +299,7 @@ class ParquetShardWriter(FileShardWriter):
         self._digests.append(_group_digest(columns))
         self._bins = []
 
-    def _complete(self) -> None:
+    def _complete(self) -> dict[str, Any]:
         self._flush()
         values = (VERSION, self.pack_size, self.loss_mask_alignment, self.num_bins)
         plain = {key: str(value).encode() for key, value in zip(_KEYS, values, strict=True)}
@@ -351,12 +308,6 @@ class ParquetShardWriter(FileShardWriter):
         self._file.close()
         with self._temporary.open("rb+") as file:
             os.fsync(file.fileno())
-
-    def _close(self) -> None:
-        if self._file.is_open:
-            self._file.close()
-
-    def _receipt(self) -> dict[str, Any]:
         return {
             "format": "packed_parquet",
             "version": VERSION,
@@ -366,6 +317,10 @@ class ParquetShardWriter(FileShardWriter):
             "num_tokens": self.num_tokens,
             "num_sequences": self.num_sequences,
         }
+
+    def _close(self) -> None:
+        if self._file.is_open:
+            self._file.close()
 
 
 def _lists(column: Ragged) -> Any:
