@@ -15,7 +15,7 @@ from shardmill.formats.packed import (
     ChatStoreSpool,
     LegacyPickleWriter,
     MemmapShardWriter,
-    PackOptions,
+    PackedOptions,
     ParquetShardWriter,
     SequenceSpoolReader,
     SequenceSpoolWriter,
@@ -112,7 +112,7 @@ def test_memory_depends_on_the_tokens_not_on_the_pack_size(tmp_path: Path, kind)
     sequences = [([1, 2, 3], [0, 1, 1]), ([4, 5], [0, 1])]
     spool = write_spool(tmp_path / "spool", sequences)
     size = 2**32 - 1 if kind != "memmap" else 2**24  # as large a row as any disk holds
-    options = PackOptions(packed_storage=STORAGES[kind])
+    options = PackedOptions(packed_storage=STORAGES[kind])
     pack_from_spool(spool, tmp_path, shard_id="a", pack_size=size, options=options)
     shard = open_packed(tmp_path / f"a{ENDINGS[kind]}")
     assert shard.pack_size == size

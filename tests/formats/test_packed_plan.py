@@ -16,7 +16,7 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.formats.convert import convert
 from shardmill.formats.packed import (
     ChatStoreSpool,
-    PackOptions,
+    PackedOptions,
     PlanShard,
     open_packed,
     pack_from_spool,
@@ -81,7 +81,7 @@ def test_a_plan_holds_what_packing_the_store_writes(examples, algorithm, align_t
             Path(top, "out"),
             shard_id="a",
             pack_size=shard.pack_size,
-            options=PackOptions(algorithm=algorithm, align_to=align_to),
+            options=PackedOptions(algorithm=algorithm, align_to=align_to),
         )
         written = open_packed(packed["output_path"])
         assert_holds_bins(shard, [plain(written.read_bin(n)) for n in range(len(written))])

@@ -15,7 +15,7 @@ from shardmill.compat.nemotron import (
     write_memmap_to_cloud,
 )
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreExistsError
-from shardmill.formats.packed import PackOptions, open_packed, pack_from_spool
+from shardmill.formats.packed import PackedOptions, open_packed, pack_from_spool
 from shardmill.formats.packed.memmap import MemmapShardWriter, open_memmap_shard
 from shardmill.remote import pull
 from shardmill.testing.packing import plain, write_spool
@@ -106,7 +106,7 @@ def test_packing_to_any_file_system_gives_the_bytes_of_packing_to_a_disk(
         *(tmp_path / "spool", tmp_path / "local"),
         shard_id="shard_000000",
         pack_size=6,
-        options=PackOptions(packed_storage=storage),
+        options=PackedOptions(packed_storage=storage),
     )
     assert receipt["output_path"].endswith(f"/shard_000000{ENDINGS[storage]}")
     other = {"output_path", "long"}

@@ -16,7 +16,7 @@ from shardmill.formats.packed.memmap import (
     open_memmap_shard,
     verify_memmap_shard,
 )
-from shardmill.formats.packed.pack import PackOptions, pack_from_spool
+from shardmill.formats.packed.pack import PackedOptions, pack_from_spool
 from shardmill.formats.packed.records import PackedBin, PackedShard, PackedShardWriter
 from shardmill.formats.packed.spool import (
     ChatStoreSpool,
@@ -34,7 +34,7 @@ __all__ = [
     "LegacyPickleWriter",
     "MemmapShard",
     "MemmapShardWriter",
-    "PackOptions",
+    "PackedOptions",
     "PackedBin",
     "PackedShard",
     "PackedShardWriter",

@@ -58,7 +58,7 @@ _STORAGES = {  # name -> format, and the suffix of its path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackOptions:
+class PackedOptions:
     """How `pack_from_spool` packs, and the form in which it writes."""
 
     algorithm: str = "best-fit"
@@ -82,13 +82,13 @@ def pack_from_spool(
     *,
     shard_id: str,
     pack_size: SupportsIndex,
-    options: PackOptions | None = None,
+    options: PackedOptions | None = None,
 ) -> dict[str, JSON]:
     """Pack all sequences of `spool` into bins of `pack_size` tokens; the receipt is JSON.
 
     The shard is `output_dir/shard_id`, with `.npy` or `.parquet` for the other storages.
     """
-    given = options or PackOptions()
+    given = options or PackedOptions()
     size, path = given_pack_size(pack_size), _path(output_dir, shard_id, given)
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
     limits = {"max_per_row": given.max_per_row, "align_to": given.align_to, "long": given.long}
@@ -120,7 +120,7 @@ def pack_with(
     (`num_bins` and `bin_indices`), or a list of sequence numbers for each bin, with every sequence
     in exactly one bin. Lengths are given to it as they are after the cut.
     """
-    options = PackOptions(packed_storage=packed_storage, dtype=dtype)
+    options = PackedOptions(packed_storage=packed_storage, dtype=dtype)
     size, path = given_pack_size(pack_size), _path(output_dir, shard_id, options)
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
     plan = _plan_by(packer, reader.lengths(), size)
@@ -158,7 +158,7 @@ def _check_storage(storage: str) -> None:
         raise OptionError(f"packed_storage={storage!r}: wanted one of {(*_STORAGES,)}")
 
 
-def _path(folder: str | Path, shard_id: str, options: PackOptions) -> Path:
+def _path(folder: str | Path, shard_id: str, options: PackedOptions) -> Path:
     refuse_url(folder, "output_dir", instead=WRITE_INSTEAD)
     return Path(folder) / shard_name(shard_id, options.packed_storage)
 
@@ -219,7 +219,7 @@ def _name_of(packer: object) -> str:
 
 
 def _write(
-    reader: Spool, plan: PackPlan, path: Path, options: PackOptions, choices: dict[str, JSON]
+    reader: Spool, plan: PackPlan, path: Path, options: PackedOptions, choices: dict[str, JSON]
 ) -> dict[str, JSON]:
     """Write all rows of the plan; the receipt."""
     trained_labels = untrained_bins = first = 0

@@ -31,7 +31,7 @@ from shardmill.compat.nemotron import (
     create_sft_dataset,
 )
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
-from shardmill.formats.packed import MemmapShardWriter, PackOptions, pack_from_spool
+from shardmill.formats.packed import MemmapShardWriter, PackedOptions, pack_from_spool
 from shardmill.sampling import Permutation
 from shardmill.store import PlanOptions
 from shardmill.testing.packing import packed_bins, write_spool
@@ -185,7 +185,7 @@ def test_the_factory_knows_every_format(tmp_path) -> None:
             *(spool, tmp_path / storage),
             shard_id="s",
             pack_size=5,
-            options=PackOptions(packed_storage=storage),
+            options=PackedOptions(packed_storage=storage),
         )
         dataset = create_sft_dataset(receipt["output_path"])
         assert isinstance(dataset, PackedDataset)
@@ -355,7 +355,7 @@ def test_megatrons_rotary_embedding_sees_our_positions(tmp_path, ranks: int) -> 
     sequences = [([*range(1, n)], [1] * (n - 1)) for n in rng.integers(2, 30, 40).tolist()]
     align = 2 * ranks if ranks > 1 else 1
     spool = write_spool(tmp_path / "spool", sequences)
-    options = PackOptions(align_to=align)
+    options = PackedOptions(align_to=align)
     pack_from_spool(spool, tmp_path, shard_id="a", pack_size=64, options=options)
     dataset = create_sft_dataset(tmp_path / "a")
     batch = collate_packed(
@@ -597,7 +597,7 @@ def test_the_items_of_every_format_are_int32(tmp_path, plan: Path) -> None:
     spool = write_spool(tmp_path / "spool", [([1, 2, 3], [0, 1, 1])], np.int64)
     paths = [plan]
     for storage in ("memmap_v1", "parquet", "legacy_npy_pickle"):
-        form = PackOptions(packed_storage=storage)
+        form = PackedOptions(packed_storage=storage)
         options = {"shard_id": "s", "pack_size": 5, "options": form}
         paths.append(Path(pack_from_spool(spool, tmp_path / storage, **options)["output_path"]))
     for path in paths:
