@@ -18,7 +18,7 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreEx
 from shardmill.formats.packed import PackedOptions, open_packed, pack_from_spool
 from shardmill.formats.packed.memmap import MemmapShardWriter, open_memmap_shard
 from shardmill.remote import pull
-from shardmill.testing.packing import plain, write_spool
+from tests.formats.packed import plain, write_spool
 from tests.helpers import folder_digest
 from tests.remote.conftest import Spot, remote_files
 

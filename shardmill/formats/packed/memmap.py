@@ -15,7 +15,7 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +64,7 @@ from shardmill.formats.packed.records import (
     token_dtype,
 )
 from shardmill.records import JSON, OffsetArray, Ragged
+from shardmill.store.readers.examples import spread
 from shardmill.store.readers.foreign import parse_npy
 
 logger = logging.getLogger(__name__)
@@ -344,7 +345,14 @@ class MemmapShardWriter(FolderWriter):
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
         self._num_starts = self._num_trained = 0
         self._check_disk(path)
-        self._lengths, self._counts, self._first = _tables(self.num_bins)
+        try:  # of each bin: its tokens (0: not written), its number of starts, where they wait
+            self._lengths, self._counts = np.zeros((2, self.num_bins), np.uint32)
+            self._first = np.zeros(self.num_bins, np.int64)
+        except (MemoryError, ValueError) as error:  # numpy raises either, by size
+            raise OptionError(
+                f"num_bins={self.num_bins:,}: a writer takes 16 bytes of memory per bin, more than "
+                "there is; write several shards"
+            ) from error
         super().__init__(path)
 
     def write_bin(
@@ -391,12 +399,6 @@ class MemmapShardWriter(FolderWriter):
                 f"first is {missing[0]:,}: write them, then finalize"
             )
         return super().finalize(check=check)
-
-    def __repr__(self) -> str:
-        return (
-            f"MemmapShardWriter({str(self.target)!r}, num_bins={self.num_bins:,}, "
-            f"pack_size={self.pack_size:,}, dtype={self.dtype.name})"
-        )
 
     def _check_disk(self, target: Path) -> None:
         """Refuse what the disk of `target` cannot hold, before anything is written."""
@@ -456,9 +458,10 @@ class MemmapShardWriter(FolderWriter):
         offsets = np.zeros(self.num_bins + 1, np.int64)
         np.cumsum(self._counts, out=offsets[1:])
         wide = offsets_dtype(self._num_starts)
-        _write_array(folder / "packed_len.npy", self._lengths.astype(INDEX, copy=False))
-        _write_array(folder / "seq_offsets.npy", offsets.astype(wide))
-        self._write_starts(offsets)
+        _write_array(folder / "packed_len.npy", INDEX, len(self._lengths), [self._lengths])
+        _write_array(folder / "seq_offsets.npy", wide, len(offsets), [offsets])
+        _write_array(folder / "seq_starts.npy", INDEX, self._num_starts, self._starts())
+        (folder / _WAITING).unlink()
         self._ids.finish()
         self._masks.finish()
         paths = sorted(folder.iterdir())
@@ -484,24 +487,15 @@ class MemmapShardWriter(FolderWriter):
             manifest["pack_size_rule"] = self.pack_size_rule
         return write_manifest(folder, manifest)
 
-    def _write_starts(self, offsets: OffsetArray) -> None:
-        """Put the starts, which wait in the order of writing, into the order of the bins."""
-        waiting = self._temporary / _WAITING
-        path = self._temporary / "seq_starts.npy"
-        came = np.memmap(waiting, INDEX, "r") if self._num_starts else np.empty(0, INDEX)
-        with path.open("xb") as file:
-            file.write(npy_header(INDEX, (self._num_starts,)))
-            for start in range(0, self.num_bins, _CHUNK):
-                bins = slice(start, start + _CHUNK)
-                counts = self._counts[bins].astype(np.int64)
-                shift = self._first[bins] - offsets[:-1][bins]
-                stop = int(offsets[min(start + _CHUNK, self.num_bins)])
-                places = np.arange(offsets[start], stop) + np.repeat(shift, counts)
-                file.write(np.ascontiguousarray(came[places]).data)
-            file.flush()
-            os.fsync(file.fileno())
-        del came
-        waiting.unlink()
+    def _starts(self) -> Iterator[npt.NDArray[Any]]:
+        """The starts, which wait in the order of writing, in the order of the bins."""
+        if not self._num_starts:
+            return
+        waiting = np.memmap(self._temporary / _WAITING, INDEX, "r")
+        for start in range(0, self.num_bins, _CHUNK):
+            first, counts = (table[start : start + _CHUNK] for table in (self._first, self._counts))
+            places, _ = spread(first, first + counts)
+            yield waiting[places]
 
 
 class _RowFile:
@@ -546,22 +540,11 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def _write_array(path: Path, values: npt.NDArray[Any]) -> None:
-    """A new file with all of `values`, durable."""
+def _write_array(path: Path, dtype: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> None:
+    """A new file with the `count` values of all parts, durable."""
     with path.open("xb") as file:
-        file.write(npy_header(values.dtype.str, values.shape))
-        file.write(np.ascontiguousarray(values).data)
+        file.write(npy_header(dtype, (count,)))
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype).data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _tables(num_bins: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Of each bin: its tokens (0: not written), how many starts it has, and where they wait."""
-    try:
-        lengths, counts = np.zeros((2, num_bins), np.uint32)
-        return lengths, counts, np.zeros(num_bins, np.int64)
-    except (MemoryError, ValueError) as error:  # numpy raises either, by size
-        raise OptionError(
-            f"num_bins={num_bins:,}: a writer takes 16 bytes of memory per bin, more than there "
-            "is; write several shards"
-        ) from error
