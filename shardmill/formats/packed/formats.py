@@ -29,6 +29,7 @@ from shardmill.formats.packed.memmap import MemmapShard, MemmapShardWriter
 from shardmill.formats.packed.records import (
     Alignment,
     PackedBin,
+    PackedBlock,
     PackedShard,
     agreed_alignment,
     agreed_pack_size,
@@ -37,9 +38,10 @@ from shardmill.formats.packed.records import (
 )
 from shardmill.formats.packed.spool import SPOOL
 from shardmill.formats.parity import Parity, difference
+from shardmill.records import OffsetArray
 from shardmill.store import list_plans, refuse_excluded
 from shardmill.store.plans import PACKS, SUFFIX
-from shardmill.store.readers import PackedRows, PackSpace, open_pack
+from shardmill.store.readers import PackSpace, open_pack
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ class PlanShard(PackedShard):
         return self._num_rows
 
     def _read(self, number: int) -> PackedBin:
-        return next(_bins_of(self._opened().rows([number])))
+        return next(self._bins(np.array([number])))
 
     def bins(self) -> Iterator[PackedBin]:
         """All bins in order, many made at a time; none may have an excluded token."""
@@ -155,7 +157,7 @@ class PlanShard(PackedShard):
         refuse_excluded(space.store, space.split, "a conversion")
         step = max(1, _BLOCK // self.pack_size)
         for first in range(0, len(self), step):
-            yield from _bins_of(self._opened().rows(range(first, min(first + step, len(self)))))
+            yield from self._bins(np.arange(first, min(first + step, len(self))))
 
     def close(self) -> None:
         """Release the token files; the next bin opens them again. May be called again."""
@@ -163,19 +165,19 @@ class PlanShard(PackedShard):
             self._rows.close()
         self._rows = None
 
+    def _bins(self, numbers: OffsetArray) -> Iterator[PackedBin]:
+        rows = self._opened().rows(numbers)
+        mask = np.zeros(rows.ids.shape, np.uint8)
+        mask[:, :-1] = rows.trained[:, 1:]  # the first token of a piece is never trained
+        return PackedBlock(
+            input_ids=rows.ids, loss_mask=mask, lengths=rows.used, seq_starts=rows.starts
+        ).bins()
+
     def _opened(self) -> PackSpace:
         if self._rows is None:
             self._rows = copy(self)._rows  # opens the plan again, and refuses another one
         assert self._rows is not None
         return self._rows
-
-
-def _bins_of(rows: PackedRows) -> Iterator[PackedBin]:
-    for number, used in enumerate(rows.used.tolist()):
-        mask = np.zeros(used, np.uint8)
-        mask[:-1] = rows.trained[number, 1:used]  # the first token of a piece is never trained
-        starts = rows.starts[number].astype(np.int64, copy=False)
-        yield PackedBin(input_ids=rows.ids[number, :used], loss_mask=mask, seq_starts=starts)
 
 
 def convert_legacy_to_memmap(

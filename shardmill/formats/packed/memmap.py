@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, SupportsIndex
 
@@ -119,31 +118,12 @@ _KEYS = frozenset(ShardManifest.__struct_fields__) - {"pack_size_rule"}
 _OLD_KEYS = frozenset(ShardManifest.__struct_fields__[:8])  # all that an old shard has
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ArrayFile:
-    """One array whose header and size have been checked."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int  # bytes of the header
-
-    def map(self) -> npt.NDArray[Any]:
-        """The array, read-only, without reading it."""
-        if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
-        try:
-            return np.asarray(np.memmap(self.path, self.dtype, "r", self.offset, self.shape))
-        except (OSError, ValueError) as error:
-            raise DamagedStoreError(f"{self.path}: cannot be mapped: {error}; {_AGAIN}") from error
-
-
 class MemmapShard(PackedShard):
     """A shard whose files are mapped when the first bin is read."""
 
     def _open(self) -> tuple[int, str | None]:
         self.manifest, self.fingerprint = _read_manifest(self.path)
-        self._files = {name: _check_array(self.path, self.manifest, name) for name in ARRAYS}
+        _map_arrays(self.path, self.manifest)  # to check them
         self._maps: dict[str, npt.NDArray[Any]] = {}
         return self.manifest.pack_size, self.manifest.loss_mask_alignment
 
@@ -166,7 +146,7 @@ class MemmapShard(PackedShard):
     def _read(self, number: int) -> PackedBin:
         """Ids and mask are views of the files."""
         if not self._maps:
-            self._maps = {name: file.map() for name, file in self._files.items()}
+            self._maps = _map_arrays(self.path, self.manifest)
         maps, where = self._maps, f"{self.path}, bin {number:,}"
         length = int(maps["packed_len"][number])
         if length > self.pack_size:  # a slice would hide it
@@ -219,10 +199,9 @@ def verify_memmap_shard(folder: str | Path) -> list[str]:
     except StoreError as error:
         return [str(error)]
     problems: list[str] = []
-    files: dict[str, _ArrayFile] = {}
     for name in ARRAYS:
         try:
-            files[name] = _check_array(folder, manifest, name)
+            _map_array(folder, manifest, name)
         except ShardmillError as error:
             problems.append(str(error))
     if problems:
@@ -230,17 +209,18 @@ def verify_memmap_shard(folder: str | Path) -> list[str]:
     for name, entry in (manifest.files or {}).items():
         if file_sha256(folder / name) != entry.sha256:
             problems.append(f"{folder / name}: its sha256 is not the one in the manifest")
-    return problems or _bin_problems(folder, manifest, files)
+    return problems or _bin_problems(folder, manifest)
 
 
-def _bin_problems(folder: Path, manifest: ShardManifest, files: dict[str, _ArrayFile]) -> list[str]:
-    offsets, num_starts = files["seq_offsets"].map(), files["seq_starts"].shape[0]
+def _bin_problems(folder: Path, manifest: ShardManifest) -> list[str]:
+    maps = _map_arrays(folder, manifest)
+    offsets, num_starts = maps["seq_offsets"], len(maps["seq_starts"])
     if offsets[0] != 0 or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] > num_starts:
         return [f"{folder / 'seq_offsets.npy'}: wanted to rise from 0 to {num_starts:,}"]
     step = max(_BLOCK // manifest.pack_size, 1)
     for first in range(0, manifest.num_bins, step):
         # mapped again for each block: pages of earlier blocks do not stay resident
-        maps = {name: file.map() for name, file in files.items()}
+        maps = _map_arrays(folder, manifest)
         bins = slice(first, first + step)
         problem = _block_problem(maps, bins, offsets[first : first + step + 1].astype(np.int64))
         if problem is not None:
@@ -293,8 +273,12 @@ def _manifest_problem(manifest: ShardManifest, fields: dict[str, JSON]) -> str |
     return None
 
 
-def _check_array(folder: Path, manifest: ShardManifest, name: str) -> _ArrayFile:
-    """The file of one array, if its header and size are as the manifest says."""
+def _map_arrays(folder: Path, manifest: ShardManifest) -> dict[str, npt.NDArray[Any]]:
+    return {name: _map_array(folder, manifest, name) for name in ARRAYS}
+
+
+def _map_array(folder: Path, manifest: ShardManifest, name: str) -> npt.NDArray[Any]:
+    """One array, read-only and mapped, if its header and size are as the manifest says."""
     path, (dtype, shape) = folder / f"{name}.npy", manifest.arrays[name]
     try:
         with reading(path), path.open("rb") as file:
@@ -312,7 +296,12 @@ def _check_array(folder: Path, manifest: ShardManifest, name: str) -> _ArrayFile
     num_bytes = offset + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
     if size != num_bytes:
         raise DamagedStoreError(f"{path}: found {size:,} bytes, wanted {num_bytes:,}; {_AGAIN}")
-    return _ArrayFile(path=path, dtype=dtype, shape=shape, offset=offset)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    try:
+        return np.asarray(np.memmap(path, dtype, "r", offset, shape))
+    except (OSError, ValueError) as error:
+        raise DamagedStoreError(f"{path}: cannot be mapped: {error}; {_AGAIN}") from error
 
 
 class MemmapShardWriter(FolderWriter):
@@ -493,8 +482,8 @@ class MemmapShardWriter(FolderWriter):
             return
         waiting = np.memmap(self._temporary / _WAITING, INDEX, "r")
         for start in range(0, self.num_bins, _CHUNK):
-            first, counts = (table[start : start + _CHUNK] for table in (self._first, self._counts))
-            places, _ = spread(first, first + counts)
+            first = self._first[start : start + _CHUNK]
+            places, _ = spread(first, first + self._counts[start : start + _CHUNK])
             yield waiting[places]
 
 

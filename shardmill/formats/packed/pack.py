@@ -105,24 +105,22 @@ def pack_from_spool(
 
 def pack_with(
     packer: object,
-    spool: str | Path | Spool,
-    output_dir: str | Path,
-    *,
+    spool: str | Path,
     shard_id: str,
     pack_size: SupportsIndex,
-    packed_storage: str,
-    dtype: npt.DTypeLike,
+    form: PackedOptions,
+    output_dir: Path,
 ) -> dict[str, JSON]:
     """As `pack_from_spool`, with any packer; what does not fit into a bin is cut and counted.
 
     `packer`: the name of one of ours, or Nemotron's name for it; a function of lengths and pack
     size; or an object whose `pack` takes a list of lengths. It returns a `PackPlan`, an assignment
     (`num_bins` and `bin_indices`), or a list of sequence numbers for each bin, with every sequence
-    in exactly one bin. Lengths are given to it as they are after the cut.
+    in exactly one bin. Lengths are given to it as they are after the cut. `form`: storage, dtype
+    and alignment; the rest of these options is for packers that are chosen by name alone.
     """
-    options = PackedOptions(packed_storage=packed_storage, dtype=dtype)
-    size, path = given_pack_size(pack_size), _path(output_dir, shard_id, options)
-    reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
+    size, path = given_pack_size(pack_size), _path(output_dir, shard_id, form)
+    reader = SequenceSpoolReader(spool)
     plan = _plan_by(packer, reader.lengths(), size)
     metrics = plan.metrics
     num_cut = metrics.num_truncated + metrics.num_dropped
@@ -139,7 +137,7 @@ def pack_with(
         "align_to": plan.align_to,
         "long": "truncate",
     }
-    return {"shard_id": shard_id, **_write(reader, plan, path, options, choices)}
+    return {"shard_id": shard_id, **_write(reader, plan, path, form, choices)}
 
 
 def shard_name(shard_id: str, storage: str) -> str:

@@ -14,9 +14,8 @@ import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +48,7 @@ _ROW_GROUP = 1000  # bins
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Metadata:
+class _Stated(NamedTuple):
     """What a file's metadata states. None: the file is not ours."""
 
     pack_size: int | None = None
@@ -69,11 +67,11 @@ def _group_digest(columns: Sequence[Ragged]) -> str:
     return digest.hexdigest()
 
 
-def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Metadata:
+def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Stated:
     """What a file states, checked against its seal."""
     ours = {key: value for key, value in metadata.items() if key.startswith(_PREFIX)}
     if not ours:
-        return _Metadata()
+        return _Stated()
     if ours.keys() != {*_KEYS, _DIGESTS, _SEAL} or ours.pop(_SEAL) != _seal(ours):
         raise DamagedStoreError(
             f"{path}: its metadata is not as shardmill wrote it: damaged, changed, or of another "
@@ -83,12 +81,8 @@ def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Metadata:
     if version != VERSION:
         raise DamagedStoreError(f"{path}: packed version {version!r}, wanted {VERSION!r}")
     digests = ours[_DIGESTS].decode()
-    return _Metadata(
-        pack_size=int(pack_size),
-        loss_mask_alignment=alignment,
-        num_bins=int(num_bins),
-        digests=tuple(digests[at : at + _DIGITS] for at in range(0, len(digests), _DIGITS)),
-    )
+    groups = tuple(digests[at : at + _DIGITS] for at in range(0, len(digests), _DIGITS))
+    return _Stated(int(pack_size), alignment, int(num_bins), groups)
 
 
 def _seal(plain: Mapping[bytes, bytes]) -> bytes:
@@ -111,8 +105,8 @@ class ParquetShard(PackedShard):
         self._firsts = [0]  # the first bin of each, and the number of all
         self._cache: OrderedDict[int, list[Ragged]] = OrderedDict()
         stated = [self._open_file(file) for file in _files(self.path)]
-        sizes = {size for size, _ in stated if size is not None}
-        alignments = {alignment for _, alignment in stated if alignment is not None}
+        sizes = {one.pack_size for one in stated if one.pack_size is not None}
+        alignments = {one.loss_mask_alignment for one in stated if one.loss_mask_alignment}
         if len(sizes) > 1 or len(alignments) > 1:
             raise OptionError(
                 f"{self.path}: its files state the pack sizes {sorted(sizes)} and the alignments "
@@ -145,8 +139,8 @@ class ParquetShard(PackedShard):
         """Release the row groups that are kept; may be called again."""
         self._cache.clear()
 
-    def _open_file(self, path: Path) -> tuple[int | None, str | None]:
-        """Note the row groups of a file; the pack size and the alignment that it states."""
+    def _open_file(self, path: Path) -> _Stated:
+        """Note the row groups of a file; what it states."""
         rows, stated = _read_footer(path)
         digests = stated.digests or (None,) * len(rows)
         if len(digests) != len(rows) or stated.num_bins not in (None, sum(rows)):
@@ -158,7 +152,7 @@ class ParquetShard(PackedShard):
             if count:
                 self._groups.append((path, group, digest))
                 self._firsts.append(self._firsts[-1] + count)
-        return stated.pack_size, stated.loss_mask_alignment
+        return stated
 
     def _group(self, number: int) -> list[Ragged]:
         if number in self._cache:
@@ -197,7 +191,7 @@ def _open_file(path: Path) -> Any:
     return pq.ParquetFile(str(path), page_checksum_verification=True)
 
 
-def _read_footer(path: Path) -> tuple[list[int], _Metadata]:
+def _read_footer(path: Path) -> tuple[list[int], _Stated]:
     """Bins of each row group, and what the metadata states, if the columns are those of a shard."""
     try:
         with _open_file(path) as file:

@@ -208,7 +208,7 @@ def test_a_pickled_dataset_carries_no_tokens_and_refuses_another_shard(tmp_path)
     data = pickle.dumps(dataset)
     assert len(data) < 4000
     copy = pickle.loads(data)
-    assert copy._shards is None
+    assert copy._shards[0]._maps == {}
     assert copy[3]["input_ids"].tolist() == [7] * 4096
     shutil.rmtree(tmp_path / "a")
     write(tmp_path / "a", [([8], [1], [0])] * 4)
@@ -506,7 +506,7 @@ def test_a_plan_made_again_under_a_dataset_is_refused(plan: Path) -> None:
     assert as_lists(pickle.loads(data)[2])[0] == [1, 10, 11, 12]
     store = plan.parent.parent
     build_plan(store, options=PlanOptions(seq_len=12), name="6-split", overwrite=True)
-    with pytest.raises(DamagedStoreError, match="a shard was written again"):
+    with pytest.raises(DamagedStoreError, match="was written again"):
         pickle.loads(data)[0]
 
 
