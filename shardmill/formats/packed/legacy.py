@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, BinaryIO, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from shardmill.errors import DamagedStoreError, ManifestError, OptionError, StoreError
 from shardmill.formats.packed.files import FileShardWriter, file_sha256, reading, writing
 from shardmill.formats.packed.pickle_reader import FIELDS, MAX_TOKENS, read_bins
-from shardmill.formats.packed.pickle_runs import BUFFER, encode_run
+from shardmill.formats.packed.pickle_runs import encode_run
 from shardmill.formats.packed.records import (
     Check,
     PackedBin,
@@ -55,7 +55,7 @@ class LegacyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def iter_legacy_bins(path: str | Path) -> Iterator[PackedBin]:
     """The bins of a legacy shard, in order. Nothing in the file is run, whatever it holds."""
     path = path_to_read(path)
-    with reading(path), path.open("rb", BUFFER) as file:
+    with reading(path), path.open("rb") as file:
         yield from _bins(file, path)
 
 
@@ -115,7 +115,7 @@ class LegacyShard(PackedShard):
         """Nothing is open."""
 
 
-def _bins(file: io.BufferedReader, path: Path) -> Iterator[PackedBin]:
+def _bins(file: BinaryIO, path: Path) -> Iterator[PackedBin]:
     header, offset = parse_npy(path, file.read(10_000))
     shape, size = header["shape"], path.stat().st_size - offset
     if header["descr"] != "|O":

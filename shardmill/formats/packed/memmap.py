@@ -15,8 +15,9 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, SupportsIndex
 
@@ -67,6 +68,9 @@ from shardmill.store.readers.examples import spread
 from shardmill.store.readers.foreign import parse_npy
 
 logger = logging.getLogger(__name__)
+
+MapArray = Callable[[], npt.NDArray[Any]]
+"""Maps an array, read-only, without reading it."""
 
 ARRAYS = ("input_ids", "loss_mask", "packed_len", "seq_offsets", "seq_starts")
 INDEX: Final = "<u4"
@@ -123,7 +127,7 @@ class MemmapShard(PackedShard):
 
     def _open(self) -> tuple[int, str | None]:
         self.manifest, self.fingerprint = _read_manifest(self.path)
-        _map_arrays(self.path, self.manifest)  # to check them
+        self._files = {name: _check_array(self.path, self.manifest, name) for name in ARRAYS}
         self._maps: dict[str, npt.NDArray[Any]] = {}
         return self.manifest.pack_size, self.manifest.loss_mask_alignment
 
@@ -146,7 +150,7 @@ class MemmapShard(PackedShard):
     def _read(self, number: int) -> PackedBin:
         """Ids and mask are views of the files."""
         if not self._maps:
-            self._maps = _map_arrays(self.path, self.manifest)
+            self._maps = {name: map_array() for name, map_array in self._files.items()}
         maps, where = self._maps, f"{self.path}, bin {number:,}"
         length = int(maps["packed_len"][number])
         if length > self.pack_size:  # a slice would hide it
@@ -199,9 +203,10 @@ def verify_memmap_shard(folder: str | Path) -> list[str]:
     except StoreError as error:
         return [str(error)]
     problems: list[str] = []
+    files: dict[str, MapArray] = {}
     for name in ARRAYS:
         try:
-            _map_array(folder, manifest, name)
+            files[name] = _check_array(folder, manifest, name)
         except ShardmillError as error:
             problems.append(str(error))
     if problems:
@@ -209,18 +214,17 @@ def verify_memmap_shard(folder: str | Path) -> list[str]:
     for name, entry in (manifest.files or {}).items():
         if file_sha256(folder / name) != entry.sha256:
             problems.append(f"{folder / name}: its sha256 is not the one in the manifest")
-    return problems or _bin_problems(folder, manifest)
+    return problems or _bin_problems(folder, manifest, files)
 
 
-def _bin_problems(folder: Path, manifest: ShardManifest) -> list[str]:
-    maps = _map_arrays(folder, manifest)
-    offsets, num_starts = maps["seq_offsets"], len(maps["seq_starts"])
+def _bin_problems(folder: Path, manifest: ShardManifest, files: dict[str, MapArray]) -> list[str]:
+    offsets, num_starts = files["seq_offsets"](), len(files["seq_starts"]())
     if offsets[0] != 0 or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] > num_starts:
         return [f"{folder / 'seq_offsets.npy'}: wanted to rise from 0 to {num_starts:,}"]
     step = max(_BLOCK // manifest.pack_size, 1)
     for first in range(0, manifest.num_bins, step):
         # mapped again for each block: pages of earlier blocks do not stay resident
-        maps = _map_arrays(folder, manifest)
+        maps = {name: map_array() for name, map_array in files.items()}
         bins = slice(first, first + step)
         problem = _block_problem(maps, bins, offsets[first : first + step + 1].astype(np.int64))
         if problem is not None:
@@ -273,12 +277,8 @@ def _manifest_problem(manifest: ShardManifest, fields: dict[str, JSON]) -> str |
     return None
 
 
-def _map_arrays(folder: Path, manifest: ShardManifest) -> dict[str, npt.NDArray[Any]]:
-    return {name: _map_array(folder, manifest, name) for name in ARRAYS}
-
-
-def _map_array(folder: Path, manifest: ShardManifest, name: str) -> npt.NDArray[Any]:
-    """One array, read-only and mapped, if its header and size are as the manifest says."""
+def _check_array(folder: Path, manifest: ShardManifest, name: str) -> MapArray:
+    """How to map one array, if its header and size are as the manifest says."""
     path, (dtype, shape) = folder / f"{name}.npy", manifest.arrays[name]
     try:
         with reading(path), path.open("rb") as file:
@@ -296,6 +296,10 @@ def _map_array(folder: Path, manifest: ShardManifest, name: str) -> npt.NDArray[
     num_bytes = offset + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
     if size != num_bytes:
         raise DamagedStoreError(f"{path}: found {size:,} bytes, wanted {num_bytes:,}; {_AGAIN}")
+    return partial(_map, path, dtype, offset, shape)
+
+
+def _map(path: Path, dtype: str, offset: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     if 0 in shape:
         return np.empty(shape, dtype)
     try:

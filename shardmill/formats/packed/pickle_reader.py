@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from io import BufferedReader
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 
@@ -42,7 +41,7 @@ _OBJECT_FLAGS = 63  # of dtype("O"), in every numpy; those of whole numbers are 
 _OPCODE_NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
 
 
-def read_bins(file: BufferedReader, size: int, where: str) -> Iterator[dict[str, IntArray]]:
+def read_bins(file: BinaryIO, size: int, where: str) -> Iterator[dict[str, IntArray]]:
     """The bins of a pickle of `size` bytes, which begins here, in order, as three arrays each.
 
     When it ends without an error, the array was complete and its end was read.
@@ -246,10 +245,11 @@ class _Machine:
 
     def step(self) -> None:
         """Interpret one opcode, or a run of numbers."""
-        position, opcode = self._data.position, self._data.integer(1)
+        position, opcode = self._data.position, self._data.peek()
         if opcode in NUMBERS:
-            self._push_run(opcode)
+            self._push_run()
         elif opcode in _ACTIONS:
+            self._data.take(1)
             action, *arguments = _ACTIONS[opcode]
             action(self, *arguments)
         else:
@@ -321,14 +321,14 @@ class _Machine:
 
     # numbers, names and numpy's arrays
 
-    def _push_run(self, opcode: int) -> None:
+    def _push_run(self) -> None:
         marked = len(self._stack) > 1 and self._stack[-1] is _Sign.MARK
         target = self._stack[-2] if marked else None
         if isinstance(target, _List):
             # they belong to the list already: nothing but APPENDS can follow in this format
-            target.add(self._data.numbers(opcode, is_new=target.count == 0))
+            target.add(self._data.numbers(is_new=target.count == 0))
         else:
-            self._stack.append(self._data.number(opcode))
+            self._stack.append(self._data.number())
 
     def _long(self) -> None:
         size = self._data.integer(1)

@@ -8,8 +8,7 @@ loop over numbers. A pickle writes a list as MARK numbers APPENDS, a thousand nu
 from __future__ import annotations
 
 from collections import deque
-from io import BufferedReader
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ _SIZE[[INT1, INT2, INT4, TRUE, FALSE, APPENDS]] = 2, 3, 5, 1, 1, 2
 _MASK = np.zeros(256, np.int32)
 _MASK[[INT1, INT2, INT4]] = 0xFF, 0xFFFF, -1
 _PAD = bytes(8)
-BUFFER = 2**16  # bytes: all that is in it is copied for every run
+_BUFFER = 2**20
 _WINDOW, _LONGEST = 2**12, 2**16  # bytes of numbers decoded together: frames end them too
 _WIDTH = {INT1: 1, INT2: 2, INT4: 4}
 
@@ -38,62 +37,83 @@ class PickleDamagedError(Exception):
 class PickleBytes:
     """A reader that knows its position and how many of `size` bytes are left."""
 
-    def __init__(self, file: BufferedReader, size: int) -> None:
-        self._file = file
-        self.position = file.tell()  # the byte of the file that is read next
-        self._end = self.position + size
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self._first = file.tell()
+        self._buffer, self._at, self._before = b"", 0, 0
         self._runs = deque((_WINDOW,) * 3, maxlen=3)  # bytes of the last three lists of numbers
         self._run = 0  # bytes of this one so far
 
     @property
+    def position(self) -> int:
+        """The byte of the file that is read next."""
+        return self._first + self._before + self._at
+
+    @property
     def left(self) -> int:
-        return self._end - self.position
+        return self._size - self._before - self._at
+
+    def peek(self) -> int:
+        if self._at >= len(self._buffer):
+            self._fill(1)
+        return self._buffer[self._at]
 
     def take(self, count: int) -> bytes:
-        if count > self.left:
-            raise PickleDamagedError(
-                f"truncated: {count:,} bytes are wanted, but {self.left:,} are left"
-            )
-        data = self._file.read(count)
-        if len(data) < count:
-            raise PickleDamagedError("truncated: the file became shorter while it was read")
-        self.position += count
-        return data
+        if self._at + count > len(self._buffer):
+            self._fill(count)
+        self._at += count
+        return self._buffer[self._at - count : self._at]
 
     def integer(self, width: int) -> int:
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> str:
         """A name up to the end of its line."""
-        data = self._file.readline(min(256, self.left))
-        if not data.endswith(b"\n"):
+        self._fill(min(256, self.left))
+        stop = self._buffer.find(b"\n", self._at, self._at + 256)
+        if stop < 0:
             raise PickleDamagedError("truncated: a name without an end")
-        self.position += len(data)
-        return data[:-1].decode("ascii", "replace")
+        return self.take(stop + 1 - self._at)[:-1].decode("ascii", "replace")
 
-    def number(self, opcode: int) -> int:
-        """The number whose opcode was taken."""
+    def number(self) -> int:
+        """One number, with its opcode."""
+        opcode = self.integer(1)
         if opcode in (TRUE, FALSE):
             return opcode == TRUE
         return int.from_bytes(self.take(_WIDTH[opcode]), "little", signed=opcode == INT4)
 
-    def numbers(self, opcode: int, *, is_new: bool) -> npt.NDArray[np.int32]:
-        """The run of numbers whose first opcode was taken, or the first part of it; `is_new` if a
-        list begins with it."""
+    def numbers(self, *, is_new: bool) -> npt.NDArray[np.int32]:
+        """The run of numbers here, or the first part of it; `is_new` if a list begins with it."""
         if is_new:
             self._runs.append(self._run)
             self._run = 0
         # A bin has three lists, so this one will be as long as the third before it. A window that
         # is too long costs what it is too long, and one that is too short costs another turn.
         wanted = max(self._runs[0] - self._run, self._run, 16)
-        wanted = min(wanted + wanted // 8 + 8, _LONGEST, self.left)
-        values, taken = decode_run(bytes((opcode,)) + self._file.peek()[:wanted])
-        if not taken:  # the buffer ends inside this number
-            values, taken = np.array([self.number(opcode)], np.int32), 1
-        else:
-            self.take(taken - 1)
+        wanted = min(wanted + wanted // 8 + 8, _LONGEST)
+        self._fill(min(wanted, self.left))
+        values, taken = decode_run(memoryview(self._buffer)[self._at : self._at + wanted])
+        if not taken:
+            raise PickleDamagedError("truncated: it ends inside a number")
+        self._at += taken
         self._run += taken
         return values
+
+    def _fill(self, count: int) -> None:
+        """Make sure that `count` bytes are in the buffer."""
+        if count > self.left:
+            raise PickleDamagedError(
+                f"truncated: {count:,} bytes are wanted, but {self.left:,} are left"
+            )
+        if self._at + count <= len(self._buffer):
+            return
+        rest = self._buffer[self._at :]
+        self._before += self._at
+        self._at = 0
+        wanted = min(max(_BUFFER, count - len(rest)), self._size - self._before - len(rest))
+        self._buffer = rest + self._file.read(wanted)
+        if len(self._buffer) < count:
+            raise PickleDamagedError("truncated: the file became shorter while it was read")
 
 
 def decode_run(data: bytes | memoryview) -> tuple[npt.NDArray[np.int32], int]:
