@@ -62,7 +62,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedWriter(ABC):
-    """Writes a file or a folder under a temporary name; `finalize` gives it its own.
+    """Writes a file or a folder under a temporary name; `finalize` publishes it.
 
     A context manager: leaving the block without `finalize` removes everything. Of two writers of
     one target the second is refused.
