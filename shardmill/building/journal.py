@@ -21,7 +21,7 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -431,56 +431,33 @@ class SegmentSize:
     seconds: float = field(default_factory=lambda: SEGMENT_SECONDS)
 
 
-class _HashedBuffer:
-    """A part in memory, with the methods of `HashedFile`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A finished segment."""
 
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self._sha256 = hashlib.sha256()
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
-        self.data += data
-
-    def finish(self) -> str:
-        return self._sha256.hexdigest()
-
-    def abort(self) -> None:
-        """Nothing to close."""
+    receipt: Receipt
+    parts: Mapping[str, bytes] | None = None  # None: the journal has them
 
 
 class SegmentWriter:
-    """One open segment. It counts once it is sealed; unsealed files are overwritten later."""
+    """Collects the batches of one segment. It counts once it is sealed."""
 
     def __init__(
-        self,
-        folder: Path | None,
-        key: UnitKey,
-        *,
-        after: Receipt | None,
-        size: SegmentSize | None = None,
+        self, key: UnitKey, *, after: Receipt | None, size: SegmentSize | None = None
     ) -> None:
-        """`folder` is that of the unit; None keeps the parts in memory, for `parts`. `after` is the
-        receipt before this one, None at the start of a unit."""
-        self._folder, self._key, self._size = folder, key, size or SegmentSize()
+        """`after` is the receipt before this one, None at the start of a unit."""
+        self._key, self._size = key, size or SegmentSize()
         self._number = 0 if after is None else after.number + 1
         self._previous = "" if after is None else after.seal
         self._totals = dict.fromkeys(_TOTALS, 0)
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._files = {part: self._open(part) for part in PARTS}
+        self._parts: dict[str, list[bytes | memoryview]] = {part: [] for part in PARTS}
         self._since = time.monotonic()
-
-    def _open(self, part: str) -> HashedFile | _HashedBuffer:
-        if self._folder is None:
-            return _HashedBuffer()
-        return _open_part(self._folder, self._number, part)
 
     def add(self, batch: EncodedBatch) -> None:
         for part, data in _parts_of(batch, tokens=self._totals["num_tokens"]):
-            if part not in self._files:
-                self._files[part] = self._open(part)
-            self._files[part].write(data)
+            self._parts.setdefault(part, []).append(data)
         self._dropped.update(drop.reason for drop in batch.drops)
         self._counts.update(batch.counts)
         for name in _TOTALS:
@@ -493,7 +470,18 @@ class SegmentWriter:
         large = self._totals["num_tokens"] >= self._size.num_tokens
         return large or (old and self._totals["num_read"] > 0)
 
-    def seal(self, cursor: Cursor, *, last: bool) -> Receipt:
+    def seal(self, folder: Path | None, cursor: Cursor, *, last: bool) -> Segment:
+        """Write it to the folder of its unit, the receipt last; without a folder it has its
+        parts."""
+        parts: dict[str, bytes] | None = None
+        if folder is None:
+            parts = {part: b"".join(data) for part, data in self._parts.items()}
+            sha256 = {part: hashlib.sha256(data).hexdigest() for part, data in parts.items()}
+        else:
+            sha256 = {
+                part: _write_part(_path(folder, self._number, part), data)
+                for part, data in self._parts.items()
+            }
         known: dict[str, Any] = {**asdict(self._key), **self._totals}
         receipt = Receipt(
             **known,
@@ -503,33 +491,46 @@ class SegmentWriter:
             dropped=dict(self._dropped),
             cursor=cursor,
             last=last,
-            sha256={part: file.finish() for part, file in self._files.items()},
+            sha256=sha256,
         )
-        if self._folder is not None:
-            _write_receipt(self._folder, receipt)
+        if folder is not None:
+            _write_receipt(folder, receipt)
+        return Segment(receipt=receipt, parts=parts)
+
+
+def keep_segment(folder: Path, segment: Segment) -> Receipt:
+    """Write a segment that came without a folder to that of its unit."""
+    receipt = segment.receipt
+    if segment.parts is None:
         return receipt
+    for part, data in segment.parts.items():
+        path = _path(folder, receipt.number, part)
+        if _write_part(path, [data]) != receipt.sha256[part]:
+            raise BuildError(
+                f"{path}: this segment did not arrive as it was sent, so it does not count: check "
+                "the network and the memory of the machines, and continue with {resume}",
+                resume=True,
+            )
+    _write_receipt(folder, receipt)
+    return receipt
 
-    def parts(self) -> dict[str, bytearray]:
-        """All bytes of a segment in memory."""
-        files = self._files.items()
-        return {part: file.data for part, file in files if isinstance(file, _HashedBuffer)}
 
-    def abandon(self) -> None:
-        """Close the files of an unsealed segment; harmless after `seal`."""
-        for file in self._files.values():
-            file.abort()
-
-
-def _open_part(folder: Path, number: int, part: str) -> HashedFile:
-    path = _path(folder, number, part)
+def _write_part(path: Path, data: Iterable[bytes | memoryview]) -> str:
+    """A durable file, in place of what an unsealed segment left there; its sha256."""
     try:
-        return HashedFile(path, replace=True)
+        file = HashedFile(path, replace=True)
     except OSError as error:
         raise cannot_write(path, error) from error
+    try:
+        for piece in data:
+            file.write(piece)
+        return file.finish()
+    finally:
+        file.abort()
 
 
 def _write_receipt(folder: Path, receipt: Receipt) -> None:
-    """Make a segment count whose parts are finished in this folder."""
+    """Make a segment count whose parts are in this folder."""
     path = _path(folder, receipt.number, "json")
     try:
         sync_folder(folder)
@@ -537,37 +538,6 @@ def _write_receipt(folder: Path, receipt: Receipt) -> None:
             file.write(receipt.seal.encode() + b"\n" + msgspec.json.encode(receipt))
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedSegment:
-    """A segment on its way from a worker that does not see the journal."""
-
-    receipt: Receipt
-    parts: Mapping[str, bytearray] | None  # None: the journal has them already
-
-
-def keep_segment(folder: Path, segment: CarriedSegment) -> Receipt:
-    """Write a carried segment to the folder of its unit, its receipt last."""
-    receipt = segment.receipt
-    if segment.parts is None:
-        return receipt
-    for part, data in segment.parts.items():
-        file = _open_part(folder, receipt.number, part)
-        try:
-            file.write(memoryview(data))
-            found = file.finish()
-        finally:
-            file.abort()
-        if found != receipt.sha256[part]:
-            raise BuildError(
-                f"{folder / part}: segment {receipt.number} did not arrive as it was sent, so it "
-                "does not count: check the network and the memory of the machines, and continue "
-                "with {resume}",
-                resume=True,
-            )
-    _write_receipt(folder, receipt)
-    return receipt
 
 
 def read_receipts(folder: Path, key: UnitKey | None = None) -> list[Receipt]:

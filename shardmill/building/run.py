@@ -14,7 +14,6 @@ import logging
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -56,8 +55,8 @@ from shardmill.building.resources import (
 )
 from shardmill.building.scheduler import (
     BuildCost,
+    FeedProgress,
     OnProgress,
-    ProgressMeter,
     Scheduler,
     WorkerPool,
 )
@@ -277,8 +276,7 @@ def run_build(
             size_hint=None if None in sizes else sum(size or 0 for size in sizes),
             required=None if append is None else append.old.manifest.produced_by,
         )
-        pool = WorkerPool(choice, workers or WorkerOptions(), keep_open=work.lock)
-        with closing(pool):
+        with WorkerPool(choice, workers or WorkerOptions(), keep_open=work.lock) as pool:
             feeds = job.cut()
             if not job.is_chat:
                 check_space(work.folder, feeds, job.tokenizer, job.encoder.rules)
@@ -333,7 +331,9 @@ def _assemble(
             pool=pool,
             encoder=job.encoder,
             assembly=assembly,
-            meter=ProgressMeter(feeds, job.on_progress),
+            progress=[
+                FeedProgress(number, feed, job.on_progress) for number, feed in enumerate(feeds)
+            ],
             journal=work.segments,
         ).run()
         has_ends = rules.end_id is not None

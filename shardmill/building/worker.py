@@ -14,19 +14,18 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.building.journal import (
-    CarriedSegment,
     EncodedBatch,
     Receipt,
+    Segment,
     SegmentSize,
     SegmentWriter,
     Workplace,
-    keep_segment,
     read_receipts,
 )
 from shardmill.building.plan import BuildSpec, ChunkBatch, Unit, inputs_of, read_chunks
@@ -351,7 +350,7 @@ class ChunkEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """A unit of documents, small when pickled. An `engines.tasks.PortableTask`."""
+    """A unit of documents, small when pickled. An `engines.Task`."""
 
     unit: Unit
     folder: Path | None  # of the unit in the journal; None: this process does not see it
@@ -363,16 +362,11 @@ class UnitTask:
     def name(self) -> str:
         return self.unit.name
 
-    def run(self, tools: EncoderProvider, emit: Callable[[Any], None]) -> None:
-        """Emit every receipt of the unit, those of an earlier attempt first; without a folder,
-        carried segments."""
+    def run(self, tools: EncoderProvider, emit: Callable[[Segment], None]) -> None:
+        """Emit every segment of the unit, those of an earlier attempt first."""
         done = self._receipts()
-
-        def sealed(receipt: Receipt, parts: Mapping[str, bytearray] | None) -> None:
-            emit(receipt if self.folder else CarriedSegment(receipt=receipt, parts=parts))
-
         for receipt in done:
-            sealed(receipt, None)
+            emit(Segment(receipt=receipt))
         tokens = sum(receipt.num_tokens for receipt in done)
 
         def is_enough(batch: EncodedBatch) -> bool:
@@ -384,15 +378,11 @@ class UnitTask:
         given = sum(receipt.num_given for receipt in done)
         with closing(self.encoder.batches(self.unit, cursor, given, tools)) as batches:
             write_unit(
-                self.unit, self.folder, batches, done, size=self.size, add=is_enough, sealed=sealed
+                self.unit, self.folder, batches, done, size=self.size, add=is_enough, sealed=emit
             )
 
     def detached(self) -> UnitTask:
         return replace(self, folder=None, done=tuple(self._receipts()))
-
-    def keep(self, note: CarriedSegment) -> Receipt:
-        assert self.folder is not None, "the coordinator sees the journal"
-        return keep_segment(self.folder, note)
 
     def _receipts(self) -> Sequence[Receipt]:
         if self.folder is None:
@@ -409,39 +399,34 @@ def write_unit(
     *,
     size: SegmentSize | None = None,
     add: Callable[[EncodedBatch], bool],
-    sealed: Callable[[Receipt, Mapping[str, bytearray]], None],
+    sealed: Callable[[Segment], None],
 ) -> None:
     """Write batches to segments after those that are done. The last is marked, and may be empty.
 
-    `add` gets each batch and says whether that was enough. `sealed` gets each receipt, and the
-    parts of the segment when there is no folder.
+    `add` gets each batch and says whether that was enough. `sealed` gets each segment.
     """
     after = done[-1] if done else None
     if after is not None and after.last:
         return
     cursor: Cursor = {} if after is None else after.cursor
 
-    def seal(segment: SegmentWriter, *, last: bool) -> Receipt:
+    def seal(*, last: bool) -> Receipt:
         if inputs_of(unit.chunks) != unit.key.inputs:
             raise SourceError(
                 f"{unit.name}: changed while it was read; a file must not change while a store is "
                 "built from it: wait for its writer, then start again with {overwrite}",
                 overwrite=True,
             )
-        receipt = segment.seal(cursor, last=last)
-        sealed(receipt, segment.parts())
-        return receipt
+        segment = writer.seal(folder, cursor, last=last)
+        sealed(segment)
+        return segment.receipt
 
-    segment = SegmentWriter(folder, unit.key, after=after, size=size)
-    try:
-        for batch in batches:
-            segment.add(batch)
-            cursor = batch.cursor
-            if add(batch):
-                break
-            if segment.is_due:
-                after = seal(segment, last=False)
-                segment = SegmentWriter(folder, unit.key, after=after, size=size)
-        seal(segment, last=True)
-    finally:
-        segment.abandon()
+    writer = SegmentWriter(unit.key, after=after, size=size)
+    for batch in batches:
+        writer.add(batch)
+        cursor = batch.cursor
+        if add(batch):
+            break
+        if writer.is_due:
+            writer = SegmentWriter(unit.key, after=seal(last=False), size=size)
+    seal(last=True)
