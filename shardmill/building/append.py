@@ -61,10 +61,6 @@ class AppendPlan:
     point: AppendPoint
     origins: KnownOrigins | None  # None: the store does not know the origins of its documents
 
-    @property
-    def filled(self) -> dict[str, int]:
-        return {name: split.tokens for name, split in self.old.manifest.splits.items()}
-
 
 def plan_append(
     old: OldStore,
@@ -83,7 +79,8 @@ def plan_append(
     ordered = replace(feed, source=files.source)
     plan = plan_json([ordered], spec, tokenizer, TokenRules.of(spec, tokenizer).dtype)
     _check_plan(old, plan, spec, feed.source.name)
-    if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:
+    filled = {name: split.tokens for name, split in manifest.splits.items()}
+    if Filler(feed.fill, filled).full:
         raise BuildError(
             f"{old.folder}: full: its old files filled all splits, so nothing of new ones would be "
             "kept; build it again with other limits and {overwrite}",
@@ -92,11 +89,11 @@ def plan_append(
     documents = manifest.ledger.documents
     num_void = documents.dropped.get(NO_TOKENS, 0)
     given = documents.kept + documents.over_budget + num_void
+    point = AppendPoint(ledger=manifest.ledger, filled=filled, num_given=given, held=())
     if files.fresh is None:
-        point = AppendPoint(ledger=manifest.ledger, num_given=given, held=())
         return AppendPlan(old=old, feed=ordered, chunks=None, point=point, origins=None)
     _check_engine(old, engine)
-    found = _new_chunks(files, feed.max_tokens)
+    found = _new_chunks(files, feed)
     log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
     for name in list_plans(old.folder):
         log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
@@ -105,7 +102,7 @@ def plan_append(
         old=old,
         feed=ordered,
         chunks=found.feed,
-        point=AppendPoint(ledger=manifest.ledger, num_given=given, held=held),
+        point=replace(point, held=held),
         origins=_known_origins(old, ordered, found, has_void=num_void > 0),
     )
 
@@ -280,7 +277,7 @@ class _NewChunks:
     num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
 
 
-def _new_chunks(files: Appended, max_tokens: int | None) -> _NewChunks:
+def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
     """The chunks after the old files, which there are."""
     assert files.fresh is not None, "there are new files"
     new: list[Source] = []
@@ -301,14 +298,14 @@ def _new_chunks(files: Appended, max_tokens: int | None) -> _NewChunks:
             chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
         new.append(chunk)
         sizes.append(size)
-    feed = FeedChunks(
+    fresh_feed = FeedChunks(
         source=files.fresh,
         chunks=tuple(new),
         sizes=tuple(sizes),
         is_portable=isinstance(files.fresh, CuttableSource),
-        max_tokens=max_tokens,
+        fill=feed.fill,
     )
-    return _NewChunks(feed=feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
+    return _NewChunks(feed=fresh_feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
 
 
 def _count(source: Source | None) -> OldPart:

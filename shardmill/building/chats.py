@@ -19,12 +19,9 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building.journal import (
-    EncodedBatch,
-    target_of,
-)
+from shardmill.building.journal import EncodedBatch, target_of
 from shardmill.building.plan import BuildSpec, Unit
-from shardmill.building.resources import plan_memory
+from shardmill.building.resources import plan_resources
 from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
@@ -32,12 +29,7 @@ from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError
 from shardmill.protocols import ConversationSource, Encoder, Tokenizer
-from shardmill.records import (
-    JSON,
-    Conversation,
-    ConversationBatch,
-    Cursor,
-)
+from shardmill.records import JSON, Conversation, ConversationBatch, Cursor
 from shardmill.sources import limited
 from shardmill.storage.files import describe_difference
 from shardmill.threads import read_ahead
@@ -114,7 +106,8 @@ def build_chats(
     run: dict[str, Any] = {**options}
     certificate, bind = run.pop("certificate", None), run.pop("bind", None)
     policy = policy or TrainPolicy()
-    source = limited(source, plan_memory(1, None, required=False).max_document(tokenizer))
+    resources = plan_resources(1)
+    source = limited(source, resources.max_document(tokenizer))
     rule = _split_rule(spec, val_fraction)
     rules = TokenRules.of(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)
@@ -151,7 +144,7 @@ def build_chats(
         produced_by={"mask_proof": proof.to_json()},
         on_progress=run.pop("on_progress", None),
     )
-    done = run_build(job, **{**run, **({} if bind else {"engine": "reference"})})
+    done = run_build(job, resources, **{**run, **({} if bind else {"engine": "reference"})})
     for split in rule.splits:
         if not done.manifest.splits[split].documents:
             log.warning("%s: split %r got no conversation", done.folder, split)

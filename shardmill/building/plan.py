@@ -44,12 +44,6 @@ class Feed:
     # (split, most tokens); None: no limit, so only the last one can have it. A document that
     # reaches a limit is cut there; its rest is counted as over budget and goes nowhere.
 
-    @property
-    def max_tokens(self) -> int | None:
-        """Tokens that fill all splits; None when it never gets full."""
-        limits = [limit for _, limit in self.fill]
-        return None if None in limits else sum(limit for limit in limits if limit is not None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSpec:
@@ -136,7 +130,13 @@ class FeedChunks:
     chunks: Sequence[Source | ConversationSource]
     sizes: Sequence[int]  # approximate bytes of each chunk; 0 when unknown
     is_portable: bool  # whether other processes can read the chunks
-    max_tokens: int | None = None  # more are never needed; None: all are
+    fill: tuple[tuple[str, int | None], ...]  # as in `Feed`; conversations choose among splits
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens that fill all splits; None when it never gets full."""
+        limits = [limit for _, limit in self.fill]
+        return None if None in limits else sum(limit for limit in limits if limit is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ def cut_feed(feed: Feed) -> FeedChunks:
         chunks=chunks,
         sizes=chunk_sizes(chunks),
         is_portable=isinstance(feed.source, CuttableSource),
-        max_tokens=feed.max_tokens,
+        fill=feed.fill,
     )
 
 

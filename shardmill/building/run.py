@@ -21,13 +21,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import msgspec
 
 from shardmill.building.append import AppendPlan, plan_append
-from shardmill.building.assembly import (
-    Assembly,
-    BatchWriter,
-    DocumentWriter,
-    ExampleWriter,
-    OriginLog,
-)
+from shardmill.building.assembly import Assembly, OriginLog
 from shardmill.building.journal import (
     Workplace,
     has_unfinished_build,
@@ -47,11 +41,11 @@ from shardmill.building.plan import (
     plan_work,
 )
 from shardmill.building.resources import (
+    Resources,
     WorkerKeywords,
-    WorkerOptions,
     check_space,
     limited_feeds,
-    open_workers,
+    open_resources,
 )
 from shardmill.building.scheduler import (
     BuildCost,
@@ -109,19 +103,17 @@ class BuildJob:
         """The chunks of each feed."""
         if self.append is not None and self.append.chunks is not None:
             return [self.append.chunks]
-        if self.is_chat:
-            (source,) = self.sources
-            return [FeedChunks(source=source, chunks=(source,), sizes=(0,), is_portable=False)]
-        return [cut_feed(feed) for feed in self.feeds]
+        if not self.is_chat:
+            return [cut_feed(feed) for feed in self.feeds]
+        (source,) = self.sources
+        fill = tuple((split, None) for split in self.splits)
+        return [
+            FeedChunks(source=source, chunks=(source,), sizes=(0,), is_portable=False, fill=fill)
+        ]
 
     def stamps(self) -> list[JSON]:
         """What identifies the input as it is on this machine now."""
         return [stamp_of(source) for source in self.sources]
-
-    def open_writer(self, out: StoreWriter) -> BatchWriter:
-        if self.is_chat:
-            return ExampleWriter(self.sources[0].name, self.splits, out)
-        return DocumentWriter(self.feeds, out, self.append.filled if self.append else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +209,8 @@ def build_store(
     splits = check_feeds(feeds)
     run: dict[str, Any] = {**options}
     dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
-    with open_workers(cast(WorkerKeywords, dividing)) as workers:
-        max_document = workers.memory_plan().max_document(tokenizer)
+    with open_resources(**dividing) as resources:
+        max_document = resources.max_document(tokenizer)
         feeds = limited_feeds(feeds, max_document)
         if append and not is_finished(target):
             log.info("%s: no store here yet: all of it is built", target)
@@ -241,12 +233,12 @@ def build_store(
             append=appending,
             on_progress=on_progress,
         )
-        return run_build(job, workers, **run)
+        return run_build(job, resources, **run)
 
 
 def run_build(
     job: BuildJob,
-    workers: WorkerOptions | None = None,
+    resources: Resources,
     *,
     engine: EngineChoice = "auto",
     engine_check: EngineCheck = "sample",
@@ -276,7 +268,7 @@ def run_build(
             size_hint=None if None in sizes else sum(size or 0 for size in sizes),
             required=None if append is None else append.old.manifest.produced_by,
         )
-        with WorkerPool(choice, workers or WorkerOptions(), keep_open=work.lock) as pool:
+        with WorkerPool(choice, resources, keep_open=work.lock) as pool:
             feeds = job.cut()
             if not job.is_chat:
                 check_space(work.folder, feeds, job.tokenizer, job.encoder.rules)
@@ -307,7 +299,7 @@ def _assemble(
 ) -> Path:
     """A finished store in the workplace, from the segments in the journal and new ones."""
     append, rules, staged = job.append, job.encoder.rules, work.staging()
-    plan = plan_work(work, feeds, stamps=stamps, unit_bytes=pool.options.size_of_units())
+    plan = plan_work(work, feeds, stamps=stamps, unit_bytes=pool.resources.unit_bytes)
     with StoreWriter(
         staged,
         splits=job.splits,
@@ -318,13 +310,8 @@ def _assemble(
         if append is not None:
             out.take_over(append.old, hold_drops=len(append.point.held))
         origins = _origin_log(job, feeds)
-        assembly = Assembly(
-            [source.name for source in job.sources],
-            out,
-            job.open_writer(out),
-            None if append is None else append.point,
-            origins,
-        )
+        point = None if append is None else append.point
+        assembly = Assembly(feeds, job.splits, out, point, origins)
         Scheduler(
             plan=plan,
             feeds=feeds,
@@ -349,7 +336,7 @@ def _assemble(
         manifest = out.finish(facts)
         _check_dropped(staged, manifest)
         if origins is not None:
-            write_origins(staged, origins.finish(job.feeds), manifest)
+            write_origins(staged, origins.finish(), manifest)
     return staged
 
 

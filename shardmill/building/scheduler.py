@@ -33,7 +33,7 @@ from shardmill.building.journal import (
     load_segment,
 )
 from shardmill.building.plan import FeedChunks, Unit, WorkPlan, read_chunks
-from shardmill.building.resources import WorkerOptions, out_of_memory, worker_environ
+from shardmill.building.resources import Resources, cores_of, out_of_memory, worker_environ
 from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools, write_unit
 from shardmill.errors import BuildError, EngineMismatchError, OptionError
 from shardmill.machine import num_cores, usage_of_this_process
@@ -252,9 +252,9 @@ class BuildCost:
 class WorkerPool(Closing):
     """The workers of one build. None is started before it has something to do."""
 
-    def __init__(self, choice: EncoderChoice, options: WorkerOptions, *, keep_open: int) -> None:
+    def __init__(self, choice: EncoderChoice, resources: Resources, *, keep_open: int) -> None:
         """`keep_open` is a file descriptor that workers hold open with this process."""
-        self.choice, self.options = choice, options
+        self.choice, self.resources = choice, resources
         self._keep_open = keep_open
         self._engine: Engine | None = None
         self._cpu_before = usage_of_this_process().cpu_seconds
@@ -265,11 +265,9 @@ class WorkerPool(Closing):
         Unasked, a worker is started for every two units, because starting one takes a second. Ray
         is used even for one unit.
         """
-        options = self.options
-        asked = options.workers is not None or options.cluster is not None
-        useful = len(tasks) if asked else len(tasks) // 2
-        num_workers = min(options.memory_plan().workers, useful)
-        if num_workers < (2 if options.cluster is None else 1):
+        resources, on_ray = self.resources, self.resources.cluster is not None
+        useful = len(tasks) if resources.is_asked or on_ray else len(tasks) // 2
+        if min(resources.workers, useful) < (1 if on_ray else 2):
             return UnitRun()
         tools = self._tools(tasks[0])
         if not self._can_travel(tools, tasks):
@@ -283,8 +281,9 @@ class WorkerPool(Closing):
         if self._engine is not None:
             usage, workers = self._engine.usage(), self._engine.slots
             cpu, peak = cpu + usage.cpu_seconds, max(peak, usage.peak_bytes)
-        cores = self.options.num_cores
-        if self.options.cluster is not None and self.options.cluster.is_elsewhere:
+        cluster = self.resources.cluster
+        cores = cores_of(cluster)
+        if cluster is not None and cluster.is_elsewhere:
             cores = max(cores, workers)  # machines that joined later are counted by their workers
         return BuildCost(num_workers=workers, num_cores=cores, cpu_seconds=cpu, peak_bytes=peak)
 
@@ -298,12 +297,11 @@ class WorkerPool(Closing):
             found = next(batches, None)
         chosen = self.choice.encoder(found.batch.texts if found is not None else [])
         return WorkerTools(
-            self.choice.tokenizer,
+            tokenizer=self.choice.tokenizer,
             produced_by=chosen.produced_by,
             check=self.choice.check,
             # Ray counts every CPU that it gives away, and a worker gets one.
-            has_spare_cores=self.options.cluster is None
-            and self.options.memory_plan().workers < num_cores(),
+            has_spare_cores=self.resources.cluster is None and self.resources.workers < num_cores(),
         )
 
     def _can_travel(self, tools: WorkerTools, tasks: Sequence[UnitTask]) -> bool:
@@ -313,33 +311,33 @@ class WorkerPool(Closing):
             for what in (tools, *firsts.values()):
                 pack(what)
         except PicklingError as error:
-            options = self.options
-            if options.cluster is None and options.workers is None:
+            resources = self.resources
+            if resources.cluster is None and not resources.is_asked:
                 log.info("one process builds this store: %s", error)
                 return False
-            asked = "{workers}" if options.cluster is None else "{run_on}"
+            asked = "{workers}" if resources.cluster is None else "{run_on}"
             raise OptionError(
                 f"{asked}: {error}; build in one process on this machine, or define it in a module "
                 "that a worker can import",
-                workers=options.workers,
+                workers=resources.workers,
                 run_on="ray",
             ) from error
         return True
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
-            plan, cluster = self.options.memory_plan(), self.options.cluster
-            memory = plan.limit_bytes if self.options.memory is not None else None
+            workers, cluster = self.resources.workers, self.resources.cluster
+            memory = self.resources.limit_bytes if self.resources.is_limited else None
             if cluster is not None:
                 from shardmill.building.engines.ray import RayEngine
 
                 # Ray gives a worker one CPU, so its libraries get one thread.
                 environ = worker_environ(1)
-                self._engine = RayEngine(cluster, plan.workers, environ=environ, memory=memory)
+                self._engine = RayEngine(cluster, workers, environ=environ, memory=memory)
             else:
                 self._engine = LocalEngine(
-                    plan.workers,
-                    environ=worker_environ(max(1, num_cores() // plan.workers)),
+                    workers,
+                    environ=worker_environ(max(1, num_cores() // workers)),
                     keep_open=(self._keep_open,),
                     memory=memory,
                 )

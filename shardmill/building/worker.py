@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -153,40 +153,20 @@ def _without(documents: Ragged, void: OffsetArray) -> Ragged:
     return Ragged(documents.values, np.delete(documents.offsets, void + 1))
 
 
-class EncoderProvider(Protocol):
-    """Gives the encoder of a build, once the first texts to encode are known."""
-
-    @property
-    def has_spare_cores(self) -> bool:
-        """Whether threads of this process find idle cores."""
-
-    def encoder(self, first: Texts) -> ChosenEncoder: ...
-
-
+@dataclass(kw_only=True)
 class WorkerTools:
     """A worker's `EncoderProvider`: reopens the engine that the coordinator chose and proved."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        produced_by: Mapping[str, JSON],
-        check: EngineCheck,
-        has_spare_cores: bool = False,
-    ) -> None:
-        """`has_spare_cores`: there are more cores than workers."""
-        self.has_spare_cores = has_spare_cores
-        self._tokenizer, self._check = tokenizer, check
-        self._produced_by = dict(produced_by)
-        self._encoder: ChosenEncoder | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_encoder": None}
+    tokenizer: Tokenizer
+    produced_by: Mapping[str, JSON]
+    check: EngineCheck
+    has_spare_cores: bool = False  # there are more cores than workers, so threads find idle ones
+    opened: ChosenEncoder | None = None  # by the worker
 
     def encoder(self, first: Texts) -> ChosenEncoder:  # noqa: ARG002 - it was chosen before
-        if self._encoder is None:
-            self._encoder = reopen_encoder(self._tokenizer, self._produced_by, check=self._check)
-        return self._encoder
+        if self.opened is None:
+            self.opened = reopen_encoder(self.tokenizer, self.produced_by, check=self.check)
+        return self.opened
 
 
 class EncoderChoice:
@@ -277,6 +257,10 @@ class EncoderChoice:
                     f"{produced_by.get(key)!r}: restore that, or start again with {{overwrite}}",
                     overwrite=True,
                 )
+
+
+EncoderProvider: TypeAlias = WorkerTools | EncoderChoice
+"""Gives the encoder of a build, once the first texts to encode are known."""
 
 
 class UnitEncoder(Protocol):

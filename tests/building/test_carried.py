@@ -45,8 +45,8 @@ def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None
 
 TOKENIZER = ByteTokenizer()
 CHOSEN = choose_encoder(TOKENIZER).produced_by
-TOOLS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample")
-IN_THREADS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample", has_spare_cores=True)
+TOOLS = WorkerTools(tokenizer=TOKENIZER, produced_by=CHOSEN, check="sample")
+IN_THREADS = replace(TOOLS, has_spare_cores=True)
 
 
 def write(task: UnitTask, num_receipts: int | None = None) -> list[Receipt]:
