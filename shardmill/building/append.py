@@ -12,8 +12,8 @@ import json
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from shardmill.building.assembly import (
@@ -193,42 +193,17 @@ def _held(old: OldStore, name: str, given: int, num_shared: int) -> tuple[int, .
     return tuple(held)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldPart:
-    """Counts of what comes before the first new document of a chunk."""
-
-    num_read: int = 0
-    num_texts: int = 0
-    num_drops: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def without(self, batch: TextBatch) -> OldPart:
-        """What is left after a batch that is old as a whole."""
-        return OldPart(
-            num_read=self.num_read - batch.num_read,
-            num_texts=self.num_texts - len(batch.texts),
-            num_drops=self.num_drops - len(batch.drops),
-            counts=_subtract(self.counts, batch.counts),
-        )
-
-    def trimmed(self, batch: TextBatch) -> TextBatch:
-        """The batch without these old rows at its beginning."""
-        if not self.num_read:
-            return batch
-        return replace(
-            batch,
-            texts=batch.texts[self.num_texts :],
-            num_read=batch.num_read - self.num_read,
-            counts=_subtract(batch.counts, self.counts),
-            drops=batch.drops[self.num_drops :],
-        )
+def _amounts(batch: TextBatch) -> Counter[str]:
+    """What a batch holds, by kind."""
+    texts, drops = len(batch.texts), len(batch.drops)
+    return Counter(batch.counts) + Counter(read=batch.num_read, texts=texts, drops=drops)
 
 
 class NewDocuments:
     """A chunk without the documents of its first files. A `Source`; it can be pickled."""
 
-    def __init__(self, chunk: Source, old: OldPart, num_bytes: int | None) -> None:
-        """About `num_bytes` of input are new."""
+    def __init__(self, chunk: Source, old: Counter[str], num_bytes: int | None) -> None:
+        """`old` are the `_amounts` of its first files. About `num_bytes` of input are new."""
         self.whole_chunk = chunk
         self._old, self._num_bytes = old, num_bytes
 
@@ -238,7 +213,7 @@ class NewDocuments:
 
     def describe(self) -> dict[str, JSON]:
         of = self.whole_chunk.describe()
-        return {"kind": "rest", "of": of, "behind": self._old.num_read}
+        return {"kind": "rest", "of": of, "behind": self._old["read"]}
 
     def stamp(self) -> JSON:
         return stamp_of(self.whole_chunk)
@@ -250,23 +225,28 @@ class NewDocuments:
         """Every cursor is one of the whole chunk; the first one is after the old files."""
         if cursor is not None:
             return self.whole_chunk.batches(cursor)
-        return (old.trimmed(batch) for batch, old in _new_batches(self.whole_chunk, self._old))
+        return (
+            replace(
+                batch,
+                texts=batch.texts[old["texts"] :],
+                num_read=batch.num_read - old["read"],
+                counts={name: count - old[name] for name, count in batch.counts.items()},
+                drops=batch.drops[old["drops"] :],
+            )
+            for batch, old in _new_batches(self.whole_chunk, self._old)
+        )
 
 
-def _new_batches(chunk: Source, old: OldPart) -> Iterator[tuple[TextBatch, OldPart]]:
+def _new_batches(chunk: Source, old: Counter[str]) -> Iterator[tuple[TextBatch, Counter[str]]]:
     """The batches of a chunk that are not old as a whole, and what of each is old."""
     for batch in chunk.batches():
-        if old.num_read and old.num_read >= batch.num_read:
-            old = old.without(batch)
+        if old["read"] and old["read"] >= batch.num_read:
+            old = old - _amounts(batch)
             continue
         yield batch, old
-        old = OldPart()
-    if old.num_read:
+        old = Counter()
+    if old["read"]:
         raise SourceError(f"{chunk.name}: changed while it was read: wait for its writer")
-
-
-def _subtract(counts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: count - other.get(name, 0) for name, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,8 +272,10 @@ def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
             num_whole += 1
             continue
         if locations & files.old:
-            old = _count(only_files(chunk, files.old))
-            num_shared = next((left.num_texts for _, left in _new_batches(chunk, old)), 0)
+            before = only_files(chunk, files.old)
+            assert before is not None, "a chunk with old files has some"
+            old = sum(map(_amounts, before.batches()), Counter[str]())
+            num_shared = next((left["texts"] for _, left in _new_batches(chunk, old)), 0)
             fresh = only_files(chunk, locations - files.old)
             chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
         new.append(chunk)
@@ -306,18 +288,6 @@ def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
         fill=feed.fill,
     )
     return _NewChunks(feed=fresh_feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
-
-
-def _count(source: Source | None) -> OldPart:
-    """All of a source."""
-    assert source is not None, "a chunk with old files has some"
-    read = texts = drops = 0
-    counts: Counter[str] = Counter()
-    for batch in source.batches():
-        read, texts = read + batch.num_read, texts + len(batch.texts)
-        drops += len(batch.drops)
-        counts.update(batch.counts)
-    return OldPart(num_read=read, num_texts=texts, num_drops=drops, counts=counts)
 
 
 def _known_origins(

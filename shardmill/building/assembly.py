@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.building.journal import EncodedBatch
-from shardmill.building.plan import FeedChunks
+from shardmill.building.plan import FeedChunks, Fill
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import Drop, OffsetArray, Ragged
 from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger
@@ -49,7 +49,7 @@ class Placement:
 class Filler:
     """Fills splits one after the other, each up to its limit. The one owner of the budget rule."""
 
-    def __init__(self, fill: tuple[tuple[str, int | None], ...], filled: Mapping[str, int]) -> None:
+    def __init__(self, fill: Fill, filled: Mapping[str, int]) -> None:
         """`filled` are the tokens that splits have already."""
         self._open = [
             (split, limit) for split, limit in fill if limit is None or filled.get(split, 0) < limit

@@ -47,8 +47,8 @@ from shardmill.storage.files import describe_difference
 log = logging.getLogger(__name__)
 
 _DYING_SECONDS = 0.5  # workers hold the lock too, and die a moment after the coordinator
-_NOTES = ("plan", "produced_by", "dropped_engine")
-_NAMES = {"lock", "segments", "store", *(f"{note}.json" for note in _NOTES)}
+_FILES = ("lock", "plan.json", "produced_by.json", "dropped_engine.json")
+_FOLDERS = ("segments", "store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +205,14 @@ def _refuse_foreign(folder: Path) -> None:
     """Only what a build made is ever deleted."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise BuildError(f"{folder}: a link or file where a build needs a folder: move it away")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    foreign = sorted(name for name in names - _NAMES if not is_temporary(name))
-    if foreign:
-        raise BuildError(
-            f"{folder / foreign[0]}: not made by a build, but this folder is for unfinished "
-            "builds: move it away"
-        )
+    for path in sorted(folder.iterdir()) if folder.exists() else ():
+        is_ours = path.is_dir() if path.name in _FOLDERS else path.is_file()
+        is_named = path.name in (*_FOLDERS, *_FILES) or is_temporary(path.name)
+        if not (is_ours and is_named) or path.is_symlink():
+            raise BuildError(
+                f"{path}: not made by a build, but this folder is for unfinished builds: move it "
+                "away"
+            )
 
 
 def _clear(folder: Path, *, announce: bool) -> None:
@@ -424,14 +425,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentSize:
-    """When a segment is sealed."""
-
-    num_tokens: int = field(default_factory=lambda: SEGMENT_TOKENS)
-    seconds: float = field(default_factory=lambda: SEGMENT_SECONDS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A finished segment."""
 
@@ -443,10 +436,11 @@ class SegmentWriter:
     """Collects the batches of one segment. It counts once it is sealed."""
 
     def __init__(
-        self, key: UnitKey, *, after: Receipt | None, size: SegmentSize | None = None
+        self, key: UnitKey, *, after: Receipt | None, num_tokens: int | None = None
     ) -> None:
-        """`after` is the receipt before this one, None at the start of a unit."""
-        self._key, self._size = key, size or SegmentSize()
+        """`after` is the receipt before this one, None at the start of a unit. It is due with
+        `num_tokens`; None: `SEGMENT_TOKENS`."""
+        self._key, self._due_tokens = key, num_tokens or SEGMENT_TOKENS
         self._number = 0 if after is None else after.number + 1
         self._previous = "" if after is None else after.seal
         self._totals = dict.fromkeys(_TOTALS, 0)
@@ -466,8 +460,8 @@ class SegmentWriter:
     @property
     def is_due(self) -> bool:
         """Whether it is large or old enough to be sealed."""
-        old = time.monotonic() - self._since > self._size.seconds
-        large = self._totals["num_tokens"] >= self._size.num_tokens
+        old = time.monotonic() - self._since > SEGMENT_SECONDS
+        large = self._totals["num_tokens"] >= self._due_tokens
         return large or (old and self._totals["num_read"] > 0)
 
     def seal(self, folder: Path | None, cursor: Cursor, *, last: bool) -> Segment:

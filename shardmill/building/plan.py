@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardmill.building.journal import Receipt, UnitKey, Workplace, read_receipts
 from shardmill.errors import OptionError, SourceError
@@ -35,12 +35,15 @@ _JOURNAL = 2
 not read."""
 
 
+Fill: TypeAlias = tuple[tuple[str, int | None], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """One source and the splits it fills, in this order."""
 
     source: Source
-    fill: tuple[tuple[str, int | None], ...]
+    fill: Fill
     # (split, most tokens); None: no limit, so only the last one can have it. A document that
     # reaches a limit is cut there; its rest is counted as over budget and goes nowhere.
 
@@ -130,7 +133,7 @@ class FeedChunks:
     chunks: Sequence[Source | ConversationSource]
     sizes: Sequence[int]  # approximate bytes of each chunk; 0 when unknown
     is_portable: bool  # whether other processes can read the chunks
-    fill: tuple[tuple[str, int | None], ...]  # as in `Feed`; conversations choose among splits
+    fill: Fill  # as in `Feed`; conversations choose among these splits
 
     @property
     def max_tokens(self) -> int | None:

@@ -26,7 +26,6 @@ from shardmill.building.journal import (
     EncodedBatch,
     Receipt,
     Segment,
-    SegmentSize,
     UnitKey,
     keep_receipts,
     keep_segment,
@@ -60,12 +59,7 @@ class Scheduler:
                 self.progress[receipt.feed].count(receipt.key, receipt)
         for units in _groups(self.plan.units, self.feeds):
             tasks = [
-                UnitTask(
-                    unit=unit,
-                    folder=self.journal / unit.key.folder,
-                    encoder=self.encoder,
-                    size=SegmentSize(),
-                )
+                UnitTask(unit=unit, folder=self.journal / unit.key.folder, encoder=self.encoder)
                 for unit in units
                 if unit.is_portable and not self.plan.is_finished(unit) and unit.max_tokens != 0
             ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -19,11 +19,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.building import journal
 from shardmill.building.journal import (
     EncodedBatch,
     Receipt,
     Segment,
-    SegmentSize,
     SegmentWriter,
     Workplace,
     read_receipts,
@@ -339,8 +339,8 @@ class UnitTask:
     unit: Unit
     folder: Path | None  # of the unit in the journal; None: this process does not see it
     encoder: UnitEncoder
-    size: SegmentSize
     done: tuple[Receipt, ...] = ()  # without a folder: the segments in the journal
+    segment_tokens: int = field(default_factory=lambda: journal.SEGMENT_TOKENS)
 
     @property
     def name(self) -> str:
@@ -362,7 +362,13 @@ class UnitTask:
         given = sum(receipt.num_given for receipt in done)
         with closing(self.encoder.batches(self.unit, cursor, given, tools)) as batches:
             write_unit(
-                self.unit, self.folder, batches, done, size=self.size, add=is_enough, sealed=emit
+                self.unit,
+                self.folder,
+                batches,
+                done,
+                segment_tokens=self.segment_tokens,
+                add=is_enough,
+                sealed=emit,
             )
 
     def detached(self) -> UnitTask:
@@ -381,7 +387,7 @@ def write_unit(
     batches: Iterator[EncodedBatch],
     done: Sequence[Receipt],
     *,
-    size: SegmentSize | None = None,
+    segment_tokens: int | None = None,
     add: Callable[[EncodedBatch], bool],
     sealed: Callable[[Segment], None],
 ) -> None:
@@ -405,12 +411,12 @@ def write_unit(
         sealed(segment)
         return segment.receipt
 
-    writer = SegmentWriter(unit.key, after=after, size=size)
+    writer = SegmentWriter(unit.key, after=after, num_tokens=segment_tokens)
     for batch in batches:
         writer.add(batch)
         cursor = batch.cursor
         if add(batch):
             break
         if writer.is_due:
-            writer = SegmentWriter(unit.key, after=seal(last=False), size=size)
+            writer = SegmentWriter(unit.key, after=seal(last=False), num_tokens=segment_tokens)
     seal(last=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec, Feed
-from shardmill.building.journal import Receipt, Segment, SegmentSize, keep_segment, read_receipts
+from shardmill.building.journal import Receipt, Segment, keep_segment, read_receipts
 from shardmill.building.plan import cut_feed, make_unit
 from shardmill.building.worker import ChunkEncoder, TokenRules, UnitTask, WorkerTools
 from shardmill.errors import BuildError
@@ -20,6 +21,14 @@ from shardmill.sources import JsonlSource
 from shardmill.tokenizers import ByteTokenizer, choose_encoder
 from tests.building.corpora import SMALL, write_corpus
 from tests.helpers import folder_digest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _untimed() -> Iterator[None]:
+    """No segment is sealed because a machine is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardmill.building.journal.SEGMENT_SECONDS", 1e9)
+        yield
 
 
 class Died(Exception):
@@ -39,7 +48,7 @@ def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None
         unit=make_unit(feed, 0, 0, len(feed.chunks), plan="p"),
         folder=folder,
         encoder=ChunkEncoder(rules=rules, max_document=2**30),
-        size=SegmentSize(num_tokens=segment_tokens, seconds=1e9),
+        segment_tokens=segment_tokens,
     )
 
 
