@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from shardmill.building.journal import Receipt, UnitKey, Workplace, read_receipts
 from shardmill.errors import OptionError, SourceError
-from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer, continues
+from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources import stamp_of
 
@@ -116,16 +116,6 @@ def plan_sha256(plan: dict[str, JSON]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkBatch:
-    """A batch and where it is in the rows of its file. Its drops count rows from its own first."""
-
-    batch: TextBatch  # with a cursor into the chunks
-    starts_file: bool  # its rows are the first of a file, or it has none
-    chunk: int  # number of its chunk among those that are read
-    name: str  # of its chunk: a file, or a part of one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedChunks:
     """The chunks of one feed."""
 
@@ -192,12 +182,15 @@ def cut_feed(feed: Feed) -> FeedChunks:
 
 def read_chunks(
     chunks: Sequence[Source], cursor: Cursor | None
-) -> Generator[ChunkBatch, None, None]:
-    """The batches of the chunks, from the start or after a cursor of an earlier batch."""
+) -> Generator[TextBatch, None, None]:
+    """The batches of the chunks, from the start or after a cursor of an earlier batch.
+
+    Their cursors hold the number of the chunk ("grain"), the cursor in it, and the rows of its file
+    so far. Their drops count rows from their own first.
+    """
     position: Any = cursor or {"grain": 0, "cursor": None, "rows": 0}
     inner, rows = position["cursor"], position["rows"]
     for number in range(position["grain"], len(chunks)):
-        starts_file = not rows and not continues(chunks[number])
         for batch in chunks[number].batches(inner):
             drops = tuple(
                 drop if drop.row is None else replace(drop, row=drop.row - rows)
@@ -205,13 +198,7 @@ def read_chunks(
             )
             rows += batch.num_rows
             after: Cursor = {"grain": number, "cursor": batch.cursor, "rows": rows}
-            yield ChunkBatch(
-                batch=replace(batch, drops=drops, cursor=after),
-                starts_file=starts_file,
-                chunk=number,
-                name=chunks[number].name,
-            )
-            starts_file = False
+            yield replace(batch, drops=drops, cursor=after)
         inner, rows = None, 0
 
 

@@ -255,8 +255,8 @@ def _density(feed: FeedChunks, tokenizer: Tokenizer) -> tuple[float, float]:
     bytes_before: Callable[[Cursor], int] | None = getattr(chunk, "bytes_before", None)
     size = chunk.size_hint() or feed.sizes[0]
     with closing(read_chunks([chunk], None)) as batches:
-        for found in batches:
-            texts = found.batch.texts
+        for batch in batches:
+            texts = batch.texts
             num_bytes += texts.nbytes
             documents += len(texts)
             if not encoded and len(texts):
@@ -264,7 +264,7 @@ def _density(feed: FeedChunks, tokenizer: Tokenizer) -> tuple[float, float]:
                 encoded = some.nbytes
                 tokens = len(tokenizer.encode_batch(some).values)
             if num_bytes >= plan.CHUNK_BYTES and bytes_before is not None:
-                size = bytes_before(cast(Cursor, found.batch.cursor["cursor"]))
+                size = bytes_before(cast(Cursor, batch.cursor["cursor"]))
                 break
     size = max(size, 1)
     return num_bytes / size * tokens / max(encoded, 1), documents / size

@@ -289,7 +289,7 @@ class WorkerPool(Closing):
         """The encoder is chosen by the first texts of the first unit, as in one process."""
         with closing(read_chunks(first.unit.chunks, None)) as batches:
             found = next(batches, None)
-        chosen = self.choice.encoder(found.batch.texts if found is not None else [])
+        chosen = self.choice.encoder(found.texts if found is not None else [])
         return WorkerTools(
             tokenizer=self.choice.tokenizer,
             produced_by=chosen.produced_by,

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from shardmill.building.journal import (
     Workplace,
     read_receipts,
 )
-from shardmill.building.plan import BuildSpec, ChunkBatch, Unit, inputs_of, read_chunks
+from shardmill.building.plan import BuildSpec, Unit, inputs_of, read_chunks
 from shardmill.errors import (
     BuildError,
     EngineMismatchError,
@@ -36,8 +36,8 @@ from shardmill.errors import (
     SourceError,
     TokenizerError,
 )
-from shardmill.protocols import Texts, Tokenizer
-from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
+from shardmill.protocols import Texts, Tokenizer, continues
+from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged, TextBatch
 from shardmill.sources.batches import byte_lengths, too_large
 from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
@@ -195,8 +195,20 @@ class EncoderChoice:
     def encoder(self, first: Texts) -> ChosenEncoder:
         """The encoder of this build; `first` are the first texts of the first call."""
         if self._chosen is None:
-            self._chosen = self._proved(first) if self._required is None else self._reopened()
-            self._remember(self._chosen.produced_by)
+            chosen = self._proved(first) if self._required is None else self._reopened()
+            now = chosen.produced_by
+            earlier = self._work.read_note("produced_by")
+            if earlier is None:
+                self._work.write_note("produced_by", now)
+                earlier = now
+            for key in ("engine", "versions"):
+                if earlier.get(key) != now.get(key):
+                    raise BuildError(
+                        f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
+                        f"{now.get(key)!r}: restore that, or start again with {{overwrite}}",
+                        overwrite=True,
+                    )
+            self._chosen = chosen
         return self._chosen
 
     def drop(self, mismatch: EngineMismatchError) -> None:
@@ -245,19 +257,6 @@ class EncoderChoice:
                 overwrite=True,
             ) from error
 
-    def _remember(self, produced_by: dict[str, JSON]) -> None:
-        earlier = self._work.read_note("produced_by")
-        if earlier is None:
-            self._work.write_note("produced_by", produced_by)
-            return
-        for key in ("engine", "versions"):
-            if earlier.get(key) != produced_by.get(key):
-                raise BuildError(
-                    f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
-                    f"{produced_by.get(key)!r}: restore that, or start again with {{overwrite}}",
-                    overwrite=True,
-                )
-
 
 EncoderProvider: TypeAlias = WorkerTools | EncoderChoice
 """Gives the encoder of a build, once the first texts to encode are known."""
@@ -295,15 +294,16 @@ class ChunkEncoder:
         spare, chunks = provider.has_spare_cores, read_chunks(unit.chunks, cursor)
         with closing(read_ahead(chunks) if spare else chunks) as batches:
             first = next(batches, None)
-            encoder = provider.encoder(first.batch.texts if first is not None else [])
+            encoder = provider.encoder(first.texts if first is not None else [])
             rest = chain([first], batches) if first is not None else iter(())
-            made = self._encoded(rest, encoder)
+            made = self._encoded(unit, rest, encoder)
             with closing(read_ahead(made) if spare or not encoder.is_fast else made) as encoded:
-                for found, ids in encoded:
-                    batch = found.batch
+                for batch, ids in encoded:
                     encoder.watch(batch.texts, ids)
                     documents, void = self.rules.apply(ids, source=unit.source, first=given)
                     given += len(ids)
+                    after: Any = batch.cursor
+                    at_start = after["rows"] == batch.num_rows
                     yield EncodedBatch(
                         documents=documents,
                         drops=batch.drops,
@@ -313,23 +313,23 @@ class ChunkEncoder:
                         num_bytes=batch.texts.nbytes,
                         counts=batch.counts,
                         num_rows=batch.num_rows,
-                        starts_file=found.starts_file,
+                        starts_file=at_start and not continues(unit.chunks[after["grain"]]),
                         cursor=batch.cursor,
-                        chunk=found.chunk,
+                        chunk=after["grain"],
                     )
 
     def _encoded(
-        self, batches: Iterator[ChunkBatch], encoder: ChosenEncoder
-    ) -> Generator[tuple[ChunkBatch, Ragged], None, None]:
-        for found in batches:
-            texts = found.batch.texts
-            longest = int(byte_lengths(texts).max(initial=0))
+        self, unit: Unit, batches: Iterator[TextBatch], encoder: ChosenEncoder
+    ) -> Generator[tuple[TextBatch, Ragged], None, None]:
+        for batch in batches:
+            longest = int(byte_lengths(batch.texts).max(initial=0))
             if longest > self.max_document:
+                after: Any = batch.cursor
                 what = f"a document of {longest:,} bytes"
-                raise too_large(found.name, what, self.max_document)
-            ids = encoder.encode_unwatched(texts)
-            assert len(ids) == len(texts), "an encoder gives one sequence for each text"
-            yield found, ids
+                raise too_large(unit.chunks[after["grain"]].name, what, self.max_document)
+            ids = encoder.encode_unwatched(batch.texts)
+            assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
+            yield batch, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
