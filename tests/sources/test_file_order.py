@@ -47,6 +47,7 @@ def words_of(source) -> list[str]:
     return [word for text in texts for word in text.split(";") if word]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(names=NAMES, seed=st.integers(-(2**70), 2**70), suffix=st.sampled_from(sorted(WRITERS)))
 def test_the_order_depends_on_seed_and_names_alone(tmp_path_factory, names, seed, suffix):
@@ -115,6 +116,7 @@ def test_only_files_can_be_ordered_by_a_seed(tmp_path):
         open_source(tmp_path, seed=0.5)
 
 
+@pytest.mark.slow
 def test_one_and_two_workers_write_the_same_bytes_in_the_order_of_a_seed(tmp_path):
     root, seed = tmp_path, 7
     names = [f"{number:02}" for number in range(9)]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.services import Fault, LoopbackHub, Request
+from tests.services import Fault, LoopbackHub, Request
 from tests.sources.test_hub import TEXTS, Client, write_parquet
 
 pytest.importorskip("datasets")
