@@ -50,6 +50,16 @@ class SplitRule:
     seed: int
     val_fraction: float
 
+    def __post_init__(self) -> None:
+        share = self.val_fraction
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 <= share < 1:
+            raise OptionError(
+                "{val_fraction}: wanted the share of conversations that go to 'val', from 0 up to "
+                "but not including 1",
+                val_fraction=share,
+            )
+
     @property
     def splits(self) -> tuple[str, ...]:
         return ("train", "val") if self.val_fraction else ("train",)
@@ -105,10 +115,12 @@ def build_chats(
     """
     run: dict[str, Any] = {**options}
     certificate, bind = run.pop("certificate", None), run.pop("bind", None)
+    if bind is None:
+        run["engine"] = "reference"
     policy = policy or TrainPolicy()
     resources = plan_resources(1)
     source = limited(source, resources.max_document(tokenizer))
-    rule = _split_rule(spec, val_fraction)
+    rule = SplitRule(seed=spec.seed, val_fraction=val_fraction)
     rules = TokenRules.of(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)
     _check_proof(proof, template, policy)
@@ -142,9 +154,9 @@ def build_chats(
         },
         options={"chat": facts},
         produced_by={"mask_proof": proof.to_json()},
-        on_progress=run.pop("on_progress", None),
+        **run,
     )
-    done = run_build(job, resources, **{**run, **({} if bind else {"engine": "reference"})})
+    done = run_build(job, resources)
     for split in rule.splits:
         if not done.manifest.splits[split].documents:
             log.warning("%s: split %r got no conversation", done.folder, split)
@@ -229,17 +241,6 @@ def _contents(batch: ConversationBatch | None) -> list[str]:
         if isinstance(message, dict)
     )
     return [content for content in contents if isinstance(content, str)]
-
-
-def _split_rule(spec: BuildSpec, val_fraction: float) -> SplitRule:
-    number = isinstance(val_fraction, int | float) and not isinstance(val_fraction, bool)
-    if not number or not 0 <= val_fraction < 1:
-        raise OptionError(
-            "{val_fraction}: wanted the share of conversations that go to 'val', from 0 up to but "
-            "not including 1",
-            val_fraction=val_fraction,
-        )
-    return SplitRule(seed=spec.seed, val_fraction=float(val_fraction))
 
 
 def _check_proof(proof: Certificate, template: ChatTemplate, policy: TrainPolicy) -> None:

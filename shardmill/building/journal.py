@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -377,8 +377,7 @@ class DamagedSegmentError(BuildError):
     """A segment that does not match its receipt. Caught inside this package."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitKey:
+class UnitKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the segments of a unit belong to."""
 
     feed: int
@@ -392,14 +391,9 @@ class UnitKey:
         return f"{self.feed:03d}-{self.start:08d}"
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Receipt(UnitKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One finished segment: what is in it and where its source resumes."""
 
-    feed: int
-    start: int
-    stop: int
-    plan: str
-    inputs: str
     number: int  # in its unit
     previous: str  # the seal of the receipt before it; "" for the first of a unit
     num_read: int
@@ -415,9 +409,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def key(self) -> UnitKey:
-        return UnitKey(
-            feed=self.feed, start=self.start, stop=self.stop, plan=self.plan, inputs=self.inputs
-        )
+        return UnitKey(**{name: getattr(self, name) for name in UnitKey.__struct_fields__})
 
     @property
     def seal(self) -> str:
@@ -476,7 +468,7 @@ class SegmentWriter:
                 part: _write_part(_path(folder, self._number, part), data)
                 for part, data in self._parts.items()
             }
-        known: dict[str, Any] = {**asdict(self._key), **self._totals}
+        known: dict[str, Any] = {**msgspec.structs.asdict(self._key), **self._totals}
         receipt = Receipt(
             **known,
             number=self._number,

@@ -94,6 +94,10 @@ class BuildJob:
     produced_by: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
     append: AppendPlan | None = None  # the store at the target is kept and extended
     on_progress: OnProgress | None = None
+    engine: EngineChoice = "auto"
+    engine_check: EngineCheck = "sample"
+    resume: bool = False
+    overwrite: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -232,39 +236,32 @@ def build_store(
             plan=plan_json(feeds, spec, tokenizer, rules.dtype),
             append=appending,
             on_progress=on_progress,
+            **run,
         )
-        return run_build(job, resources, **run)
+        return run_build(job, resources)
 
 
-def run_build(
-    job: BuildJob,
-    resources: Resources,
-    *,
-    engine: EngineChoice = "auto",
-    engine_check: EngineCheck = "sample",
-    resume: bool = False,
-    overwrite: bool = False,
-) -> BuildReport:
-    """Build the store of a job; see `RunKeywords`."""
+def run_build(job: BuildJob, resources: Resources) -> BuildReport:
+    """Build the store of a job."""
     started = time.monotonic()
     target, append = job.target, job.append
     check_shape(job.splits, job.encoder.rules.dtype, job.spec.shard_bytes)
-    done = _finished(job) if append or (resume and not overwrite) else None
+    done = _finished(job) if append or (job.resume and not job.overwrite) else None
     if done is not None:
         remove_workplace(target, job.plan)
         return BuildReport(folder=target, manifest=done, seconds=0.0, resumed=append is None)
-    overwrite = overwrite or append is not None
+    overwrite = job.overwrite or append is not None
     check_target(target, overwrite=overwrite)
     stamps = job.stamps()
     plan = job.plan if append is None else {**job.plan, "continues": append.old.sha256}
-    with open_workplace(target, plan, stamps=stamps, resume=resume) as work:
+    with open_workplace(target, plan, stamps=stamps, resume=job.resume) as work:
         _check_base(job)
         sizes = [source.size_hint() for source in job.sources]
         choice = EncoderChoice(
             work,
             job.tokenizer,
-            engine=engine,
-            check=engine_check,
+            engine=job.engine,
+            check=job.engine_check,
             size_hint=None if None in sizes else sum(size or 0 for size in sizes),
             required=None if append is None else append.old.manifest.produced_by,
         )

@@ -33,7 +33,7 @@ from shardmill.building.journal import (
 )
 from shardmill.building.plan import FeedChunks, Unit, WorkPlan, read_chunks
 from shardmill.building.resources import Resources, cores_of, out_of_memory, worker_environ
-from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools, write_unit
+from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools
 from shardmill.errors import BuildError, EngineMismatchError, OptionError
 from shardmill.machine import num_cores, usage_of_this_process
 from shardmill.protocols import Closing
@@ -59,13 +59,16 @@ class Scheduler:
                 self.progress[receipt.feed].count(receipt.key, receipt)
         for units in _groups(self.plan.units, self.feeds):
             tasks = [
-                UnitTask(unit=unit, folder=self.journal / unit.key.folder, encoder=self.encoder)
+                self._task(unit)
                 for unit in units
                 if unit.is_portable and not self.plan.is_finished(unit) and unit.max_tokens != 0
             ]
             with self.pool.run(tasks, self._count_receipt) as run:
                 for unit in units:
                     self._finish_unit(unit, run)
+
+    def _task(self, unit: Unit) -> UnitTask:
+        return UnitTask(unit=unit, folder=self.journal / unit.key.folder, encoder=self.encoder)
 
     def _count_receipt(self, receipt: Receipt) -> None:
         """Of a worker, which first repeats those of earlier runs."""
@@ -78,7 +81,7 @@ class Scheduler:
             return
         done = self._add_segments(unit, run)
         if not self.assembly.is_full(unit.key.feed) and not (done and done[-1].last):
-            self._make_here(unit, done)
+            self._make_here(unit)
 
     def _add_segments(self, unit: Unit, run: UnitRun) -> list[Receipt]:
         """Add what is sealed, waiting for a worker; the receipts whose segments were added."""
@@ -102,11 +105,9 @@ class Scheduler:
             keep_receipts(folder, done)
         return done
 
-    def _make_here(self, unit: Unit, done: Sequence[Receipt]) -> None:
+    def _make_here(self, unit: Unit) -> None:
         """Make the rest of a unit in this process: batches go to journal and store at once."""
-        folder, feed = self.journal / unit.key.folder, unit.key.feed
-        progress = self.progress[feed]
-        folder.mkdir(exist_ok=True)
+        feed, progress = unit.key.feed, self.progress[unit.key.feed]
 
         def add(batch: EncodedBatch) -> bool:
             self.assembly.add(feed, batch, start=unit.key.start)
@@ -118,11 +119,9 @@ class Scheduler:
             progress.finish_unit(segment.receipt)
             progress.show()
 
-        cursor, given = done[-1].cursor if done else None, self.assembly.given(feed)
-        encoded = self.encoder.batches(unit, cursor, given, self.pool.choice)
         try:
-            with closing(encoded) as batches:
-                write_unit(unit, folder, batches, done, add=add, sealed=sealed)
+            given = self.assembly.given(feed)
+            self._task(unit).run(self.pool.choice, sealed, add=add, given=given)
         except MemoryError as error:
             raise out_of_memory(unit.name) from error
 

@@ -346,30 +346,54 @@ class UnitTask:
     def name(self) -> str:
         return self.unit.name
 
-    def run(self, tools: EncoderProvider, emit: Callable[[Segment], None]) -> None:
-        """Emit every segment of the unit, those of an earlier attempt first."""
-        done = self._receipts()
+    def run(
+        self,
+        tools: EncoderProvider,
+        emit: Callable[[Segment], None],
+        *,
+        add: Callable[[EncodedBatch], bool] | None = None,
+        given: int | None = None,
+    ) -> None:
+        """Emit every segment of the unit, those of an earlier attempt first. The last is marked,
+        and may be empty.
+
+        `add` gets each batch and says whether that was enough; without it the limit of the feed
+        does. `given` texts of the feed come before; None: those of the unit alone are counted.
+        """
+        unit, done = self.unit, self._receipts()
         for receipt in done:
             emit(Segment(receipt=receipt))
+        after = done[-1] if done else None
+        if after is not None and after.last:
+            return
         tokens = sum(receipt.num_tokens for receipt in done)
+        if given is None:
+            given = sum(receipt.num_given for receipt in done)
+        cursor: Cursor = {} if after is None else after.cursor
 
-        def is_enough(batch: EncodedBatch) -> bool:
-            nonlocal tokens
-            tokens += batch.num_tokens
-            return self.unit.max_tokens is not None and tokens >= self.unit.max_tokens
+        def seal(*, last: bool) -> Receipt:
+            if inputs_of(unit.chunks) != unit.key.inputs:
+                raise SourceError(
+                    f"{unit.name}: changed while it was read; a file must not change while a store "
+                    "is built from it: wait for its writer, then start again with {overwrite}",
+                    overwrite=True,
+                )
+            segment = writer.seal(self.folder, cursor, last=last)
+            emit(segment)
+            return segment.receipt
 
-        cursor = done[-1].cursor if done else None
-        given = sum(receipt.num_given for receipt in done)
-        with closing(self.encoder.batches(self.unit, cursor, given, tools)) as batches:
-            write_unit(
-                self.unit,
-                self.folder,
-                batches,
-                done,
-                segment_tokens=self.segment_tokens,
-                add=is_enough,
-                sealed=emit,
-            )
+        writer = SegmentWriter(unit.key, after=after, num_tokens=self.segment_tokens)
+        with closing(self.encoder.batches(unit, cursor or None, given, tools)) as batches:
+            for batch in batches:
+                writer.add(batch)
+                cursor, tokens = batch.cursor, tokens + batch.num_tokens
+                limit = unit.max_tokens
+                if add(batch) if add is not None else limit is not None and tokens >= limit:
+                    break
+                if writer.is_due:
+                    after = seal(last=False)
+                    writer = SegmentWriter(unit.key, after=after, num_tokens=self.segment_tokens)
+            seal(last=True)
 
     def detached(self) -> UnitTask:
         return replace(self, folder=None, done=tuple(self._receipts()))
@@ -379,44 +403,3 @@ class UnitTask:
             return self.done
         self.folder.mkdir(exist_ok=True)
         return read_receipts(self.folder, self.unit.key)
-
-
-def write_unit(
-    unit: Unit,
-    folder: Path | None,
-    batches: Iterator[EncodedBatch],
-    done: Sequence[Receipt],
-    *,
-    segment_tokens: int | None = None,
-    add: Callable[[EncodedBatch], bool],
-    sealed: Callable[[Segment], None],
-) -> None:
-    """Write batches to segments after those that are done. The last is marked, and may be empty.
-
-    `add` gets each batch and says whether that was enough. `sealed` gets each segment.
-    """
-    after = done[-1] if done else None
-    if after is not None and after.last:
-        return
-    cursor: Cursor = {} if after is None else after.cursor
-
-    def seal(*, last: bool) -> Receipt:
-        if inputs_of(unit.chunks) != unit.key.inputs:
-            raise SourceError(
-                f"{unit.name}: changed while it was read; a file must not change while a store is "
-                "built from it: wait for its writer, then start again with {overwrite}",
-                overwrite=True,
-            )
-        segment = writer.seal(folder, cursor, last=last)
-        sealed(segment)
-        return segment.receipt
-
-    writer = SegmentWriter(unit.key, after=after, num_tokens=segment_tokens)
-    for batch in batches:
-        writer.add(batch)
-        cursor = batch.cursor
-        if add(batch):
-            break
-        if writer.is_due:
-            writer = SegmentWriter(unit.key, after=seal(last=False), num_tokens=segment_tokens)
-    seal(last=True)

@@ -69,7 +69,7 @@ class LocalEngine(Engine):
 
     def _kill(self, workers: Sequence[LocalWorker]) -> None:
         for worker in workers:
-            worker.kill()
+            worker.process.kill()
         for worker in workers:
             worker.process.wait()
             worker.connection.close()
@@ -100,14 +100,11 @@ class LocalWorker(Worker):
         try:
             kind, value, self.usage = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as gone:
-            self.kill()
+            self.process.kill()
             code = self.process.wait()
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             raise WorkerDiedError(how) from gone
         return kind, value
-
-    def kill(self) -> None:
-        self.process.kill()
 
 
 def worker_main(descriptor: int, parent: int, memory: int) -> None:

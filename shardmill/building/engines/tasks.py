@@ -134,10 +134,6 @@ class Worker(ABC):
         Kinds: started, accepted, and those of `TaskRunner`.
         """
 
-    @abstractmethod
-    def kill(self) -> Any:
-        """End it without waiting."""
-
 
 class Engine(Closing):
     """Runs tasks in up to `slots` workers at the same time."""
