@@ -35,11 +35,10 @@ from shardmill.building.journal import (
     SegmentWriter,
     UnitKey,
     load_segment,
-    open_workplace,
-    target_of,
 )
 from shardmill.building.run import store_facts
 from shardmill.building.worker import TokenRules
+from shardmill.building.workplace import open_workplace, target_of
 from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, IntArray, OffsetArray, Ragged

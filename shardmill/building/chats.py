@@ -19,12 +19,13 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building.journal import EncodedBatch, target_of
+from shardmill.building.journal import EncodedBatch
 from shardmill.building.plan import BuildSpec, Unit
 from shardmill.building.resources import plan_resources
 from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
+from shardmill.building.workplace import target_of
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError

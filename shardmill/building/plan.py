@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shardmill.building.journal import Receipt, UnitKey, Workplace, read_receipts
+from shardmill.building.journal import Receipt, UnitKey, read_receipts
+from shardmill.building.workplace import Workplace
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer
 from shardmill.records import JSON, Cursor, TextBatch

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ca
 import numpy as np
 
 from shardmill.building import plan
-from shardmill.building.journal import target_of
 from shardmill.building.plan import (
     SINGLE_PROCESS_UNIT_BYTES,
     UNIT_BYTES,
@@ -30,6 +29,7 @@ from shardmill.building.plan import (
     unit_ranges,
 )
 from shardmill.building.worker import TokenRules
+from shardmill.building.workplace import target_of
 from shardmill.errors import BuildError, OptionError
 from shardmill.machine import available_memory, num_cores
 from shardmill.protocols import Source, Tokenizer

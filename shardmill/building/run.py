@@ -22,13 +22,6 @@ import msgspec
 
 from shardmill.building.append import AppendPlan, plan_append
 from shardmill.building.assembly import Assembly, OriginLog
-from shardmill.building.journal import (
-    Workplace,
-    has_unfinished_build,
-    open_workplace,
-    remove_workplace,
-    target_of,
-)
 from shardmill.building.plan import (
     RECORDED,
     BuildSpec,
@@ -55,6 +48,13 @@ from shardmill.building.scheduler import (
     WorkerPool,
 )
 from shardmill.building.worker import ChunkEncoder, EncoderChoice, TokenRules, UnitEncoder
+from shardmill.building.workplace import (
+    Workplace,
+    has_unfinished_build,
+    open_workplace,
+    remove_workplace,
+    target_of,
+)
 from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON

@@ -25,10 +25,10 @@ from shardmill.building.journal import (
     Receipt,
     Segment,
     SegmentWriter,
-    Workplace,
     read_receipts,
 )
 from shardmill.building.plan import BuildSpec, Unit, inputs_of, read_chunks
+from shardmill.building.workplace import Workplace
 from shardmill.errors import (
     BuildError,
     EngineMismatchError,
