@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from pickle import PicklingError
@@ -81,7 +81,7 @@ class Scheduler:
             return
         done = self._add_segments(unit, run)
         if not self.assembly.is_full(unit.key.feed) and not (done and done[-1].last):
-            self._make_here(unit)
+            self._make_here(unit, done)
 
     def _add_segments(self, unit: Unit, run: UnitRun) -> list[Receipt]:
         """Add what is sealed, waiting for a worker; the receipts whose segments were added."""
@@ -105,7 +105,7 @@ class Scheduler:
             keep_receipts(folder, done)
         return done
 
-    def _make_here(self, unit: Unit) -> None:
+    def _make_here(self, unit: Unit, done: Sequence[Receipt]) -> None:
         """Make the rest of a unit in this process: batches go to journal and store at once."""
         feed, progress = unit.key.feed, self.progress[unit.key.feed]
 
@@ -120,8 +120,8 @@ class Scheduler:
             progress.show()
 
         try:
-            given = self.assembly.given(feed)
-            self._task(unit).run(self.pool.choice, sealed, add=add, given=given)
+            task = replace(self._task(unit), done=tuple(done))
+            task.run(self.pool.choice, sealed, add=add, given=self.assembly.given(feed))
         except MemoryError as error:
             raise out_of_memory(unit.name) from error
 

@@ -339,7 +339,7 @@ class UnitTask:
     unit: Unit
     folder: Path | None  # of the unit in the journal; None: this process does not see it
     encoder: UnitEncoder
-    done: tuple[Receipt, ...] = ()  # without a folder: the segments in the journal
+    done: tuple[Receipt, ...] | None = None  # None: what the journal has when it runs
     segment_tokens: int = field(default_factory=lambda: journal.SEGMENT_TOKENS)
 
     @property
@@ -399,7 +399,9 @@ class UnitTask:
         return replace(self, folder=None, done=tuple(self._receipts()))
 
     def _receipts(self) -> Sequence[Receipt]:
-        if self.folder is None:
+        if self.folder is not None:
+            self.folder.mkdir(exist_ok=True)
+        if self.done is not None:
             return self.done
-        self.folder.mkdir(exist_ok=True)
+        assert self.folder is not None, "a process that sees no journal is told what is done"
         return read_receipts(self.folder, self.unit.key)
