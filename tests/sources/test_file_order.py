@@ -97,7 +97,9 @@ def test_a_field_is_looked_for_once_whatever_the_number_of_files(tmp_path, monke
     looked = []
     look = jsonl.JsonlFormat._field_in
     monkeypatch.setattr(
-        jsonl.JsonlFormat, "_field_in", lambda self, file: looked.append(file) or look(self, file)
+        jsonl.JsonlFormat,
+        "_field_in",
+        lambda self, file, limits: looked.append(file) or look(self, file, limits),
     )
     for number in range(30):
         (tmp_path / f"{number}.jsonl").write_text('{"body": "some words"}\n')
