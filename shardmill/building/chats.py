@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardmill.building.journal import EncodedBatch
 from shardmill.building.plan import BuildSpec, Unit
-from shardmill.building.resources import plan_resources
+from shardmill.building.resources import open_resources
 from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
@@ -119,8 +119,8 @@ def build_chats(
     if bind is None:
         run["engine"] = "reference"
     policy = policy or TrainPolicy()
-    resources = plan_resources(1)
-    source = limited(source, resources.max_document(tokenizer))
+    with open_resources(workers=1) as resources:
+        source = limited(source, resources.max_document(tokenizer))
     rule = SplitRule(seed=spec.seed, val_fraction=val_fraction)
     rules = TokenRules.of(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)

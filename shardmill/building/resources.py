@@ -114,7 +114,11 @@ def open_resources(
     run_on: RunOn = "local",
     ray_address: str | None = None,
 ) -> Iterator[Resources]:
-    """Check the `WorkerKeywords`, and connect to Ray if the workers run there."""
+    """Check the `WorkerKeywords`, and connect to Ray if the workers run there.
+
+    As many workers as fit into the memory; too many are refused only when the user named their
+    number.
+    """
     for name, value in (("workers", workers), ("unit_bytes", unit_bytes), ("memory", memory)):
         if value is not None and value < 1:
             raise OptionError(f"{{{name}}}: wanted 1 or more", **{name: value})
@@ -125,50 +129,35 @@ def open_resources(
             "{ray_address}: only with {run_on}", ray_address=ray_address, run_on="ray"
         )
     with _open_cluster(workers, ray_address) if run_on == "ray" else nullcontext() as cluster:
-        yield plan_resources(workers, unit_bytes=unit_bytes, memory=memory, cluster=cluster)
-
-
-def plan_resources(
-    workers: int | None = None,
-    *,
-    unit_bytes: int | None = None,
-    memory: int | None = None,
-    cluster: RayCluster | None = None,
-) -> Resources:
-    """As many of `workers` (None: one for each core) as fit into `memory` (None: what is free now).
-
-    Too many are refused only when the user named their number.
-    """
-    wanted = workers or cores_of(cluster)
-    # A single process needs no small units; what it began stays one unit when others join.
-    usual = SINGLE_PROCESS_UNIT_BYTES if wanted == 1 and cluster is None else UNIT_BYTES
-    allowed, total = memory, memory
-    if memory is None and cluster is not None:
-        # What is free here says nothing about the other machines.
-        allowed = total = (cluster.memory_per_cpu or _UNKNOWN_SHARE) * (wanted + 1)
-    if total is None:
-        found = available_memory()
-        total = _UNKNOWN_MEMORY if found is None else found
-    if allowed is not None:
-        fits = max(allowed // PROCESS_BYTES - 1, 1)
-        if allowed < PROCESS_BYTES or (workers is not None and workers > fits):
-            many = workers is not None and workers > 1
-            needed = f", {workers} workers take about {_total_bytes(wanted):,}" if many else ""
-            raise OptionError(
-                f"{{memory}}: one process takes about {_total_bytes(1):,} bytes{needed}: allow "
-                "that much" + (", or use fewer {workers}" if many else ""),
-                memory=allowed,
-                workers=...,
-            )
-        wanted = min(wanted, fits)
-    return Resources(
-        workers=wanted,
-        is_asked=workers is not None,
-        unit_bytes=unit_bytes or usual,
-        limit_bytes=max(total // _num_processes(wanted), PROCESS_BYTES + MIB),
-        is_limited=memory is not None,
-        cluster=cluster,
-    )
+        fitting = wanted = workers or cores_of(cluster)
+        total = memory
+        if total is None and cluster is not None:
+            # What is free here says nothing about the other machines.
+            total = (cluster.memory_per_cpu or _UNKNOWN_SHARE) * (wanted + 1)
+        if total is not None:
+            fitting = min(wanted, max(total // PROCESS_BYTES - 1, 1))
+            if total < PROCESS_BYTES or (workers is not None and fitting < workers):
+                many = workers is not None and workers > 1
+                needed = f", {workers} workers take about {_total_bytes(wanted):,}" if many else ""
+                raise OptionError(
+                    f"{{memory}}: one process takes about {_total_bytes(1):,} bytes{needed}: allow "
+                    "that much" + (", or use fewer {workers}" if many else ""),
+                    memory=total,
+                    workers=...,
+                )
+        else:
+            found = available_memory()
+            total = _UNKNOWN_MEMORY if found is None else found
+        # A single process needs no small units; what it began stays one unit when others join.
+        usual = SINGLE_PROCESS_UNIT_BYTES if wanted == 1 and cluster is None else UNIT_BYTES
+        yield Resources(
+            workers=fitting,
+            is_asked=workers is not None,
+            unit_bytes=unit_bytes or usual,
+            limit_bytes=max(total // _num_processes(fitting), PROCESS_BYTES + MIB),
+            is_limited=memory is not None,
+            cluster=cluster,
+        )
 
 
 def cores_of(cluster: RayCluster | None) -> int:

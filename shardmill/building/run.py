@@ -311,7 +311,6 @@ def _assemble(
         assembly = Assembly(feeds, job.splits, out, point, origins)
         Scheduler(
             plan=plan,
-            feeds=feeds,
             pool=pool,
             encoder=job.encoder,
             assembly=assembly,

@@ -46,7 +46,6 @@ class Scheduler:
     """Brings every unit of a plan into the store, in order."""
 
     plan: WorkPlan
-    feeds: Sequence[FeedChunks]
     pool: WorkerPool
     encoder: UnitEncoder
     assembly: Assembly
@@ -57,7 +56,7 @@ class Scheduler:
         for receipts in self.plan.done.values():
             for receipt in receipts:
                 self.progress[receipt.feed].count(receipt.key, receipt)
-        for units in _groups(self.plan.units, self.feeds):
+        for units in _groups(self.plan.units):
             tasks = [
                 self._task(unit)
                 for unit in units
@@ -126,17 +125,17 @@ class Scheduler:
             raise out_of_memory(unit.name) from error
 
 
-def _groups(units: Sequence[Sequence[Unit]], feeds: Sequence[FeedChunks]) -> Iterator[list[Unit]]:
+def _groups(units: Sequence[Sequence[Unit]]) -> Iterator[list[Unit]]:
     """Units that may be at work together. A feed that can become full, or that only this process
     can read, is a group by itself."""
     group: list[Unit] = []
-    for mine, feed in zip(units, feeds, strict=True):
-        if feed.max_tokens is not None or not feed.is_portable:
+    for mine in units:
+        if all(unit.max_tokens is None and unit.is_portable for unit in mine):
+            group += mine
+        else:
             yield group
             yield list(mine)
             group = []
-        else:
-            group += mine
     yield group
 
 
