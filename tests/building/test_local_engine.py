@@ -27,11 +27,12 @@ def test_a_lost_task_tells_how_its_workers_died(tmp_path, act, words):
 
 @pytest.mark.slow
 def test_workers_that_cannot_start_are_one_error_and_not_started_for_ever():
-    refused = pytest.raises(BuildError, match="a worker cannot start: exit code 1; .*resume=True")
+    refused = pytest.raises(BuildError, match=r"cannot start: exit code 1; .*resume=True")
     with LocalEngine(1, environ={"PYTHONHOME": "/nowhere"}) as engine, refused:
         list(engine.run(0, iter([Doing("never")])))
 
 
+@pytest.mark.slow
 def test_every_note_of_a_worker_that_dies_is_heard(tmp_path):
     with LocalEngine(1) as engine:
         reports = engine.run(0, iter([Doing("dies", at=2, act="kill once", folder=tmp_path)]))
