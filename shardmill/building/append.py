@@ -29,14 +29,14 @@ from shardmill.building.plan import (
     BuildSpec,
     Feed,
     FeedChunks,
-    chunk_sizes,
     chunks_of,
+    feed_of_chunks,
     plan_json,
     plan_sha256,
 )
 from shardmill.building.worker import TokenRules
 from shardmill.errors import BuildError, OptionError, SourceError
-from shardmill.protocols import CuttableSource, Source, Tokenizer, continues
+from shardmill.protocols import Source, Tokenizer, continues
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
 from shardmill.storage.files import describe_difference
@@ -252,7 +252,7 @@ def _new_batches(chunk: Source, old: Counter[str]) -> Iterator[tuple[TextBatch, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NewChunks:
     feed: FeedChunks
-    old: tuple[Source, ...]  # the chunks with old files; the last may have new ones too
+    old: Sequence[Source]  # the chunks with old files; the last may have new ones too
     num_whole: int  # of `old` have no new file
     num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
 
@@ -261,10 +261,9 @@ def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
     """The chunks after the old files, which there are."""
     assert files.fresh is not None, "there are new files"
     new: list[Source] = []
-    sizes: list[int] = []
     seen: list[Source] = []
-    chunks, num_whole, num_shared = chunks_of(files.source), 0, 0
-    for chunk, size in zip(chunks, chunk_sizes(chunks), strict=True):
+    num_whole = num_shared = 0
+    for chunk in chunks_of(files.source):
         locations = {file.place for file in files_of(chunk)}
         if locations & files.old:
             seen.append(chunk)
@@ -279,15 +278,12 @@ def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
             fresh = only_files(chunk, locations - files.old)
             chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
         new.append(chunk)
-        sizes.append(size)
-    fresh_feed = FeedChunks(
-        source=files.fresh,
-        chunks=tuple(new),
-        sizes=tuple(sizes),
-        is_portable=isinstance(files.fresh, CuttableSource),
-        fill=feed.fill,
+    return _NewChunks(
+        feed=feed_of_chunks(files.fresh, new, feed.fill),
+        old=seen,
+        num_whole=num_whole,
+        num_shared=num_shared,
     )
-    return _NewChunks(feed=fresh_feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
 
 
 def _known_origins(

@@ -171,13 +171,16 @@ def chunk_sizes(chunks: Sequence[Source]) -> list[int]:
 
 
 def cut_feed(feed: Feed) -> FeedChunks:
-    chunks = chunks_of(feed.source)
+    return feed_of_chunks(feed.source, chunks_of(feed.source), feed.fill)
+
+
+def feed_of_chunks(source: Source, chunks: Sequence[Source], fill: Fill) -> FeedChunks:
     return FeedChunks(
-        source=feed.source,
+        source=source,
         chunks=chunks,
         sizes=chunk_sizes(chunks),
-        is_portable=isinstance(feed.source, CuttableSource),
-        fill=feed.fill,
+        is_portable=isinstance(source, CuttableSource),
+        fill=fill,
     )
 
 
