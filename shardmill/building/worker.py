@@ -403,5 +403,5 @@ class UnitTask:
             self.folder.mkdir(exist_ok=True)
         if self.done is not None:
             return self.done
-        assert self.folder is not None, "a process that sees no journal is told what is done"
+        assert self.folder is not None, "a process that sees no journal gets what is done"
         return read_receipts(self.folder, self.unit.key)
