@@ -82,19 +82,10 @@ def _parts_of(batch: EncodedBatch, *, tokens: int) -> Iterator[tuple[str, bytes 
     """(part, bytes) to append to a segment that has `tokens` already."""
     yield "tokens", _bytes(batch.documents.values)
     yield "lengths", _bytes(batch.documents.lengths.astype("<i8"))
-    line = _BatchLine(
-        num_read=batch.num_read,
-        num_given=batch.num_given,
-        num_bytes=batch.num_bytes,
-        num_documents=batch.num_documents,
-        drops=[(drop.id, drop.reason, drop.row) for drop in batch.drops],
-        void=batch.void,
-        counts=dict(batch.counts),
-        num_rows=batch.num_rows,
-        starts_file=batch.starts_file,
-        chunk=batch.chunk,
-    )
-    yield "batches", msgspec.json.encode(line) + b"\n"
+    line = {name: getattr(batch, name) for name in _BatchLine.__struct_fields__}
+    line["drops"] = [(drop.id, drop.reason, drop.row) for drop in batch.drops]
+    line["counts"] = dict(batch.counts)
+    yield "batches", msgspec.json.encode(_BatchLine(**line)) + b"\n"
     if batch.examples is not None:
         assert batch.splits is not None
         yield "mask", _bytes(batch.examples.mask)
@@ -131,6 +122,7 @@ def _batches_of(data: Mapping[str, npt.NDArray[np.uint8]], dtype: str) -> Iterat
 
 
 def _decoded(batches: list[_BatchLine], documents: Ragged, **others: Any) -> EncodedBatch:
+    sums = ("num_read", "num_given", "num_bytes", "num_rows")
     return EncodedBatch(
         documents=documents,
         drops=tuple(
@@ -138,13 +130,10 @@ def _decoded(batches: list[_BatchLine], documents: Ragged, **others: Any) -> Enc
             for batch in batches
             for where, reason, row in batch.drops
         ),
-        num_read=sum(batch.num_read for batch in batches),
-        num_given=sum(batch.num_given for batch in batches),
-        num_bytes=sum(batch.num_bytes for batch in batches),
         counts=sum((Counter(batch.counts) for batch in batches), Counter()),
-        num_rows=sum(batch.num_rows for batch in batches),
         starts_file=any(batch.starts_file for batch in batches),
         chunk=batches[0].chunk if batches else 0,
+        **{name: sum(getattr(batch, name) for batch in batches) for name in sums},
         **others,
     )
 
