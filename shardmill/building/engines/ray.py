@@ -294,9 +294,7 @@ class RayEngine(Engine):
 
     def _kill(self, workers: Sequence[RayActor]) -> None:
         """Waits for a while only: what a worker does later can do no harm."""
-        answers = [worker.kill() for worker in workers]
-        if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=_END_SECONDS)
+        _kill_actors(workers)
 
     def _warn_if_stuck(self) -> None:
         """Say once that no worker could be placed for a while."""
@@ -371,9 +369,19 @@ class RayActor(Worker):
         if self.state == "starting":
             failed = isinstance(error, RayActorError) and error.actor_init_failed
             return WorkerDiedError(_reason(error), cannot_start=failed)
-        if isinstance(error, ActorUnavailableError) or not self._cluster.is_alive(self._node):
+        is_lost = isinstance(error, ActorUnavailableError)
+        if not is_lost:
+            _kill_actors([self])  # until then Ray may not know that its machine is gone
+            is_lost = not self._cluster.is_alive(self._node)
+        if is_lost:
             return WorkerDiedError(f"with its machine, {self._host}", with_machine=True)
         return WorkerDiedError(f"on {self._host}: {_reason(error)}")
+
+
+def _kill_actors(actors: Sequence[RayActor]) -> None:
+    answers = [actor.kill() for actor in actors]
+    if answers:
+        ray.wait(answers, num_returns=len(answers), timeout=_END_SECONDS)
 
 
 def _reason(error: RayError) -> str:
