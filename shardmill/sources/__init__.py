@@ -10,7 +10,7 @@ from shardmill.sources.conversations import ChatSource
 from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
 from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
-from shardmill.sources.hub import HubOptions, HubParquetSource, HubSource, iter_rows, open_hub
+from shardmill.sources.hub import HubParquetSource, HubSource, iter_rows, open_hub
 from shardmill.sources.memory import MemoryChats, MemorySource
 from shardmill.sources.open import is_hub_dataset, open_chats, open_source
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES
@@ -21,6 +21,7 @@ from shardmill.sources.source import (
     knows_rows,
     read_document,
 )
+from shardmill.storage.hub import HubOptions
 
 __all__ = [
     "Appended",
