@@ -5,7 +5,7 @@ Every row read is a document or conversation, an empty one, or a drop with an id
 """
 
 from shardmill.sources.append import Appended, append_files, files_of, only_files
-from shardmill.sources.batches import BatchLimits, byte_lengths, cut, limited, stamp_of, too_large
+from shardmill.sources.batches import BatchLimits, byte_lengths, limited, stamp_of
 from shardmill.sources.conversations import ChatSource
 from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
 from shardmill.sources.formats.parquet import ParquetSource
@@ -42,7 +42,6 @@ __all__ = [
     "TextSource",
     "append_files",
     "byte_lengths",
-    "cut",
     "files_of",
     "is_hub_dataset",
     "iter_jsonl_rows",
@@ -54,6 +53,5 @@ __all__ = [
     "open_source",
     "read_document",
     "stamp_of",
-    "too_large",
     "knows_rows",
 ]

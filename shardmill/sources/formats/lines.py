@@ -234,7 +234,7 @@ def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[pa.NativeFile]:
                 "takes that much memory to read; compress it again without --long"
             ) from error
         raise SourceError(
-            f"{file.place}: the compressed data is damaged or truncated ({error}); "
+            f"{file.place}: the compressed data is damaged or truncated, or no {codec} ({error}); "
             "fetch or write the file again"
         ) from error
 
@@ -253,14 +253,17 @@ def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Itera
 
 def _stored_before(file: InputFile, codec: str, num_bytes: int) -> int:
     """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
-    unpacked = 0
+    stored = unpacked = 0
     with open_file(file) as raw:
-        # In small steps, so that little is read that is not unpacked yet.
         steps = SimpleNamespace(read=lambda _: raw.read(_LOOK // 16), close=raw.close, closed=False)
         with _unpacked(file, steps, codec) as stream:
-            while unpacked < num_bytes and (chunk := stream.read(_LOOK)):
+            while chunk := stream.read(_LOOK // 16):
+                if raw.tell() > stored:  # so all that was read before is unpacked
+                    if unpacked >= num_bytes:
+                        break
+                    stored = raw.tell()
                 unpacked += len(chunk)
-            return raw.tell() * num_bytes // max(unpacked, 1)
+    return stored * num_bytes // max(unpacked, 1)
 
 
 def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
