@@ -237,7 +237,7 @@ def _file_at(url: str, source: HubSplit) -> HubFile | None:
     )
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=2**14)
 def _file_size(file: HubFile) -> int:
     """Bytes of a file, as the hub lists it."""
     _, api = _hub()
