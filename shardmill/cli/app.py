@@ -16,9 +16,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -28,6 +29,9 @@ from shardmill.arguments import nearest
 from shardmill.cli.terminal import StdoutError, indented, messages, watched_stdout
 from shardmill.errors import OptionError, ShardmillError, as_keyword
 from shardmill.urls import remember
+
+if TYPE_CHECKING:
+    from shardmill.cli.printing import Answer
 
 DONE, FOUND, MISTAKE, FAULT, STOPPED, CLOSED = 0, 1, 2, 70, 130, 141
 EXIT_CODES = {
@@ -100,7 +104,9 @@ class CommandGroup(TyperGroup):
             raise OptionError(
                 f"no command {name!r}; {guess} (`{ctx.command_path} --help` lists all)"
             )
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        ctx.find_root().command.called = f"{ctx.command_path} {found[0]}", found[1]
+        return found
 
 
 class RootGroup(CommandGroup):
@@ -114,6 +120,8 @@ class RootGroup(CommandGroup):
             for name, summary in commands.items()
         }
         self._loaded: set[str] = set()
+        self.called: tuple[str, Any] = PROGRAM, self
+        """The command that is called; this, or a group, when its command is missing or wrong."""
 
     def load(self, name: str) -> Any:
         """The command itself."""
@@ -131,15 +139,6 @@ class RootGroup(CommandGroup):
         return super().resolve_command(ctx, args)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """The command that a call names, as far as its words can be followed."""
-
-    name: str  # "shardmill build chats"
-    command: Any  # of typer
-    debug: bool  # --debug was given before the command
-
-
 def open_app() -> RootGroup:
     """The command line as typer's root command."""
     app = typer.Typer(
@@ -154,22 +153,6 @@ def open_app() -> RootGroup:
     assert isinstance(root, RootGroup)
     _adjust_parameters(root)
     return root
-
-
-def find_call(root: RootGroup, words: Sequence[str]) -> Call:
-    """The command that is called; the root, or a group, when its command is missing or wrong."""
-    command: Any = root
-    name, debug, rest = PROGRAM, False, list(words)
-    while rest and hasattr(command, "commands"):
-        word, *rest = _joined(rest) if command is root else rest
-        debug = debug or word == "--debug"
-        if word.startswith("-"):
-            continue
-        if word not in command.commands:
-            break
-        command = root.load(word) if command is root else command.commands[word]
-        name = f"{name} {word}"
-    return Call(name=name, command=command, debug=debug)
 
 
 def every_command(root: RootGroup) -> Iterator[tuple[str, Any]]:
@@ -196,21 +179,20 @@ def run(words: Sequence[str]) -> int:
     for word in words:
         remember(word)
     root = open_app()
-    call = find_call(root, words)
     with messages(PROGRAM):
         try:
             return _run(root, words)
         except _USAGE_ERROR as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 return MISTAKE  # the help was printed
-            return _refused(error, f"{usage_text(error, call, root)} (`{call.name} --help`)", call)
+            return _refused(error, usage_text(error, root), words)
         except ShardmillError as error:
-            return _refused(error, error_text(error, call.command), call)
+            return _refused(error, error_text(error, root.called[1]), words)
         except StdoutError as error:
-            return CLOSED if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
+            return CLOSED if error.is_closed_pipe else _refused(error, f"stdout: {error}", words)
         except OSError as error:  # a full disk, a folder that may not be written
             where = f"{error.filename}: " if error.filename is not None else ""
-            return _refused(error, f"{where}{error.strerror or error}", call)
+            return _refused(error, f"{where}{error.strerror or error}", words)
         except Exception:  # noqa: BLE001 - shown whole, with an exit code that no check has
             _say(f"{traceback.format_exc()}{PROGRAM}: a fault of shardmill, not of this call")
             return FAULT
@@ -243,8 +225,9 @@ def _run(root: RootGroup, words: Sequence[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _refused(error: BaseException, text: str, call: Call) -> int:
-    trace = "".join(traceback.format_exception(error)) if call.debug else ""
+def _refused(error: BaseException, text: str, words: Sequence[str]) -> int:
+    debug = "--debug" in takewhile(lambda word: word.startswith("-"), words)
+    trace = "".join(traceback.format_exception(error)) if debug else ""
     _say(f"{trace}{PROGRAM}: {indented(text)}")
     return MISTAKE
 
@@ -291,8 +274,9 @@ def _as_command(placeholder: Any, found: Any) -> Any:
     return command
 
 
-def with_parameters(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """A command that takes a record of options as a function of the record's fields."""
+def with_parameters(command: Callable[..., Answer | None]) -> Callable[..., int]:
+    """A command that takes a record of options as a function of the record's fields, which prints
+    what it answers."""
     record: Any = next(iter(get_type_hints(command).values()))
     hints = get_type_hints(record, include_extras=True)
     parameters = [
@@ -301,8 +285,12 @@ def with_parameters(command: Callable[..., int | None]) -> Callable[..., int | N
         if get_origin(hints[field.name]) is Annotated
     ]
 
-    def flat(**options: Any) -> int | None:
-        return command(record(**options))
+    def flat(**options: Any) -> int:
+        answer = command(record(**options))
+        if answer is None:
+            return DONE
+        answer.print(as_json=options["as_json"])
+        return FOUND if answer.found else DONE
 
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
     flat.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -375,12 +363,14 @@ def as_flag(name: str, value: object) -> str:
     return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"
 
 
+def _typed(param: Any) -> str:
+    """An option or argument as the help names it."""
+    return str(next((flag for flag in param.opts if flag.startswith("--")), param.name.upper()))
+
+
 def error_text(error: ShardmillError, command: Any) -> str:
     """The message of one of our errors, with the options of this command as they are typed."""
-    typed = {}
-    for param in command.params:
-        flags = [flag for flag in param.opts if flag.startswith("--")]
-        typed[param.name] = flags[0] if flags else param.name.upper()
+    typed = {param.name: _typed(param) for param in command.params}
     typed |= {flag[2:].replace("-", "_"): flag for flag in typed.values() if flag[:2] == "--"}
 
     def write(name: str, value: object) -> str:
@@ -391,24 +381,25 @@ def error_text(error: ShardmillError, command: Any) -> str:
     return _SYSTEM.sub(lambda it: it[1] if it[2] in text[: it.start()] else it[0], text)
 
 
-def usage_text(error: Any, call: Call, root: RootGroup) -> str:
+def usage_text(error: Any, root: RootGroup) -> str:
     """What typer refused. Its classes are known by name: they move between its versions."""
     kind, param = type(error).__name__, getattr(error, "param", None)
+    name, command = root.called
     if kind == "NoSuchOption":
-        return _no_such_option(error.option_name, call, root)
-    if param is None or kind not in ("MissingParameter", "BadParameter"):
-        return str(error.format_message()).rstrip(".")
-    flags = [flag for flag in param.opts if flag.startswith("--")]
-    shown = flags[0] if flags else param.name.upper()
-    if kind == "MissingParameter":
-        return f"{shown} is missing" + (f": {param.help}" if param.help else "")
-    return _bad_value(shown, error.message)
+        text = _no_such_option(error.option_name, command, root)
+    elif param is None or kind not in ("MissingParameter", "BadParameter"):
+        text = str(error.format_message()).rstrip(".")
+    elif kind == "MissingParameter":
+        text = f"{_typed(param)} is missing" + (f": {param.help}" if param.help else "")
+    else:
+        text = _bad_value(_typed(param), error.message)
+    return f"{text} (`{name} --help`)"
 
 
-def _no_such_option(word: str, call: Call, root: RootGroup) -> str:
+def _no_such_option(word: str, called: Any, root: RootGroup) -> str:
     if word == "--debug":
         return "--debug goes before the command: shardmill --debug ..."
-    near = nearest(word, _flags(call.command))
+    near = nearest(word, _flags(called))
     if near is not None and near != word:
         return f"no option {word}; did you mean {near}?"
     others = [name for name, command in every_command(root) if word in _flags(command)]

@@ -7,7 +7,6 @@ median of the rounds' ratios, so other work on the machine disturbs it little.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import statistics
@@ -25,6 +24,7 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.cli.options import Field
+from shardmill.cli.printing import Answer
 from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import meant_split
@@ -60,7 +60,7 @@ class BenchOptions:
     as_json: Annotated[bool, "--json", "Print the numbers as JSON."] = False
 
 
-def bench(options: BenchOptions) -> None:
+def bench(options: BenchOptions) -> Answer:
     """Measure this machine on your own data: tokenise, build, read.
 
     Prints one table: megabytes of text a second for the reference engine, the fast ones and a
@@ -110,17 +110,13 @@ def bench(options: BenchOptions) -> None:
             reader=options.reader,
         )
         rates += _announced(reading)
-    if options.as_json:
-        facts = {
-            "machine": platform.platform(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "rates": [asdict(rate) for rate in rates],
-        }
-        print(json.dumps(facts))
-        return
-    for line in _table(rates):
-        print(line)
+    facts = {
+        "machine": platform.platform(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "rates": [asdict(rate) for rate in rates],
+    }
+    return Answer(facts, _table(rates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

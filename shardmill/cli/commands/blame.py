@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from shardmill.building.api import open_template
 from shardmill.cli.options import Special, parse_special
-from shardmill.cli.printing import escape_brackets, named_tokenizer
+from shardmill.cli.printing import Answer, escape_brackets
 from shardmill.cli.steps import Rank, TrainingOrder, find_moment
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.blame import Blame, blame_document, blame_tokens
 from shardmill.inspect.inputs import AnySource
+from shardmill.inspect.stores import open_named
 from shardmill.sources import open_chats, open_source
 from shardmill.store import Store, open_store
 
@@ -58,7 +59,7 @@ class BlameOptions(TrainingOrder):
     as_json: Annotated[bool, "--json", "Print one object."] = False
 
 
-def blame(options: BlameOptions) -> None:
+def blame(options: BlameOptions) -> Answer:
     """Show where tokens came from: source, file, row, characters.
 
     The row is read and encoded again, and must give the stored tokens. Instead of --token, a
@@ -73,25 +74,20 @@ def blame(options: BlameOptions) -> None:
     """
     store = open_store(options.folder)
     split, token = _find_token(store, options)
-    template = None
+    special, template = parse_special(options.special), None
     if options.template is not None:
-        special = parse_special(options.special)
         template = open_template(options.template, options.tokenizer, special).template
     found = blame_tokens(
         store,
         split,
         range(token, token + 1 if options.stop is None else options.stop),
         inputs=_open_inputs(store, options),
-        tokenizer=named_tokenizer(options.tokenizer, options.special, store),
+        tokenizer=open_named(options.tokenizer, special, store),
         template=template,
         fill=None if options.fill is None else options.fill.split(","),
     )
-    if options.as_json:
-        tokens = [asdict(one) for one in found]
-        print(json.dumps({"store": str(options.folder), "tokens": tokens}))
-        return
-    for one in found:
-        print("\n".join(_lines(one)))
+    facts = {"store": str(options.folder), "tokens": [asdict(one) for one in found]}
+    return Answer(facts, (line for one in found for line in _lines(one)))
 
 
 def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
@@ -143,22 +139,25 @@ def _open_inputs(store: Store, options: BlameOptions) -> AnySource | None:
     return (open_chats if store.is_chat else open_source)(options.inputs, **given)
 
 
-def _lines(one: Blame) -> list[str]:
+def _lines(one: Blame) -> Iterator[str]:
     own = f" (id {visible(one.own_id)})" if one.own_id is not None else ""
-    where = f"{visible(one.source)}, {visible(one.row_id)}{own}"
     turn = "" if one.turn is None else f", turn {one.turn} ({one.role})"
     part = f" {one.part}" if one.part not in (None, "content") else ""
-    lines = [
+    yield (
         f"split {one.split!r}, token {one.token:,} = id {one.token_id}: document {one.document:,}, "
-        f"token {one.offset:,} of it",
-        f"  from {where}{turn}{part}; found by {one.found_by}",
-    ]
+        f"token {one.offset:,} of it"
+    )
+    yield (
+        f"  from {visible(one.source)}, {visible(one.row_id)}{own}{turn}{part}; found by "
+        f"{one.found_by}"
+    )
     if one.start is None or one.stop is None:
-        return [*lines, f"  {_NO_TEXT[one.kind]}"]
+        yield f"  {_NO_TEXT[one.kind]}"
+        return
     before = one.text[max(0, one.start - _AROUND) : one.start]
     after = one.text[one.stop : one.stop + _AROUND]
     shown = f"{_inline(before)}[[{_inline(one.characters)}]]{_inline(after)}"
-    return [*lines, f"  characters {one.start:,}..{one.stop:,}: {shown}"]
+    yield f"  characters {one.start:,}..{one.stop:,}: {shown}"
 
 
 def _inline(text: str) -> str:

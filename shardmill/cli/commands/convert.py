@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from shardmill.arguments import check_local
 from shardmill.cli.options import AsJson, SplitOfStore, parse_special
+from shardmill.cli.printing import Answer
 from shardmill.errors import OptionError
 from shardmill.formats.convert import ConvertOptions
 from shardmill.formats.convert import convert as convert_format
@@ -49,7 +49,7 @@ class ConvertCall:
     as_json: AsJson = False
 
 
-def convert(call: ConvertCall) -> None:
+def convert(call: ConvertCall) -> Answer:
     """Convert between formats; afterwards both sides are read and compared.
 
     Prints one line: documents or bins, and tokens. Tokens: megatron, llmc, datatrove, dolma to
@@ -85,14 +85,12 @@ def convert(call: ConvertCall) -> None:
         to_format=call.to_format,
         options=options,
     )
-    if call.as_json:
-        print(json.dumps(receipt))
-        return
     unit = "bins" if "bins" in receipt else "documents"
-    print(
+    text = (
         f"{call.target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with "
         f"{call.source} token for token: equal"
     )
+    return Answer(receipt, [text])
 
 
 def _facts(name: str, special: list[str] | None) -> TokenizerFacts:

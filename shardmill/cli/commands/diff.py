@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from shardmill.cli.app import DONE, FOUND
+from shardmill.cli.printing import Answer
 from shardmill.inspect.diff import DocumentPlace, SplitDocuments, StoreDiff, diff_stores
 from shardmill.protocols import Tokenizer
 from shardmill.store import open_store
@@ -28,7 +27,7 @@ class DiffOptions:
     as_json: Annotated[bool, "--json", "Print the report as JSON."] = False
 
 
-def diff(options: DiffOptions) -> int:
+def diff(options: DiffOptions) -> Answer:
     """Explain what differs between two stores: facts, files, documents, order, masks, exclusions.
 
     Prints one line when they are identical, else a section for each kind of difference. Shards of
@@ -40,12 +39,7 @@ def diff(options: DiffOptions) -> int:
     """
     opened = open_tokenizer(options.tokenizer) if options.tokenizer else None
     found = diff_stores(options.a, options.b)
-    if options.as_json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        for line in _lines(found, opened):
-            print(line)
-    return DONE if found.identical else FOUND
+    return Answer(asdict(found), _lines(found, opened), found=not found.identical, indent=2)
 
 
 def _lines(found: StoreDiff, tokenizer: Tokenizer | None) -> Iterator[str]:

@@ -6,7 +6,6 @@ where something is excluded already, the samples that replace it.
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from shardmill.cli.commands.info import entry_facts, first_few
 from shardmill.cli.options import AsJson, DataConfigFile
+from shardmill.cli.printing import Answer
 from shardmill.cli.steps import (
     SourceName,
     TrainingOrder,
@@ -81,11 +81,11 @@ class _Addition:
 
     store: Store
     entry: ExcludeEntry  # not written yet
-    windows: tuple[int, int] | None = None  # with an excluded token of it, of how many
+    windows: tuple[int, int] | tuple[None, None] = (None, None)  # with a token of it, of how many
     replacements: int = 0  # samples of the steps that already replace excluded ones
 
 
-def exclude(options: ExcludeOptions) -> None:
+def exclude(options: ExcludeOptions) -> Answer:
     """Record what is not to be trained on: by document, or by the steps that saw it.
 
     Tokens stay as they are. Readers skip every sample that has an excluded token: another sample of
@@ -109,15 +109,14 @@ def exclude(options: ExcludeOptions) -> None:
     if options.steps is None and options.given():
         raise OptionError(f"{options.given()[0]} is for --step")
     if options.remove is not None:
-        _remove(options, options.remove)
-    elif options.list_all:
-        _print_list(_find_store(options)[0], as_json=options.as_json)
-    elif options.reason is None:
+        return _remove(options, options.remove)
+    if options.list_all:
+        return _entries(_find_store(options)[0])
+    if options.reason is None:
         raise OptionError("--reason is missing: why, in words; people will ask later")
-    elif options.steps is not None:
-        _write(_by_steps(options, options.steps, options.reason), options)
-    else:
-        _write([_by_documents(options, options.reason)], options)
+    if options.steps is None:
+        return _write([_by_documents(options, options.reason)], is_tried=options.dry_run)
+    return _write(_by_steps(options, options.steps, options.reason), is_tried=options.dry_run)
 
 
 def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
@@ -250,66 +249,61 @@ def _numbers(given: list[int], path: Path | None) -> OffsetArray:
     return np.array([int(word) for _, word in words], np.int64)
 
 
-# writing and printing
+# writing
 
 
-def _write(additions: list[_Addition], options: ExcludeOptions) -> None:
-    facts, written = [], not options.dry_run
+def _write(additions: list[_Addition], *, is_tried: bool) -> Answer:
+    facts, lines = [], []
     for one in additions:
-        store, entry, windows = one.store, one.entry, one.windows
+        store, entry, (windows, of_windows) = one.store, one.entry, one.windows
         before = read_exclusions(store)
         both = merge_spans(np.concatenate((before.spans(entry.split), as_spans(entry.spans))))
         new_tokens = count_tokens(both) - before.num_tokens(entry.split)
-        if written:
+        if not is_tried:
             entry = add_exclusion(store, entry)
         facts.append(
             {
                 "store": str(store.folder),
-                "written": written,
+                "written": not is_tried,
                 "new_tokens": new_tokens,
-                "windows": None if windows is None else windows[0],
-                "of_windows": None if windows is None else windows[1],
+                "windows": windows,
+                "of_windows": of_windows,
                 "stand_ins": one.replacements,
-                "entry": entry_facts(entry) | ({} if written else {"number": None}),
+                "entry": entry_facts(entry) | ({"number": None} if is_tried else {}),
             }
         )
-        notes = [f"{new_tokens:,} of these tokens were not excluded before"]
+        notes = f"{new_tokens:,} of these tokens were not excluded before"
         if windows is not None:
-            notes.append(f"{windows[0]:,} of {windows[1]:,} windows have one of them")
+            notes += f"; {windows:,} of {of_windows:,} windows have one of them"
         if one.replacements:
-            notes.append(f"{one.replacements:,} samples of these steps replace excluded ones")
-        name = f"entry {entry.number}" if written else "would be excluded"
-        if not options.as_json:
-            print(f"{store.folder}: {name}, {_entry_words(entry)} ({'; '.join(notes)})")
-    if options.as_json:
-        print(json.dumps({"excluded": facts}, indent=2))
+            notes += f"; {one.replacements:,} samples of these steps replace excluded ones"
+        name = "would be excluded" if is_tried else f"entry {entry.number}"
+        lines.append(f"{store.folder}: {name}, {_entry_words(entry)} ({notes})")
+    return Answer({"excluded": facts}, lines, indent=2)
 
 
-def _remove(options: ExcludeOptions, number: int) -> None:
+def _remove(options: ExcludeOptions, number: int) -> Answer:
     if options.dry_run:
         raise OptionError("--dry-run: nothing to try out with --remove; see --list")
     store, _ = _find_store(options)
     gone = remove_exclusion(store, number)
-    if options.as_json:
-        print(json.dumps({"store": str(store.folder), "removed": entry_facts(gone)}, indent=2))
-    else:
-        print(f"{store.folder}: taken back: entry {gone.number}, {_entry_words(gone)}")
+    facts = {"store": str(store.folder), "removed": entry_facts(gone)}
+    text = f"{store.folder}: taken back: entry {gone.number}, {_entry_words(gone)}"
+    return Answer(facts, [text], indent=2)
 
 
-def _print_list(store: Store, *, as_json: bool) -> None:
+def _entries(store: Store) -> Answer:
     found = read_exclusions(store)
-    if as_json:
-        facts = {"store": str(store.folder), "sha256": found.sha256}
-        entries = [entry_facts(entry) for entry in found.entries]
-        print(json.dumps(facts | {"entries": entries}, indent=2))
-        return
-    for entry in found.entries:
-        print(f"entry {entry.number}, {_entry_words(entry)}")
+    facts = {
+        "store": str(store.folder),
+        "sha256": found.sha256,
+        "entries": [entry_facts(entry) for entry in found.entries],
+    }
+    lines = [f"entry {entry.number}, {_entry_words(entry)}" for entry in found.entries]
     for split in dict.fromkeys(entry.split for entry in found.entries):
         tokens, total = found.num_tokens(split), store.num_tokens(split)
-        print(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
-    if not found.entries:
-        print(f"{store.folder}: nothing is excluded")
+        lines.append(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
+    return Answer(facts, lines or [f"{store.folder}: nothing is excluded"], indent=2)
 
 
 def _entry_words(entry: ExcludeEntry) -> str:

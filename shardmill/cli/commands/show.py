@@ -5,12 +5,11 @@ Every token is shown or counted as left out. Text is shown only with the store's
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +17,8 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
-from shardmill.cli.options import DataConfigFile, Special
-from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, decoder, print_pieces
+from shardmill.cli.options import DataConfigFile, Special, parse_special
+from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
 from shardmill.cli.steps import (
     Rank,
     SourceName,
@@ -32,11 +31,11 @@ from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.blame import blame_document
 from shardmill.inspect.rows import Row, pack_columns, read_row
-from shardmill.inspect.stores import marker_ids
+from shardmill.inspect.stores import marker_ids, open_named
 from shardmill.loading import PackSource
 from shardmill.loading.config import DataConfig
 from shardmill.loading.rows import Documents
-from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, Ragged
+from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, IntArray, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
@@ -72,7 +71,7 @@ class ShowOptions(TrainingOrder):
     as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
 
 
-def show(options: ShowOptions) -> None:
+def show(options: ShowOptions) -> Answer:
     """Show an example, a packed row, or the batch of a step: trained green, others grey.
 
     Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
@@ -95,23 +94,22 @@ def show(options: ShowOptions) -> None:
     if options.example is not None:
         if given:
             raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
-        _show_example(options, options.example)
-    elif options.plan is not None and given == ["--plan"]:
-        _show_plan_row(options, options.plan)
-    else:
-        _show_step(options)
+        return _show_example(options, options.example)
+    if options.plan is not None and given == ["--plan"]:
+        return _show_plan_row(options, options.plan)
+    return _show_step(options)
 
 
 # an example
 
 
-def _show_example(options: ShowOptions, number: int) -> None:
+def _show_example(options: ShowOptions, number: int) -> Answer:
     folder, split, seq_len = options.folder, options.split or "train", options.seq_len
     if folder is None:
         raise OptionError(f"--example {number}: name the store to look into")
     store = open_store(folder)
     found = _read_example(store, split, number)
-    decode = decoder(options.tokenizer, options.special, store)
+    decode = _decoder(options.tokenizer, options.special, store)
     fit = None
     if seq_len is not None:
         if not store.is_chat:
@@ -119,10 +117,6 @@ def _show_example(options: ShowOptions, number: int) -> None:
                 f"--seq-len {seq_len}: {folder} holds documents, which are not fitted"
             )
         fit = plan_fit(found, seq_len, options.fit)
-    if options.as_json:
-        facts = {"store": str(store.folder), "split": split, "example": number}
-        print(json.dumps(facts | _example_facts(store, found, fit, decode)))
-        return
     counts = f"{len(found.mask):,} tokens"
     if store.is_chat:
         turns = f"{len(found.turn_starts):,} turns"
@@ -135,7 +129,9 @@ def _show_example(options: ShowOptions, number: int) -> None:
     shown = ShownTokens(found.ids.values, trained, kept, marker_ids(store), decode)
     pieces = _turn_pieces(found, shown) if store.is_chat else shown.spans(0, len(kept))
     tail = [] if fit is None or seq_len is None else [Heading(_fit_words(fit, seq_len))]
-    print_pieces([Heading(head), *pieces, *tail])
+    facts = {"store": str(store.folder), "split": split, "example": number}
+    lines = chain([Heading(head)], pieces, tail)
+    return Answer(lambda: facts | _example_facts(store, found, fit, decode), lines)
 
 
 def _read_example(store: Store, split: str, number: int) -> ChatExamples:
@@ -214,12 +210,12 @@ def _example_facts(
 # a row of a pack plan
 
 
-def _show_plan_row(options: ShowOptions, plan: str) -> None:
+def _show_plan_row(options: ShowOptions, plan: str) -> Answer:
     folder, number = options.folder, options.row or 0
     if folder is None:
         raise OptionError(f"--plan {plan}: name the store to look into")
     store = open_store(folder)
-    decode = decoder(options.tokenizer, options.special, store)
+    decode = _decoder(options.tokenizer, options.special, store)
     with closing(PackSource(folder, plan)) as source:
         for flag, value, found in (
             ("--split", options.split, source.split),
@@ -232,27 +228,6 @@ def _show_plan_row(options: ShowOptions, plan: str) -> None:
         rows, documents = source.rows([number]), source.span(number).documents or ()
     ids, trained, columns = rows.ids[0], rows.trained[0].copy(), pack_columns(rows, documents)
     trained[0] = False  # the first token of a row is not a label
-    if options.as_json:
-        examples = [
-            {
-                "example": example,
-                "columns": [first, last],
-                "tokens": [start, stop],
-                "text": decode(ids[first:last]),
-            }
-            for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
-        ]
-        facts = {
-            "store": str(store.folder),
-            "plan": source.plan.stem,
-            "split": source.split,
-            "row": number,
-            "ids": ids.tolist(),
-            "trained": trained.astype(int).tolist(),
-            "examples": examples,
-        }
-        print(json.dumps(facts))
-        return
     head = (
         f"{folder}, plan {source.plan.stem!r}, split {source.split!r}, row {number:,} of "
         f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
@@ -260,7 +235,24 @@ def _show_plan_row(options: ShowOptions, plan: str) -> None:
     )
     kept = np.arange(len(ids)) < options.max_tokens
     shown = ShownTokens(ids, trained, kept, marker_ids(store), decode)
-    print_pieces([Heading(head), *_packed_pieces(shown, documents, columns)])
+    facts = {
+        "store": str(store.folder),
+        "plan": source.plan.stem,
+        "split": source.split,
+        "row": number,
+        "ids": ids.tolist(),
+        "trained": trained.astype(int).tolist(),
+        "examples": [
+            {
+                "example": example,
+                "columns": [first, last],
+                "tokens": [start, stop],
+                "text": decode(ids[first:last]),
+            }
+            for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
+        ],
+    }
+    return Answer(facts, [Heading(head), *_packed_pieces(shown, documents, columns)])
 
 
 def _packed_pieces(
@@ -283,7 +275,7 @@ def _packed_pieces(
 # the batch of a step
 
 
-def _show_step(options: ShowOptions) -> None:
+def _show_step(options: ShowOptions) -> Answer:
     chosen = [flag for flag in options.given() if flag in ("--step", "--samples", "--state")]
     if len(chosen) != 1:
         raise OptionError(
@@ -298,14 +290,6 @@ def _show_step(options: ShowOptions) -> None:
         rows = [read_row(moment, plan) for plan in chosen_rows]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
     decode = _step_decoder(options, config, stores)
-    if options.as_json:
-        facts = {
-            **moment.facts(),
-            "fingerprint": moment.stream.fingerprint,
-            "rows": [_row_facts(row, decode) for row in rows],
-        }
-        print(json.dumps(facts))
-        return
     at = "" if options.step is None else f"step {options.step:,}, "
     hidden = len(planned) - len(rows)
     head = (
@@ -313,26 +297,67 @@ def _show_step(options: ShowOptions) -> None:
         f"has {planned[0].sample:,}..{planned[-1].sample + 1:,}"
     )
     head += f", {hidden} of other sources are not shown" if hidden else ""
-    pieces: list[Heading | Span] = [Heading(head)]
-    left = options.max_tokens
-    for row in rows:
-        kept = np.arange(len(row.window)) < left
-        shown = ShownTokens(row.window, row.trained, kept, marker_ids(*stores), decode)
-        pieces += _row_pieces(row, shown)
-        left = max(0, left - len(row.window))
-    print_pieces(pieces)
+
+    def facts() -> dict[str, JSON]:
+        return {
+            **moment.facts(),
+            "fingerprint": moment.stream.fingerprint,
+            "rows": [_row_facts(row, decode) for row in rows],
+        }
+
+    def lines() -> Iterator[Heading | Span]:
+        yield Heading(head)
+        left, markers = options.max_tokens, marker_ids(*stores)
+        for row in rows:
+            kept = np.arange(len(row.window)) < left
+            yield from _row_pieces(row, ShownTokens(row.window, row.trained, kept, markers, decode))
+            left -= len(row.window)
+
+    return Answer(facts, lines())
 
 
 def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store]) -> Decode:
     """With the tokenizer that was named, else with the config's if it can be opened."""
-    name = options.tokenizer
-    if name is not None or config.tokenizer_path is None:
-        return decoder(name, options.special, *stores)
+    if options.tokenizer is not None or config.tokenizer_path is None:
+        return _decoder(options.tokenizer, options.special, *stores)
     try:
-        return decoder(config.tokenizer_path, options.special, *stores)
+        return _decoder(config.tokenizer_path, options.special, *stores)
     except (TokenizerError, MissingExtraError) as error:
         print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
-        return decoder(None, None)
+        return _decoder(None, None)
+
+
+def _decoder(name: str | None, special: list[str] | None, *stores: Store) -> Decode:
+    """Ids to text with the very tokenizer of the stores; without one, the ids themselves.
+
+    A store that records no tokenizer, such as an imported one, is read with the one that is named,
+    with a note; an id beyond its vocabulary is refused.
+    """
+    if name is None:
+        print("shardmill: no --tokenizer, so ids are shown", file=sys.stderr)
+        return lambda ids: " ".join(map(str, ids.tolist())) + " "
+    unknown = [store for store in stores if store.manifest.tokenizer_fingerprint is None]
+    known = [store for store in stores if store not in unknown]
+    opened = open_named(name, parse_special(special), *known)
+    if not unknown:
+        return opened.decode
+    folder = unknown[0].folder
+    print(
+        f"shardmill: {folder} records no tokenizer, so nothing shows whether --tokenizer {name} "
+        "made its tokens",
+        file=sys.stderr,
+    )
+
+    def decode(ids: IntArray) -> str:
+        largest = int(ids.max(initial=0))
+        if largest >= opened.vocab_size:
+            raise OptionError(
+                f"--tokenizer {name}: has {opened.vocab_size:,} ids, but {folder} holds id "
+                f"{largest:,}, so it did not make these tokens: name the one that did"
+            )
+        return opened.decode(ids)
+
+    return decode
 
 
 def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:

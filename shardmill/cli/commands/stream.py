@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.cli.options import AsJson, check_file, read_state
-from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, print_pieces
+from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
 from shardmill.cli.terminal import safe_bars
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import IGNORE_INDEX, JSON, IntArray
@@ -88,7 +88,7 @@ class _Run:
         return self.counts.tokens / self.seconds if self.seconds else 0.0
 
 
-def stream(options: StreamOptions) -> None:
+def stream(options: StreamOptions) -> Answer:
     """Run a stream from text to batches for some steps.
 
     Prints the rows that --show asks for, then one line: steps, tokens, speed. Without colours what
@@ -122,24 +122,24 @@ def stream(options: StreamOptions) -> None:
             with atomic_write(saved) as file:
                 file.write(json.dumps(opened.get_state()).encode() + b"\n")
     decode, markers = _decoder(tokenizer)
-    if options.as_json:
-        facts: dict[str, Any] = {
-            "config": str(options.config),
-            "effective": config_dict(effective_config(settings, tokenizer)),
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.fingerprint,
-            "steps": run.steps,
-            "ended": run.ended,
-            "seconds": round(run.seconds, 3),
-            "tokens_per_second": round(run.speed, 1),
-            "counts": run.counts.to_dict(),
-            "rows": [_row_facts(row, decode) for row in run.rows],
-            "state": None if saved is None else str(saved),
-        }
-        print(json.dumps(facts))
-        return
-    print_pieces([piece for row in run.rows for piece in _row_pieces(row, decode, markers)])
-    print(f"{options.config}: {_receipt(settings, run)}" + (f"; state: {saved}" if saved else ""))
+    facts: dict[str, Any] = {
+        "config": str(options.config),
+        "effective": config_dict(effective_config(settings, tokenizer)),
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.fingerprint,
+        "steps": run.steps,
+        "ended": run.ended,
+        "seconds": round(run.seconds, 3),
+        "tokens_per_second": round(run.speed, 1),
+        "counts": run.counts.to_dict(),
+        "rows": [_row_facts(row, decode) for row in run.rows],
+        "state": None if saved is None else str(saved),
+    }
+    pieces = (piece for row in run.rows for piece in _row_pieces(row, decode, markers))
+    receipt = f"{options.config}: {_receipt(settings, run)}" + (
+        f"; state: {saved}" if saved else ""
+    )
+    return Answer(facts, chain(pieces, [receipt]))
 
 
 def _open(settings: StreamConfig, options: StreamOptions) -> tuple[Stream, StreamTokenizer]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from shardmill.arguments import check_local
 from shardmill.cli.app import CommandGroup, with_parameters
 from shardmill.cli.options import AsJson, parse_bytes, parse_special
+from shardmill.cli.printing import Answer
 from shardmill.tokenizers import (
     DEFAULT_SPECIALS,
-    TrainReport,
     TrainSpec,
     open_tokenizer,
     train_tokenizer,
@@ -57,7 +57,7 @@ class TokenizerInfoOptions:
     as_json: AsJson = False
 
 
-def train(options: TrainOptions) -> None:
+def train(options: TrainOptions) -> Answer:
     """Train a tokenizer.
 
     Prints one line: the model's file, its ids, its special tokens, and how much text it saw.
@@ -87,10 +87,16 @@ def train(options: TrainOptions) -> None:
         )
     else:
         done = train_tokenizer(out, files=inputs, spec=spec, overwrite=options.overwrite)
-    print(json.dumps(done.meta, sort_keys=True) if options.as_json else _receipt(done))
+    meta: dict[str, Any] = done.meta
+    text = (
+        f"{done.model}: {meta['model_type']}, {meta['vocab_size']:,} ids, "
+        f"{_ids(meta['special_token_ids'])}, trained on {meta['bytes_used']:,} of "
+        f"{meta['bytes_read']:,} bytes"
+    )
+    return Answer(msgspec.to_builtins(meta, order="sorted"), [text])
 
 
-def info(options: TokenizerInfoOptions) -> None:
+def info(options: TokenizerInfoOptions) -> Answer:
     """Show what a tokenizer is: size, special tokens, fingerprint, fast engines.
 
     Prints one fact per line.
@@ -112,30 +118,21 @@ def info(options: TokenizerInfoOptions) -> None:
         "fast_engines": [f"{engine.name} {engine.version}" for engine in candidates.engines],
         "not_fast": list(candidates.refusals),
     }
-    if options.as_json:
-        print(json.dumps(facts, sort_keys=True))
-        return
+    return Answer(msgspec.to_builtins(facts, order="sorted"), _lines(facts))
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
         if isinstance(value, dict):
             value = _ids(value) or "none"
         elif isinstance(value, list):
             value = "; ".join(value) or "none"
-        print(f"{name:18} {value}")
+        yield f"{name:18} {value}"
 
 
 app.command()(with_parameters(train))
 app.command()(with_parameters(info))
 
 
-def _receipt(done: TrainReport) -> str:
-    meta = done.meta
-    ids = meta["special_token_ids"]
-    assert isinstance(ids, dict)
-    return (
-        f"{done.model}: {meta['model_type']}, {meta['vocab_size']:,} ids, {_ids(ids)}, "
-        f"trained on {meta['bytes_used']:,} of {meta['bytes_read']:,} bytes"
-    )
-
-
-def _ids(ids: Mapping[str, object]) -> str:
+def _ids(ids: dict[str, int]) -> str:
     return " ".join(f"{name}={number}" for name, number in ids.items())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from shardmill.arguments import check_local
 from shardmill.cli.options import AsJson
+from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import one_bar
 from shardmill.remote import TransferReceipt
 from shardmill.remote import pull as pull_folder
@@ -36,7 +36,7 @@ class PullOptions:
     as_json: AsJson = False
 
 
-def push(options: PushOptions) -> None:
+def push(options: PushOptions) -> Answer:
     """Copy a finished folder to object storage, the manifest last.
 
     Prints one line: files and bytes that were sent, and those that were already there. Interrupted,
@@ -56,10 +56,10 @@ def push(options: PushOptions) -> None:
             progress=progress,
             replace=options.replace,
         )
-    _print_receipt(done, done.url, "sent", as_json=options.as_json)
+    return _answer(done, done.url, "sent")
 
 
-def pull(options: PullOptions) -> None:
+def pull(options: PullOptions) -> Answer:
     """Copy a finished folder from object storage; it appears when every byte is checked.
 
     Prints one line: files and bytes that were fetched, and those that were already there.
@@ -73,15 +73,13 @@ def pull(options: PullOptions) -> None:
     check_local(options.folder, "folder")
     with one_bar("pull") as progress:
         done = pull_folder(options.url, options.folder, workers=options.workers, progress=progress)
-    _print_receipt(done, str(done.folder), "fetched", as_json=options.as_json)
+    return _answer(done, str(done.folder), "fetched")
 
 
-def _print_receipt(done: TransferReceipt, where: str, verb: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(done.to_json(), indent=2))
-        return
-    print(
+def _answer(done: TransferReceipt, where: str, verb: str) -> Answer:
+    text = (
         f"{where}: {done.kind} of {done.files:,} files, {done.bytes:,} bytes; "
         f"{done.moved_files:,} {verb} ({done.moved_bytes:,} bytes), "
         f"{done.kept_files:,} there before; all checked"
     )
+    return Answer(done.to_json(), [text], indent=2)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from shardmill.arguments import is_url
-from shardmill.cli.app import DONE, FOUND
+from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import one_bar
 from shardmill.store import verify as verify_store
 from shardmill.urls import Url
@@ -23,7 +21,7 @@ class VerifyOptions:
     as_json: Annotated[bool, "--json", "Print the report as JSON."] = False
 
 
-def verify(options: VerifyOptions) -> int:
+def verify(options: VerifyOptions) -> Answer:
     """Read a whole store and compare it with its manifest.
 
     Prints one line: ok, or DAMAGED; each problem on stderr.
@@ -43,24 +41,16 @@ def verify(options: VerifyOptions) -> int:
             name, report = str(Url(folder)), verify_remote(folder, on_progress=on_progress)
         else:
             name, report = str(Path(folder)), verify_store(folder, on_progress=on_progress)
-    if options.as_json:
-        facts = {
-            "store": name,
-            "ok": report.ok,
-            "files": report.files,
-            "tokens": report.tokens,
-            "documents": report.documents,
-            "problems": report.problems,
-        }
-        print(json.dumps(facts, indent=2))
-    elif report.ok:
-        print(
-            f"{name}: ok, {report.documents:,} documents, {report.tokens:,} tokens, "
-            f"{report.files:,} files"
+    count = len(report.problems)
+    found = f"DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}"
+    if report.ok:
+        found = (
+            f"ok, {report.documents:,} documents, {report.tokens:,} tokens, {report.files:,} files"
         )
-    else:
-        count = len(report.problems)
-        print(f"{name}: DAMAGED, {count:,} {'problem' if count == 1 else 'problems'}")
-        for problem in report.problems:
-            print(f"  {problem}", file=sys.stderr)
-    return DONE if report.ok else FOUND
+    return Answer(
+        {"store": name, "ok": report.ok, **asdict(report)},
+        [f"{name}: {found}"],
+        report.problems,
+        found=not report.ok,
+        indent=2,
+    )
