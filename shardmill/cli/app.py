@@ -50,7 +50,7 @@ _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid 
 _SYSTEM = re.compile(r"\[Errno [0-9]+\] ([A-Z][^:'\"]*): '([^']+)'")
 _EMPTY = re.compile(r"(--[a-z][a-z-]*)=")
 PROGRAM = "shardmill"
-# panel of the help -> command -> summary, the first sentence of its help
+# panel of the help -> command -> the first sentence of its help; its class has the others
 COMMANDS = {
     "Make": {
         "tokenizer": "Train a tokenizer, or look at one.",
@@ -83,12 +83,12 @@ COMMANDS = {
         "bench": "Measure this machine on your own data: tokenise, build, read.",
     },
 }
-# command -> its module and function, where they have another name
-_FUNCTIONS = {
+# command -> its module and class, where they have other names than info:InfoCommand
+_CLASSES = {
     "tokenizer": "tokenizer:app",
-    "build chats": "build:chats",
-    "push": "transfer:push",
-    "pull": "transfer:pull",
+    "build chats": "build:BuildChatsCommand",
+    "push": "transfer:PushCommand",
+    "pull": "transfer:PullCommand",
 }
 
 
@@ -126,8 +126,9 @@ class RootGroup(CommandGroup):
     def load(self, name: str) -> Any:
         """The command itself."""
         if name not in self._loaded:
-            module, _, function = _FUNCTIONS.get(name, f"{name}:{name}").partition(":")
-            found = getattr(import_module(f"shardmill.cli.commands.{module}"), function)
+            default = f"{name}:{name.capitalize()}Command"
+            module, _, found = _CLASSES.get(name, default).partition(":")
+            found = getattr(import_module(f"shardmill.cli.commands.{module}"), found)
             self.commands[name] = _as_command(self.commands[name], found)
             self._loaded.add(name)
         return self.commands[name]
@@ -261,11 +262,12 @@ def _global_options(
 
 
 def _as_command(placeholder: Any, found: Any) -> Any:
-    """A function, or an app of several, as a command of typer."""
+    """A command's class, or an app of several, as a command of typer."""
     app = found
     if not isinstance(found, typer.Typer):
         app = typer.Typer(add_completion=False)
-        app.command(placeholder.name)(with_parameters(found))
+        help_text = f"{placeholder.help}\n\n{inspect.getdoc(found)}"
+        app.command(placeholder.name, help=help_text)(with_parameters(found))
     command: Any = typer.main.get_command(app)
     command.name, command.rich_help_panel = placeholder.name, placeholder.rich_help_panel
     for one in (command, *getattr(command, "commands", {}).values()):
@@ -274,28 +276,26 @@ def _as_command(placeholder: Any, found: Any) -> Any:
     return command
 
 
-def with_parameters(command: Callable[..., Answer | None]) -> Callable[..., int]:
-    """A command that takes a record of options as a function of the record's fields, which prints
-    what it answers."""
-    record: Any = next(iter(get_type_hints(command).values()))
-    hints = get_type_hints(record, include_extras=True)
+def with_parameters(command: Any) -> Callable[..., int]:
+    """A command's class as a function of its fields, which prints what the command answers."""
+    hints = get_type_hints(command, include_extras=True)
     parameters = [
         _parameter(field.name, hints[field.name], field.default)
-        for field in fields(record)
+        for field in fields(command)
         if get_origin(hints[field.name]) is Annotated
     ]
 
-    def flat(**options: Any) -> int:
-        answer = command(record(**options))
+    def run(**options: Any) -> int:
+        answer: Answer | None = command(**options).run()
         if answer is None:
             return DONE
         answer.print(as_json=options["as_json"])
         return FOUND if answer.found else DONE
 
-    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
-    flat.__annotations__ = {one.name: one.annotation for one in parameters}
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return flat
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:

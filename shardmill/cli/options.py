@@ -1,6 +1,7 @@
 """Options that several commands share, and values as people type them.
 
-A command takes one frozen record. A field is an option with the words of its annotation:
+A command is a frozen record of its options, its docstring is its help, and `run` gives its answer.
+A field is an option with the words of its annotation:
 
     out: Annotated[str, "Where the store goes."]                     --out, required
     resume: Annotated[bool, "Continue an unfinished build."] = False --resume

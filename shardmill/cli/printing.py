@@ -61,6 +61,10 @@ class Answer:
             print(f"  {problem}", file=sys.stderr)
 
 
+def num_problems(problems: Sequence[str]) -> str:
+    return f"{len(problems):,} {'problem' if len(problems) == 1 else 'problems'}"
+
+
 def print_lines(lines: Iterable[Line]) -> None:
     """Trained green, the rest grey, markers bold; without colours trained is in [[ ]]."""
     console = SafeConsole(

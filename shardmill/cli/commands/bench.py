@@ -44,8 +44,18 @@ _LEAST_UNIT = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """What `shardmill bench` takes."""
+class BenchCommand:
+    """Prints one table: megabytes of text a second for the reference engine, the fast ones and a
+    whole build; windows a second of random reads and of a shuffled epoch, with their share of what
+    a plain copy reaches. What is built for it is removed. A number may differ by a tenth from call
+    to call; a machine that does other work gives other numbers.
+
+    Example: shardmill bench 'data/*.jsonl' --tokenizer spm.model
+
+    Example: shardmill bench --store store --json
+
+    Exit 0: measured. Exit 2: a mistake in the call or its input.
+    """
 
     inputs: Annotated[list[str] | None, "INPUTS", "Text to measure with, as for build."] = None
     tokenizer: Annotated[str | None, "Whose speed is measured on INPUTS, as for build."] = None
@@ -59,64 +69,52 @@ class BenchOptions:
     reader: Annotated[ReaderName, "How the store is read."] = "auto"
     as_json: Annotated[bool, "--json", "Print the numbers as JSON."] = False
 
-
-def bench(options: BenchOptions) -> Answer:
-    """Measure this machine on your own data: tokenise, build, read.
-
-    Prints one table: megabytes of text a second for the reference engine, the fast ones and a
-    whole build; windows a second of random reads and of a shuffled epoch, with their share of what
-    a plain copy reaches. What is built for it is removed. A number may differ by a tenth from call
-    to call; a machine that does other work gives other numbers.
-
-    Example: shardmill bench 'data/*.jsonl' --tokenizer spm.model
-
-    Example: shardmill bench --store store --json
-
-    Exit 0: measured. Exit 2: a mistake in the call or its input.
-    """
-    for name in ("seq_len", "batch_size", "megabytes", "workers"):
-        whole_number(getattr(options, name), name)
-    inputs, tokenizer, seconds = options.inputs, options.tokenizer, options.seconds
-    if not 0 < seconds < 60:
-        raise OptionError(f"--seconds {seconds}: wanted more than 0 and less than 60")
-    if not inputs and options.store is None:
-        raise OptionError("nothing to measure: name text and --tokenizer, or --store, or both")
-    if bool(inputs) != bool(tokenizer):
-        missing = "--tokenizer is missing" if inputs else "text is missing: name files for it"
-        raise OptionError(f"{missing}; INPUTS and --tokenizer go together")
-    rates: list[Rate] = []
-    with ExitStack() as undo:
-        folder = options.store
-        if inputs and tokenizer:
-            made = tempfile.TemporaryDirectory(prefix="shardmill-bench-")
-            built = Path(undo.enter_context(made)) / "store"
-            folder = folder or built
-            given: dict[str, Any] = {"field": options.field} if options.field else {}
-            source = open_source(inputs, **given)
-            opened = open_tokenizer(tokenizer)
-            sample = take_sample(source, options.megabytes * 10**6)
-            rates += _announced(measure_engines(opened, sample, seconds))
-            rates += _announced(
-                measure_build(source, opened, sample, built, workers=options.workers, engines=rates)
+    def run(self) -> Answer:
+        for name in ("seq_len", "batch_size", "megabytes", "workers"):
+            whole_number(getattr(self, name), name)
+        inputs, tokenizer, seconds = self.inputs, self.tokenizer, self.seconds
+        if not 0 < seconds < 60:
+            raise OptionError(f"--seconds {seconds}: wanted more than 0 and less than 60")
+        if not inputs and self.store is None:
+            raise OptionError("nothing to measure: name text and --tokenizer, or --store, or both")
+        if bool(inputs) != bool(tokenizer):
+            missing = "--tokenizer is missing" if inputs else "text is missing: name files for it"
+            raise OptionError(f"{missing}; INPUTS and --tokenizer go together")
+        rates: list[Rate] = []
+        with ExitStack() as undo:
+            folder = self.store
+            if inputs and tokenizer:
+                made = tempfile.TemporaryDirectory(prefix="shardmill-bench-")
+                built = Path(undo.enter_context(made)) / "store"
+                folder = folder or built
+                given: dict[str, Any] = {"field": self.field} if self.field else {}
+                source = open_source(inputs, **given)
+                opened = open_tokenizer(tokenizer)
+                sample = take_sample(source, self.megabytes * 10**6)
+                rates += _announced(measure_engines(opened, sample, seconds))
+                rates += _announced(
+                    measure_build(
+                        source, opened, sample, built, workers=self.workers, engines=rates
+                    )
+                )
+            assert folder is not None
+            found, split = meant_split(folder, None) or (open_store(folder), "train")
+            reading = measure_reading(
+                found,
+                split,
+                seq_len=self.seq_len,
+                batch_size=self.batch_size,
+                seconds=seconds,
+                reader=self.reader,
             )
-        assert folder is not None
-        found, split = meant_split(folder, None) or (open_store(folder), "train")
-        reading = measure_reading(
-            found,
-            split,
-            seq_len=options.seq_len,
-            batch_size=options.batch_size,
-            seconds=seconds,
-            reader=options.reader,
-        )
-        rates += _announced(reading)
-    facts = {
-        "machine": platform.platform(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "rates": [asdict(rate) for rate in rates],
-    }
-    return Answer(facts, _table(rates))
+            rates += _announced(reading)
+        facts = {
+            "machine": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "rates": [asdict(rate) for rate in rates],
+        }
+        return Answer(facts, _table(rates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

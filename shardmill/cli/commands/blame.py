@@ -31,8 +31,17 @@ _NO_TEXT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlameOptions(TrainingOrder):
-    """What `shardmill blame` takes."""
+class BlameCommand(TrainingOrder):
+    """The row is read and encoded again, and must give the stored tokens. Instead of --token, a
+    token of a document (--document, --offset) or of a training's batch (--step, --batch-size,
+    --seq-len, --row, --column) can be asked for.
+
+    Prints source, file, row and characters of each token, with the text around it.
+
+    Example: shardmill blame store --token 99 --input 'data/*.jsonl' --tokenizer spm.model
+
+    Exit 0: found and proved. Exit 2: a mistake in the call, or another input than the build had.
+    """
 
     folder: Annotated[Path, "FOLDER", "The store."]
     tokenizer: Annotated[str, "The tokenizer that the store was built with."]
@@ -58,39 +67,26 @@ class BlameOptions(TrainingOrder):
     column: Annotated[int, "Which token of the row."] = 0
     as_json: Annotated[bool, "--json", "Print one object."] = False
 
-
-def blame(options: BlameOptions) -> Answer:
-    """Show where tokens came from: source, file, row, characters.
-
-    The row is read and encoded again, and must give the stored tokens. Instead of --token, a
-    token of a document (--document, --offset) or of a training's batch (--step, --batch-size,
-    --seq-len, --row, --column) can be asked for.
-
-    Prints source, file, row and characters of each token, with the text around it.
-
-    Example: shardmill blame store --token 99 --input 'data/*.jsonl' --tokenizer spm.model
-
-    Exit 0: found and proved. Exit 2: a mistake in the call, or another input than the build had.
-    """
-    store = open_store(options.folder)
-    split, token = _find_token(store, options)
-    special, template = parse_special(options.special), None
-    if options.template is not None:
-        template = open_template(options.template, options.tokenizer, special).template
-    found = blame_tokens(
-        store,
-        split,
-        range(token, token + 1 if options.stop is None else options.stop),
-        inputs=_open_inputs(store, options),
-        tokenizer=open_named(options.tokenizer, special, store),
-        template=template,
-        fill=None if options.fill is None else options.fill.split(","),
-    )
-    facts = {"store": str(options.folder), "tokens": [asdict(one) for one in found]}
-    return Answer(facts, (line for one in found for line in _lines(one)))
+    def run(self) -> Answer:
+        store = open_store(self.folder)
+        split, token = _find_token(store, self)
+        special, template = parse_special(self.special), None
+        if self.template is not None:
+            template = open_template(self.template, self.tokenizer, special).template
+        found = blame_tokens(
+            store,
+            split,
+            range(token, token + 1 if self.stop is None else self.stop),
+            inputs=_open_inputs(store, self),
+            tokenizer=open_named(self.tokenizer, special, store),
+            template=template,
+            fill=None if self.fill is None else self.fill.split(","),
+        )
+        facts = {"store": str(self.folder), "tokens": [asdict(one) for one in found]}
+        return Answer(facts, (line for one in found for line in _lines(one)))
 
 
-def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
+def _find_token(store: Store, options: BlameCommand) -> tuple[str, int]:
     """The split and the position of the token that the options name."""
     chosen = [name for name in ("token", "document", "step") if getattr(options, name) is not None]
     given = options.given()
@@ -112,7 +108,7 @@ def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
     return split, tokens[offset]
 
 
-def _token_of_step(options: BlameOptions) -> tuple[str, int]:
+def _token_of_step(options: BlameCommand) -> tuple[str, int]:
     """The token at a column of a row of a batch."""
     _, moment = find_moment(options.folder, options)
     with closing(moment.stream):
@@ -126,7 +122,7 @@ def _token_of_step(options: BlameOptions) -> tuple[str, int]:
     return plan.split or "train", plan.start + column
 
 
-def _open_inputs(store: Store, options: BlameOptions) -> AnySource | None:
+def _open_inputs(store: Store, options: BlameCommand) -> AnySource | None:
     if options.inputs is None:
         return None
     wanted = {

@@ -17,7 +17,7 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.cli.app import as_flag
 from shardmill.cli.options import Split, parse_special
-from shardmill.cli.printing import Answer
+from shardmill.cli.printing import Answer, num_problems
 from shardmill.cli.steps import choose_pattern
 from shardmill.cli.terminal import one_bar, visible
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
@@ -33,8 +33,16 @@ _LEAST_CHUNK = 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """What `shardmill check` takes."""
+class CheckCommand:
+    """Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
+    flags can be passed to examples/train_tiny_gpt.py. The bytes of a store are compared with its
+    manifest by `shardmill verify`.
+
+    Example: shardmill check tokens --file-pattern '*.bin' --seq-len 1024
+
+    Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. Exit 2:
+    a mistake in the call, or no such folder.
+    """
 
     folder: Annotated[Path, "FOLDER", "A folder of .npy or .bin files, or a store."]
     file_pattern: Annotated[
@@ -51,6 +59,38 @@ class CheckOptions:
     seq_len: Annotated[int | None, "Count the windows of this length."] = None
     sample: Annotated[int | None, "About how many tokens to look at. Default: all of them."] = None
     as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
+
+    def run(self) -> Answer:
+        for key, number in (("seq_len", self.seq_len), ("sample", self.sample)):
+            if number is not None:
+                whole_number(number, key)
+        facts: dict[str, Any] = {}
+        try:
+            found = find_tokens(self)
+            declared = found.vocab_size
+            if (name := self.tokenizer) is not None:
+                stores = [found.store] if found.store else []
+                size = open_named(name, parse_special(self.special), *stores).vocab_size
+                found = replace(found, vocab_size=size, tokenizer=name, recorded_by=name)
+            with TokenSpace(found.files) as space, one_bar("check", of_bytes=False) as on_progress:
+                scan = scan_ids(
+                    space, vocab_size=found.vocab_size, sample=self.sample, on_progress=on_progress
+                )
+        except StoreNotFoundError:
+            raise  # a mistake in the call
+        except StoreError as error:
+            problems = [error.worded(as_flag)]
+        else:
+            facts = _facts(found, scan, self) | {"vocab_size_declared": declared}
+            problems = list(_problems(found, scan, self))
+        folder = str(self.folder)
+        return Answer(
+            {"folder": folder, "ok": not problems, "problems": problems, **facts},
+            _lines(folder, facts, problems),
+            [visible(problem) for problem in problems],
+            found=bool(problems),
+            indent=2,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,51 +124,7 @@ class IdScan:
     first_outside: tuple[int, int] | None = None  # (position, id)
 
 
-def check(options: CheckOptions) -> Answer:
-    """Check a folder of tokens; print the flags and the TOML that name it in a training config.
-
-    Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
-    flags can be passed to examples/train_tiny_gpt.py. The bytes of a store are compared with its
-    manifest by `shardmill verify`.
-
-    Example: shardmill check tokens --file-pattern '*.bin' --seq-len 1024
-
-    Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. Exit 2:
-    a mistake in the call, or no such folder.
-    """
-    for key, number in (("seq_len", options.seq_len), ("sample", options.sample)):
-        if number is not None:
-            whole_number(number, key)
-    facts: dict[str, Any] = {}
-    try:
-        found = find_tokens(options)
-        declared = found.vocab_size
-        if (name := options.tokenizer) is not None:
-            stores = [found.store] if found.store else []
-            size = open_named(name, parse_special(options.special), *stores).vocab_size
-            found = replace(found, vocab_size=size, tokenizer=name, recorded_by=name)
-        with TokenSpace(found.files) as space, one_bar("check", of_bytes=False) as on_progress:
-            scan = scan_ids(
-                space, vocab_size=found.vocab_size, sample=options.sample, on_progress=on_progress
-            )
-    except StoreNotFoundError:
-        raise  # a mistake in the call
-    except StoreError as error:
-        problems = [error.worded(as_flag)]
-    else:
-        facts = _facts(found, scan, options) | {"vocab_size_declared": declared}
-        problems = list(_problems(found, scan, options))
-    folder = str(options.folder)
-    return Answer(
-        {"folder": folder, "ok": not problems, "problems": problems, **facts},
-        _lines(folder, facts, len(problems)),
-        [visible(problem) for problem in problems],
-        found=bool(problems),
-        indent=2,
-    )
-
-
-def _problems(found: FoundTokens, scan: IdScan, options: CheckOptions) -> Iterator[str]:
+def _problems(found: FoundTokens, scan: IdScan, options: CheckCommand) -> Iterator[str]:
     if scan.first_outside is not None:
         position, number = scan.first_outside
         advice = "; if that leaves out added tokens, compare with the tokenizer itself: --tokenizer"
@@ -158,7 +154,7 @@ def _windows(found: FoundTokens, seq_len: int) -> int:
     return max(0, (found.num_tokens - 1) // seq_len)
 
 
-def _facts(found: FoundTokens, scan: IdScan, options: CheckOptions) -> dict[str, Any]:
+def _facts(found: FoundTokens, scan: IdScan, options: CheckCommand) -> dict[str, Any]:
     tokenizer, seq_len = found.tokenizer, options.seq_len
     if tokenizer is not None and os.path.lexists(tokenizer):
         tokenizer = str(Path(tokenizer).absolute())  # valid in every folder
@@ -194,12 +190,11 @@ def _facts(found: FoundTokens, scan: IdScan, options: CheckOptions) -> dict[str,
     return facts
 
 
-def _lines(folder: str, facts: dict[str, Any], num_problems: int) -> Iterator[str]:
-    count = f"{num_problems} {'problem' if num_problems == 1 else 'problems'}"
-    yield f"{visible(folder)}: {f'REFUSED, {count}' if num_problems else 'ok'}"
+def _lines(folder: str, facts: dict[str, Any], problems: list[str]) -> Iterator[str]:
+    yield f"{visible(folder)}: {f'REFUSED, {num_problems(problems)}' if problems else 'ok'}"
     for label, value in _rows(facts) if facts else ():
         yield f"  {label:12} {visible(value)}"
-    if not num_problems:
+    if not problems:
         yield f"\n{' '.join(facts['flags'])}\n\n{facts['toml'].rstrip()}"
 
 
@@ -227,7 +222,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # finding and reading
 
 
-def find_tokens(options: CheckOptions) -> FoundTokens:
+def find_tokens(options: CheckCommand) -> FoundTokens:
     """The tokens that the folder means: a store, its split, or a folder of token files."""
     folder, pattern, dtype = options.folder, options.file_pattern, options.dtype
     found = meant_split(folder, options.split)

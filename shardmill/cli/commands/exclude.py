@@ -50,8 +50,18 @@ _MOST_SAMPLES = 2**27
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExcludeOptions(TrainingOrder):
-    """What `shardmill exclude` takes."""
+class ExcludeCommand(TrainingOrder):
+    """Tokens stay as they are. Readers skip every sample that has an excluded token: another sample
+    of the same source is read instead, and all other samples stay where they are.
+
+    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
+
+    Example: shardmill exclude store --document 17 --reason "takedown 4711"
+
+    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
+
+    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
+    """
 
     folder: Annotated[Path | None, "FOLDER", "The store; not needed with --config and --step."] = (
         None
@@ -74,6 +84,26 @@ class ExcludeOptions(TrainingOrder):
     dry_run: Annotated[bool, "Print what would be excluded; write nothing."] = False
     as_json: AsJson = False
 
+    def run(self) -> Answer:
+        by_document = bool(self.document or self.document_file)
+        asked = (by_document, self.steps is not None, self.list_all, self.remove is not None)
+        if sum(asked) != 1:
+            raise OptionError(
+                f"found {sum(asked)} things to do; wanted one of --document (and --documents), "
+                "--step, --list and --remove"
+            )
+        if self.steps is None and self.given():
+            raise OptionError(f"{self.given()[0]} is for --step")
+        if self.remove is not None:
+            return _remove(self, self.remove)
+        if self.list_all:
+            return _entries(_find_store(self)[0])
+        if self.reason is None:
+            raise OptionError("--reason is missing: why, in words; people will ask later")
+        if self.steps is None:
+            return _write([_by_documents(self, self.reason)], is_tried=self.dry_run)
+        return _write(_by_steps(self, self.steps, self.reason), is_tried=self.dry_run)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Addition:
@@ -85,41 +115,7 @@ class _Addition:
     replacements: int = 0  # samples of the steps that already replace excluded ones
 
 
-def exclude(options: ExcludeOptions) -> Answer:
-    """Record what is not to be trained on: by document, or by the steps that saw it.
-
-    Tokens stay as they are. Readers skip every sample that has an excluded token: another sample of
-    the same source is read instead, and all other samples stay where they are.
-
-    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
-
-    Example: shardmill exclude store --document 17 --reason "takedown 4711"
-
-    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
-
-    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
-    """
-    by_document = bool(options.document or options.document_file)
-    asked = (by_document, options.steps is not None, options.list_all, options.remove is not None)
-    if sum(asked) != 1:
-        raise OptionError(
-            f"found {sum(asked)} things to do; wanted one of --document (and --documents), --step, "
-            "--list and --remove"
-        )
-    if options.steps is None and options.given():
-        raise OptionError(f"{options.given()[0]} is for --step")
-    if options.remove is not None:
-        return _remove(options, options.remove)
-    if options.list_all:
-        return _entries(_find_store(options)[0])
-    if options.reason is None:
-        raise OptionError("--reason is missing: why, in words; people will ask later")
-    if options.steps is None:
-        return _write([_by_documents(options, options.reason)], is_tried=options.dry_run)
-    return _write(_by_steps(options, options.steps, options.reason), is_tried=options.dry_run)
-
-
-def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
+def _find_store(options: ExcludeCommand) -> tuple[Store, str]:
     if options.folder is None:
         raise OptionError("name the store")
     found = meant_split(options.folder, options.split)
@@ -134,7 +130,7 @@ def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
 # by steps
 
 
-def _by_steps(options: ExcludeOptions, steps: str, reason: str) -> list[_Addition]:
+def _by_steps(options: ExcludeCommand, steps: str, reason: str) -> list[_Addition]:
     """An entry for every store that gave samples to these steps."""
     first, stop = parse_steps(steps)
     _, moment = find_moment(options.folder, replace(options, step=first))
@@ -215,7 +211,7 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
 # by documents
 
 
-def _by_documents(options: ExcludeOptions, reason: str) -> _Addition:
+def _by_documents(options: ExcludeCommand, reason: str) -> _Addition:
     store, split = _find_store(options)
     numbers = _numbers(options.document or [], options.document_file)
     entry = documents_entry(store, numbers, reason=reason, split=split)
@@ -282,7 +278,7 @@ def _write(additions: list[_Addition], *, is_tried: bool) -> Answer:
     return Answer({"excluded": facts}, lines, indent=2)
 
 
-def _remove(options: ExcludeOptions, number: int) -> Answer:
+def _remove(options: ExcludeCommand, number: int) -> Answer:
     if options.dry_run:
         raise OptionError("--dry-run: nothing to try out with --remove; see --list")
     store, _ = _find_store(options)

@@ -31,17 +31,8 @@ from shardmill.urls import Url
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoOptions:
-    """What `shardmill info` takes."""
-
-    folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
-    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
-
-
-def info(options: InfoOptions) -> Answer:
-    """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
-
-    Prints a table of splits and a list of facts. Names and sizes of all files are checked;
+class InfoCommand:
+    """Prints a table of splits and a list of facts. Names and sizes of all files are checked;
     `shardmill verify` checks their contents. Of a store at a URL only the manifest and the
     exclusions are read.
 
@@ -51,8 +42,13 @@ def info(options: InfoOptions) -> Answer:
 
     Exit 0: shown. Exit 2: no finished store there, or one that does not match its manifest.
     """
-    store = _read(options.folder)
-    return Answer(lambda: _facts(store), _tables(store), indent=2)
+
+    folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
+    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
+
+    def run(self) -> Answer:
+        store = _read(self.folder)
+        return Answer(lambda: _facts(store), _tables(store), indent=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,17 @@ from shardmill.store import StoredPlan, open_store, plans_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackCall:
-    """What `shardmill pack` takes."""
+class PackCommand:
+    """Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an
+    index, not a copy: no token is moved, a store may have several plans, and packing again takes
+    seconds.
+
+    Example: shardmill pack chats --seq-len 8192 --long split
+
+    Example: shardmill pack chats --list
+
+    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
+    """
 
     folder: Annotated[Path, "FOLDER", "A store of conversations."]
     seq_len: Annotated[int | None, "Inputs of a row; it has one token more."] = None
@@ -40,31 +49,19 @@ class PackCall:
     list_all: Annotated[bool, "--list", "List the plans of the store, and make none."] = False
     as_json: AsJson = False
 
-
-def pack(options: PackCall) -> Answer:
-    """Decide which conversations of a store share a row, and write that down beside it.
-
-    Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an index,
-    not a copy: no token is moved, a store may have several plans, and packing again takes seconds.
-
-    Example: shardmill pack chats --seq-len 8192 --long split
-
-    Example: shardmill pack chats --list
-
-    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
-    """
-    folder = options.folder
-    if options.list_all:
-        return _plans(folder)
-    if options.seq_len is None:
-        raise OptionError("--seq-len is missing: how many inputs a row has, for instance 8192")
-    ours = ("folder", "list_all", "as_json")
-    keywords = {name: value for name, value in vars(options).items() if name not in ours}
-    began = time.perf_counter()
-    plan = pack_store(folder, **keywords)
-    seconds = time.perf_counter() - began
-    facts = plan_facts(plan) | {"seconds": round(seconds, 3)}
-    return Answer(facts, _lines(folder, plan, seconds), indent=2)
+    def run(self) -> Answer:
+        folder = self.folder
+        if self.list_all:
+            return _plans(folder)
+        if self.seq_len is None:
+            raise OptionError("--seq-len is missing: how many inputs a row has, for instance 8192")
+        ours = ("folder", "list_all", "as_json")
+        keywords = {name: value for name, value in vars(self).items() if name not in ours}
+        began = time.perf_counter()
+        plan = pack_store(folder, **keywords)
+        seconds = time.perf_counter() - began
+        facts = plan_facts(plan) | {"seconds": round(seconds, 3)}
+        return Answer(facts, _lines(folder, plan, seconds), indent=2)
 
 
 def _lines(folder: Path, plan: StoredPlan, seconds: float) -> Iterator[str]:

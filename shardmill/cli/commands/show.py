@@ -43,8 +43,18 @@ _FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions(TrainingOrder):
-    """What `shardmill show` takes."""
+class ShowCommand(TrainingOrder):
+    """Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
+    trained is in [[ ]]. Invisible characters are escaped.
+
+    Example: shardmill show store --example 7 --tokenizer spm.model
+
+    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
+
+    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
+
+    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
+    """
 
     folder: Annotated[Path | None, "FOLDER", "The store to look into, or a folder of tokens."] = (
         None
@@ -70,40 +80,26 @@ class ShowOptions(TrainingOrder):
     ] = None
     as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
 
-
-def show(options: ShowOptions) -> Answer:
-    """Show an example, a packed row, or the batch of a step: trained green, others grey.
-
-    Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
-    trained is in [[ ]]. Invisible characters are escaped.
-
-    Example: shardmill show store --example 7 --tokenizer spm.model
-
-    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
-
-    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
-
-    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
-    """
-    whole_number(options.max_tokens, "max_tokens", least=0)
-    given = options.given()
-    if options.row is not None and given != ["--plan"]:
-        raise OptionError(
-            f"--row {options.row}: that is a row of --plan alone, without --step or --config"
-        )
-    if options.example is not None:
-        if given:
-            raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
-        return _show_example(options, options.example)
-    if options.plan is not None and given == ["--plan"]:
-        return _show_plan_row(options, options.plan)
-    return _show_step(options)
+    def run(self) -> Answer:
+        whole_number(self.max_tokens, "max_tokens", least=0)
+        given = self.given()
+        if self.row is not None and given != ["--plan"]:
+            raise OptionError(
+                f"--row {self.row}: that is a row of --plan alone, without --step or --config"
+            )
+        if self.example is not None:
+            if given:
+                raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
+            return _show_example(self, self.example)
+        if self.plan is not None and given == ["--plan"]:
+            return _show_plan_row(self, self.plan)
+        return _show_step(self)
 
 
 # an example
 
 
-def _show_example(options: ShowOptions, number: int) -> Answer:
+def _show_example(options: ShowCommand, number: int) -> Answer:
     folder, split, seq_len = options.folder, options.split or "train", options.seq_len
     if folder is None:
         raise OptionError(f"--example {number}: name the store to look into")
@@ -210,7 +206,7 @@ def _example_facts(
 # a row of a pack plan
 
 
-def _show_plan_row(options: ShowOptions, plan: str) -> Answer:
+def _show_plan_row(options: ShowCommand, plan: str) -> Answer:
     folder, number = options.folder, options.row or 0
     if folder is None:
         raise OptionError(f"--plan {plan}: name the store to look into")
@@ -275,7 +271,7 @@ def _packed_pieces(
 # the batch of a step
 
 
-def _show_step(options: ShowOptions) -> Answer:
+def _show_step(options: ShowCommand) -> Answer:
     chosen = [flag for flag in options.given() if flag in ("--step", "--samples", "--state")]
     if len(chosen) != 1:
         raise OptionError(
@@ -316,7 +312,7 @@ def _show_step(options: ShowOptions) -> Answer:
     return Answer(facts, lines())
 
 
-def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store]) -> Decode:
+def _step_decoder(options: ShowCommand, config: DataConfig, stores: list[Store]) -> Decode:
     """With the tokenizer that was named, else with the config's if it can be opened."""
     if options.tokenizer is not None or config.tokenizer_path is None:
         return _decoder(options.tokenizer, options.special, *stores)
