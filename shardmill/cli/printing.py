@@ -143,5 +143,11 @@ class ShownTokens:
             text = visible(self.decode(ids[first:last]))
             yield Span(text=text, trained=bool(trained[first]), marker=bool(is_marker[first]))
 
+    def sections(self, parts: Iterable[tuple[str, int, int]]) -> Iterator[Heading | Span]:
+        """Parts of the tokens, each after its heading."""
+        for heading, start, stop in parts:
+            yield Heading(heading)
+            yield from self.spans(start, stop)
+
     def num_trained(self, start: int, stop: int) -> int:
         return int(self.trained[start:stop].sum())

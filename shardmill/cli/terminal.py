@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -295,22 +295,17 @@ def messages(*loggers: str) -> Iterator[None]:
     handler = logging.StreamHandler(stream)
     handler.setLevel(logging.INFO)
     handler.setFormatter(_Lines())
-    silent = logging.NullHandler()  # else Python prints what has no handler
-    named = [logging.getLogger(name) for name in loggers]
-    levels = [logger.level for logger in named]
-    logging.getLogger().addHandler(silent)
-    for logger in named:
-        logger.addHandler(handler)
-        if logger.getEffectiveLevel() > logging.INFO:
-            logger.setLevel(logging.INFO)
-    try:
-        with redirect_stderr(stream):
-            yield
-    finally:
-        logging.getLogger().removeHandler(silent)
-        for logger, level in zip(named, levels, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(level)
+    with ExitStack() as undo:
+        silent = logging.NullHandler()  # else Python prints what has no handler
+        for name, one in {"": silent, **dict.fromkeys(loggers, handler)}.items():
+            logger = logging.getLogger(name)
+            undo.callback(logger.setLevel, logger.level)
+            undo.callback(logger.removeHandler, one)
+            logger.addHandler(one)
+            if name and logger.getEffectiveLevel() > logging.INFO:
+                logger.setLevel(logging.INFO)
+        undo.enter_context(redirect_stderr(stream))
+        yield
 
 
 class _Lines(logging.Formatter):

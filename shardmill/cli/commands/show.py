@@ -35,7 +35,7 @@ from shardmill.inspect.stores import marker_ids, open_named
 from shardmill.loading import PackSource
 from shardmill.loading.config import DataConfig
 from shardmill.loading.rows import Documents
-from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, IntArray, Ragged
+from shardmill.records import JSON, ROLES, ChatExamples, IntArray, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
@@ -106,28 +106,57 @@ def _show_example(options: ShowCommand, number: int) -> Answer:
     store = open_store(folder)
     found = _read_example(store, split, number)
     decode = _decoder(options.tokenizer, options.special, store)
-    fit = None
+    ids, trained, edges = found.ids.values, found.mask.copy(), found.turn_starts.tolist()
+    kept, row, tail = np.ones(len(ids), np.bool_), {}, []
     if seq_len is not None:
         if not store.is_chat:
             raise OptionError(
                 f"--seq-len {seq_len}: {folder} holds documents, which are not fitted"
             )
         fit = plan_fit(found, seq_len, options.fit)
-    counts = f"{len(found.mask):,} tokens"
+        kept[fit.head[0] : fit.start[0]] = kept[fit.stop[0] :] = False
+        trained[np.flatnonzero(kept)[:1]] = False  # the first token of a row is not a label
+        row = {"row": {"kept": np.flatnonzero(kept).tolist(), "dropped": list(fit.dropped)}}
+        tail = [Heading(_fit_words(fit, seq_len))]
+    turns = [
+        (ROLES[role], start, stop)
+        for role, (start, stop) in zip(
+            found.turn_roles.tolist(), pairwise([*edges, len(ids)]), strict=True
+        )
+    ]
+
+    def facts() -> dict[str, Any]:
+        whole = {"store": str(store.folder), "split": split, "example": number}
+        whole |= {"ids": ids.tolist(), "text": decode(ids)}
+        if store.is_chat:
+            whole["mask"] = found.mask.astype(int).tolist()
+            whole["turns"] = [
+                {
+                    "role": role,
+                    "start": start,
+                    "stop": stop,
+                    "trained": int(found.mask[start:stop].sum()),
+                    "text": decode(ids[start:stop]),
+                }
+                for role, start, stop in turns
+            ]
+        return whole | row
+
+    def parts() -> Iterator[tuple[str, int, int]]:
+        named = [(f"turn {at}: {role}", *edge) for at, (role, *edge) in enumerate(turns)]
+        for name, start, stop in [("before the first turn", 0, [*edges, len(ids)][0]), *named]:
+            if start < stop:
+                count = shown.num_trained(start, stop)
+                yield f"{name}, tokens {start:,}..{stop:,}, {count:,} trained", start, stop
+
+    counts = f"{len(ids):,} tokens"
     if store.is_chat:
-        turns = f"{len(found.turn_starts):,} turns"
-        counts = f"{turns}, {counts}, {int(found.mask.sum()):,} trained"
+        counts = f"{len(edges):,} turns, {counts}, {int(found.mask.sum()):,} trained"
     head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
-    kept, trained = _kept(found, fit), found.mask.copy()
-    if fit is not None and kept.any():  # the first token of a row is not a label
-        trained[kept.argmax()] = False
     kept[np.flatnonzero(kept)[options.max_tokens :]] = False
-    shown = ShownTokens(found.ids.values, trained, kept, marker_ids(store), decode)
-    pieces = _turn_pieces(found, shown) if store.is_chat else shown.spans(0, len(kept))
-    tail = [] if fit is None or seq_len is None else [Heading(_fit_words(fit, seq_len))]
-    facts = {"store": str(store.folder), "split": split, "example": number}
-    lines = chain([Heading(head)], pieces, tail)
-    return Answer(lambda: facts | _example_facts(store, found, fit, decode), lines)
+    shown = ShownTokens(ids, trained & kept, kept, marker_ids(store), decode)
+    pieces = shown.sections(parts()) if store.is_chat else shown.spans(0, len(ids))
+    return Answer(facts, chain([Heading(head)], pieces, tail))
 
 
 def _read_example(store: Store, split: str, number: int) -> ChatExamples:
@@ -149,25 +178,6 @@ def _read_example(store: Store, split: str, number: int) -> ChatExamples:
     )
 
 
-def _kept(found: ChatExamples, fit: FitPlan | None) -> BoolArray:
-    """Which tokens the fitted row holds; all of them without a fit."""
-    at = np.arange(len(found.mask))
-    if fit is None:
-        return np.ones(len(at), np.bool_)
-    kept: BoolArray = (at < fit.head[0]) | ((at >= fit.start[0]) & (at < fit.stop[0]))
-    return kept
-
-
-def _turn_pieces(found: ChatExamples, shown: ShownTokens) -> Iterator[Heading | Span]:
-    turns = zip(found.turn_starts.tolist(), found.turn_roles.tolist(), strict=True)
-    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
-    for start, stop in pairwise(sorted({0, *names, len(found.mask)})):
-        trained = int((shown.trained & shown.kept)[start:stop].sum())
-        name = names.get(start, "before the first turn")
-        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
-        yield from shown.spans(start, stop)
-
-
 def _fit_words(fit: FitPlan, seq_len: int) -> str:
     for reason in fit.dropped:
         return f"no row at seq_len {seq_len:,}: {reason}: {FIT_REASONS[reason]}"
@@ -176,31 +186,6 @@ def _fit_words(fit: FitPlan, seq_len: int) -> str:
         f"row of {seq_len + 1:,} tokens: {length:,} of the example, "
         f"{fit.counts.tokens_cut:,} left out, {seq_len + 1 - length:,} padding"
     )
-
-
-def _example_facts(
-    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode
-) -> dict[str, Any]:
-    ids, edges = found.ids.values, [*found.turn_starts.tolist(), len(found.mask)]
-    facts: dict[str, Any] = {"ids": ids.tolist(), "text": decode(ids)}
-    if store.is_chat:
-        facts["mask"] = found.mask.astype(int).tolist()
-        facts["turns"] = [
-            {
-                "role": ROLES[role],
-                "start": start,
-                "stop": stop,
-                "trained": int(found.mask[start:stop].sum()),
-                "text": decode(ids[start:stop]),
-            }
-            for role, start, stop in zip(
-                found.turn_roles.tolist(), edges[:-1], edges[1:], strict=True
-            )
-        ]
-    if fit is not None:
-        kept = np.flatnonzero(_kept(found, fit)).tolist()
-        facts["row"] = {"kept": kept, "dropped": list(fit.dropped)}
-    return facts
 
 
 # a row of a pack plan
@@ -248,24 +233,21 @@ def _show_plan_row(options: ShowCommand, plan: str) -> Answer:
             for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
         ],
     }
-    return Answer(facts, [Heading(head), *_packed_pieces(shown, documents, columns)])
+    return Answer(facts, [Heading(head), *shown.sections(_packed_parts(shown, documents, columns))])
 
 
-def _packed_pieces(
+def _packed_parts(
     shown: ShownTokens, documents: Documents, columns: tuple[tuple[int, int], ...]
-) -> Iterator[Heading | Span]:
+) -> Iterator[tuple[str, int, int]]:
     """The examples of a packed row one by one; padding is only counted."""
     following = [first for first, _ in columns[1:]] + [len(shown.ids)]
     for (number, start, stop), (first, last), end in zip(
         documents, columns, following, strict=True
     ):
-        yield Heading(
-            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
-            f"{shown.num_trained(first, last):,} trained"
-        )
-        yield from shown.spans(first, last)
+        title = f"columns {first}..{last}: example {number}, tokens {start}..{stop}"
+        yield f"{title}, {shown.num_trained(first, last):,} trained", first, last
         if last < end:
-            yield Heading(f"columns {last}..{end}: padding")
+            yield f"columns {last}..{end}: padding", last, last
 
 
 # the batch of a step
@@ -306,7 +288,8 @@ def _show_step(options: ShowCommand) -> Answer:
         left, markers = options.max_tokens, marker_ids(*stores)
         for row in rows:
             kept = np.arange(len(row.window)) < left
-            yield from _row_pieces(row, ShownTokens(row.window, row.trained, kept, markers, decode))
+            shown = ShownTokens(row.window, row.trained, kept, markers, decode)
+            yield from shown.sections(_row_parts(row, shown))
             left -= len(row.window)
 
     return Answer(facts, lines())
@@ -356,21 +339,22 @@ def _decoder(name: str | None, special: list[str] | None, *stores: Store) -> Dec
     return decode
 
 
-def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
+def _row_parts(row: Row, shown: ShownTokens) -> Iterator[tuple[str, int, int]]:
     """A row document by document; what is a label counts as trained."""
     plan, unit = row.plan, "row" if row.packed else "window"
     split = "" if plan.split is None else f", split {plan.split!r}"
     tokens = "" if row.packed else f", tokens {plan.start:,}..{plan.stop:,}"
-    yield Heading(
+    instead = "" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here"
+    yield (
         f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
-        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}"
-        + ("" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here")
+        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}{instead}",
+        0,
+        0,
     )
     if plan.documents is None or row.columns is None:
-        yield Heading("it is not known where its documents begin")
-        yield from shown.spans(0, len(shown.ids))
+        yield "it is not known where its documents begin", 0, len(shown.ids)
     elif row.packed:
-        yield from _packed_pieces(shown, plan.documents, row.columns)
+        yield from _packed_parts(shown, plan.documents, row.columns)
     else:
         for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
             boundary = ""
@@ -378,8 +362,7 @@ def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
                 boundary = "; its first token is the label of the document before"
             elif first:
                 boundary = "; boundary: its first token is not a label"
-            yield Heading(f"document {number:,}, tokens {start:,}..{stop:,}{boundary}")
-            yield from shown.spans(first, last)
+            yield f"document {number:,}, tokens {start:,}..{stop:,}{boundary}", first, last
 
 
 def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:

@@ -210,19 +210,19 @@ def _receipt(settings: StreamConfig, run: _Run) -> str:
 
 def _row_pieces(row: _Row, decode: Decode, markers: IntArray) -> Iterator[Heading | Span]:
     """The row document by document; what is a label counts as trained."""
-    yield Heading(f"step {row.step:,}, row {row.row:,}")
     trained = np.append(False, row.labels != IGNORE_INDEX)  # the first token is not a label
     ids, segments = row.window()
     shown = ShownTokens(ids, trained, np.ones(len(ids), bool), markers, decode)
+    parts = [(f"step {row.step:,}, row {row.row:,}", 0, 0)]
     for start, stop in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1), len(segments)]):
-        if not segments[start]:
-            yield Heading(f"padding, tokens {start:,}..{stop:,}")
-            continue
-        yield Heading(
-            f"document {segments[start]:,}, tokens {start:,}..{stop:,}, "
-            f"{shown.num_trained(start, stop):,} trained"
-        )
-        yield from shown.spans(start, stop)
+        tokens, count = f"tokens {start:,}..{stop:,}", shown.num_trained(start, stop)
+        if segments[start]:
+            parts.append(
+                (f"document {segments[start]:,}, {tokens}, {count:,} trained", start, stop)
+            )
+        else:
+            parts.append((f"padding, {tokens}", 0, 0))
+    return shown.sections(parts)
 
 
 def _row_facts(row: _Row, decode: Decode) -> dict[str, JSON]:
