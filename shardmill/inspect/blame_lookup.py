@@ -11,10 +11,9 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, permutations
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -353,9 +352,7 @@ class ChatLookup:
         source = self._source
         if not isinstance(source, ChatSource):
             return RowLocation(id=found.id)
-        one: Any = copy(source)
-        one._limits = replace(one._limits, num_documents=1)
-        for batch in one.batches(cursor):
+        for batch in source.with_limits(num_documents=1).batches(cursor):
             if number < len(batch.conversations):
                 break
             number -= len(batch.conversations)

@@ -51,6 +51,7 @@ def test_policies_on_two_conversations() -> None:
     }
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     chats=st.lists(st.lists(turn, min_size=1, max_size=6), max_size=5),

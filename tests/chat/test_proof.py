@@ -82,6 +82,7 @@ def test_templates_made_of_tokens_are_proved(name: str, byte: ByteTokenizer) -> 
     assert "special_in_text" not in proved.declined[ASKED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
 def test_tokenizers_that_mark_the_start_of_words_are_proved_too(
     model_type: Any, tmp_path: Path

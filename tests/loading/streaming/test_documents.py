@@ -21,7 +21,7 @@ from shardmill.loading.streaming.documents import (
     StreamOrder,
 )
 from shardmill.sources import MemorySource, open_source
-from shardmill.testing.loading import (
+from tests.loading.streaming.units import (
     UnitsSource,
     assert_stream_resumes,
     contents,
