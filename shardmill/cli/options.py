@@ -15,7 +15,6 @@ parameters of them; a field without such words is no option.
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,9 +88,3 @@ def read_state(path: Path) -> dict[str, Any]:
             f"--state {path}: a {type(found).__name__}, wanted a state that was saved as JSON"
         )
     return found
-
-
-def check_file(path: Path, name: str) -> None:
-    """Refuse to write where there is something other than a file: a link, device, pipe, folder."""
-    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise OptionError(f"{name} {path}: found a link, device, pipe or folder; wanted a new file")

@@ -67,14 +67,11 @@ class ConvertCommand:
             raise OptionError(
                 f"--tokenizer {self.tokenizer}: only a store records one (--to store)"
             )
+        shared = ("split", "dtype", "ignore_loss", "pack_size", "loss_mask_alignment")
         options = ConvertOptions(
+            **{name: getattr(self, name) for name in shared},
             tokenizer=None if self.tokenizer is None else _facts(self.tokenizer, self.special),
-            split=self.split,
-            dtype=self.dtype,
             separator=None if self.eot is None else Separator(token=self.eot, first=self.eot_first),
-            ignore_loss=self.ignore_loss,
-            pack_size=self.pack_size,
-            loss_mask_alignment=self.loss_mask_alignment,
         )
         receipt = convert_format(
             self.source,

@@ -105,7 +105,7 @@ class ExcludeCommand(TrainingOrder):
         return _write(_by_steps(self, self.steps, self.reason), is_tried=self.dry_run)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Addition:
     """What one store is to exclude."""
 
@@ -134,14 +134,13 @@ def _by_steps(options: ExcludeCommand, steps: str, reason: str) -> list[_Additio
     """An entry for every store that gave samples to these steps."""
     first, stop = parse_steps(steps)
     _, moment = find_moment(options.folder, replace(options, step=first))
+    additions = []
     with closing(moment.stream) as stream:
         only = source_path(options.folder, options, stream)
-        spans, replacements = _collect(moment, stop - first)
-        additions = []
-        for number, source in enumerate(stream.sources):
-            if not len(spans[number]) or (only is not None and only not in paths_of(source)):
+        for source, spans, replacements in _collect(moment, stop - first):
+            if only is not None and only not in paths_of(source):
                 continue
-            if source.split is None or not isinstance(source, TokenSource):
+            if source.split is None:
                 raise OptionError(
                     f"source {source.name!r}: {source.path} is not a store, so nothing can be "
                     "recorded there; only stores have exclusions"
@@ -156,16 +155,9 @@ def _by_steps(options: ExcludeCommand, steps: str, reason: str) -> list[_Additio
                 seed=stream.seed,
                 shuffle=stream.shuffle,
             )
-            store = open_store(source.path)
-            entry = spans_entry(
-                store, spans[number], reason=reason, split=source.split, steps=seen_by
-            )
-            windows = source.windows_of(spans[number])
-            additions.append(
-                _Addition(
-                    store=store, entry=entry, windows=windows, replacements=replacements[number]
-                )
-            )
+            store, windows = open_store(source.path), source.windows_of(spans)
+            entry = spans_entry(store, spans, reason=reason, split=source.split, steps=seen_by)
+            additions.append(_Addition(store, entry, windows, replacements))
     return additions
 
 
@@ -181,8 +173,9 @@ def parse_steps(text: str) -> tuple[int, int]:
     return start, stop
 
 
-def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[int]]:
-    """Of each source: the tokens of its samples, and how many of them replace excluded ones."""
+def _collect(moment: Moment, num_steps: int) -> list[tuple[TokenSource, OffsetArray, int]]:
+    """The sources of these steps, the tokens of their samples, and how many samples replace
+    excluded ones."""
     stream, size = moment.stream, moment.stop - moment.samples
     stop = moment.samples + num_steps * size
     if stop - moment.samples > _MOST_SAMPLES:
@@ -190,8 +183,7 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
             f"{num_steps:,} steps of {size:,} samples: wanted at most {_MOST_SAMPLES:,} samples; "
             "exclude fewer steps at a time"
         )
-    spans = [NO_SPANS for _ in stream.sources]
-    replacements = [0 for _ in stream.sources]
+    seen: dict[int, tuple[TokenSource, OffsetArray, int]] = {}
     for start in range(moment.samples, stop, _CHUNK):
         samples = np.arange(start, min(start + _CHUNK, stop))
         found, meant = stream.take(samples), stream.take_all(samples)
@@ -203,9 +195,11 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
                     f"{source.path}, and --step excludes windows only; exclude the conversations "
                     "with --document (`shardmill show --plan` prints which a row has)"
                 )
-            spans[number] = merge_spans(np.concatenate((spans[number], source.spans(items))))
-            replacements[number] += int((items != meant.item[chosen]).sum())
-    return spans, replacements
+            _, spans, replacements = seen.get(number, (source, NO_SPANS, 0))
+            spans = merge_spans(np.concatenate((spans, source.spans(items))))
+            replacements += int((items != meant.item[chosen]).sum())
+            seen[number] = source, spans, replacements
+    return [seen[number] for number in sorted(seen)]
 
 
 # by documents
@@ -217,14 +211,14 @@ def _by_documents(options: ExcludeCommand, reason: str) -> _Addition:
     entry = documents_entry(store, numbers, reason=reason, split=split)
     seq_len = options.seq_len
     if seq_len is None:
-        return _Addition(store=store, entry=entry)
+        return _Addition(store, entry)
     if store.is_chat:
         raise OptionError(
             f"--seq-len {seq_len}: {store.folder} holds conversations, which are not cut into "
             "windows; leave it out"
         )
     with closing(TokenSource(store.folder, seq_len=seq_len, split=split)) as source:
-        return _Addition(store=store, entry=entry, windows=source.windows_of(as_spans(entry.spans)))
+        return _Addition(store, entry, source.windows_of(as_spans(entry.spans)))
 
 
 def _numbers(given: list[int], path: Path | None) -> OffsetArray:

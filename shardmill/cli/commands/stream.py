@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.cli.options import AsJson, check_file, read_state
+from shardmill.cli.options import AsJson, read_state
 from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
 from shardmill.cli.terminal import safe_bars
 from shardmill.errors import OptionError, TokenizerError
@@ -72,7 +73,10 @@ class StreamCommand:
         if saved is not None:
             if not saved.parent.is_dir():
                 raise OptionError(f"--save-state {saved}: there is no folder {saved.parent}")
-            check_file(saved, "--save-state")
+            if os.path.lexists(saved) and (saved.is_symlink() or not saved.is_file()):
+                raise OptionError(
+                    f"--save-state {saved}: found a link, device, pipe or folder; wanted a new file"
+                )
         settings = read_config(self.config, self.override or ())
         opened, tokenizer = _open(settings, self)
         with closing(opened):
