@@ -21,7 +21,6 @@ from shardmill.building.assembly import mark_of
 from shardmill.building.chats import SplitRule
 from shardmill.building.plan import chunks_of
 from shardmill.chat import (
-    JINJA_REASONS,
     REASONS,
     ChatTemplate,
     TokenTemplate,
@@ -313,7 +312,7 @@ class ChatLookup:
         self._rule = SplitRule(seed=manifest.seed, val_fraction=facts["val_fraction"])
         # the template left some out, so only rendering shows which
         self._drops = any(
-            reason in REASONS or reason in JINJA_REASONS or reason not in CHAT_REASONS
+            reason in REASONS or reason not in CHAT_REASONS
             for reason in manifest.ledger.documents.dropped
         )
 
@@ -397,4 +396,4 @@ def _content(conversation: Conversation, number: int, text: str) -> tuple[str, i
 
 
 def _width(names: Names, template: TokenTemplate) -> int:
-    return sum(len(template.pieces[name].ids) for name in names if name in template.pieces)
+    return sum(len(template.pieces[name]) for name in names if name in template.pieces)

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.chat import TrainPolicy, assistant_mask, trained_turns
-from shardmill.chat.policy import TRAIN_ON, TrainOn
+from shardmill.chat.policy import (
+    TRAIN_ON,
+    TrainOn,
+    TrainPolicy,
+    assistant_mask,
+    trained_turns,
+)
 from shardmill.errors import OptionError
 
 S, U, A, T = range(4)
