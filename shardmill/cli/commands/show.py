@@ -106,7 +106,10 @@ def _show_example(options: ShowCommand, number: int) -> Answer:
     store = open_store(folder)
     found = _read_example(store, split, number)
     decode = _decoder(options.tokenizer, options.special, store)
-    ids, trained, edges = found.ids.values, found.mask.copy(), found.turn_starts.tolist()
+    ids, trained = found.ids.values, found.mask.copy()
+    edges = [*found.turn_starts.tolist(), len(ids)]
+    roles = [ROLES[role] for role in found.turn_roles.tolist()]
+    turns = [(role, *edge) for role, edge in zip(roles, pairwise(edges), strict=True)]
     kept, row, tail = np.ones(len(ids), np.bool_), {}, []
     if seq_len is not None:
         if not store.is_chat:
@@ -118,12 +121,6 @@ def _show_example(options: ShowCommand, number: int) -> Answer:
         trained[np.flatnonzero(kept)[:1]] = False  # the first token of a row is not a label
         row = {"row": {"kept": np.flatnonzero(kept).tolist(), "dropped": list(fit.dropped)}}
         tail = [Heading(_fit_words(fit, seq_len))]
-    turns = [
-        (ROLES[role], start, stop)
-        for role, (start, stop) in zip(
-            found.turn_roles.tolist(), pairwise([*edges, len(ids)]), strict=True
-        )
-    ]
 
     def facts() -> dict[str, Any]:
         whole = {"store": str(store.folder), "split": split, "example": number}
@@ -144,14 +141,14 @@ def _show_example(options: ShowCommand, number: int) -> Answer:
 
     def parts() -> Iterator[tuple[str, int, int]]:
         named = [(f"turn {at}: {role}", *edge) for at, (role, *edge) in enumerate(turns)]
-        for name, start, stop in [("before the first turn", 0, [*edges, len(ids)][0]), *named]:
+        for name, start, stop in [("before the first turn", 0, edges[0]), *named]:
             if start < stop:
                 count = shown.num_trained(start, stop)
                 yield f"{name}, tokens {start:,}..{stop:,}, {count:,} trained", start, stop
 
     counts = f"{len(ids):,} tokens"
     if store.is_chat:
-        counts = f"{len(edges):,} turns, {counts}, {int(found.mask.sum()):,} trained"
+        counts = f"{len(turns):,} turns, {counts}, {int(found.mask.sum()):,} trained"
     head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
     kept[np.flatnonzero(kept)[options.max_tokens :]] = False
     shown = ShownTokens(ids, trained & kept, kept, marker_ids(store), decode)
