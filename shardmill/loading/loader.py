@@ -361,7 +361,7 @@ class Readahead:
     def __init__(self, steps: Steps, *, ask: bool | None) -> None:
         self._steps = steps
         self._watch = ask is None
-        preads = any(getattr(one, "reader", "mapped") == "pread" for one in steps.stream.sources)
+        preads = any(one.reader == "pread" for one in steps.stream.sources)
         self._counted = disk_reads if preads else disk_waits
         self._until = 0 if ask is not True else None  # the step at which to stop; None: never
         self._asked = 0  # steps before this one were asked for, or have been read

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.exclusion import ExcludedItems, Excluding, exclusion_facts
+from shardmill.loading.exclusion import ExcludedItems, exclusion_facts
 from shardmill.loading.rows import Documents, RowSource
 from shardmill.machine import check_memory
 from shardmill.records import JSON, OffsetArray
@@ -167,7 +167,7 @@ class SampleStream:
         used = {number for number, share in shares if share}
         found = {}
         for number, source in enumerate(self.sources):
-            if isinstance(source, Excluding) and source.excluded is not None:
+            if source.excluded is not None:
                 found[number] = source.excluded
                 if number in used:
                     source.excluded.check_left()
