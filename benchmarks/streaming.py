@@ -33,9 +33,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from texts import some_documents, text_bytes
 
-from shardmill.testing.services import LoopbackHub
 from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 from shardmill.tokenizers.engines import fast_candidates
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a script's path is its folder
+from tests.services import LoopbackHub
 
 DATASET = "own/texts"
 NUM_FILES, GROUP_ROWS = 8, 500

@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": GROUND | (CORE - {"building"}) | {"formats", "remote", "trainers"},
     # build: blame cuts and counts the input as the build did
     "inspect": GROUND | CORE,
-    "testing": GROUND | CORE | {"formats", "remote"},
+    "testing": GROUND | CORE,
     "cli": GROUND | CORE | {"formats", "remote", "inspect", "compat", "trainers"},
     "__init__": GROUND | CORE | {"remote"},
     "__main__": {"cli"},

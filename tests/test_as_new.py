@@ -65,6 +65,7 @@ def has_namespaces() -> bool:
     )
 
 
+@pytest.mark.slow
 def test_with_namespaces_fixed_places_are_empty_and_a_process_left_behind_is_named(repository):
     if not has_namespaces():
         pytest.skip("private namespaces are not permitted here")

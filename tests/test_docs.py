@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.testing.services import LoopbackS3
 from tests.docs_blocks import LANGUAGES, NUMBERS_DIFFER, UNTIL_STOPPED, blocks_of, commands_in
 from tests.docs_run import PageRun, environment_for, write_commands, write_world
+from tests.services import LoopbackS3
 
 ROOT = Path(__file__).parent.parent
 FORMAT = ROOT / "shardmill/store/FORMAT.md"

@@ -96,6 +96,7 @@ def test_what_tests_leave_behind_fails_the_run_and_is_named(tmp_path, options):
     assert any("/t/left-" in line for line in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-n", "0"), ("-n", "2")])
 def test_a_tidy_run_passes(tmp_path, options):
     code, said = run_tests(tmp_path, TIDY, *options)
@@ -103,6 +104,7 @@ def test_a_tidy_run_passes(tmp_path, options):
     assert "left behind" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-n", "0"), ("-n", "1")])
 def test_ctrl_c_can_be_tested_where_a_background_shell_ignores_it(tmp_path, options):
     def ignore() -> None:

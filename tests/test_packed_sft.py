@@ -37,7 +37,7 @@ from shardmill.formats.packed import (
     pack_from_spool,
 )
 from shardmill.packing import BinAssignment, best_fit_decreasing, concatenate, first_fit_shuffle
-from shardmill.testing.packing import aligned_slowly, plain, write_spool
+from tests.formats.packed import aligned_slowly, plain, write_spool
 
 
 def test_memmap_writer_roundtrip() -> None:

@@ -28,9 +28,9 @@ from shardmill.remote.folder import open_folder
 from shardmill.sources import open_source
 from shardmill.storage import retry
 from shardmill.store import readers as mapped
-from shardmill.testing.services import LoopbackHub, LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.secret_forms import FORMS, seen
+from tests.services import LoopbackHub, LoopbackS3
 
 PACKAGES = (shardmill, blame, building, compare, interop, loading, mapped, remote, shards, sources)
 PACKAGES += (streaming, tokenizer)
@@ -149,6 +149,7 @@ def test_a_store_built_from_a_signed_url_does_not_contain_it(tmp_path, caplog) -
     assert one == two
 
 
+@pytest.mark.slow
 def test_storage_options_are_in_no_repr_error_or_file(tmp_path, caplog) -> None:
     caplog.set_level("DEBUG", logger="shardmill")
     source = shardmill.MemorySource(["hello"] * 20, name="web")

@@ -81,6 +81,7 @@ texts = st.text(max_size=8).filter(lambda text: text.isprintable())
 turns = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), texts), max_size=4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(batch=st.lists(turns, max_size=12), seed=st.integers(0, 5))
 def test_every_chat_is_in_one_split_or_dropped_for_a_reason(

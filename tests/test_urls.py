@@ -139,6 +139,7 @@ def test_scrubbing_is_idempotent(text) -> None:
     assert scrub(scrub(f"http://{text}")) == scrub(f"http://{text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [

@@ -11,33 +11,10 @@ fit.py             examples to rows of one length
 
 from __future__ import annotations
 
-from shardmill.chat.fit import (
-    FIT_REASONS,
-    FIT_SENTENCES,
-    Fit,
-    FitCounts,
-    FittedRows,
-    fit_rows,
-)
-from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
-from shardmill.chat.messages import (
-    REASONS,
-    CheckedMessage,
-    check_messages,
-    reason_to_drop,
-    special_in_text,
-)
-from shardmill.chat.policy import (
-    ROLE_NAMES,
-    TRAIN_ON,
-    ChatTemplate,
-    Rendered,
-    TrainOn,
-    TrainPolicy,
-    assistant_mask,
-    normal_role,
-    trained_turns,
-)
+from shardmill.chat.fit import Fit, FittedRows, fit_rows
+from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
+from shardmill.chat.messages import REASONS
+from shardmill.chat.policy import TRAIN_ON, ChatTemplate, Rendered, TrainPolicy, assistant_mask
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.chat.template_spec import (
     KNOWN_TEMPLATES,
@@ -56,11 +33,9 @@ from shardmill.errors import MaskProofError
 __all__ = [
     "KNOWN_TEMPLATES",
     "REASONS",
-    "ROLE_NAMES",
     "TRAIN_ON",
     "Certificate",
     "ChatTemplate",
-    "CheckedMessage",
     "Fit",
     "FittedRows",
     "Insert",
@@ -72,23 +47,13 @@ __all__ = [
     "TemplateSpec",
     "Text",
     "TokenTemplate",
-    "TrainOn",
     "TrainPolicy",
     "assistant_mask",
     "bind_template",
-    "check_messages",
     "fit_rows",
     "known_template",
     "load_template_spec",
-    "normal_role",
     "open_jinja_template",
     "prove_mask",
-    "reason_to_drop",
     "spec_from_json",
-    "special_in_text",
-    "trained_turns",
-    "FIT_REASONS",
-    "FIT_SENTENCES",
-    "FitCounts",
-    "JINJA_REASONS",
 ]

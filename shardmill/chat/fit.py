@@ -92,7 +92,8 @@ class FitPlan:
     start: OffsetArray  # (examples,) head <= start <= stop
     stop: OffsetArray  # (examples,) all three are 0 for an example that gives no row
     dropped: Mapping[str, OffsetArray]  # reason -> the examples that give no row, ascending
-    counts: FitCounts
+    sizes: OffsetArray  # (examples,) tokens of each example
+    partial: BoolArray  # (examples,) whether its row holds a turn that is not whole
 
     @property
     def lengths(self) -> OffsetArray:
@@ -103,6 +104,22 @@ class FitPlan:
     def kept(self) -> OffsetArray:
         """The examples that give a row, ascending."""
         return np.flatnonzero(self.stop)
+
+    @property
+    def counts(self) -> FitCounts:
+        kept = self.lengths
+        gives_row = kept > 0
+        cut = gives_row & (kept < self.sizes)
+        num_kept, of_rows = int(kept.sum()), int(self.sizes[gives_row].sum())
+        return FitCounts(
+            whole=int((gives_row & ~cut).sum()),
+            turns_dropped=int((cut & ~self.partial).sum()),
+            truncated=int((cut & self.partial).sum()),
+            dropped={reason: len(who) for reason, who in self.dropped.items()},
+            tokens_kept=num_kept,
+            tokens_cut=of_rows - num_kept,
+            tokens_dropped=int(self.sizes.sum()) - of_rows,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,9 +139,9 @@ def fit_rows(
     plan = plan_fit(examples, seq_len, fit)
     ids: IntArray = examples.ids.values
     mask = examples.mask
-    if plan.counts.tokens_kept < len(ids):
+    if plan.lengths.sum() < len(ids):
         # head 2, start 3, stop 5 of 6 tokens: 2 stay, 1 goes, 2 stay, 1 goes.
-        rest = examples.ids.lengths - plan.stop
+        rest = plan.sizes - plan.stop
         runs = np.stack([plan.head, plan.start - plan.head, plan.stop - plan.start, rest], axis=1)
         stays = np.repeat(np.tile([True, False], 2 * len(runs)), runs.reshape(-1))
         ids, mask = ids[stays], mask[stays]
@@ -176,25 +193,8 @@ def plan_fit(examples: ChatExamples, seq_len: int, fit: Fit) -> FitPlan:
         start=start,
         stop=stop,
         dropped={reason: np.flatnonzero(who) for reason, who in dropped.items() if who.any()},
-        counts=_count(lengths, head + stop - start, partial, dropped),
-    )
-
-
-def _count(
-    lengths: OffsetArray, kept: OffsetArray, partial: BoolArray, dropped: Mapping[str, BoolArray]
-) -> FitCounts:
-    gives_row = kept > 0
-    whole = gives_row & (kept == lengths)
-    cut = gives_row & ~whole
-    num_kept, of_rows = int(kept.sum()), int(lengths[gives_row].sum())
-    return FitCounts(
-        whole=int(whole.sum()),
-        turns_dropped=int((cut & ~partial).sum()),
-        truncated=int((cut & partial).sum()),
-        dropped={reason: int(who.sum()) for reason, who in dropped.items() if who.any()},
-        tokens_kept=num_kept,
-        tokens_cut=of_rows - num_kept,
-        tokens_dropped=int(lengths.sum()) - of_rows,
+        sizes=lengths,
+        partial=partial,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from shardmill.chat.policy import ASSISTANT, TrainPolicy, normal_role, trained_turns
+from shardmill.chat.policy import TrainPolicy, normal_role, trained_turns
 from shardmill.records import ROLES, BoolArray, OffsetArray, Ragged
 
 REASONS = {
@@ -40,13 +40,22 @@ REASONS = {
     "no_place_for_system": "the template has no system messages",
     "system_not_first": "the template puts a system message into the user turn after it, so it "
     "must come first and a user must follow",
-    "mixed_train": "a system message and the user turn it is put into, one trained and one not",
+    "mixed_train": "messages that the template writes as one turn, one trained and one not",
     "no_place_for_tool_results": "the template has no tool turns",
     "no_place_for_tool_calls": "the template has no tool calls",
     "no_place_for_tools": "the template has no tool definitions",
     "no_place_for_reasoning": "the template has no reasoning",
+    "template_refuses": "the template raised an error on this conversation, or wrote far too much",
+    "prefix_changes": "the template writes earlier turns differently when later ones follow",
+    "prompt_changes": "the answer does not follow the template's own generation prompt",
+    "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
+    "content_changed": "the template wrote something other than the message says",
+    "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
+    "trains_others": "the generation blocks hold more than the assistant's words and their end",
+    "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
 }
-"""Reason code -> sentence."""
+"""Reason code -> sentence: what is wrong with the messages, what no template or this one writes,
+and what a Jinja template did with them."""
 
 
 def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
@@ -54,9 +63,12 @@ def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
     return type(value) is dict or isinstance(value, Mapping)
 
 
-def tool_texts(tools: object) -> tuple[str, ...] | None:
-    """One JSON text per definition, in order; None if one is not a JSON object."""
-    return _texts(tools, lambda tool: _json(tool) if is_object(tool) else None)
+def check_tools(tools: object) -> tuple[str, ...] | str:
+    """One JSON text per definition, in order, or a reason code; None means no tools."""
+    texts = _texts(tools or (), lambda tool: _json(tool) if is_object(tool) else None)
+    if texts is None:
+        return "bad_tools"
+    return texts if all(map(has_bytes, texts)) else "invalid_unicode"
 
 
 def _texts(values: object, write: Callable[[object], str | None]) -> tuple[str, ...] | None:
@@ -136,24 +148,6 @@ def check_messages(messages: object) -> list[CheckedMessage] | str:
             return found
         checked.append(found)
     return checked
-
-
-def reason_to_drop(messages: object, policy: TrainPolicy | None = None) -> str | None:
-    """The first thing wrong with the messages of a conversation, or None.
-
-    A template may have further reasons, such as no support for tools.
-    """
-    checked = check_messages(messages)
-    if isinstance(checked, str):
-        return checked
-    trained = trained_messages(checked, policy or TrainPolicy())
-    return None if trained.any() else why_untrained(checked)
-
-
-def why_untrained(checked: Sequence[CheckedMessage]) -> str:
-    """The reason code of a conversation in which no message is trained."""
-    assistant = any(message.role == ASSISTANT for message in checked)
-    return "nothing_trained" if assistant else "no_assistant"
 
 
 def trained_messages(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> BoolArray:

@@ -85,18 +85,18 @@ class TrainPolicy:
     train_on: TrainOn = "assistant"
     train_on_eot: bool = True  # a trained turn also trains its end
 
+    def __post_init__(self) -> None:
+        if self.train_on not in TRAIN_ON:
+            raise OptionError(
+                f"{{train_on}}: wanted one of {', '.join(TRAIN_ON)}", train_on=self.train_on
+            )
+        if not isinstance(self.train_on_eot, bool):
+            raise OptionError(
+                "{train_on_eot}: wanted True or False", train_on_eot=self.train_on_eot
+            )
+
     def __str__(self) -> str:
         return f"train_on={self.train_on}, train_on_eot={str(self.train_on_eot).lower()}"
-
-
-def check_policy(policy: TrainPolicy) -> None:
-    """OptionError if the policy has an unknown value."""
-    if policy.train_on not in TRAIN_ON:
-        raise OptionError(
-            f"{{train_on}}: wanted one of {', '.join(TRAIN_ON)}", train_on=policy.train_on
-        )
-    if not isinstance(policy.train_on_eot, bool):
-        raise OptionError("{train_on_eot}: wanted True or False", train_on_eot=policy.train_on_eot)
 
 
 def trained_turns(
@@ -107,7 +107,6 @@ def trained_turns(
     roles: (turns,) positions in ROLES.  bounds: (n + 1,) conversation c is turns
     bounds[c]..bounds[c + 1].  flags: (turn, its own "train") where a message has one.
     """
-    check_policy(policy)
     trained = TRAIN_ON[policy.train_on](roles, bounds)
     for turn, wanted in flags:
         trained[turn] = wanted

@@ -70,9 +70,9 @@ class RoleSpec:
 class Insert:
     """What surrounds reasoning, a call or tools inside a turn; trained with the turn."""
 
+    between: Fragments = ()  # before `before`, if something of the turn precedes it
     before: Fragments = ()
     after: Fragments = ()
-    between: Fragments = ()  # before `before`, if something of the turn precedes it
 
 
 Surrounding = TypeVar("Surrounding", RoleSpec, Insert)
@@ -95,20 +95,11 @@ class TemplateSpec:
 
     def to_json(self) -> dict[str, JSON]:
         """`spec_from_json` gives an equal spec back."""
-        data: dict[str, JSON] = {"name": self.name, "trim": self.trim}
-        data["begin"] = [asdict(piece) for piece in self.begin]
-        data["roles"] = {role: _parts(one) for role, one in sorted(self.roles.items())}
-        if self.fold_system is not None:
-            data["fold_system"] = self.fold_system
-        for key in INSERTS:
-            insert: Insert | None = getattr(self, key)
-            if insert is not None:
-                data[key] = {part: pieces for part, pieces in _parts(insert).items() if pieces}
-        return data
-
-
-def _parts(surrounding: RoleSpec | Insert) -> dict[str, JSON]:
-    return {key: list(pieces) for key, pieces in asdict(surrounding).items()}
+        data = {key: value for key, value in asdict(self).items() if value is not None}
+        for key in data.keys() & INSERTS:
+            data[key] = {part: pieces for part, pieces in data[key].items() if pieces}
+        found: dict[str, JSON] = json.loads(json.dumps(data, sort_keys=True))  # tuples to lists
+        return found
 
 
 def load_template_spec(path: str | Path) -> TemplateSpec:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,9 +26,9 @@ import numpy.typing as npt
 from shardmill.chat.messages import (
     CheckedMessage,
     check_messages,
+    check_tools,
     has_bytes,
     special_in_text,
-    tool_texts,
     trained_messages,
 )
 from shardmill.chat.policy import (
@@ -38,7 +38,6 @@ from shardmill.chat.policy import (
     USER,
     Rendered,
     TrainPolicy,
-    check_policy,
     trained_turns,
 )
 from shardmill.chat.template_spec import INSERTS, Fragments, Marker, TemplateSpec, Text
@@ -71,17 +70,6 @@ PLAIN_FORMS: list[Form] = [
 ]
 """The form of a turn that is one text: by role, then by role for the first of a conversation."""
 
-STRUCTURE, WORDS, END = 0, 1, 2
-"""Kinds of fixed tokens: never trained; trained with their turn; the end of their turn."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fixed:
-    """Fixed tokens, encoded once."""
-
-    ids: OffsetArray  # (n,)
-    kinds: IntArray  # (n,) STRUCTURE, WORDS or END
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTemplate:
@@ -89,7 +77,7 @@ class TokenTemplate:
 
     spec: TemplateSpec
     markers: Mapping[str, int]  # marker as written in the spec -> id
-    pieces: Mapping[str, Fixed]  # the fixed pieces of the spec, encoded: "user.before" -> tokens
+    pieces: Mapping[str, OffsetArray]  # the fixed pieces of the spec: "user.before" -> ids
     encoder: Encoder
 
     @property
@@ -103,7 +91,7 @@ class TokenTemplate:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The ids that end an assistant's turn and are trained with it."""
-        ids: list[int] = self.pieces["assistant.end"].ids.tolist()
+        ids: list[int] = self.pieces["assistant.end"].tolist()
         return tuple(ids)
 
     def describe(self) -> dict[str, JSON]:
@@ -121,7 +109,6 @@ class TokenTemplate:
         }
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
-        check_policy(policy)
         turns = collect_turns(conversations, self.spec, policy)
         texts = self.encoder.encode_batch(turns.texts)
         if len(texts) != len(turns.texts):
@@ -134,7 +121,7 @@ class TokenTemplate:
             texts, turns, self.pieces, trained, train_ends=policy.train_on_eot
         )
         starts = offsets[turns.first_texts]
-        starts[turns.bounds[:-1]] += len(self.pieces["begin"].ids)  # not part of the first turn
+        starts[turns.bounds[:-1]] += len(self.pieces["begin"])  # not part of the first turn
         examples = ChatExamples(
             ids=Ragged(values, offsets[turns.text_bounds]),
             mask=mask,
@@ -162,21 +149,15 @@ def _late_reasons(
     turns: Turns, num_trained: OffsetArray, with_markers: OffsetArray
 ) -> dict[int, str]:
     """Why collected conversations cannot be used: number in `turns.kept` -> reason."""
-    trained = _sums(num_trained, turns.text_bounds)
-    assistants = _sums(turns.roles == ASSISTANT, turns.bounds)
+    # A conversation has at least one turn, and a turn at least one text.
+    trained = np.add.reduceat(num_trained, turns.text_bounds[:-1])
+    said = np.logical_or.reduceat(turns.roles == ASSISTANT, turns.bounds[:-1])
     reasons = {
-        number: "nothing_trained" if assistants[number] else "no_assistant"
+        number: "nothing_trained" if said[number] else "no_assistant"
         for number in np.flatnonzero(trained == 0).tolist()
     }
     owners = np.searchsorted(turns.text_bounds, with_markers, side="right") - 1
     return {**reasons, **dict.fromkeys(owners.tolist(), "special_in_text")}
-
-
-def _sums(values: IntArray | BoolArray, bounds: OffsetArray) -> OffsetArray:
-    """The sum of each range bounds[i]..bounds[i + 1]."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    return np.diff(sums[bounds])
 
 
 def bind_template(
@@ -190,20 +171,28 @@ def bind_template(
     share an id, if fixed text encodes to a marker, or if the opening of an assistant's turn is the
     beginning of another's or the other way round.
     """
-    named = list(_named_fragments(spec))
-    markers = _find_markers(spec, named, tokenizer)
-    texts = _encode_texts(spec, named, tokenizer, markers)
-    pieces: dict[str, Fixed] = {}
-    for name, kind, parts in named:
-        encoded = [
-            [markers[part.marker]] if isinstance(part, Marker) else texts[part.text]
-            for part in parts
-        ]
-        ids = np.concatenate([np.empty(0, np.int64), *(np.asarray(e, np.int64) for e in encoded)])
-        pieces[name] = Fixed(ids, np.full(len(ids), kind, np.uint8))
-    opening = pieces["assistant.before"].ids
+    fixed = _fixed_pieces(spec)
+    markers = _find_markers(spec, fixed, tokenizer)
+    texts = sorted({part.text for one in fixed.values() for part in one if isinstance(part, Text)})
+    encoded = tokenizer.encode_batch(texts)
+    for number in special_in_text(encoded, markers.values()).tolist():
+        raise TokenizerError(
+            f"template {spec.name!r}: {tokenizer!r} encodes the plain text {texts[number]!r} to a "
+            "marker; write it as a marker, or open the model with "
+            "shardmill.tokenizers.open_tokenizer, which keeps them apart"
+        )
+    ids_of: dict[Marker | Text, IntArray] = {
+        **{Text(text): ids for text, ids in zip(texts, encoded, strict=True)},
+        **{Marker(marker): np.array([number]) for marker, number in markers.items()},
+    }
+    nothing = np.empty(0, np.int64)
+    pieces = {
+        name: np.concatenate([nothing, *(ids_of[part].astype(np.int64) for part in parts)])
+        for name, parts in fixed.items()
+    }
+    opening = pieces["assistant.before"]
     for role in spec.roles:
-        other = pieces[f"{role}.before"].ids
+        other = pieces[f"{role}.before"]
         common = min(len(opening), len(other))
         if role != "assistant" and np.array_equal(other[:common], opening[:common]):
             raise TokenizerError(
@@ -216,18 +205,14 @@ def bind_template(
     )
 
 
-def _named_fragments(spec: TemplateSpec) -> Iterator[tuple[str, int, Fragments]]:
-    """(name, kind, fragments) of everything fixed, with adjacent texts joined."""
-    yield "begin", STRUCTURE, _joined(spec.begin)
-    for role, one in spec.roles.items():
-        yield f"{role}.before", STRUCTURE, _joined(one.before)
-        yield f"{role}.end", END, _joined(one.end)
-        yield f"{role}.after", STRUCTURE, _joined(one.after)
-    for name in INSERTS:
-        insert = getattr(spec, name)
-        if insert is not None:
-            for part in ("between", "before", "after"):
-                yield f"{name}.{part}", WORDS, _joined(getattr(insert, part))
+def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:
+    """Everything fixed by name, with adjacent texts joined."""
+    named = {"begin": spec.begin}
+    surroundings = {**spec.roles, **{name: getattr(spec, name) for name in INSERTS}}
+    for name, one in surroundings.items():
+        if one is not None:
+            named |= {f"{name}.{part.name}": getattr(one, part.name) for part in fields(one)}
+    return {name: _joined(fragments) for name, fragments in named.items()}
 
 
 def _joined(fragments: Fragments) -> Fragments:
@@ -241,12 +226,12 @@ def _joined(fragments: Fragments) -> Fragments:
 
 
 def _find_markers(
-    spec: TemplateSpec, named: list[tuple[str, int, Fragments]], tokenizer: Tokenizer
+    spec: TemplateSpec, fixed: Mapping[str, Fragments], tokenizer: Tokenizer
 ) -> dict[str, int]:
     specials = tokenizer.special_token_ids()
     by_string = getattr(tokenizer, "marker_id", None)
     found: dict[str, int] = {}
-    for name, _, parts in named:
+    for name, parts in fixed.items():
         for marker in (part.marker for part in parts if isinstance(part, Marker)):
             number = specials.get(marker)
             if number is None and callable(by_string):
@@ -259,36 +244,14 @@ def _find_markers(
                     f"token of {tokenizer!r}, which has {', '.join(shown) or 'no special tokens'}; "
                     "use a tokenizer with this token, or a template file that names tokens it has"
                 )
+            other = next((one for one, taken in found.items() if taken == number), marker)
+            if other != marker:
+                raise TokenizerError(
+                    f"template {spec.name!r}: {other!r} and {marker!r} are both id {number} of "
+                    f"{tokenizer!r}; wanted different ids"
+                )
             found[marker] = int(number)
-    by_id: dict[int, str] = {}
-    for marker, number in found.items():
-        if number in by_id:
-            raise TokenizerError(
-                f"template {spec.name!r}: {by_id[number]!r} and {marker!r} are both id {number} of "
-                f"{tokenizer!r}; wanted different ids"
-            )
-        by_id[number] = marker
     return found
-
-
-def _encode_texts(
-    spec: TemplateSpec,
-    named: list[tuple[str, int, Fragments]],
-    tokenizer: Tokenizer,
-    markers: Mapping[str, int],
-) -> dict[str, IntArray]:
-    """Fixed text -> its ids."""
-    texts = sorted({p.text for _, _, parts in named for p in parts if isinstance(p, Text)})
-    if not texts:
-        return {}
-    encoded = tokenizer.encode_batch(texts)
-    for number in special_in_text(encoded, markers.values()).tolist():
-        raise TokenizerError(
-            f"template {spec.name!r}: {tokenizer!r} encodes the plain text {texts[number]!r} to a "
-            "marker; write it as a marker, or open the model with "
-            "shardmill.tokenizers.open_tokenizer, which keeps them apart"
-        )
-    return dict(zip(texts, encoded, strict=True))
 
 
 class PlacedText(NamedTuple):
@@ -306,11 +269,9 @@ def lay_out(
     messages = check_messages(conversation.messages)
     if isinstance(messages, str):
         return messages
-    tools = tool_texts(conversation.tools) if conversation.tools else ()
-    if tools is None:
-        return "bad_tools"
-    if not all(map(has_bytes, tools)):
-        return "invalid_unicode"
+    tools = check_tools(conversation.tools)
+    if isinstance(tools, str):
+        return tools
     for message in messages:
         reason = _unsupported(message, tools, spec)
         if reason is not None:
@@ -481,7 +442,7 @@ def collect_turns(
 def assemble(
     texts: Ragged,
     turns: Turns,
-    pieces: Mapping[str, Fixed],
+    pieces: Mapping[str, OffsetArray],
     trained_turn: BoolArray,
     *,
     train_ends: bool,
@@ -496,14 +457,16 @@ def assemble(
         trained = np.repeat(trained, np.diff(turns.first_texts, append=len(texts)))
     # The forms in one table: form f is left_of[f] + right_of[f] tokens from starts[f] on. A role
     # that the template has no turns for has no pieces, and no text uses its form.
-    sides = [[pieces[n] for n in names if n in pieces] for form in turns.forms for names in form]
-    used = [
-        Fixed(np.empty(0, np.int64), np.empty(0, np.uint8)),
-        *(p for side in sides for p in side),
+    sides = [[name for name in side if name in pieces] for form in turns.forms for side in form]
+    names = [name for side in sides for name in side]
+    ids = np.concatenate([pieces[name] for name in names])
+    is_wanted = [
+        name.partition(".")[0] in INSERTS or (train_ends and name.endswith(".end"))
+        for name in names
     ]
-    ids, kinds = (np.concatenate([getattr(p, part) for p in used]) for part in ("ids", "kinds"))
-    wanted = (kinds == WORDS) | (kinds == END) if train_ends else kinds == WORDS
-    left_of, right_of = np.array([sum(len(p.ids) for p in side) for side in sides]).reshape(-1, 2).T
+    wanted = np.repeat(is_wanted, [len(pieces[name]) for name in names])
+    widths = [sum(len(pieces[name]) for name in side) for side in sides]
+    left_of, right_of = np.array(widths).reshape(-1, 2).T
     stops = np.cumsum(left_of + right_of)
     starts = stops - left_of - right_of
     wanted_before = np.concatenate(([0], np.cumsum(wanted)))

@@ -11,10 +11,9 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, permutations
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from shardmill.building.assembly import mark_of
 from shardmill.building.chats import SplitRule
 from shardmill.building.plan import chunks_of
 from shardmill.chat import (
-    JINJA_REASONS,
     REASONS,
     ChatTemplate,
     TokenTemplate,
@@ -314,7 +312,7 @@ class ChatLookup:
         self._rule = SplitRule(seed=manifest.seed, val_fraction=facts["val_fraction"])
         # the template left some out, so only rendering shows which
         self._drops = any(
-            reason in REASONS or reason in JINJA_REASONS or reason not in CHAT_REASONS
+            reason in REASONS or reason not in CHAT_REASONS
             for reason in manifest.ledger.documents.dropped
         )
 
@@ -353,9 +351,7 @@ class ChatLookup:
         source = self._source
         if not isinstance(source, ChatSource):
             return RowLocation(id=found.id)
-        one: Any = copy(source)
-        one._limits = replace(one._limits, num_documents=1)
-        for batch in one.batches(cursor):
+        for batch in source.with_limits(num_documents=1).batches(cursor):
             if number < len(batch.conversations):
                 break
             number -= len(batch.conversations)
@@ -400,4 +396,4 @@ def _content(conversation: Conversation, number: int, text: str) -> tuple[str, i
 
 
 def _width(names: Names, template: TokenTemplate) -> int:
-    return sum(len(template.pieces[name].ids) for name in names if name in template.pieces)
+    return sum(len(template.pieces[name]) for name in names if name in template.pieces)

@@ -126,9 +126,7 @@ def _with_reason(plan: FitPlan, excluded: BoolArray) -> FitPlan:
     """The plan with the excluded examples under their own reason."""
     idle = plan.dropped[_IDLE]
     dropped = {**plan.dropped, _IDLE: idle[~excluded[idle]], EXCLUDED: np.flatnonzero(excluded)}
-    left = {reason: who for reason, who in dropped.items() if len(who)}
-    counts = replace(plan.counts, dropped={reason: len(who) for reason, who in left.items()})
-    return replace(plan, dropped=left, counts=counts)
+    return replace(plan, dropped={reason: who for reason, who in dropped.items() if len(who)})
 
 
 def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON
-from shardmill.sources.source import ConcatSource, FileSource
+from shardmill.sources.source import ConcatSource, FileSource, leaves
 from shardmill.storage.files import InputFile, content_of, has_content
 
 _Found = tuple[FileSource, InputFile]  # a list of files, and a file of it
@@ -73,17 +73,14 @@ def only_files(source: Source, places: Collection[object]) -> Source | None:
 
 
 def _leaves(source: Source) -> Iterator[FileSource]:
-    if isinstance(source, FileSource):
-        yield source
-    elif isinstance(source, ConcatSource):
-        for part in source.parts:
-            yield from _leaves(part)
-    else:
-        raise OptionError(
-            f"source {source.name!r} is not a list of files, and only files can be added to a "
-            "store; build it again with {overwrite}",
-            overwrite=True,
-        )
+    for leaf in leaves(source):
+        if not isinstance(leaf, FileSource):
+            raise OptionError(
+                f"source {leaf.name!r} is not a list of files, and only files can be added to a "
+                "store; build it again with {overwrite}",
+                overwrite=True,
+            )
+        yield leaf
 
 
 def _recorded(before: Mapping[str, Any]) -> Iterator[tuple[dict[str, JSON], list[dict[str, Any]]]]:

@@ -56,10 +56,6 @@ class BatchLimits:
         if min(self.num_bytes, self.num_documents, most) < 1:
             raise OptionError(f"{self}: every limit must be at least 1")
 
-    def refusing(self, most_bytes: int) -> BatchLimits:
-        """The same batches, and no document over `most_bytes`."""
-        return replace(self, most_bytes=most_bytes)
-
     def most_input(self, expansion: int = 1) -> int | None:
         """Bytes of input that may hold one document, when each of its bytes takes at most
         `expansion` of them. A batch more is allowed, because a batch is held anyway."""
@@ -85,27 +81,19 @@ class NamedSource:
     """What every source of this package has: a name, and limits of its batches."""
 
     def __init__(self, name: str, limits: BatchLimits) -> None:
-        self._name = name
-        self._limits = limits
+        self.name = name
+        self.limits = limits
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def limits(self) -> BatchLimits:
-        return self._limits
+        return f"{type(self).__name__}({self.name!r})"
 
     def size_hint(self) -> int | None:
         return None
 
-    def with_limits(self, limits: BatchLimits) -> Self:
-        """The same documents in other batches."""
+    def with_limits(self, **limits: int) -> Self:
+        """The same documents in other batches; `limits` are those that change."""
         source = copy(self)
-        source._limits = limits
+        source.limits = replace(self.limits, **limits)
         return source
 
 

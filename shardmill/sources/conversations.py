@@ -13,8 +13,8 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict
+from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
 from shardmill.errors import OptionError, SourceError
@@ -30,7 +30,7 @@ from shardmill.sources.batches import (
 from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
 from shardmill.sources.formats.parquet import without_nulls
 from shardmill.sources.hub import HubSplit
-from shardmill.sources.message_trees import TreeRow, TreeRules, read_tree_row, threads
+from shardmill.sources.message_trees import TreeRow, TreeRules, threads
 from shardmill.sources.shapes import (
     ConversationShape,
     check_best,
@@ -52,11 +52,8 @@ MAX_HELD_BYTES = 512 * 2**20
 """Of text, when the rows of a tree are not together."""
 _NUM_KEYS = 20
 
-Item = Conversation | Drop
 
-
-@dataclass(frozen=True, slots=True)
-class FileRows:
+class FileRows(NamedTuple):
     """Whole rows of one file."""
 
     file: InputFile
@@ -70,39 +67,28 @@ class FileRows:
         """A row as a person finds it."""
         return str(self.file.place).removesuffix(self.file.name) + id
 
-    def rows(self, position: JSON) -> Iterator[InputRow]:
+    def rows(self, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
         check_unchanged(self.file)
-        yield from self.format.rows(self.file, position)
+        yield from self.format.rows(self.file, position, limits)
         check_unchanged(self.file)
 
-    def limited(self, num_bytes: int) -> FileRows:
-        limits = self.format.limits.refusing(num_bytes)
-        return replace(self, format=replace(cast(Any, self.format), limits=limits))
 
+class HubRows(NamedTuple):
+    """Whole rows of one split of a hub dataset, whose client has no bound of a row."""
 
-class HubRows:
-    """Whole rows of one split of a hub dataset. Options are those of `HubOptions` without field."""
+    split: HubSplit
 
-    def __init__(self, dataset: str, options: dict[str, Any]) -> None:
-        if "field" in options:
-            raise OptionError("conversations are whole rows: leave out {field}", field=...)
-        self.name = dataset
-        self._split = HubSplit(dataset, options)
+    @property
+    def name(self) -> str:
+        return self.split.dataset
 
     def where(self, id: str) -> str:
         return f"hub dataset {id}"
 
-    def describe(self) -> JSON:
-        """Asks the hub for the commit."""
-        return {**self._split.describe(), "shuffle": self._split.describe_shuffle()}
-
-    def rows(self, position: JSON) -> Iterator[InputRow]:
-        for row in self._split.rows(position):
+    def rows(self, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
+        for row in self.split.rows(position):
             assert isinstance(row.value, dict)
             yield row._replace(value=without_nulls(row.value))
-
-    def limited(self, num_bytes: int) -> HubRows:  # noqa: ARG002 - the client has no such bound
-        return self
 
 
 class ChatCursor(NamedTuple):
@@ -116,7 +102,7 @@ class ChatCursor(NamedTuple):
 class ConversationGroup(NamedTuple):
     """The items of one row or tree, and the cursor after them."""
 
-    items: Iterable[Item]
+    items: Iterable[Conversation | Drop | TreeRow]
     end: ChatCursor
     repaired: bool = False  # whether something in their input was not text and was replaced
 
@@ -146,9 +132,9 @@ def batched(
         )
 
 
-def text_bytes(conversation: Item) -> int:
+def text_bytes(conversation: object) -> int:
     """UTF-8 bytes of every string in a conversation's messages and tools, without keys."""
-    if isinstance(conversation, Drop):
+    if not isinstance(conversation, Conversation):
         return 0
     total = 0
     stack: list[Any] = [conversation.tools or ()]
@@ -171,12 +157,12 @@ def text_bytes(conversation: Item) -> int:
 
 def _items_with_cursors(
     groups: Iterable[ConversationGroup], start: ChatCursor
-) -> Iterator[tuple[Item, ChatCursor, bool]]:
+) -> Iterator[tuple[object, ChatCursor, bool]]:
     """Each item, the cursor after it, and whether its group was repaired."""
     before, skip = start._replace(done=0), start.done
     for items, end, repaired in groups:
         # One item is held back: the cursor after the last one is the end of the group.
-        last: Item | None = None
+        last: object = None
         done = skip
         rest = iter(items)
         if sum(1 for _ in islice(rest, skip)) < skip:
@@ -200,14 +186,6 @@ def _no_such_items(skip: int) -> SourceError:
     )
 
 
-class _PlacedRow(NamedTuple):
-    """One row of a tree or its drop, and the cursor after it."""
-
-    row: TreeRow | Drop
-    end: ChatCursor
-    repaired: bool = False
-
-
 def _trees_are_together(trees: Iterable[object]) -> bool:
     """Does each tree's name come in one run only, and on every row? Keeps 8 bytes per tree."""
     closed: set[bytes] = set()
@@ -226,18 +204,18 @@ def _trees_are_together(trees: Iterable[object]) -> bool:
 
 
 def _groups_of_trees(
-    rows: Iterable[_PlacedRow], *, together: bool, name: str
+    rows: Iterable[ConversationGroup], *, together: bool, name: str
 ) -> Iterator[ConversationGroup]:
     """One tree each when the rows of every tree are together, so that memory is one tree's; else
     all rows in one group. Rows that do not fit go with the tree before them."""
-    held: list[_PlacedRow] = []
+    held: list[ConversationGroup] = []
     tree: str | None = None
     num_bytes = 0
-    for placed in rows:
-        row = placed.row
+    for group in rows:
+        (row,) = group.items
         if isinstance(row, TreeRow):
             if together and tree is not None and row.tree != tree:
-                yield _group(held)
+                yield _tree_of(held)
                 held, num_bytes = [], 0
             tree = row.tree
             num_bytes += len(row.message["content"])
@@ -247,17 +225,18 @@ def _groups_of_trees(
                     f"than the {MAX_HELD_BYTES:,} bytes that are held; sort the rows by "
                     "message_tree_id"
                 )
-        held.append(placed)
+        held.append(group)
     if held:
-        yield _group(held)
+        yield _tree_of(held)
 
 
-def _group(held: list[_PlacedRow]) -> ConversationGroup:
-    def items() -> Iterator[Item]:
-        yield from threads([placed.row for placed in held if isinstance(placed.row, TreeRow)])
-        yield from (placed.row for placed in held if isinstance(placed.row, Drop))
-
-    return ConversationGroup(items(), held[-1].end, any(placed.repaired for placed in held))
+def _tree_of(held: list[ConversationGroup]) -> ConversationGroup:
+    """The threads, then the drops."""
+    rows = [row for group in held for row in group.items]
+    found = threads([row for row in rows if isinstance(row, TreeRow)])
+    drops = (row for row in rows if isinstance(row, Drop))
+    is_repaired = any(group.repaired for group in held)
+    return ConversationGroup(chain(found, drops), held[-1].end, is_repaired)
 
 
 class ChatSource(NamedSource):
@@ -286,7 +265,7 @@ class ChatSource(NamedSource):
         self._description: dict[str, JSON] | None = None
 
     def __repr__(self) -> str:
-        return f"ChatSource({self._name!r}, inputs={len(self._inputs):,})"
+        return f"ChatSource({self.name!r}, inputs={len(self._inputs):,})"
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) and finds the shape; then remembers."""
@@ -295,13 +274,13 @@ class ChatSource(NamedSource):
             prints = iter(fingerprint_files(self._files()))
             self._description = {
                 "kind": "chats",
-                "name": self._name,
+                "name": self.name,
                 "shape": None if shape is None else shape.name,
                 "shape_is_named": self._named is not None,  # a found shape is stricter
                 "on_bad": self._on_bad,
                 **asdict(self._rules),
                 "inputs": [
-                    entry.describe() if isinstance(entry, HubRows) else next(prints)
+                    next(prints) if isinstance(entry, FileRows) else entry.split.describe_rows()
                     for entry in self._inputs
                 ],
             }
@@ -322,22 +301,17 @@ class ChatSource(NamedSource):
         """The same source over files of other names, one for each input; all inputs are files."""
         source = copy(self)
         source._description = None
-        renamed = []
-        for entry, file in zip(self._inputs, files, strict=True):
-            assert isinstance(entry, FileRows), "a hub dataset is not a file"
-            renamed.append(replace(entry, file=file))
-        source._inputs = tuple(renamed)
+        pairs = zip(self._inputs, files, strict=True)
+        source._inputs = tuple(cast(FileRows, entry)._replace(file=file) for entry, file in pairs)
         return source
 
     def limited(self, num_bytes: int) -> ChatSource:
         """The same source, which refuses lines that hold more than `num_bytes` of text."""
-        source = copy(self)
-        source._inputs = tuple(entry.limited(num_bytes) for entry in self._inputs)
-        return source
+        return self.with_limits(most_bytes=num_bytes)
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
         start = ChatCursor(0, None) if cursor is None else self._parse(cursor)
-        return batched(self._groups(start), start, self._limits, self._to_json)
+        return batched(self._groups(start), start, self.limits, self._to_json)
 
     def _files(self) -> list[InputFile]:
         return [entry.file for entry in self._inputs if isinstance(entry, FileRows)]
@@ -349,10 +323,10 @@ class ChatSource(NamedSource):
 
     def _parse(self, cursor: Cursor) -> ChatCursor:
         keys = ("input", "name", "position", "done")
-        number, name, position, done = fields_of(cursor, keys, self._name, counts=("input", "done"))
+        number, name, position, done = fields_of(cursor, keys, self.name, counts=("input", "done"))
         if number >= len(self._inputs) or self._inputs[number].name != name:
             raise SourceError(
-                f"source {self._name!r}: the cursor is in input {number}, {name!r:.80}, which is "
+                f"source {self.name!r}: the cursor is in input {number}, {name!r:.80}, which is "
                 f"not so among its {len(self._inputs):,}; resume with the input the cursor came "
                 "from"
             )
@@ -362,7 +336,7 @@ class ChatSource(NamedSource):
         """Every row after a cursor, with the number of its input."""
         position = start.position() if callable(start.position) else start.position
         for number in range(start.input, len(self._inputs)):
-            for row in self._inputs[number].rows(position):
+            for row in self._inputs[number].rows(position, self.limits):
                 yield number, row
             position = None
 
@@ -391,7 +365,7 @@ class ChatSource(NamedSource):
     def _check_rules(self, shape: ConversationShape) -> None:
         if self._rules != TreeRules() and not shape.name.startswith("oasst"):
             raise OptionError(
-                f"source {self._name!r}: {{lang}} and {{skip_deleted}} are for the oasst shapes, "
+                f"source {self.name!r}: {{lang}} and {{skip_deleted}} are for the oasst shapes, "
                 f"and this is {shape.name!r}, whose messages have neither; leave them out",
                 lang=...,
                 skip_deleted=...,
@@ -399,47 +373,40 @@ class ChatSource(NamedSource):
 
     def _groups(self, start: ChatCursor) -> Iterator[ConversationGroup]:
         shape = self._shape()
-        if shape is not None and shape.read is None:
+        groups = self._read(start, shape)
+        if shape is not None and shape.is_part_of_tree:
             together = self._trees_are_together(shape)
-            rows = self._tree_rows(start, shape)
-            yield from _groups_of_trees(rows, together=together, name=self._name)
-            return
-        for number, row in self._rows(start):
-            try:
-                value = self._fitting(row, shape)
-                assert shape is not None, "without a shape no row can be read"
-                assert shape.read is not None
-                items = shape.read(value, row.id, self._rules)
-            except BadRowError as bad:
-                items = (self._drop(number, row, bad),)
-            yield ConversationGroup(items, ChatCursor(number, row.position), row.repaired)
+            groups = _groups_of_trees(groups, together=together, name=self.name)
+        yield from groups
 
-    def _tree_rows(self, start: ChatCursor, shape: ConversationShape) -> Iterator[_PlacedRow]:
+    def _read(
+        self, start: ChatCursor, shape: ConversationShape | None
+    ) -> Iterator[ConversationGroup]:
+        """The items of each row."""
         for number, row in self._rows(start):
             end = ChatCursor(number, row.position)
             try:
-                found = read_tree_row(self._fitting(row, shape), row.id, self._rules)
+                if isinstance(row.value, BadRowError):
+                    raise row.value
+                assert shape is not None, "without a shape no row can be read"
+                if self._named is None:
+                    check_best(row.value, shape)
+                items = shape.read(row.value, row.id, self._rules)
             except BadRowError as bad:
-                yield _PlacedRow(self._drop(number, row, bad), end)
+                yield ConversationGroup((self._drop(number, row, bad),), end)
             else:
-                yield _PlacedRow(found, end, row.repaired)
+                yield ConversationGroup(items, end, row.repaired)
 
     def _trees_are_together(self, shape: ConversationShape) -> bool:
         """Reads all input once, so that the answer does not depend on where reading starts."""
         if self._together is None:
-            rows = (placed.row for placed in self._tree_rows(ChatCursor(0, None), shape))
+            groups = self._read(ChatCursor(0, None), shape)
+            rows = (row for group in groups for row in group.items)
             trees = (row.tree for row in rows if isinstance(row, TreeRow))
             self._together = _trees_are_together(trees)
             if not self._together:
-                logger.info("%s: rows of a tree are not together; all rows are held", self._name)
+                logger.info("%s: rows of a tree are not together; all rows are held", self.name)
         return self._together
-
-    def _fitting(self, row: InputRow, shape: ConversationShape | None) -> Object:
-        if isinstance(row.value, BadRowError):
-            raise row.value
-        if self._named is None and shape is not None:
-            check_best(row.value, shape)
-        return row.value
 
     def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
         if self._on_bad == "skip":

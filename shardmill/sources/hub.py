@@ -18,12 +18,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
@@ -41,17 +41,17 @@ from shardmill.sources.batches import (
     strings_to_arrow,
     utf8_bytes,
 )
-from shardmill.sources.formats.parquet import ParquetFormat, columns_of, open_parquet
+from shardmill.sources.formats.parquet import ParquetFormat
 from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
 from shardmill.storage.hub import (
     HubDataset,
-    HubInput,
-    ParquetSplit,
+    HubFile,
+    NotByFilesError,
     bounded_client,
     client_version,
     declared_columns,
     load_stream,
-    parquet_split,
+    parquet_files,
     resolve_revision,
 )
 from shardmill.storage.retry import RetryPolicy
@@ -105,57 +105,47 @@ class HubSplit:
         except TypeError as error:
             raise OptionError(f"hub dataset {dataset}: {error}") from error
         self.dataset = dataset
-        self._revision: str | None = None
-
-    @property
-    def revision(self) -> str:
-        """The commit; asks the hub once."""
-        if self._revision is None:
-            self._revision = resolve_revision(self.dataset, self.options.revision, self.retry)
-        return self._revision
-
-    @property
-    def retry(self) -> RetryPolicy:
-        return RetryPolicy(max_retries=self.options.max_retries, delay=self.options.retry_delay)
 
     def __str__(self) -> str:
         return f"{str(Url(self.dataset))!r}, split={self.options.split!r}"
 
-    def pinned(self, columns: tuple[str, ...] | None = None) -> HubDataset:
+    @cached_property
+    def pinned(self) -> HubDataset:
+        """At a commit; asks the hub once."""
+        options = self.options
+        retry = RetryPolicy(max_retries=options.max_retries, delay=options.retry_delay)
         return HubDataset(
             dataset=self.dataset,
-            config=self.options.config,
-            split=self.options.split,
-            revision=self.revision,
-            shuffle=self.options.shuffle,
-            columns=columns,
+            config=options.config,
+            split=options.split,
+            revision=resolve_revision(self.dataset, options.revision, retry),
+            shuffle=options.shuffle,
+            retry=retry,
         )
 
     def describe(self) -> dict[str, JSON]:
         """Asks the hub for the commit."""
-        return {
-            "dataset": self.dataset,
-            "config": self.options.config,
-            "split": self.options.split,
-            "revision": self.revision,
-        }
+        facts = asdict(self.pinned)
+        return {key: facts[key] for key in ("dataset", "config", "split", "revision")}
 
-    def describe_shuffle(self) -> JSON:
-        if self.options.shuffle is None:
-            return None
-        seed, size = self.options.shuffle
-        # The order is the client's, so its version is part of it.
-        return {"seed": seed, "buffer_size": size, "by": client_version()}
+    def describe_rows(self) -> dict[str, JSON]:
+        """With their order."""
+        shuffle: JSON = None
+        if self.options.shuffle is not None:
+            seed, size = self.options.shuffle
+            # The order is the client's, so its version is part of it.
+            shuffle = {"seed": seed, "buffer_size": size, "by": client_version()}
+        return {**self.describe(), "shuffle": shuffle}
 
     def columns(self) -> list[tuple[str, bool]]:
         """Each column and whether it holds strings: as declared, else as in the first row."""
-        pinned = self.pinned()
+        pinned = self.pinned
 
         def features() -> Any:
             with bounded_client():
                 return load_stream(pinned).features
 
-        declared = declared_columns(self.retry.call(features, str(pinned)))
+        declared = declared_columns(pinned.retry.call(features, str(pinned)))
         if declared is not None:
             return list(declared)
         first = next(self.rows(None), None)
@@ -183,7 +173,7 @@ class HubSplit:
     def rows(self, position: JSON, columns: tuple[str, ...] | None = None) -> Iterator[InputRow]:
         """Each row from `position` on (None: the start), retried. Positions are functions."""
         cursor = None if position is None else self.check_cursor(position)
-        pinned = self.pinned(columns)
+        pinned = replace(self.pinned, columns=columns)
         num_rows = cursor.rows if cursor else 0
         last: deque[tuple[dict[str, Any], JSON]] = deque(maxlen=OVERLAP)
         failures = 0
@@ -194,24 +184,20 @@ class HubSplit:
                         failures = 0
                         last.append((row, state))
                         num_rows += 1
-                        after = partial(_cursor_json, num_rows, tuple(last))
+                        after = partial(_cursor_after, num_rows, tuple(last))
                         yield InputRow(row, f"{self.dataset}:row {num_rows - 1}", after)
                 return
             except Exception as error:  # noqa: BLE001 - clients raise what they like
                 failures += 1
                 progress = f"{num_rows:,} rows were read"
-                self.retry.wait_or_raise(error, failures, str(pinned), progress=progress)
+                pinned.retry.wait_or_raise(error, failures, str(pinned), progress=progress)
             if last:
-                cursor = _cursor_after(num_rows, last)
+                cursor = self.check_cursor(_cursor_after(num_rows, last))
 
 
-def _cursor_after(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) -> _HubCursor:
-    rows = list(last)
-    return _HubCursor(num_rows, len(rows), _digest(row for row, _ in rows), rows[0][1])
-
-
-def _cursor_json(num_rows: int, last: Iterable[tuple[dict[str, Any], JSON]]) -> JSON:
-    return _cursor_after(num_rows, last)._asdict()
+def _cursor_after(num_rows: int, last: Sequence[tuple[dict[str, Any], JSON]]) -> dict[str, JSON]:
+    digest = _digest(row for row, _ in last)
+    return _HubCursor(num_rows, len(last), digest, last[0][1])._asdict()
 
 
 def _digest(rows: Iterable[dict[str, Any]]) -> str:
@@ -261,21 +247,7 @@ def _open(source: HubDataset, state: JSON) -> _Rows:
                 before = None if source.shuffle else stream.state_dict()
 
 
-class _OfSplit:
-    """What the sources of a hub dataset share."""
-
-    _split: HubSplit
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._split})"
-
-    @property
-    def revision(self) -> str:
-        """The commit; asks the hub once."""
-        return self._split.revision
-
-
-class HubSource(_OfSplit, NamedSource):
+class HubSource(NamedSource):
     """Documents of one split of a hub dataset. Options are those of `HubOptions`."""
 
     def __init__(
@@ -288,17 +260,20 @@ class HubSource(_OfSplit, NamedSource):
     ) -> None:
         super().__init__(name or dataset, limits)
         self._split = HubSplit(dataset, options)
-        self._field: str | None = None
+
+    def __repr__(self) -> str:
+        return f"HubSource({self._split})"
+
+    @property
+    def revision(self) -> str:
+        """The commit; asks the hub once."""
+        return self._split.pinned.revision
 
     def describe(self) -> dict[str, JSON]:
         """Asks the hub for the commit, and for the columns when no field was named."""
-        return {
-            "kind": "hub",
-            "name": self._name,
-            **self._split.describe(),
-            "field": self._text_field(),
-            "shuffle": self._split.describe_shuffle(),
-        }
+        facts = self._split.describe_rows()
+        shuffle = facts.pop("shuffle")
+        return {"kind": "hub", "name": self.name, **facts, "field": self._field, "shuffle": shuffle}
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         if cursor is not None:
@@ -313,7 +288,7 @@ class HubSource(_OfSplit, NamedSource):
         return RowLocation(id=f"{self._split.dataset}:row {row}", row=row)
 
     def _read(self, cursor: Cursor | None) -> Iterator[TextBatch]:
-        for held in grouped(self._texts(cursor), self._limits):
+        for held in grouped(self._texts(cursor), self.limits):
             array, repaired = strings_to_arrow([text for _, text in held])
             missing = (held[number][0].id for number in null_rows(array))
             position: Any = held[-1][0].position
@@ -326,7 +301,7 @@ class HubSource(_OfSplit, NamedSource):
 
     def _texts(self, cursor: Cursor | None) -> Iterator[tuple[tuple[InputRow, str | None], int]]:
         """Each row with its text, and the size of the text."""
-        field = self._text_field()
+        field = self._field
         for row in self._split.rows(cursor, (field,)):
             assert isinstance(row.value, dict)
             text = row.value[field]
@@ -338,10 +313,9 @@ class HubSource(_OfSplit, NamedSource):
                 )
             yield (row, text), utf8_bytes(text or "")
 
-    def _text_field(self) -> str:
-        if self._field is None:
-            self._field = self._split.choose_field(self._split.columns())
-        return self._field
+    @cached_property
+    def _field(self) -> str:
+        return self._split.choose_field(self._split.columns())
 
 
 def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -352,7 +326,7 @@ def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
     split = HubSplit(dataset, options)
     if split.options.field is not None:
         raise OptionError("iter_rows reads whole rows: leave out {field}", field=...)
-    split.revision  # noqa: B018 - ask the hub now, not at the first row
+    split.pinned  # noqa: B018 - ask the hub now, not at the first row
     return (row.value for row in split.rows(None) if isinstance(row.value, dict))
 
 
@@ -361,44 +335,19 @@ def open_hub(
 ) -> Source:
     """A split of a hub dataset: by row groups when it is made of Parquet files, else as the client
     streams it. Asks the hub. Options are those of `HubOptions`."""
-    if HubSplit(dataset, options).options.shuffle is not None:
-        return HubSource(dataset, name=name, limits=limits, **options)
-    source = HubParquetSource(dataset, name=name, limits=limits, **options)
-    if isinstance(source.found(), str):
-        pinned = {**options, "revision": source.revision}
-        return HubSource(dataset, name=name, limits=limits, **pinned)
-    return source
+    split = HubSplit(dataset, options)
+    if split.options.shuffle is None:
+        options["revision"] = split.pinned.revision
+        with suppress(NotByFilesError):
+            return HubParquetSource(dataset, name=name, limits=limits, **options)
+    return HubSource(dataset, name=name, limits=limits, **options)
 
 
-class HubPiece(FileListSource):
-    """One Parquet file of a hub dataset, or some row groups of it. Small when pickled."""
+class HubParquetSource(FileListSource):
+    """Documents of one split of a hub dataset of Parquet files, which are listed at the call, or a
+    piece of it. Options are those of `HubOptions` without `shuffle`."""
 
-    def __init__(
-        self, file: HubInput, format: Format, *, name: str, described: dict[str, JSON]
-    ) -> None:
-        super().__init__((file,), format, name=name)
-        self._described = described  # what `describe` has of the whole split
-
-    def describe(self) -> dict[str, JSON]:
-        settings = self._format.options()
-        return {
-            "kind": "hub",
-            "name": self._name,
-            **self._described,
-            "field": settings.pop("field"),
-            "file": self._files[0].place.path,
-            "row_group": None,
-            **settings,
-        }
-
-    def _piece(self, files: tuple[HubInput, ...], format: Format) -> HubPiece:
-        name = self._name.removesuffix(self._format.range_name) + format.range_name
-        return HubPiece(files[0], format, name=name, described=self._described)
-
-
-class HubParquetSource(_OfSplit, FileListSource):
-    """Documents of one split of a hub dataset of Parquet files. Options are those of `HubOptions`
-    without `shuffle`."""
+    files: tuple[HubFile, ...]
 
     def __init__(
         self,
@@ -414,69 +363,39 @@ class HubParquetSource(_OfSplit, FileListSource):
                 f"hub dataset {dataset}: {{shuffle}} is the client's own order; use HubSource",
                 shuffle=...,
             )
-        super().__init__((), ParquetFormat(limits=limits), name=name or dataset)
-        self._found: ParquetSplit | str | None = None
-        self._field: str | None = None
+        files, columns = parquet_files(self._split.pinned)
+        format = ParquetFormat(field=self._split.options.field, look_in=files[:1])
+        if columns:
+            format = ParquetFormat(field=self._split.choose_field(columns))
+        super().__init__(files, format, name=name or dataset, limits=limits)
+        self._is_piece = False
 
-    @property
-    def files(self) -> tuple[HubInput, ...]:
-        """In order, at least one; asks the hub once."""
-        if not self._files:
-            found, dataset, retry = self.found(), self._split.dataset, self._split.retry
-            if isinstance(found, str):
-                raise SourceError(
-                    f"hub dataset {dataset}, split {self._split.options.split}: {found}; "
-                    "open it with open_hub or HubSource"
-                )
-            self._files = tuple(
-                HubInput(place=file, name=f"{dataset}/{file.path}", retry=retry)
-                for file in found.files
-            )
-        return self._files
-
-    def found(self) -> ParquetSplit | str:
-        """The files of the split; or why it cannot be read by row groups. Asks the hub once."""
-        if self._found is None:
-            pinned = self._split.pinned()
-            self._found = self._split.retry.call(lambda: parquet_split(pinned), str(pinned))
-        return self._found
+    def __repr__(self) -> str:
+        return f"HubParquetSource({self._split}, files={len(self.files):,})"
 
     def describe(self) -> dict[str, JSON]:
-        """Asks the hub for the commit and the files, and perhaps for the columns."""
-        names = "\n".join(file.place.path for file in self.files)
-        return {
-            "kind": "hub",
-            "name": self._name,
-            **self._split.describe(),
-            **self._settled().options(),
-            # Which files make a split, and their order, depends on the client's version.
-            "num_files": len(self.files),
-            "sha256_of_names": hashlib.sha256(names.encode()).hexdigest(),
-        }
+        """May read the columns in the first file."""
+        settings = self._settled().options()
+        facts = {"kind": "hub", "name": self.name, **self._split.describe()}
+        facts["field"] = settings.pop("field")
+        if self._is_piece:
+            return {**facts, "file": self.files[0].path, "row_group": None, **settings}
+        # Which files make a split, and their order, depends on the client's version.
+        names = "\n".join(file.path for file in self.files)
+        digest = hashlib.sha256(names.encode()).hexdigest()
+        return {**facts, "num_files": len(self.files), "sha256_of_names": digest}
 
-    def _settled(self) -> Format:
-        """With the column: of those that are declared, else of those in the first file."""
-        files, found = self.files, self.found()
-        if self._field is None and isinstance(found, ParquetSplit):
-            columns: Iterable[tuple[str, bool]] | None = found.columns
-            if not columns:
-                with open_parquet(files[0]) as parquet:
-                    columns = columns_of(parquet.schema_arrow)
-            self._field = self._split.choose_field(columns)
-        return replace(cast(ParquetFormat, self._format), field=self._field)
-
-    def _piece(self, files: tuple[HubInput, ...], format: Format) -> Source:
-        described = self._split.describe()
-        pieces = [
-            HubPiece(
-                file,
-                format,
-                name=f"{self._name}/{file.place.path}{format.range_name}",
-                described=described,
-            )
-            for file in files
-        ]
+    def _piece(self, files: tuple[HubFile, ...], format: Format) -> Source:
+        """One file, or some row groups of it. Several files are pieces that are joined."""
+        base = self.name
+        if self._is_piece:
+            base = base.removesuffix(f"/{files[0].path}{self._format.range_name}")
+        pieces: list[Source] = []
+        for file in files:
+            piece = self._over((file,), format, f"{base}/{file.path}{format.range_name}")
+            piece._is_piece = True
+            pieces.append(piece)
         if len(pieces) == 1:
             return pieces[0]
         first = self.files.index(files[0])
-        return ConcatSource(pieces, name=f"{self._name}/parts {first} to {first + len(files) - 1}")
+        return ConcatSource(pieces, name=f"{self.name}/parts {first} to {first + len(files) - 1}")

@@ -62,18 +62,18 @@ class MemorySource(NamedSource):
         self._used_up = False
 
     def describe(self) -> dict[str, JSON]:
-        return {"kind": "memory", "name": self._name}
+        return {"kind": "memory", "name": self.name}
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        start = 0 if cursor is None else counts_of(cursor, ("documents",), self._name)[0]
+        start = 0 if cursor is None else counts_of(cursor, ("documents",), self.name)[0]
         return self._read(self._fresh(start), start)
 
     def locate(
         self, _before: Cursor | None, after: Cursor, _rows_before: int | None, /
     ) -> RowLocation:
         """The document that ends at the cursor `after`."""
-        row = counts_of(after, ("documents",), self._name)[0] - 1
-        return RowLocation(id=f"{self._name}: document {row}", row=row)
+        row = counts_of(after, ("documents",), self.name)[0] - 1
+        return RowLocation(id=f"{self.name}: document {row}", row=row)
 
     def _fresh(self, start: int) -> Iterator[str]:
         texts = self._texts() if callable(self._texts) else self._texts
@@ -81,16 +81,16 @@ class MemorySource(NamedSource):
         if iterator is texts and not callable(self._texts):
             if start or self._used_up:
                 raise SourceError(
-                    f"source {self._name!r} is a {type(texts).__name__} that can be read only "
+                    f"source {self.name!r} is a {type(texts).__name__} that can be read only "
                     f"once, and reading from document {start:,} was asked for"
                     f"{' after an earlier reading' if self._used_up else ''}; "
                     "pass a list, or a function that makes a new one"
                 )
             self._used_up = True
-        return _skipped(iterator, start, "documents", self._name)
+        return _skipped(iterator, start, "documents", self.name)
 
     def _read(self, texts: Iterator[str], start: int) -> Iterator[TextBatch]:
-        for held in grouped(self._sized(texts, start), self._limits):
+        for held in grouped(self._sized(texts, start), self.limits):
             start += len(held)
             array, repaired = strings_to_arrow(held)
             yield make_batch(array, {"documents": start}, repaired=repaired)
@@ -99,7 +99,7 @@ class MemorySource(NamedSource):
         for number, text in enumerate(texts, start):
             if not isinstance(text, str):
                 raise SourceError(
-                    f"source {self._name!r}, document {number:,} (from 0): "
+                    f"source {self.name!r}, document {number:,} (from 0): "
                     f"found {type(text).__name__} {text!r:.60}, wanted str"
                 )
             yield text, utf8_bytes(text)
@@ -128,17 +128,17 @@ class MemoryChats(NamedSource):
         self._conversations = conversations
 
     def describe(self) -> dict[str, JSON]:
-        return {"kind": "memory-chats", "name": self._name}
+        return {"kind": "memory-chats", "name": self.name}
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
-        start = 0 if cursor is None else counts_of(cursor, ("conversations",), self._name)[0]
+        start = 0 if cursor is None else counts_of(cursor, ("conversations",), self.name)[0]
         found = self._conversations
         chats = iter(found() if callable(found) else found)
-        rest = _skipped(chats, start, "conversations", self._name)
+        rest = _skipped(chats, start, "conversations", self.name)
         return batched(
             (self._group(chat, number) for number, chat in enumerate(rest, start)),
             ChatCursor(0, start),
-            self._limits,
+            self.limits,
             lambda cursor: {"conversations": cursor.position},  # type: ignore[dict-item]
         )
 
@@ -150,14 +150,14 @@ class MemoryChats(NamedSource):
             isinstance(message, Mapping) for message in messages
         ):
             raise SourceError(
-                f"source {self._name!r}, conversation {number:,} (from 0): found {chat!r:.60}, "
+                f"source {self.name!r}, conversation {number:,} (from 0): found {chat!r:.60}, "
                 "wanted a Conversation or a list of messages"
             )
         valid = [repaired(dict(message)) for message in messages]
         read = replace(
             found,
             messages=[tidied(message) for message in valid],
-            id=found.id or f"{self._name}:{number}",
+            id=found.id or f"{self.name}:{number}",
         )
         is_repaired = valid != [dict(message) for message in messages]
         return ConversationGroup((read,), ChatCursor(0, number + 1), is_repaired)

@@ -28,7 +28,7 @@ from shardmill.sources.formats.jsonl import (
 )
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
-from shardmill.sources.hub import HubOptions, HubSource
+from shardmill.sources.hub import HubOptions, HubSource, HubSplit
 from shardmill.sources.message_trees import TreeRules
 from shardmill.sources.source import ConcatSource, FileSource, Format, RowFormat
 from shardmill.storage.files import (
@@ -233,7 +233,7 @@ def open_chats(
     inputs: list[FileRows | HubRows] = []
     for part in parts:
         if part in hubs:
-            inputs.append(HubRows(*_hub_dataset(str(part), options)))
+            inputs.append(HubRows(HubSplit(*_hub_dataset(str(part), options))))
         else:
             inputs += [FileRows(file, _row_format(file)) for file in next(files)]
     return ChatSource(

@@ -22,10 +22,12 @@ from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,
+    TreeRow,
     TreeRules,
     is_oasst_message,
     is_oasst_tree,
     read_tree,
+    read_tree_row,
 )
 from shardmill.sources.source import BadRowError
 
@@ -276,7 +278,7 @@ def _is_text(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
-Reader = Callable[[Object, str, TreeRules], Iterable[Conversation | Drop]]
+Reader = Callable[[Object, str, TreeRules], Iterable[Conversation | Drop | TreeRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,8 @@ class ConversationShape:
     keys: str  # for an error
     signs: tuple[str, ...]  # a row with none of these keys has another shape
     claims: Callable[[Object], bool]  # does a row look like it?
-    read: Reader | None  # None: several rows make a tree
+    read: Reader
+    is_part_of_tree: bool = False  # whether several rows make a tree
 
 
 def _one(read: Callable[[Object], list[Message]]) -> Reader:
@@ -317,7 +320,8 @@ _SHAPES = (
         "message_id, parent_id, role, text",
         ("message_id",),
         is_oasst_message,
-        None,
+        lambda row, row_id, rules: (read_tree_row(row, row_id, rules),),
+        is_part_of_tree=True,
     ),
     ConversationShape(
         "oasst-tree",

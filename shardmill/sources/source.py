@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -21,7 +21,6 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import CuttableSource, DividedSource, Source
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources.batches import (
-    DEFAULT_LIMITS,
     BatchLimits,
     NamedSource,
     coalesce,
@@ -31,7 +30,7 @@ from shardmill.sources.batches import (
     stamp_of,
 )
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
-from shardmill.storage.hub import HubInput
+from shardmill.storage.hub import HubFile
 
 _T = TypeVar("_T")
 _LOOK_THREADS = 8
@@ -67,16 +66,12 @@ class RowLocation:
 
 
 class RowFormat(Protocol):
-    """A format that reads whole rows, for conversations. It is a dataclass."""
+    """A format that reads whole rows, for conversations."""
 
-    @property
-    def limits(self) -> BatchLimits: ...
-
-    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+    def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
         """Rows from `position` on (None: the start)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Format(ABC):
     """How one kind of file is read, with the options that were chosen.
 
@@ -86,10 +81,6 @@ class Format(ABC):
 
     kind: ClassVar[str]  # stored in manifests
     endings: ClassVar[tuple[str, ...]]
-
-    limits: BatchLimits = DEFAULT_LIMITS
-    look_in: tuple[InputFile, ...] = ()  # files to look into for a choice that the caller left open
-    _found: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def range_name(self) -> str:
@@ -101,19 +92,9 @@ class Format(ABC):
         """Whether rows are counted on from the range before; see `FilePart`."""
         return False
 
-    def settled(self) -> Self:
-        """The same format with every choice made that takes a look at files. Copies share what was
-        found, so that they look once."""
-        if not self.look_in:
-            return self
-        if not self._found:
-            self._found.append(self._find_field())
-        settled: Self = replace(cast(Any, self), field=self._found[0], look_in=(), _found=[])
-        return settled
-
-    def _find_field(self) -> str:
-        """The field that holds the text, by a look at `look_in`."""
-        raise NotImplementedError
+    def settled(self, _limits: BatchLimits, /) -> Self:
+        """The same format with every choice made that takes a look at files."""
+        return self
 
     @abstractmethod
     def options(self) -> dict[str, JSON]:
@@ -128,7 +109,7 @@ class Format(ABC):
         """About how many bytes of `size_hint` are before a position. May decompress them."""
 
     @abstractmethod
-    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         """Documents from `position` on (None: the start). The cursors are positions."""
 
     def split(self, _file: InputFile, _num_bytes: int | None, /) -> Sequence[Self]:
@@ -147,14 +128,14 @@ class Format(ABC):
 class FileListSource(NamedSource, ABC):
     """Files of one format, read one after the other, here or elsewhere."""
 
-    def __init__(self, files: tuple[Any, ...], format: Format, *, name: str) -> None:
-        super().__init__(name, format.limits)
-        self._files = files
-        self._format = format
+    _description: dict[str, JSON] | None = None
 
-    @property
-    def files(self) -> tuple[Any, ...]:
-        return self._files
+    def __init__(
+        self, files: tuple[Any, ...], format: Format, *, name: str, limits: BatchLimits
+    ) -> None:
+        super().__init__(name, limits)
+        self.files = files
+        self._format = format
 
     @abstractmethod
     def describe(self) -> dict[str, JSON]: ...
@@ -163,17 +144,20 @@ class FileListSource(NamedSource, ABC):
     def _piece(self, files: tuple[Any, ...], format: Format) -> Source:
         """A source of some neighbours among the files, or of a range of one."""
 
+    def _over(self, files: tuple[Any, ...], format: Format, name: str) -> Self:
+        source = copy(self)
+        source.files, source._format, source.name = files, format, name
+        source._description = None
+        return source
+
     def _settled(self) -> Format:
-        return self._format.settled()
+        """The format, after a look at files where that is needed: once."""
+        self._format = self._format.settled(self.limits)
+        return self._format
 
     def limited(self, num_bytes: int) -> Self:
         """The same source, which refuses a document over `num_bytes` before it is read whole."""
-        return self.with_limits(self.limits.refusing(num_bytes))
-
-    def with_limits(self, limits: BatchLimits) -> Self:
-        source = super().with_limits(limits)
-        source._format = replace(self._format, limits=limits)
-        return source
+        return self.with_limits(most_bytes=num_bytes)
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         first, position = self._find(cursor)
@@ -224,12 +208,12 @@ class FileListSource(NamedSource, ABC):
         """The number of the cursor's file, and the position in it."""
         if cursor is None:
             return 0, None
-        name, position = fields_of(cursor, ("file", "position"), self._name)
+        name, position = fields_of(cursor, ("file", "position"), self.name)
         for index, file in enumerate(self.files):
             if _name_in_cursor(file) == name:
                 return index, position
         raise SourceError(
-            f"source {self._name!r}: the cursor is in {name!r:.200}, which is not among its "
+            f"source {self.name!r}: the cursor is in {name!r:.200}, which is not among its "
             f"{len(self.files):,} files; resume with the input the cursor came from"
         )
 
@@ -239,7 +223,7 @@ class FileListSource(NamedSource, ABC):
             can_change = isinstance(file, InputFile)  # a commit of a hub never changes
             if can_change:
                 check_unchanged(file)
-            for batch in format.read(file, position):
+            for batch in format.read(file, position, self.limits):
                 cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
                 yield replace(batch, cursor=cursor)
             if can_change:
@@ -247,17 +231,17 @@ class FileListSource(NamedSource, ABC):
             position = None
 
 
-def _name_in_cursor(file: InputFile | HubInput) -> str:
-    return file.place.path if isinstance(file, HubInput) else file.name
+def _name_in_cursor(file: InputFile | HubFile) -> str:
+    return file.path if isinstance(file, HubFile) else file.name
 
 
 class FileSource(FileListSource):
     """Files on this machine or on object storage."""
 
-    _description: dict[str, JSON] | None = None
+    files: tuple[InputFile, ...]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name!r}, files={len(self._files):,})"
+        return f"{type(self).__name__}({self.name!r}, files={len(self.files):,})"
 
     @property
     def continues(self) -> bool:
@@ -271,7 +255,7 @@ class FileSource(FileListSource):
     @property
     def settings(self) -> dict[str, JSON]:
         """How the files are read: their kind, and every option that changes the documents."""
-        return {"kind": self._format.kind, **self._format.settled().options()}
+        return {"kind": self._format.kind, **self._settled().options()}
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) to fingerprint them; then remembers."""
@@ -279,38 +263,36 @@ class FileSource(FileListSource):
             settings = self.settings
             self._description = {
                 "kind": settings.pop("kind"),
-                "name": self._name,
+                "name": self.name,
                 **settings,
-                "files": fingerprint_files(self._files),
+                "files": fingerprint_files(self.files),
             }
         return dict(self._description)
 
     def stamp(self) -> JSON:
         """When each file was written. A build on this machine is not resumed on other input."""
-        return [[file.name, stamp_of_file(file)] for file in self._files]
+        return [[file.name, stamp_of_file(file)] for file in self.files]
 
     def size_hint(self) -> int | None:
-        return sum(self._each(self._format.size_hint, self._files))
+        return sum(self._each(self._settled().size_hint, self.files))
 
     def bytes_before(self, cursor: Cursor) -> int:
         """About how many bytes of `size_hint` are before a cursor. Decompresses up to there, so it
         is for cursors near the start."""
         first, position = self._find(cursor)
-        before = [self._format.size_hint(file) for file in self._files[:first]]
-        return sum(before) + self._format.bytes_before(self._files[first], position)
+        format = self._settled()
+        before = sum(map(format.size_hint, self.files[:first]))
+        return before + format.bytes_before(self.files[first], position)
 
     def of_files(self, files: Iterable[InputFile], name: str | None = None) -> Self:
-        """The same source over some of its files, in this order. Copies look for the field
-        together."""
-        source = copy(self)
-        source._files, source._name = tuple(files), name or self._name
-        source._description = None
-        return source
+        """The same source over some of its files, in this order. They are read as all of them
+        would be, so this takes the look at files."""
+        return self._over(tuple(files), self._settled(), name or self.name)
 
-    def _piece(self, files: tuple[InputFile, ...], format: Format) -> FileSource:
+    def _piece(self, files: tuple[InputFile, ...], format: Format) -> Self:
         last = "" if len(files) == 1 else f" to {files[-1].name}"
-        name = f"{self._name}/{files[0].name}{last}{format.range_name}"
-        return FileSource(files, format, name=name)
+        name = f"{self.name}/{files[0].name}{last}{format.range_name}"
+        return self._over(files, format, name)
 
 
 class ConcatSource:
@@ -319,35 +301,27 @@ class ConcatSource:
     def __init__(self, parts: Sequence[Source], *, name: str | None = None) -> None:
         if not parts:
             raise OptionError("ConcatSource needs at least one source")
-        self._parts = tuple(parts)
-        self._name = name or " + ".join(part.name for part in parts)
+        self.parts = tuple(parts)
+        self.name = name or " + ".join(part.name for part in parts)
 
     def __repr__(self) -> str:
-        return f"ConcatSource({', '.join(map(repr, self._parts))})"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return self._parts
+        return f"ConcatSource({', '.join(map(repr, self.parts))})"
 
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files of all parts that have files."""
-        found = [part.files for part in self._parts if isinstance(part, FileSource | ConcatSource)]
+        found = [leaf.files for leaf in leaves(self) if isinstance(leaf, FileSource)]
         return tuple(file for files in found for file in files)
 
     def describe(self) -> dict[str, JSON]:
-        parts: list[JSON] = [part.describe() for part in self._parts]
-        return {"kind": "concat", "name": self._name, "parts": parts}
+        parts: list[JSON] = [part.describe() for part in self.parts]
+        return {"kind": "concat", "name": self.name, "parts": parts}
 
     def stamp(self) -> JSON:
-        return [stamp_of(part) for part in self._parts]
+        return [stamp_of(part) for part in self.parts]
 
     def size_hint(self) -> int | None:
-        sizes = [part.size_hint() for part in self._parts]
+        sizes = [part.size_hint() for part in self.parts]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
@@ -355,29 +329,43 @@ class ConcatSource:
         """About how many bytes of `size_hint` are before a cursor. A part that does not know
         counts whole."""
         first, inner = self._find(cursor)
-        before = sum(part.size_hint() or 0 for part in self._parts[:first])
-        part = self._parts[first]
+        before = sum(part.size_hint() or 0 for part in self.parts[:first])
+        part = self.parts[first]
         if inner is None or not isinstance(part, FileSource | ConcatSource):
             return before + (part.size_hint() or 0)
         return before + part.bytes_before(inner)
 
     def limited(self, num_bytes: int) -> ConcatSource:
         """The same, of parts that refuse a document over `num_bytes`."""
-        return ConcatSource([limited(part, num_bytes) for part in self._parts], name=self._name)
+        return ConcatSource([limited(part, num_bytes) for part in self.parts], name=self.name)
+
+    def with_limits(self, **limits: int) -> ConcatSource:
+        """The same documents in other batches, when every part is a `_RowSource`."""
+        parts = [cast(_RowSource, part).with_limits(**limits) for part in self.parts]
+        return ConcatSource(parts, name=self.name)
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         first, inner = self._find(cursor)
         return self._read(first, inner)
 
+    def locate(
+        self, before: Cursor | None, after: Cursor, rows_before: int | None, /
+    ) -> RowLocation:
+        """The row that ends at the cursor `after`, when every part is a `_RowSource`."""
+        first, inner = self._find(after)
+        start = before["cursor"] if before and before["part"] == first else None
+        part = cast(_RowSource, self.parts[first])
+        return part.locate(cast(Cursor | None, start), cast(Cursor, inner), rows_before)
+
     def divide(self, at_least: int) -> Sequence[Source]:
         """The pieces of the parts, in order; a part that cannot be divided is one piece. Each part
         is asked for its coarsest pieces, then for its share, then for all."""
         whole_number(at_least, "at_least")
-        share = -(-at_least // len(self._parts))
+        share = -(-at_least // len(self.parts))
         pieces: list[Source] = []
         for wanted in (1, share, at_least):
             pieces = []
-            for part in self._parts:
+            for part in self.parts:
                 pieces += part.divide(wanted) if isinstance(part, DividedSource) else (part,)
             if len(pieces) >= at_least:
                 break
@@ -388,15 +376,15 @@ class ConcatSource:
         whole_number(num_bytes, "num_bytes")
         pieces = [
             part.cut(num_bytes) if isinstance(part, CuttableSource) else (part,)
-            for part in self._parts
+            for part in self.parts
         ]
-        sizes = [part.size_hint() for part in self._parts]
+        sizes = [part.size_hint() for part in self.parts]
         alone = [size if len(cut) == 1 else None for cut, size in zip(pieces, sizes, strict=True)]
         joined: list[Source] = []
         for start, stop in runs(alone, num_bytes):
             found = [piece for cut in pieces[start:stop] for piece in cut]
             if stop - start > 1:
-                found = [ConcatSource(found, name=f"{self._name}/parts {start} to {stop - 1}")]
+                found = [ConcatSource(found, name=f"{self.name}/parts {start} to {stop - 1}")]
             joined += found
         return joined
 
@@ -404,17 +392,17 @@ class ConcatSource:
         """The number of the cursor's part, and the cursor in it."""
         if cursor is None:
             return 0, None
-        first, inner = fields_of(cursor, ("part", "cursor"), self._name, counts=("part",))
-        if first >= len(self._parts) or not isinstance(inner, dict):
+        first, inner = fields_of(cursor, ("part", "cursor"), self.name, counts=("part",))
+        if first >= len(self.parts) or not isinstance(inner, dict):
             raise SourceError(
-                f"source {self._name!r}: the cursor is in part {first} with {inner!r:.80}, but "
-                f"there are {len(self._parts)} parts; resume with the sources it came from"
+                f"source {self.name!r}: the cursor is in part {first} with {inner!r:.80}, but "
+                f"there are {len(self.parts)} parts; resume with the sources it came from"
             )
         return first, inner
 
     def _read(self, first: int, inner: Cursor | None) -> Iterator[TextBatch]:
-        for number in range(first, len(self._parts)):
-            for batch in self._parts[number].batches(inner):
+        for number in range(first, len(self.parts)):
+            for batch in self.parts[number].batches(inner):
                 yield replace(batch, cursor={"part": number, "cursor": batch.cursor})
             inner = None
 
@@ -423,14 +411,20 @@ class ConcatSource:
 class _RowSource(Source, Protocol):
     """A source that knows the rows of its documents."""
 
-    @property
-    def limits(self) -> BatchLimits: ...
-
-    def with_limits(self, limits: BatchLimits) -> Source: ...
+    def with_limits(self, **limits: int) -> Source: ...
 
     def locate(
         self, before: Cursor | None, after: Cursor, rows_before: int | None, /
     ) -> RowLocation: ...
+
+
+def leaves(source: Source) -> Iterator[Source]:
+    """The sources that a source is made of, in order; itself, when it is not joined."""
+    if isinstance(source, ConcatSource):
+        for part in source.parts:
+            yield from leaves(part)
+    else:
+        yield source
 
 
 def read_document(
@@ -440,53 +434,24 @@ def read_document(
 
     `rows_before`: lines of the file before a range of it; None: they are counted.
     """
-    steps, rows = _rebatched(source, _STEP), _rebatched(source, 1)
-    if steps is None or rows is None:
+    if not all(isinstance(leaf, _RowSource) for leaf in leaves(source)):
         return None
-    cursor, number, _ = _batch_with(steps, cursor, number)
-    cursor, number, batch = _batch_with(rows, cursor, number)
-    text = str(batch.texts[number].as_py())
-    return text, _locate(rows, cursor, batch.cursor, rows_before)
+    known = cast(_RowSource, source)
+    for num_rows in (_STEP, 1):
+        for batch in known.with_limits(num_documents=num_rows).batches(cursor):
+            if number < len(batch.texts):
+                break
+            number -= len(batch.texts)
+            cursor = batch.cursor
+        else:
+            raise SourceError(
+                f"source {source.name!r}: ends before a document that it had; it changed"
+            )
+    return str(batch.texts[number].as_py()), known.locate(cursor, batch.cursor, rows_before)
 
 
-def knows_rows(source: object) -> bool:
+def knows_rows(source: Any) -> bool:
     """Whether a source can be cut, and knows the row of each of its documents."""
-    if isinstance(source, ConcatSource):
-        return all(map(knows_rows, source.parts))
-    return isinstance(source, CuttableSource) and isinstance(source, _RowSource)
-
-
-def _batch_with(
-    source: Source, cursor: Cursor | None, number: int
-) -> tuple[Cursor | None, int, TextBatch]:
-    """The batch that holds text `number` after a cursor: the cursor before the batch, the number
-    of the text in it, and the batch."""
-    for batch in source.batches(cursor):
-        if number < len(batch.texts):
-            return cursor, number, batch
-        number -= len(batch.texts)
-        cursor = batch.cursor
-    raise SourceError(f"source {source.name!r}: ends before a document that it had; it changed")
-
-
-def _rebatched(source: Source, num_rows: int) -> Source | None:
-    """The same source in batches of `num_rows` rows."""
-    if isinstance(source, ConcatSource):
-        parts = [_rebatched(part, num_rows) for part in source.parts]
-        known = [part for part in parts if part is not None]
-        return ConcatSource(known, name=source.name) if len(known) == len(parts) else None
-    if isinstance(source, _RowSource):
-        return source.with_limits(replace(source.limits, num_documents=num_rows))
-    return None
-
-
-def _locate(
-    source: Source, before: Cursor | None, after: Cursor, rows_before: int | None
-) -> RowLocation:
-    """The row that ends at the cursor `after`; the row before it ended at `before`."""
-    if isinstance(source, ConcatSource):
-        number: Any = after["part"]
-        inner: Any = before["cursor"] if before and before["part"] == number else None
-        return _locate(source.parts[number], inner, cast(Cursor, after["cursor"]), rows_before)
-    assert isinstance(source, _RowSource)
-    return source.locate(before, after, rows_before)
+    return all(
+        isinstance(leaf, CuttableSource) and isinstance(leaf, _RowSource) for leaf in leaves(source)
+    )

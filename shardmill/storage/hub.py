@@ -6,10 +6,12 @@ variables apply. Retries are the caller's (`storage.retry`): the client's own ar
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ class HubDataset:
     split: str
     revision: str  # a commit
     shuffle: tuple[int, int] | None  # seed and buffer size of the client's shuffle
+    retry: RetryPolicy
     columns: tuple[str, ...] | None = None  # None: all
 
     def __str__(self) -> str:
@@ -39,22 +42,33 @@ class HubDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """One file of a dataset at a commit, which never changes."""
+    """One file of a dataset at a commit, which never changes; read by retried requests."""
 
     dataset: str
     revision: str
     path: str  # in the dataset: "data/train-00000-of-00005.parquet"
+    name: str = field(compare=False)  # the path after the dataset as the caller wrote it
+    retry: RetryPolicy = field(compare=False)
 
     def __str__(self) -> str:
         return f"hub dataset {self.dataset}, {self.path}"
 
+    @property
+    def place(self) -> HubFile:
+        """Where the file is, as of an `InputFile`."""
+        return self
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSplit:
-    """The files of a split, in the client's order."""
+    @property
+    def num_bytes(self) -> int:
+        """Asks the hub, once."""
+        return _file_size(self)
 
-    files: tuple[HubFile, ...]
-    columns: tuple[tuple[str, bool], ...] | None  # as declared: name, and whether it holds strings
+
+class NotByFilesError(SourceError):
+    """A split is not just the rows of Parquet files, one after the other."""
+
+
+Columns = tuple[tuple[str, bool], ...]  # each column's name, and whether it holds strings
 
 
 def _datasets() -> Any:
@@ -116,30 +130,39 @@ def load_stream(source: HubDataset) -> Any:
     return stream
 
 
-def parquet_split(source: HubDataset) -> ParquetSplit | str:
-    """The Parquet files of a split as the client resolves them, or why it has none."""
-    with tempfile.TemporaryDirectory() as empty, bounded_client():
-        builder = _datasets().load_dataset_builder(
-            source.dataset, source.config, revision=source.revision, cache_dir=empty
-        )
-    if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
-        return f"its files are not Parquet: the client reads it with {type(builder).__name__}"
+def parquet_files(source: HubDataset) -> tuple[tuple[HubFile, ...], Columns | None]:
+    """The Parquet files of a split, as the client resolves and orders them, and the columns that
+    are declared."""
+    builder = source.retry.call(lambda: _load_builder(source), str(source))
     config = builder.config
     splits = {str(name): list(files) for name, files in (config.data_files or {}).items()}
-    if not splits.get(source.split):
-        raise SourceError(f"{source}: no such split; found {', '.join(map(repr, splits))}")
-    files = [_file_at(url, source.revision) for url in splits[source.split]]
+    urls = splits.get(source.split, [])
+    files = [_file_at(url, source) for url in urls]
     known = tuple(file for file in files if file is not None)
-    if len(known) < len(files):
-        return f"a file is not Parquet, or is elsewhere: {splits[source.split][:3]}"
-    if getattr(config, "filters", None) is not None:
-        return "its configuration filters rows"
-    if getattr(config, "on_bad_files", "error") != "error":
-        return "its configuration leaves out bad files"
-    return ParquetSplit(files=known, columns=declared_columns(builder.info.features))
+    problem = ""
+    if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
+        problem = f"its files are not Parquet: the client reads it with {type(builder).__name__}"
+    elif not urls:
+        raise SourceError(f"{source}: no such split; found {', '.join(map(repr, splits))}")
+    elif len(known) < len(files):
+        problem = f"a file is not Parquet, or is elsewhere: {urls[:3]}"
+    elif getattr(config, "filters", None) is not None:
+        problem = "its configuration filters rows"
+    elif getattr(config, "on_bad_files", "error") != "error":
+        problem = "its configuration leaves out bad files"
+    if problem:
+        raise NotByFilesError(f"{source}: {problem}; open it with open_hub or HubSource")
+    return known, declared_columns(builder.info.features)
 
 
-def declared_columns(features: Any) -> tuple[tuple[str, bool], ...] | None:
+def _load_builder(source: HubDataset) -> Any:
+    with tempfile.TemporaryDirectory() as empty, bounded_client():
+        return _datasets().load_dataset_builder(
+            source.dataset, source.config, revision=source.revision, cache_dir=empty
+        )
+
+
+def declared_columns(features: Any) -> Columns | None:
     """Each declared column and whether it holds strings; None if nothing is declared."""
     if features is None:
         return None
@@ -147,21 +170,29 @@ def declared_columns(features: Any) -> tuple[tuple[str, bool], ...] | None:
     return tuple((name, getattr(kind, "dtype", "") in strings) for name, kind in features.items())
 
 
-def _file_at(url: str, revision: str) -> HubFile | None:
+def _file_at(url: str, source: HubDataset) -> HubFile | None:
     """ "hf://datasets/owner/name@commit/data/a.parquet" as a file of that commit."""
-    dataset, at, rest = url.removeprefix("hf://datasets/").partition("@")
-    found, slash, path = rest.partition("/")
-    is_ours = url.startswith("hf://datasets/") and at and slash and "::" not in url
-    if not is_ours or found != revision or not path.lower().endswith(_PARQUET_ENDINGS):
+    found = re.fullmatch("hf://datasets/([^@]+)@([^/]+)/(.+)", url)
+    if not found or found[2] != source.revision or "::" in url:
         return None
-    return HubFile(dataset=dataset, revision=revision, path=path)
+    path = found[3]
+    if not path.lower().endswith(_PARQUET_ENDINGS):
+        return None
+    name = f"{source.dataset}/{path}"
+    return HubFile(
+        dataset=found[1], revision=source.revision, path=path, name=name, retry=source.retry
+    )
 
 
-def file_size(file: HubFile) -> int:
+@lru_cache(maxsize=2**16)
+def _file_size(file: HubFile) -> int:
     """Bytes of a file, as the hub lists it."""
     _, api = _hub()
-    found = api.get_paths_info(
-        file.dataset, [file.path], revision=file.revision, repo_type="dataset"
+    found = file.retry.call(
+        lambda: api.get_paths_info(
+            file.dataset, [file.path], revision=file.revision, repo_type="dataset"
+        ),
+        str(file),
     )
     sizes = [getattr(entry, "size", None) for entry in found]
     if len(sizes) != 1 or sizes[0] is None:
@@ -169,21 +200,7 @@ def file_size(file: HubFile) -> int:
     return int(sizes[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubInput:
-    """A file of a hub dataset at a commit, read by retried requests."""
-
-    place: HubFile
-    name: str  # "owner/name/data/train-0.parquet", with the dataset as the caller wrote it
-    retry: RetryPolicy
-
-    @property
-    def num_bytes(self) -> int:
-        """Asks the hub."""
-        return self.retry.call(lambda: file_size(self.place), str(self.place))
-
-
-def fetch_range(file: HubFile, start: int, stop: int, num_bytes: int) -> bytes:
+def fetch_range(file: HubFile, num_bytes: int, start: int, stop: int) -> bytes:
     """Bytes `start..stop` of a file of `num_bytes`: all of them, or an error."""
     client, api = _hub()
     url = client.hf_hub_url(

@@ -1,24 +1,17 @@
-"""Guarantees of packers, pack plans and packed shards as tests.
+"""Guarantees of packers and pack plans as tests.
 
-Expected values come from lengths, examples and plain Python, never from the code under test.
+Expected values come from lengths and plain Python, never from the code under test.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
-from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from shardmill.errors import missing_extra
-from shardmill.formats.packed import PackedBin, PackedShard, SequenceSpoolWriter
 from shardmill.packing import PackPlan
-from shardmill.records import ChatExamples
-from shardmill.store import PlanOptions, StoredPlan
 
 try:
     from hypothesis import strategies as st
@@ -26,31 +19,14 @@ except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
 __all__ = [
-    "Bin",
-    "PlainPiece",
     "RowPacker",
-    "TokenSequence",
-    "aligned_slowly",
-    "assert_holds_bins",
     "assert_is_partition",
     "assert_metrics_add_up",
     "assert_packer_laws",
-    "assert_packs_every_piece",
-    "assert_plan_adds_up",
     "assert_rows_cover",
     "assert_rows_hold_their_pieces",
     "assert_same_plan",
-    "assert_trains_the_same_labels",
     "example_lengths",
-    "labels_of",
-    "packed_bins",
-    "pieces_by_rule",
-    "plain",
-    "plain_row",
-    "positions_of",
-    "rows_of_plan",
-    "token_sequences",
-    "write_spool",
 ]
 
 RowPacker: TypeAlias = Callable[[Sequence[int], int], Iterable[Sequence[int]]]
@@ -157,213 +133,3 @@ def _kept(length: int, capacity: int, long: str) -> int:
         return length
     assert long in {"truncate", "drop"}, f"{length} tokens in rows of {capacity}"
     return capacity if long == "truncate" else 0
-
-
-class PlainPiece(NamedTuple):
-    """`start..stop` of the tokens of an example."""
-
-    example: int
-    start: int
-    stop: int
-
-
-def rows_of_plan(plan: StoredPlan, lengths: Sequence[int]) -> list[list[PlainPiece]]:
-    """The pieces of every row, read from the arrays one by one."""
-    arrays = plan.arrays
-    starts, stops = arrays.cut_starts.tolist(), arrays.cut_stops.tolist()
-    cuts = dict(zip(arrays.cut_pieces.tolist(), zip(starts, stops, strict=True), strict=True))
-    pieces = [
-        PlainPiece(example, *cuts.get(number, (0, lengths[example])))
-        for number, example in enumerate(arrays.examples.tolist())
-    ]
-    ends = np.cumsum(arrays.counts, dtype=np.int64).tolist()
-    return [pieces[end - count : end] for end, count in zip(ends, arrays.counts, strict=True)]
-
-
-def positions_of(pieces: Sequence[PlainPiece], align_to: int) -> list[int]:
-    """Where in its row each piece starts."""
-    positions, at = [], 0
-    for piece in pieces:
-        positions.append(at)
-        at += -(-(piece.stop - piece.start) // align_to) * align_to
-    return positions
-
-
-def labels_of(examples: ChatExamples, piece: PlainPiece) -> set[tuple[int, int]]:
-    """(example, position) of the trained tokens of a piece, except its first token."""
-    begin = int(examples.ids.offsets[piece.example])
-    inner = range(piece.start + 1, piece.stop)
-    return {(piece.example, at) for at in inner if examples.mask[begin + at]}
-
-
-def pieces_by_rule(lengths: Sequence[int], options: PlanOptions) -> list[PlainPiece]:
-    """The pieces of examples of these lengths, including those that train nothing."""
-    room, found = options.capacity, []
-    for example, length in enumerate(lengths):
-        stops = [length] if length <= room else [room]
-        if length > room and options.long == "drop":
-            continue
-        while options.long == "split" and stops[-1] < length:
-            stops.append(min(stops[-1] - 1 + room, length))  # its first token is the last before
-        starts = [0, *(stop - 1 for stop in stops[:-1])]
-        found += [PlainPiece(example, *span) for span in zip(starts, stops, strict=True)]
-    return [piece for piece in found if piece.start < piece.stop]
-
-
-def assert_packs_every_piece(plan: StoredPlan, examples: ChatExamples) -> None:
-    """Every piece is in exactly one row or left out by number and reason; no row is over capacity;
-    every row trains a label, and every label of the examples is trained once."""
-    options, lengths = plan.facts.options, examples.ids.lengths.tolist()
-    wanted = pieces_by_rule(lengths, options)
-    idle = [piece for piece in wanted if not labels_of(examples, piece)]
-    rows = rows_of_plan(plan, lengths)
-    assert sorted(piece for row in rows for piece in row) == sorted(set(wanted) - set(idle))
-    assert plan.arrays.trains_nothing.tolist() == [piece.example for piece in idle]
-    dropped = [number for number, length in enumerate(lengths) if length > options.capacity]
-    assert plan.arrays.too_long.tolist() == (dropped if options.long == "drop" else [])
-    for number, row in enumerate(rows):
-        assert row == sorted(row), f"row {number}: {row}"
-        assert options.max_per_row is None or len(row) <= options.max_per_row, f"row {number}"
-        end = positions_of(row, options.align_to)[-1] + row[-1].stop - row[-1].start
-        assert end <= options.capacity, f"row {number} holds {end} tokens"
-        assert any(labels_of(examples, piece) for piece in row), f"row {number} trains nothing"
-    found = [label for row in rows for piece in row for label in labels_of(examples, piece)]
-    assert sorted(found) == sorted(set(found)), "a label is trained twice"
-    assert set(found) == set[tuple[int, int]]().union(
-        *(labels_of(examples, piece) for piece in wanted)
-    )
-    if options.long in ("error", "split"):
-        whole = [PlainPiece(number, 0, length) for number, length in enumerate(lengths)]
-        assert len(found) == sum(len(labels_of(examples, piece)) for piece in whole)
-
-
-def assert_plan_adds_up(plan: StoredPlan, examples: ChatExamples) -> None:
-    """Guarantee 4: the metrics equal a count of the rows, and they sum to the split."""
-    metrics, lengths = plan.facts.metrics, examples.ids.lengths.tolist()
-    rows = rows_of_plan(plan, lengths)
-    tokens = [(p.example, at) for row in rows for p in row for at in range(p.start, p.stop)]
-    out = metrics.left_out
-    assert metrics.num_rows == len(rows) >= metrics.lower_bound
-    assert metrics.num_examples == len(lengths)
-    assert metrics.num_empty == sum(length == 0 for length in lengths)
-    assert metrics.num_pieces == sum(map(len, rows))
-    assert metrics.num_tokens == len(tokens)
-    assert metrics.repeated_tokens == len(tokens) - len(set(tokens))
-    left_out = sum(entry.tokens for entry in out.values())
-    assert len(set(tokens)) + metrics.truncated_tokens + left_out == sum(lengths)
-    whole = [PlainPiece(number, 0, length) for number, length in enumerate(lengths)]
-    in_rows = sum(len(labels_of(examples, piece)) for row in rows for piece in row)
-    assert metrics.trained_labels == in_rows
-    every = sum(len(labels_of(examples, piece)) for piece in whole)
-    unseen = sum(entry.labels for entry in out.values())
-    assert in_rows + metrics.truncated_labels + unseen == every
-    long = sum(length > plan.facts.options.capacity for length in lengths)
-    rules = {"split": metrics.num_split, "truncate": metrics.num_truncated}
-    rules |= {"drop": out["too_long"].pieces}
-    assert rules == {rule: long * (rule == plan.facts.options.long) for rule in rules}
-    assert out["trains_nothing"].pieces == len(plan.arrays.trains_nothing)
-    assert out["trains_nothing"].labels == 0
-
-
-def plain_row(
-    plan: StoredPlan, pieces: Sequence[PlainPiece], examples: ChatExamples, pad_id: int
-) -> tuple[list[int], list[bool], list[int]]:
-    """Ids, trained labels and starts of one row, token by token."""
-    ids, trained = [pad_id] * plan.facts.row_len, [False] * plan.facts.row_len
-    positions = positions_of(pieces, plan.facts.options.align_to)
-    for piece, position in zip(pieces, positions, strict=True):
-        labels = labels_of(examples, piece)
-        for at in range(piece.start, piece.stop):
-            ids[position + at - piece.start] = int(examples.ids[piece.example][at])
-            trained[position + at - piece.start] = (piece.example, at) in labels
-    return ids, trained, positions
-
-
-TokenSequence = tuple[list[int], list[int]]
-"""Ids, and for each whether this very token is trained (0 or 1)."""
-Bin = tuple[list[int], list[int], list[int]]
-"""Ids, loss mask as stored, starts."""
-
-
-def token_sequences(
-    *, max_sequences: int = 12, max_tokens: int = 9, largest: int = 2**15, min_tokens: int = 0
-) -> st.SearchStrategy[list[TokenSequence]]:
-    """Sequences of ids up to `largest`, each token trained or not; some may have none."""
-    return st.lists(_tokens(largest, min_tokens, max_tokens), max_size=max_sequences)
-
-
-def _tokens(largest: int, least: int, most: int) -> st.SearchStrategy[TokenSequence]:
-    token = st.tuples(st.integers(0, largest), st.integers(0, 1))
-    return st.lists(token, min_size=least, max_size=most).map(
-        lambda pairs: ([i for i, _ in pairs], [m for _, m in pairs])
-    )
-
-
-def packed_bins(
-    *, pack_size: int, max_bins: int = 8, largest: int = 2**15
-) -> st.SearchStrategy[list[Bin]]:
-    """Bins of 1 to `pack_size` tokens, with starts that rise from 0."""
-
-    def with_starts(tokens: TokenSequence) -> st.SearchStrategy[Bin]:
-        inner = range(1, len(tokens[0]))
-        starts = st.sets(st.sampled_from(inner)) if inner else st.just(set[int]())
-        return starts.map(lambda found: (*tokens, [0, *sorted(found)]))
-
-    one = _tokens(largest, 1, pack_size).flatmap(with_starts)
-    return st.lists(one, max_size=max_bins)
-
-
-def write_spool(
-    folder: Path, sequences: Sequence[TokenSequence], dtype: npt.DTypeLike = np.int32
-) -> Path:
-    """A finished spool of these sequences."""
-    with SequenceSpoolWriter(folder, dtype=dtype) as spool:
-        for ids, mask in sequences:
-            spool.append(ids, mask)
-    return folder
-
-
-def plain(found: PackedBin) -> Bin:
-    """A bin as lists."""
-    return found.input_ids.tolist(), found.loss_mask.tolist(), found.seq_starts.tolist()
-
-
-def assert_holds_bins(shard: PackedShard, bins: Sequence[Bin]) -> None:
-    """These bins, in this order, and no others."""
-    assert len(shard) == len(bins)
-    for number, (ids, mask, starts) in enumerate(bins):
-        found = shard.read_bin(number)
-        assert plain(found) == (ids, mask, starts), f"bin {number}"
-        assert found.seq_boundaries == [*starts, len(ids)], f"bin {number}"
-
-
-def assert_trains_the_same_labels(shard: PackedShard, sequences: Sequence[TokenSequence]) -> None:
-    """Of the alignment "label": cut at its boundaries, a shard holds exactly these sequences, each
-    with the labels of its trained tokens except the first, which nothing predicts."""
-    assert shard.loss_mask_alignment == "label"
-    wanted = Counter(
-        (tuple(ids), tuple(at for at in range(1, len(ids)) if mask[at]))
-        for ids, mask in sequences
-        if ids
-    )
-    found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-    for number in range(len(shard)):
-        ids, mask, _ = plain(shard.read_bin(number))
-        for start, stop in pairwise(shard.read_bin(number).seq_boundaries):
-            assert mask[stop - 1] == 0, f"bin {number}: the last position of a sequence is trained"
-            labels = tuple(at + 1 - start for at in range(start, stop - 1) if mask[at])
-            found[tuple(ids[start:stop]), labels] += 1
-    assert found == wanted
-
-
-def aligned_slowly(sequences: Sequence[TokenSequence], alignment: str) -> Bin:
-    """One bin of these sequences, token by token, as the two alignments are defined."""
-    ids = [number for part, _ in sequences for number in part]
-    token_mask = [bit for _, part in sequences for bit in part]
-    lengths = [len(part) for part, _ in sequences if part]
-    starts = list(accumulate(lengths, initial=0))[: len(lengths)]
-    if alignment == "roll_right":
-        return ids, ([0, *token_mask[:-1]] if ids else []), starts
-    ends = {stop - 1 for stop in [*starts[1:], len(ids)]}
-    mask = [0 if at in ends else token_mask[at + 1] for at in range(len(ids))]
-    return ids, mask, starts

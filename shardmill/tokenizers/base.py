@@ -70,6 +70,11 @@ class EngineSource:
     library_version: str
 
 
+def engine_source_of(tokenizer: object) -> EngineSource | None:
+    """What fast engines are made from; None for a tokenizer that has none, as a user's own."""
+    return cast("EngineSource | None", getattr(tokenizer, "engine_source", None))
+
+
 class TokenizerWithSpecials(ABC):
     """What the tokenizers of this package share: text and special tokens are kept apart.
 

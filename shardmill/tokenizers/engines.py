@@ -5,15 +5,6 @@ it is compared on a sample of every build. A difference raises an error; wrong i
 on. The choice is a pure function of the arguments and the installed versions: the per-user cache of
 proofs only saves time. A worker opens the engine that its parent proved (`reopen_encoder`) without
 proving it again. The libraries are imported when an engine is opened.
-
-A worker has n threads if `thread_limits(n)` is in its environment before it starts, since each
-library reads its variable once:
-
-    fastokens       FASTOKENS_BPE_THREADS, at its first call
-    tokenizers      RAYON_NUM_THREADS, at its first batch, which opening one already is; and
-                    TOKENIZERS_PARALLELISM, where "false" means the caller's thread only
-    sentencepiece   no variable: SentencePieceTokenizer(num_threads=n), 1 by default, is pickled
-    gigatoken       runs in the caller's thread
 """
 
 from __future__ import annotations
@@ -22,12 +13,11 @@ import json
 import logging
 import os
 import platform
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,6 +35,7 @@ from shardmill.storage.atomic import atomic_write, cache_folder
 from shardmill.tokenizers.base import (
     EngineSource,
     as_list,
+    engine_source_of,
     fingerprint_of,
     is_arrow,
     num_bytes,
@@ -64,22 +55,18 @@ EngineChoice = Literal["reference", "fast", "auto"]
 EngineCheck = Literal["sample", "full"]
 
 
-class FastEngine(ABC):
-    """An encoder that could replace a tokenizer's reference engine; opening it proves nothing.
+class FastEngine:
+    """An encoder that could replace a tokenizer's reference engine; opening it proves nothing."""
 
-    Ids come as one flat array, never as Python ints.
-    """
-
-    name: ClassVar[str]  # of its package
-
-    def __init__(self, source: EngineSource) -> None:
+    def __init__(self, name: str, source: EngineSource) -> None:
         try:
-            self._engine = self._load(source)
+            self._encode = _LOADERS[name](source)
         except ImportError as missing:
-            raise missing_extra(self.name, "fast") from missing
+            raise missing_extra(name, "fast") from missing
         except (ValueError, RuntimeError, TypeError) as problem:
-            raise TokenizerError(f"{self.name} cannot load this model: {problem}") from problem
-        self.version = version(self.name)
+            raise TokenizerError(f"{name} cannot load this model: {problem}") from problem
+        self.name = name
+        self.version = version(name)
 
     def encode_batch(self, texts: Texts) -> Ragged:
         listed = as_list(texts)
@@ -88,65 +75,53 @@ class FastEngine(ABC):
         except (TypeError, UnicodeError) as problem:
             raise surrogate_error(listed) from problem
 
-    @abstractmethod
-    def _load(self, source: EngineSource) -> Any: ...
 
-    @abstractmethod
-    def _encode(self, texts: list[str]) -> Ragged: ...
-
-
-class FastokensEngine(FastEngine):
+def _load_fastokens(source: EngineSource) -> Callable[[list[str]], Ragged]:
     """Byte-level BPE from a tokenizer.json.
 
     It would use all cores, and a build on two cores took a fifth longer for it. So unless
     FASTOKENS_BPE_THREADS is set, one core is left for reading and writing.
     """
+    import fastokens
 
-    name = "fastokens"
+    # The engine reads this variable once, when it first encodes.
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # the system knows which ones this process may use
+        num_cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("FASTOKENS_BPE_THREADS", str(max(1, num_cores - 1)))
+    engine = fastokens.Tokenizer.from_json_str(source.model.decode())
+    engine.enable_segment_cache(0)  # an environment variable may have turned it on
 
-    def _load(self, source: EngineSource) -> Any:
-        import fastokens
-
-        # The engine reads this variable once, when it first encodes.
-        num_cores = os.cpu_count() or 1
-        if hasattr(os, "sched_getaffinity"):  # the system knows which ones this process may use
-            num_cores = len(os.sched_getaffinity(0))
-        os.environ.setdefault("FASTOKENS_BPE_THREADS", str(max(1, num_cores - 1)))
-        engine = fastokens.Tokenizer.from_json_str(source.model.decode())
-        engine.enable_segment_cache(0)  # an environment variable may have turned it on
-        return engine
-
-    def _encode(self, texts: list[str]) -> Ragged:
-        ids, offsets = self._engine.encode_batch_flat(
+    def encode(texts: list[str]) -> Ragged:
+        ids, offsets = engine.encode_batch_flat(
             texts, add_special_tokens=False, split_special_tokens=True
         )
         return Ragged(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64))
 
+    return encode
 
-class GigatokenEngine(FastEngine):
+
+def _load_gigatoken(source: EngineSource) -> Callable[[list[str]], Ragged]:
     """BPE from a tokenizer.json or a SentencePiece model; runs in the caller's thread."""
+    import gigatoken
 
-    name = "gigatoken"
+    of_sentencepiece = source.kind == "sentencepiece"
+    kind = gigatoken.Tokenizer
+    engine = (kind.from_sentencepiece if of_sentencepiece else kind.from_json)(source.model)
 
-    def _load(self, source: EngineSource) -> Any:
-        import gigatoken
-
-        if source.kind == "sentencepiece":
-            return gigatoken.Tokenizer.from_sentencepiece(source.model)
-        return gigatoken.Tokenizer.from_json(source.model)
-
-    def _encode(self, texts: list[str]) -> Ragged:
+    def encode(texts: list[str]) -> Ragged:
         if not texts:
             return Ragged(np.empty(0, np.uint32), np.zeros(1, np.int64))
-        layout = self._engine.encode_batch(texts, parallel=False).layout
+        layout = engine.encode_batch(texts, parallel=False).layout
         offsets = np.asarray(layout.offsets.data).astype(np.int64)
         values = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
         return Ragged(values, offsets - offsets[0])
 
+    return encode
 
-_ENGINES: dict[str, type[FastEngine]] = {
-    engine.name: engine for engine in (FastokensEngine, GigatokenEngine)
-}
+
+_LOADERS = {"fastokens": _load_fastokens, "gigatoken": _load_gigatoken}
+"""Name of an engine, and of its package -> what opens it; ids come as one flat array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,34 +132,34 @@ class Candidates:
 
 def fast_candidates(tokenizer: object) -> Candidates:
     """Every fast engine that loads this tokenizer's model."""
-    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    source = engine_source_of(tokenizer)
     if source is None:
         return Candidates((), (f"{type(tokenizer).__name__} has no fast engine",))
-    names = _names(source)
-    if not names and source.facts.get("looks_around"):
-        why = "no fast engine is trusted with added tokens that strip or ask for a word's border"
-        return Candidates((), (why,))
-    if not names:
-        facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
-        return Candidates((), (f"no fast engine takes {source.kind} models with {facts}",))
     engines: list[FastEngine] = []
     refusals: list[str] = []
-    for name in names:
+    for name in _names(source):
         try:
-            engines.append(_ENGINES[name](source))
+            engines.append(FastEngine(name, source))
         except (MissingExtraError, TokenizerError) as problem:
             refusals.append(str(problem))
+    if source.facts.get("looks_around") and not (engines or refusals):
+        refusals.append(
+            "no fast engine is trusted with added tokens that strip or ask for a word's border"
+        )
+    elif not (engines or refusals):
+        facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
+        refusals.append(f"no fast engine takes {source.kind} models with {facts}")
     return Candidates(tuple(engines), tuple(refusals))
 
 
 def open_fast(tokenizer: object, name: str) -> FastEngine:
     """One engine by its name, with this tokenizer's model; an error if it is no candidate."""
-    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    source = engine_source_of(tokenizer)
     if source is None or name not in _names(source):
         raise TokenizerError(
             f"{name!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this build?"
         )
-    return _ENGINES[name](source)
+    return FastEngine(name, source)
 
 
 def _names(source: EngineSource) -> list[str]:
@@ -260,16 +235,18 @@ class ChosenEncoder:
         if self._fast is None or not len(texts):
             return
         numbers = self._choose_sample(num_bytes(texts)).tolist()
-        sample = [_text(texts, number) for number in numbers]
+        chosen = [texts[number] for number in numbers]
+        sample = [str(one.as_py()) for one in chosen] if is_arrow(texts) else list(map(str, chosen))
         wanted = self._reference.encode_batch(sample)
-        for number, text, right in zip(numbers, sample, wanted, strict=True):
-            if not np.array_equal(right, ids[number]):
-                raise EngineMismatchError(
-                    f"{self._fast.name} {self._fast.version} is not this tokenizer: "
-                    f"{_describe_difference(self._reference, text, right, ids[number])}; "
-                    "build with {engine}",
-                    engine="reference",
-                )
+        difference = _difference(
+            self._reference, sample, wanted, [ids[number] for number in numbers]
+        )
+        if difference is not None:
+            raise EngineMismatchError(
+                f"{self._fast.name} {self._fast.version} is not this tokenizer: {difference}; "
+                "build with {engine}",
+                engine="reference",
+            )
         self.documents_compared += len(sample)
         self.bytes_compared += int(num_bytes(sample).sum())
 
@@ -340,7 +317,7 @@ def _chosen(
     rejected: list[JSON],
 ) -> ChosenEncoder:
     """The encoder with its record; `outcome` says why it was chosen."""
-    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    source = engine_source_of(tokenizer)
     reference = source.library if source else type(tokenizer).__name__
     engine = reference if fast is None else fast.name
     why = outcome.get("reason", "proved equal")
@@ -381,7 +358,12 @@ def reopen_encoder(
 
 
 def thread_limits(num_threads: int) -> dict[str, str]:
-    """Environment variables for a process whose engines use this number of threads."""
+    """Environment variables for a process whose engines use this number of threads.
+
+    Set them before it starts: fastokens reads its variable at its first call, and tokenizers both
+    of its own at its first batch, which opening one already is. SentencePiece has no variable
+    (its `num_threads` is pickled), and gigatoken runs in the caller's thread.
+    """
     whole_number(num_threads, "num_threads")
     return {
         "FASTOKENS_BPE_THREADS": str(num_threads),
@@ -396,16 +378,11 @@ def _check_check(check: EngineCheck) -> None:
 
 
 def _versions(tokenizer: Tokenizer, fast: FastEngine | None) -> dict[str, JSON]:
-    source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+    source = engine_source_of(tokenizer)
     found: dict[str, JSON] = {} if fast is None else {fast.name: fast.version}
     if source is not None:
         found[source.library] = source.library_version
     return found
-
-
-def _text(texts: Texts, number: int) -> str:
-    one = texts[number]
-    return str(one.as_py() if is_arrow(texts) else one)  # type: ignore[union-attr]
 
 
 def _prove(
@@ -416,7 +393,8 @@ def _prove(
     Compares the whole battery, with the model's own special strings, and the first two megabytes
     of the corpus.
     """
-    source: EngineSource = tokenizer.engine_source  # type: ignore[attr-defined]
+    source = engine_source_of(tokenizer)
+    assert source is not None  # it has a fast engine
     specials = [
         tokenizer.decode([number]) for number in sorted({*tokenizer.special_token_ids().values()})
     ]
@@ -459,28 +437,30 @@ def compare(tokenizer: Encoder, engine: Encoder, texts: Sequence[str]) -> str | 
         wanted, found = tokenizer.encode_batch(group), engine.encode_batch(group)
         if len(found) != len(wanted):
             return f"{len(group)} texts gave {len(found)} sequences"
-        if wanted == found:
-            continue
-        for text, right, given in zip(group, wanted, found, strict=True):
-            if not np.array_equal(right, given):
-                return _describe_difference(tokenizer, text, right, given)
+        difference = None if wanted == found else _difference(tokenizer, group, wanted, found)
+        if difference is not None:
+            return difference
     return None
 
 
-def _describe_difference(tokenizer: Encoder, text: str, wanted: IntArray, found: IntArray) -> str:
-    """Where two encodings of a text part, with the text before it and the ids of both."""
-    shorter = min(len(wanted), len(found))
-    unequal = np.flatnonzero(wanted[:shorter] != found[:shorter])
-    start = int(unequal[0]) if len(unequal) else shorter
-    before = ""
-    decode = getattr(tokenizer, "decode", None)
-    if decode is not None:
-        before = f", after {decode(wanted[max(0, start - 8) : start])!r}"
-    return (
-        f"text {text[:60]!r}{'...' if len(text) > 60 else ''} ({len(text):,} characters): from "
-        f"token {start:,} on{before} the reference gives {wanted[start : start + 8].tolist()}, the "
-        f"fast engine {found[start : start + 8].tolist()}"
-    )
+def _difference(
+    tokenizer: Encoder, texts: list[str], wanted: Iterable[IntArray], found: Iterable[IntArray]
+) -> str | None:
+    """Where the encodings of a text part, with the text before it and the ids of both; or None."""
+    for text, right, given in zip(texts, wanted, found, strict=True):
+        if np.array_equal(right, given):
+            continue
+        shorter = min(len(right), len(given))
+        unequal = np.flatnonzero(right[:shorter] != given[:shorter])
+        start = int(unequal[0]) if len(unequal) else shorter
+        decode = getattr(tokenizer, "decode", None)
+        before = f", after {decode(right[max(0, start - 8) : start])!r}" if decode else ""
+        return (
+            f"text {text[:60]!r}{'...' if len(text) > 60 else ''} ({len(text):,} characters): from "
+            f"token {start:,} on{before} the reference gives {right[start : start + 8].tolist()}, "
+            f"the fast engine {given[start : start + 8].tolist()}"
+        )
+    return None
 
 
 def _read_cache(path: Path, facts: dict[str, JSON]) -> dict[str, Any] | None:

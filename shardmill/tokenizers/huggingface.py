@@ -235,6 +235,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         nonce = secrets.token_hex(16)
         replacements = {text: f"<{nonce}-{number}>" for number, text in enumerate(hidden)}
         self._config = config
+        self._model_type = str(config["model"].get("type"))
         self._text_only = json.dumps(text_only(config, replacements))
         self._tokenizer = _load(self._text_only)
         strings = {vocabulary[text]: text for text in hidden}
@@ -264,10 +265,6 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         )
 
     @property
-    def model_type(self) -> str:
-        return str(self._config["model"].get("type"))
-
-    @property
     def engine_source(self) -> EngineSource:
         """With the added tokens that are matched in text, and whether one takes the whitespace
         beside it or asks for a word's border."""
@@ -276,7 +273,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
             kind="tokenizer.json",
             model=self._text_only.encode(),
             facts={
-                "model_type": self.model_type,
+                "model_type": self._model_type,
                 "added_tokens": sorted(token["content"] for token in in_text),
                 "looks_around": any(
                     token.get("lstrip") or token.get("rstrip") or token.get("single_word")
@@ -356,7 +353,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
                 )
 
     def __repr__(self) -> str:
-        return f"HuggingFaceTokenizer({self.model_type}, vocab_size={self.vocab_size})"
+        return f"HuggingFaceTokenizer({self._model_type}, vocab_size={self.vocab_size})"
 
 
 def _parse(config_json: str | bytes) -> dict[str, Any]:

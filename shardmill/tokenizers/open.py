@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,13 @@ import numpy as np
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import IntArray, Ragged
-from shardmill.tokenizers.base import EngineSource, as_list, fingerprint_of, sha256_hex
+from shardmill.tokenizers.base import (
+    EngineSource,
+    as_list,
+    engine_source_of,
+    fingerprint_of,
+    sha256_hex,
+)
 from shardmill.tokenizers.battery import short_texts
 from shardmill.tokenizers.byte import ByteTokenizer
 
@@ -159,7 +166,6 @@ class AdaptedTokenizer:
         self._obj = obj
         self.known_vocab_size = vocab_size_of(obj)
         self.model_sha256 = model_sha256_of(obj)
-        self._fingerprint: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -171,16 +177,22 @@ class AdaptedTokenizer:
             )
         return self.known_vocab_size
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """The object's own; else a hash of its model file; else of its ids for fixed texts."""
-        if self._fingerprint is None:
-            self._fingerprint = self._find_fingerprint()
-        return self._fingerprint
+        own = getattr(self._obj, "fingerprint", None)
+        own = own() if callable(own) else own
+        if isinstance(own, str) and own:
+            return own if re.fullmatch("[0-9a-f]{64}", own) else sha256_hex(own.encode())
+        kind = f"{type(self._obj).__module__}.{type(self._obj).__qualname__}"
+        if self.model_sha256 is not None:
+            return fingerprint_of({"kind": kind, "model": self.model_sha256})
+        ids = [probe(self.encode, text) for text in short_texts() if text]
+        return fingerprint_of({"kind": kind, "ids": cast("list[Any]", ids)})
 
     @property
     def engine_source(self) -> EngineSource | None:
-        return cast("EngineSource | None", getattr(self._obj, "engine_source", None))
+        return engine_source_of(self._obj)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = _whole_numbers(self._obj.encode(text), text).tolist()
@@ -211,17 +223,6 @@ class AdaptedTokenizer:
         """The id of the special token with this literal string, if the object can tell."""
         find = getattr(self._obj, "marker_id", None)
         return cast("int | None", find(text)) if callable(find) else None
-
-    def _find_fingerprint(self) -> str:
-        own = getattr(self._obj, "fingerprint", None)
-        own = own() if callable(own) else own
-        if isinstance(own, str) and own:
-            return own if re.fullmatch("[0-9a-f]{64}", own) else sha256_hex(own.encode())
-        kind = f"{type(self._obj).__module__}.{type(self._obj).__qualname__}"
-        if self.model_sha256 is not None:
-            return fingerprint_of({"kind": kind, "model": self.model_sha256})
-        ids = [probe(self.encode, text) for text in short_texts() if text]
-        return fingerprint_of({"kind": kind, "ids": cast("list[Any]", ids)})
 
     def __repr__(self) -> str:
         return f"AdaptedTokenizer({type(self._obj).__name__}, vocab_size={self.known_vocab_size})"

@@ -245,10 +245,6 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
         )
 
     @property
-    def model_type(self) -> str:
-        return self._facts.model_type
-
-    @property
     def unknown_id(self) -> int | None:
         return self._facts.types.index(UNKNOWN) if UNKNOWN in self._facts.types else None
 
@@ -303,7 +299,8 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
 
     def __repr__(self) -> str:
         name = self.model_path.name if self.model_path else "model"
-        return f"SentencePieceTokenizer({name!r}, {self.model_type}, vocab_size={self.vocab_size})"
+        kind = self._facts.model_type
+        return f"SentencePieceTokenizer({name!r}, {kind}, vocab_size={self.vocab_size})"
 
 
 def open_file(path: Path, *, specials: Mapping[str, str] | None) -> SentencePieceTokenizer:

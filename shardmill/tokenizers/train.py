@@ -36,16 +36,6 @@ _FOLDER_SUFFIXES = (".txt", ".md")
 _STRUCTURED = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingText:
-    """The chunks to train on, and the record of where they came from."""
-
-    chunks: tuple[str, ...]  # whole lines, "\n" between them
-    inputs: tuple[dict[str, JSON], ...]  # {"name", "sha256", "bytes"}, sorted by name
-    bytes_read: int
-    bytes_used: int
-
-
 def find_files(patterns: Sequence[str | Path]) -> list[Path]:
     """The files of paths, globs and folders (their .txt and .md), sorted, once each."""
     found: set[Path] = set()
@@ -73,71 +63,72 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
     return sorted(found)
 
 
+class TrainingText:
+    """The chunks to train on, and the record of where they came from.
+
+    Of all chunks those with the smallest random keys stay, as many as fit `max_bytes`.
+    """
+
+    def __init__(self, seed: int, max_bytes: int | None) -> None:
+        digest = hashlib.sha256(repr((seed, "tokenizer", "chunks")).encode()).digest()
+        key = int.from_bytes(digest[:16], "little")
+        self._random = np.random.Generator(np.random.Philox(key=key))
+        self._max_bytes = float("inf") if max_bytes is None else max_bytes
+        self._heap: list[tuple[int, int, int, str]] = []  # (-key, number, bytes, chunk)
+        self._count = 0
+        self.inputs: list[dict[str, JSON]] = []  # {"name", "sha256", "bytes"}
+        self.bytes_read = self.bytes_used = 0
+
+    def add(self, lines: Iterable[str]) -> None:
+        for chunk in _chunks(lines):
+            size = len(chunk.encode("utf-8", "replace"))
+            key = int(self._random.integers(0, 2**63))
+            heapq.heappush(self._heap, (-key, self._count, size, chunk))
+            self._count += 1
+            self.bytes_read += size
+            self.bytes_used += size
+            while self.bytes_used > self._max_bytes and len(self._heap) > 1:
+                self.bytes_used -= heapq.heappop(self._heap)[2]
+
+    def chunks(self) -> list[str]:
+        """Whole lines, "\\n" between them, in the order of the input; TokenizerError if blank."""
+        kept = [chunk for _, _, _, chunk in sorted(self._heap, key=lambda item: item[1])]
+        if any(map(str.strip, kept)):
+            return kept
+        names = ", ".join(str(item["name"]) for item in self.inputs[:5])
+        raise TokenizerError(
+            f"no text to train on: {len(self.inputs)} inputs hold only whitespace ({names})"
+        )
+
+
 def read_files(files: Sequence[Path], *, seed: int, max_bytes: int | None) -> TrainingText:
     """Text is cleaned as sources clean it: `\\r\\n` is `\\n`, no BOM, invalid UTF-8 replaced."""
-    sample = _Sample(seed, max_bytes)
-    inputs: list[dict[str, JSON]] = []
+    text = TrainingText(seed, max_bytes)
     root = Path(os.path.commonpath([file.resolve().parent for file in files]))
     for file in files:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         name = file.resolve().relative_to(root).as_posix()
-        inputs.append({"name": name, "sha256": digest, "bytes": file.stat().st_size})
+        text.inputs.append({"name": name, "sha256": digest, "bytes": file.stat().st_size})
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            unix = (line[:-2] + "\n" if line.endswith("\r\n") else line for line in lines)
-            sample.add_all(_chunks(unix))
-    return sample.finish(sorted(inputs, key=lambda item: str(item["name"])))
+            text.add(line[:-2] + "\n" if line.endswith("\r\n") else line for line in lines)
+    text.inputs.sort(key=lambda item: str(item["name"]))
+    return text
 
 
 def read_texts(
     texts: Iterable[str], name: str, *, seed: int, max_bytes: int | None
 ) -> TrainingText:
-    sample = _Sample(seed, max_bytes)
+    found = TrainingText(seed, max_bytes)
     digest = hashlib.sha256()
     size = 0
     for text in texts:
         data = text.encode("utf-8", "replace")
         digest.update(len(data).to_bytes(8, "little") + data)
         size += len(data)
-        sample.add_all(_chunks(data.decode().splitlines(keepends=True)))
-    return sample.finish([{"name": name, "sha256": digest.hexdigest(), "bytes": size}])
-
-
-class _Sample:
-    """The chunks with the smallest random keys that fit `max_bytes`, in the order they came."""
-
-    def __init__(self, seed: int, max_bytes: int | None) -> None:
-        digest = hashlib.sha256(repr((seed, "tokenizer", "chunks")).encode()).digest()
-        key = int.from_bytes(digest[:16], "little")
-        self._random = np.random.Generator(np.random.Philox(key=key))
-        self._max_bytes = max_bytes
-        self._heap: list[tuple[int, int, int, str]] = []  # (-key, number, bytes, chunk)
-        self._read = self._used = self._count = 0
-
-    def add_all(self, chunks: Iterable[str]) -> None:
-        for chunk in chunks:
-            size = len(chunk.encode("utf-8", "replace"))
-            key = int(self._random.integers(0, 2**63))
-            heapq.heappush(self._heap, (-key, self._count, size, chunk))
-            self._count += 1
-            self._read += size
-            self._used += size
-            while self._max_bytes is not None and self._used > self._max_bytes and self._heap[1:]:
-                self._used -= heapq.heappop(self._heap)[2]
-
-    def finish(self, inputs: list[dict[str, JSON]]) -> TrainingText:
-        if not any(chunk.strip() for _, _, _, chunk in self._heap):
-            names = ", ".join(str(item["name"]) for item in inputs[:5])
-            raise TokenizerError(
-                f"no text to train on: {len(inputs)} inputs hold only whitespace ({names})"
-            )
-        kept = sorted(self._heap, key=lambda item: item[1])
-        return TrainingText(
-            chunks=tuple(chunk for _, _, _, chunk in kept),
-            inputs=tuple(inputs),
-            bytes_read=self._read,
-            bytes_used=self._used,
-        )
+        found.add(data.decode().splitlines(keepends=True))
+    found.inputs.append({"name": name, "sha256": digest.hexdigest(), "bytes": size})
+    return found
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
@@ -208,7 +199,7 @@ def train_tokenizer(
         text = read_texts(texts, texts_name, seed=spec.seed, max_bytes=spec.max_bytes)
     if text.bytes_used < text.bytes_read:
         _log.info("training on %d of %d bytes", text.bytes_used, text.bytes_read)
-    model, library = _train(text, spec)
+    model, library, special_ids = _train(text.chunks(), spec)
     meta: dict[str, JSON] = {
         "format": META_FORMAT,
         "version": 1,
@@ -217,7 +208,7 @@ def train_tokenizer(
         "model_type": spec.model_type,
         "vocab_size": spec.vocab_size,
         "special_tokens": dict(spec.ordered_specials()),
-        "special_token_ids": dict(_check_model(model, spec, text)),
+        "special_token_ids": dict(special_ids),
         "seed": spec.seed,
         "max_bytes": spec.max_bytes,
         "library": {"name": library[0], "version": library[1]},
@@ -235,31 +226,23 @@ def train_tokenizer(
     return TrainReport(model=model_path, meta=meta)
 
 
-def _train(text: TrainingText, spec: TrainSpec) -> tuple[bytes, tuple[str, str]]:
-    """The model's bytes, and the library's name and version."""
-    if spec.model_type == "byte-bpe":
-        from shardmill.tokenizers.huggingface import train_byte_bpe
-
-        return train_byte_bpe(text.chunks, spec.vocab_size, spec.ordered_specials())
-    from shardmill.tokenizers.sentencepiece import train_sentencepiece
-
-    return train_sentencepiece(
-        text.chunks, spec.vocab_size, spec.ordered_specials(), model_type=spec.model_type
-    )
-
-
-def _check_model(model: bytes, spec: TrainSpec, text: TrainingText) -> dict[str, int]:
-    """Open what was trained and check its guarantees; returns the special ids."""
+def _train(chunks: list[str], spec: TrainSpec) -> tuple[bytes, tuple[str, str], dict[str, int]]:
+    """The model's bytes, the library's name and version, and the special ids."""
     strings = spec.ordered_specials()
     tokenizer: Any
     if spec.model_type == "byte-bpe":
-        from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
+        from shardmill.tokenizers import huggingface
 
-        tokenizer = HuggingFaceTokenizer(model, names=strings)
+        model, library = huggingface.train_byte_bpe(chunks, spec.vocab_size, strings)
+        tokenizer = huggingface.HuggingFaceTokenizer(model, names=strings)
     else:
-        from shardmill.tokenizers.sentencepiece import SentencePieceTokenizer
+        from shardmill.tokenizers import sentencepiece
 
-        tokenizer = SentencePieceTokenizer(model, specials=strings)
+        model, library = sentencepiece.train_sentencepiece(
+            chunks, spec.vocab_size, strings, model_type=spec.model_type
+        )
+        tokenizer = sentencepiece.SentencePieceTokenizer(model, specials=strings)
+    # What was trained is opened, and its guarantees are checked.
     ids: dict[str, int] = tokenizer.special_token_ids()
     numbers = list(ids.values())
     if numbers != list(range(numbers[0], numbers[0] + len(strings))):
@@ -268,12 +251,12 @@ def _check_model(model: bytes, spec: TrainSpec, text: TrainingText) -> dict[str,
         raise TokenizerError(
             f"wanted {spec.vocab_size:,} ids, the trained model has {tokenizer.vocab_size:,}"
         )
-    for probe in [*text.chunks[:50], " ".join(strings.values()), "".join(strings.values())]:
+    for probe in [*chunks[:50], " ".join(strings.values()), "".join(strings.values())]:
         encoded = tokenizer.encode(probe)
         exact = not tokenizer.round_trips(probe) or tokenizer.decode(encoded) == probe
         if not exact or set(encoded) & set(numbers):
             raise TokenizerError(f"the trained model does not give back {probe[:60]!r}")
-    return ids
+    return model, library, ids
 
 
 def _check_spec(spec: TrainSpec) -> None:

@@ -82,6 +82,7 @@ def carry(task: UnitTask, num_segments: int | None = None) -> list[CarriedSegmen
     return arrived
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(
     segment_tokens=st.sampled_from([1, 500, 3_000, 10**9]),

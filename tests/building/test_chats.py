@@ -164,6 +164,7 @@ conversations = st.builds(
 rows = st.lists(conversations | st.just(Drop(id="r", reason="bad_json")), max_size=15)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(rows=rows, size=st.integers(1, 6), seed=st.integers(0, 3))
 def test_every_conversation_is_kept_whole_or_dropped_with_a_reason(

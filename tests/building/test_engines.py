@@ -58,6 +58,7 @@ def test_every_task_reports_its_notes_in_order_and_its_end(engine):
     assert engine.usage().peak_bytes > 2**20
 
 
+@pytest.mark.slow
 def test_a_task_is_taken_only_when_a_slot_is_free(engine):
     taken = []
 
@@ -73,6 +74,7 @@ def test_a_task_is_taken_only_when_a_slot_is_free(engine):
     assert taken == list(range(6))
 
 
+@pytest.mark.slow
 def test_an_error_of_a_task_comes_out_with_its_class_and_words(engine):
     reports = run(engine, Doing("bad", at=1, act="raise"), Doing("good"), Doing("odd", 1, 0, "odd"))
     assert reported(reports, 1) == [0, 1, 2, "end"]
@@ -86,12 +88,14 @@ def test_an_error_of_a_task_comes_out_with_its_class_and_words(engine):
     assert str(odd) == "OddError: one and two"
 
 
+@pytest.mark.slow
 def test_what_a_worker_logs_is_logged_here(engine, caplog):
     with caplog.at_level(logging.INFO):
         run(engine, Doing("remote", at=0, act="log"))
     assert ("tests.worker", logging.WARNING, "remote says 7") in caplog.record_tuples
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_its_task_run_again(engine, tmp_path):
     tasks = [Doing("dies", at=2, act="kill once", folder=tmp_path), Doing("good")]
     reports = run(engine, *tasks)
@@ -113,6 +117,7 @@ def test_a_task_that_kills_three_workers_is_lost_and_the_others_are_done(engine,
     assert all(reported(reports, number) == [0, 1, 2, "end"] for number in range(1, 5))
 
 
+@pytest.mark.slow
 def test_closing_a_run_stops_its_tasks_at_once_and_the_engine_goes_on(engine, tmp_path):
     reports = engine.run(0, iter([Doing("sleeper", at=1, act="sleep", folder=tmp_path)]))
     assert next(reports).note == 0
@@ -123,6 +128,7 @@ def test_closing_a_run_stops_its_tasks_at_once_and_the_engine_goes_on(engine, tm
     assert reported(run(engine, Doing("next")), 0) == [0, 1, 2, "end"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_idle_is_replaced(engine, tmp_path):
     run(engine, Doing("one", folder=tmp_path))
     pid = int((tmp_path / "one.pid").read_text())
@@ -131,6 +137,7 @@ def test_a_worker_that_died_idle_is_replaced(engine, tmp_path):
     assert reported(run(engine, Doing("two")), 0) == [0, 1, 2, "end"]
 
 
+@pytest.mark.slow
 def test_a_task_whose_worker_sees_no_disk_brings_what_it_does_home(engine, tmp_path):
     """Killed once after its second note: what was kept by then is not done again."""
     for name in ("kept", "remote"):

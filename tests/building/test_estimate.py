@@ -52,6 +52,7 @@ def write(folder: Path, kind: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_bytes", [150_000, 10**9])
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"])
 def test_an_estimate_is_near_what_the_build_takes(tmp_path, monkeypatch, kind, chunk_bytes):
@@ -99,6 +100,7 @@ def test_packed_input_is_never_surely_small_enough(tmp_path):
     assert [is_surely_enough(tmp_path, [feed]) for feed in feeds] == [True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"])
 def test_the_bytes_before_a_cursor_grow_to_the_size_of_the_source(tmp_path, kind):
     folder = write(tmp_path / "in", kind)

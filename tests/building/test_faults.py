@@ -175,6 +175,7 @@ def test_a_full_disk_is_one_error_and_a_resume_continues_later(corpus, tiny_disk
     assert build(corpus, tiny_disk / "s", workers=workers, resume=True) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("part", ["tokens", "lengths", "batches"])
 def test_a_segment_that_changes_before_it_is_read_is_made_again(corpus, workers, part):

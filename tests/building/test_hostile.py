@@ -111,6 +111,7 @@ def test_a_call_that_was_refused_leaves_no_unfinished_build(corpus):
     assert [path.name for path in corpus.parent.iterdir()] == ["a.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_living_build_is_not_called_unfinished(corpus):
     seen = []
 

@@ -24,6 +24,7 @@ def test_a_lost_task_tells_how_its_workers_died(tmp_path, act, words):
     assert words in str(report.error)
 
 
+@pytest.mark.slow
 def test_every_note_of_a_worker_that_dies_is_heard(tmp_path):
     with LocalEngine(1) as engine:
         reports = engine.run(0, iter([Doing("dies", at=2, act="kill once", folder=tmp_path)]))

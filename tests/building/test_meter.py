@@ -17,6 +17,7 @@ ROWS = [{"text": "word " * 20, "meta": "x" * 900} for _ in range(600)]
 LIMITS = BatchLimits(num_documents=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_share_grows_to_the_whole_whatever_a_row_holds_beside_its_text(

@@ -19,16 +19,22 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.records import Ragged
 from shardmill.store import PlanOptions, list_plans, open_store, read_plan
 from shardmill.store.plans import LeftOut, check_plan
-from shardmill.testing.packing import assert_packs_every_piece, assert_plan_adds_up, rows_of_plan
 from shardmill.testing.stores import (
     build_small_chat_store,
     build_small_store,
     chat_examples,
     make_examples,
 )
-from tests.packs import FIVE, plan_options
+from tests.packs import (
+    FIVE,
+    assert_packs_every_piece,
+    assert_plan_adds_up,
+    plan_options,
+    rows_of_plan,
+)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(
     examples=chat_examples(max_examples=12),
@@ -47,6 +53,7 @@ def test_every_piece_is_in_one_row_or_left_out_and_no_label_is_lost(
         assert_plan_adds_up(plan, examples)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples().filter(lambda found: len(found.ids)),

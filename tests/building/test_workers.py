@@ -57,6 +57,7 @@ def test_the_bytes_do_not_depend_on_the_size_of_units_or_segments(
         assert build(corpus, folder / "s", limits, workers=1, unit_bytes=unit_bytes) == wanted
 
 
+@pytest.mark.slow
 def test_rows_are_named_as_in_the_whole_file(tmp_path, corpus, small):
     """The chunks of this build are parts of files; those of the other are whole sources."""
     build(corpus, tmp_path / "parts", workers=1)

@@ -149,6 +149,7 @@ def test_no_other_build_starts_while_a_worker_of_a_dead_builder_lives(tmp_path):
     assert verify(tmp_path / "s").problems == []
 
 
+@pytest.mark.slow
 def test_a_second_builder_is_refused_while_workers_build(tmp_path):
     def try_too(_progress) -> None:
         with pytest.raises(BuildLockedError, match="another process"):
@@ -180,6 +181,7 @@ TEXTS = [f"{number} " * 40 for number in range(200)]
 POISONED = [*TEXTS[:150], "poison", *TEXTS[150:]]
 
 
+@pytest.mark.slow
 def test_a_unit_that_kills_its_workers_is_named_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("TESTS_POISON", "poison")
     with pytest.raises(BuildError, match=r"texts\.jsonl:bytes \d+-\d+.*3 workers died of it"):
@@ -191,6 +193,7 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_rest_can_be_resumed(tmp_
     assert resumed == small_build(tmp_path, "whole", POISONED, tokenizer=Deadly(), workers=1)
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_that_of_one_process(tmp_path):
     def fails(name: str, workers: int) -> str:
         with pytest.raises(TokenRangeError) as raised:
@@ -202,6 +205,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tmp_path):
     assert fails("two", 2) == alone
 
 
+@pytest.mark.slow
 def test_bad_rows_are_named_alike_by_any_number_of_workers(tmp_path):
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[120] = lines[130] = "{broken"
@@ -214,6 +218,7 @@ def test_bad_rows_are_named_alike_by_any_number_of_workers(tmp_path):
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_an_engine_that_differs_in_a_worker_is_dropped_and_all_is_done_again(tmp_path, monkeypatch):
     small_build(tmp_path, "one", TEXTS, tokenizer=Differing(), workers=1)
     (tmp_path / "differs").touch()
@@ -248,6 +253,7 @@ def test_what_cannot_travel_is_built_here_unless_workers_were_asked_for(tmp_path
         small_build(tmp_path, "two", TEXTS, tokenizer=Local(), workers=2)
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_be_cut_is_read_in_this_process(tmp_path):
     def run(name: str, workers: int) -> str:
         feeds = [

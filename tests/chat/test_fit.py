@@ -301,6 +301,7 @@ def places_by_the_rule(chat: Chat, row_len: int) -> list[int] | None:
     raise AssertionError("the last choice always fits")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(batch=batches, row_len=row_lens)
 def test_a_batch_follows_the_rule_step_by_step(batch: list[str], row_len: int) -> None:
@@ -323,6 +324,7 @@ def test_a_batch_follows_the_rule_step_by_step(batch: list[str], row_len: int) -
     ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(batch=batches, row_len=row_lens, fit=st.sampled_from(sorted(set(Fit) - {Fit.ERROR})))
 def test_every_row_trains_a_label_and_every_token_is_in_one_bucket(
@@ -363,6 +365,7 @@ def test_a_batch_is_its_examples_one_by_one(batch: list[str], row_len: int, fit:
     assert together.plan.counts == sum((one.plan.counts for one in alone), FitCounts(dropped={}))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(batch=batches, row_len=row_lens)
 def test_the_last_trained_token_stays_under_both_policies_that_cut_on_the_left(

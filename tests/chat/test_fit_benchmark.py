@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "chat_fit.py"
 
 
+@pytest.mark.slow
 def test_the_fit_benchmark_checks_its_contenders_and_reports_them() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--rounds", "2", "--calls", "2", "--json"],

@@ -42,6 +42,7 @@ def talks(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Conversation]:
     return st.builds(build, exchanges, st.none() | texts)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(name=st.sampled_from(NAMES), batch=st.lists(talks(TEXTS), min_size=1, max_size=3))
 def test_kept_conversations_train_exactly_the_answers_and_their_ends(

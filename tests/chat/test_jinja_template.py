@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from shardmill.chat.jinja import JINJA_REASONS, JinjaTemplate, open_jinja_template
+from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
+from shardmill.chat.messages import REASONS
 from shardmill.chat.policy import ChatTemplate, TrainPolicy
 from shardmill.chat.template_spec import known_template
 from shardmill.chat.token_template import bind_template
@@ -201,6 +202,8 @@ def test_what_a_jinja_template_cannot_write_is_dropped_with_a_reason() -> None:
     assert show(CHATML, offered) == "dropped: no_place_for_tools"
     broken = Conversation(messages=TWO.messages, tools=["look"])  # type: ignore[list-item]
     assert show(CHATML, broken) == "dropped: bad_tools"
+    torn = Conversation(messages=TWO.messages, tools=[{"name": "\ud800"}])
+    assert show(CHATML, torn) == "dropped: invalid_unicode"
     silent = CHATML.replace(
         "{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}"
     )
@@ -369,7 +372,9 @@ def test_a_template_that_cannot_be_trained_with_is_refused_when_opened(
 
 
 def test_every_reason_has_a_sentence() -> None:
-    assert all(len(sentence) > 20 for sentence in JINJA_REASONS.values())
+    own = {"template_refuses", "prefix_changes", "prompt_changes", "tokens_merge"}
+    own |= {"content_changed", "mask_disagrees", "trains_others", "no_end", "mixed_train"}
+    assert all(len(REASONS[reason]) > 20 for reason in own)
 
 
 def test_a_template_that_counts_its_calls_is_never_trusted() -> None:

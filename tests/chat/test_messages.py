@@ -9,20 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.chat import (
-    REASONS,
-    TrainPolicy,
-    check_messages,
-    normal_role,
-    reason_to_drop,
-    special_in_text,
-)
-from shardmill.chat.messages import tool_texts
-from shardmill.records import ROLES, Ragged
+from shardmill.chat import REASONS, TrainPolicy, bind_template, known_template
+from shardmill.chat.messages import check_messages, check_tools, special_in_text
+from shardmill.chat.policy import normal_role
+from shardmill.records import ROLES, Conversation, Ragged
+from shardmill.tokenizers import ByteTokenizer
+from tests.chat.conftest import MARKERS
 
 ASKED = {"role": "user", "content": "a"}
 SPOKE = {"role": "assistant", "content": "b"}
 CALL = {"name": "f", "arguments": {"x": 1}}
+
+
+def reason_to_drop(messages: Any, policy: TrainPolicy | None = None) -> str | None:
+    """Why a template that has everything drops a conversation; None if it does not."""
+    tokenizer = ByteTokenizer(byte_offset=len(MARKERS), specials=MARKERS)
+    template = bind_template(known_template("chatml"), tokenizer)
+    rendered = template.render([Conversation(messages=messages)], policy or TrainPolicy())
+    return next((drop.reason for drop in rendered.drops), None)
 
 
 def spoke(**others: Any) -> list[dict[str, Any]]:
@@ -173,9 +177,11 @@ def test_malformed_calls_are_refused(call: object) -> None:
 
 
 def test_definitions_are_json_objects_in_a_list() -> None:
-    assert tool_texts([{"b": 1, "a": "\u00e9"}, {}]) == ('{"b": 1, "a": "\u00e9"}', "{}")
+    assert check_tools([{"b": 1, "a": "\u00e9"}, {}]) == ('{"b": 1, "a": "\u00e9"}', "{}")
+    assert check_tools(None) == check_tools([]) == ()
     for wrong in ("tools", {"name": "f"}, [None], [{"f": object()}], 3):
-        assert tool_texts(wrong) is None
+        assert check_tools(wrong) == "bad_tools"
+    assert check_tools([{"name": "\ud800"}]) == "invalid_unicode"
 
 
 def test_special_in_text_finds_the_texts_and_skips_empty_ones() -> None:

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.chat import TrainPolicy, assistant_mask, trained_turns
-from shardmill.chat.policy import TRAIN_ON, TrainOn
+from shardmill.chat.policy import (
+    TRAIN_ON,
+    TrainOn,
+    TrainPolicy,
+    assistant_mask,
+    trained_turns,
+)
 from shardmill.errors import OptionError
 
 S, U, A, T = range(4)
@@ -51,6 +56,7 @@ def test_policies_on_two_conversations() -> None:
     }
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     chats=st.lists(st.lists(turn, min_size=1, max_size=6), max_size=5),

@@ -270,7 +270,7 @@ def test_adjacent_texts_are_encoded_as_one(chat_tokenizers: dict[str, Tokenizer]
     data["roles"]["user"]["before"] += [{"text": "assis"}, {"text": "tant"}]
     tokenizer = chat_tokenizers["byte-bpe"]
     template = bind_template(spec_from_json(data), tokenizer)
-    found = template.pieces["user.before"].ids.tolist()
+    found = template.pieces["user.before"].tolist()
     assert found == [tokenizer.special_token_ids()["usr"], *tokenizer.encode("assistant")]
     assert len(found) < 1 + len(tokenizer.encode("assis")) + len(tokenizer.encode("tant"))
 

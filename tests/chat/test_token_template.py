@@ -96,6 +96,7 @@ def test_the_known_templates_are_these() -> None:
     assert tuple(KNOWN_TEMPLATES) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
@@ -115,6 +116,7 @@ def test_ids_mask_and_turns_equal_a_plain_implementation(
     assert {drop.reason for drop in rendered.drops} <= {"no_assistant", "nothing_trained"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
@@ -158,6 +160,7 @@ ANYTHING = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())
@@ -184,6 +187,7 @@ def test_a_batch_equals_one_by_one_and_every_conversation_is_kept_or_dropped(
     assert {drop.reason for drop in together.drops} <= set(REASONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @COMMON
 @given(data=st.data())

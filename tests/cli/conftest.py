@@ -15,8 +15,8 @@ import pytest
 from shardmill.cli import main
 from shardmill.remote import push
 from shardmill.store import open_store
-from shardmill.testing.services import LoopbackS3
 from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, train_tokenizer
+from tests.services import LoopbackS3
 
 Call = Callable[..., tuple[int, str, str]]
 

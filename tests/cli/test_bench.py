@@ -38,6 +38,7 @@ def scratch(tmp_path, monkeypatch) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_model_without_fast_engine_is_measured_with_the_reference_and_why(here, run_cli, scratch):
     code, out, err = run_cli("bench", "data/*.jsonl", "--tokenizer", "spm.model", *QUICK, "--json")
     assert code == 0, err

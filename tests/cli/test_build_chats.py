@@ -155,6 +155,7 @@ def test_a_template_from_a_file_that_trains_wrong_words_is_refused(call, corpus)
     assert open_store(corpus / "s").manifest.ledger.chat.trained_tokens == 110  # the old one
 
 
+@pytest.mark.slow
 def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
     write_chats(corpus / "c.jsonl", 3000)
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)

@@ -97,6 +97,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(call):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypatch):
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")

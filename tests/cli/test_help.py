@@ -53,6 +53,7 @@ def test_every_command_says_what_it_prints_how_it_is_called_and_what_its_codes_m
         assert line in printed, "too long to be copied from a terminal of 80 columns"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), ALL, ids=[line for _, line in ALL])
 def test_every_example_works_as_it_is_printed(name, line, here, far, run_cli):
     assert line.startswith(f"{name} ")
@@ -60,6 +61,7 @@ def test_every_example_works_as_it_is_printed(name, line, here, far, run_cli):
     assert (code, bool(out)) == (0, True), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITHOUT_JSON])
 def test_with_json_stdout_is_one_object_and_nothing_else(name, here, far, run_cli):
     code, out, err = run_cli(*prepared(examples(name)[0]), "--json")

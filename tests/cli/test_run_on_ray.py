@@ -14,6 +14,7 @@ from tests.helpers import folder_digest
 BYTE = ("--tokenizer", "byte:1", "--eot", "<|eot|>")
 
 
+@pytest.mark.slow
 def test_an_address_without_ray_is_refused(tmp_path, pages):
     code, _, err = shardmill(
         *("build", pages, "--out", str(tmp_path / "s"), "--ray-address", "auto", *BYTE)
@@ -47,6 +48,7 @@ def test_a_missing_ray_is_one_line_with_the_way_to_get_it(tmp_path, pages):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_an_address_that_does_not_answer_is_one_line(tmp_path, pages):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -83,6 +83,7 @@ def test_every_command_has_an_argument_that_is_tried() -> None:
     assert {call.values[0] for call in CALLS} == set(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forms", [pytest.param("every", marks=pytest.mark.slow), "few"])
 @pytest.mark.parametrize(("name", "param"), CALLS)
 def test_no_secret_is_printed_logged_or_stored(

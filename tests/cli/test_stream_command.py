@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.services import LoopbackHub
 from tests.cli.test_build_chats import call  # noqa: F401
+from tests.services import LoopbackHub
 
 CONFIG = """
 [data]

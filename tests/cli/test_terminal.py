@@ -26,7 +26,7 @@ from shardmill.cli import terminal as stdout
 from shardmill.cli.app import every_command, open_app
 from shardmill.cli.terminal import SafeConsole, indented, one_line, printable, visible
 from shardmill.store.manifest import encode_manifest, read_manifest
-from shardmill.testing.services import LoopbackHub
+from tests.services import LoopbackHub
 
 EVIL = "x\x1b[31mRED\x1b]0;title\x07\r\x9b2J\x7f\u202eevil\u2066\u200f\u061c\u200b\u2028\ufeffy"
 FORBIDDEN = re.compile(
@@ -39,6 +39,7 @@ HIEROGLYPHS = range(0x13430, 0x13460)
 """Format characters that are drawn."""
 
 
+@pytest.mark.slow
 def test_every_character_that_acts_or_hides_is_escaped() -> None:
     for number in range(sys.maxunicode + 1):
         character = chr(number)
@@ -236,6 +237,7 @@ with messages("shardmill"), build_progress() as bars:
 """
 
 
+@pytest.mark.slow
 def test_bars_on_a_terminal_show_names_and_obey_none() -> None:
     ours, theirs = pty.openpty()
     done = subprocess.run(

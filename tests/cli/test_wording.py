@@ -51,6 +51,7 @@ def texts_in(path: Path) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_library_names_no_flag_of_a_command() -> None:
     wrong = []
     for path in LIBRARY.rglob("*.py"):

@@ -49,8 +49,8 @@ from shardmill.records import Ragged
 from shardmill.store import PlanOptions, open_store, read_plan, verify
 from shardmill.store.plans import NAMES, check_plan
 from shardmill.store.readers import open_tokens
-from shardmill.testing.packing import Bin, plain, write_spool
 from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
+from tests.formats.packed import Bin, plain, write_spool
 from tests.formats.test_foreign_in import datatrove, dolma, llmc
 
 Value = Any  # lists and numbers, compared as a whole

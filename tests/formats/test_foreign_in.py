@@ -158,6 +158,7 @@ def test_a_real_npy_is_read_by_its_header_and_bare_tokens_by_the_rule(tmp_path):
 FORMATS = {"llmc": "a.bin", "datatrove": "a.ds", "dolma": "a.npy"}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(wanted=documents(dtype="uint16"), name=st.sampled_from(sorted(FORMATS)))
 def test_a_store_made_from_them_holds_every_token_and_document(tmp_path_factory, wanted, name):

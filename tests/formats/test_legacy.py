@@ -47,6 +47,7 @@ def test_numpy_loads_what_the_writer_wrote(tmp_path_factory, bins):
     assert sorted(path.name for path in folder.iterdir()) == ["a.npy", "a.npy.json"]
 
 
+@pytest.mark.slow
 def test_numpy_loads_thousands_of_bins_as_dicts_of_lists(tmp_path):
     bins = [BIN | {"input_ids": [number, 2, 3]} for number in range(2001)]
     write(tmp_path / "a.npy", bins)
@@ -125,6 +126,7 @@ def test_an_unknown_alignment_gives_a_warning(tmp_path, caplog):
     assert "nothing says how its loss masks are aligned: taken as 'label'" in caplog.text
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(bins=packed_bins())
 def test_any_legacy_file_is_converted_with_two_arguments(tmp_path_factory, bins):

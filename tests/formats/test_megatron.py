@@ -46,6 +46,7 @@ def test_the_files_are_those_of_the_format_byte_for_byte(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train.bin", "train.idx"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
 def test_store_to_megatron_and_back_is_identity(tmp_path_factory, data, dtype):
@@ -104,6 +105,7 @@ def test_ids_beyond_int32_are_refused_and_leave_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s"]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_index_is_refused_or_read_right(tmp_path_factory, data):

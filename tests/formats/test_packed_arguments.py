@@ -28,7 +28,7 @@ from shardmill.formats.packed import (
 from shardmill.formats.packed import convert as convert_module
 from shardmill.formats.packed.spool import plan_blocks
 from shardmill.packing import best_fit_decreasing
-from shardmill.testing.packing import write_spool
+from tests.formats.packed import write_spool
 
 BIN = ([1, 2, 3], [1, 0, 0], [0, 2])
 WRITERS = {

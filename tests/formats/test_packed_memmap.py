@@ -40,7 +40,7 @@ from shardmill.formats.packed import (
     verify_memmap_shard,
 )
 from shardmill.formats.packed import memmap_writer as writer_module
-from shardmill.testing.packing import Bin, assert_holds_bins, packed_bins
+from tests.formats.packed import Bin, assert_holds_bins, packed_bins
 
 FILES = ["input_ids.npy", "loss_mask.npy", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy"]
 BINS: list[Bin] = [
@@ -200,6 +200,7 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path) -> None:
         writer.write_bin(1, [1], [0], [0])
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_dropped_leaves_nothing(tmp_path) -> None:
     writer = MemmapShardWriter(tmp_path / "a", 3, 4, 3)
     assert len(list(tmp_path.iterdir())) == 1
@@ -304,6 +305,7 @@ with MemmapShardWriter({str(tmp_path / "b")!r}, 4, 1024, 4) as writer:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path) -> None:
     code = f"""
 import sys
@@ -486,6 +488,7 @@ def sound(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_a_changed_byte_is_an_error_or_found_by_verify(sound, data) -> None:

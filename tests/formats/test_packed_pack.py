@@ -32,7 +32,8 @@ from shardmill.formats.packed import (
 from shardmill.formats.packed import spool as materialize_module
 from shardmill.formats.packed.open import MemoryShard
 from shardmill.packing import BinAssignment, best_fit_decreasing
-from shardmill.testing.packing import (
+from shardmill.testing.stores import build_small_chat_store, make_examples
+from tests.formats.packed import (
     aligned_slowly,
     assert_holds_bins,
     assert_trains_the_same_labels,
@@ -40,7 +41,6 @@ from shardmill.testing.packing import (
     token_sequences,
     write_spool,
 )
-from shardmill.testing.stores import build_small_chat_store, make_examples
 from tests.helpers import folder_digest
 
 ALGORITHMS = ["best-fit", "first-fit", "first-fit-shuffle", "concatenate"]

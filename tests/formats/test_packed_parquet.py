@@ -219,6 +219,7 @@ def test_metadata_that_was_changed_is_refused_and_that_of_others_is_none(written
     assert ParquetShard(path, pack_size=9).pack_size == 9
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_gives_an_error_of_ours_or_the_right_bins(tmp_path_factory, data):

@@ -18,15 +18,9 @@ from shardmill.formats.packed import ChatStoreSpool, PlanShard, open_packed, pac
 from shardmill.formats.packed import open as planned_module
 from shardmill.formats.packed.open import packed_format
 from shardmill.store import PlanOptions
-from shardmill.testing.packing import (
-    assert_holds_bins,
-    assert_trains_the_same_labels,
-    plain,
-    plain_row,
-    rows_of_plan,
-)
 from shardmill.testing.stores import build_small_chat_store, chat_examples
-from tests.packs import FIVE, plan_options
+from tests.formats.packed import assert_holds_bins, assert_trains_the_same_labels, plain
+from tests.packs import FIVE, plain_row, plan_options, rows_of_plan
 
 SPLIT = PlanOptions(seq_len=6, long="split")
 
@@ -37,6 +31,7 @@ def plan(tmp_path: Path) -> Path:
     return build_plan(tmp_path / "s", options=SPLIT).path
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(examples=chat_examples(max_examples=10), options=plan_options(), block=st.integers(1, 60))
 def test_bins_are_rows_without_padding_and_with_masks_of_labels(examples, options, block) -> None:
@@ -57,6 +52,7 @@ def test_bins_are_rows_without_padding_and_with_masks_of_labels(examples, option
         assert [plain(found) for found in shard.bins()] == bins
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     examples=chat_examples().filter(lambda found: len(found.ids)),

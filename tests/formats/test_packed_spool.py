@@ -22,8 +22,8 @@ from shardmill.errors import (
 )
 from shardmill.formats.packed import ChatStoreSpool, SequenceSpoolReader, SequenceSpoolWriter
 from shardmill.records import Ragged
-from shardmill.testing.packing import token_sequences, write_spool
 from shardmill.testing.stores import build_small_chat_store, build_small_store, chat_examples
+from tests.formats.packed import token_sequences, write_spool
 
 
 @settings(deadline=None, max_examples=15)

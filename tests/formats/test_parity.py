@@ -40,6 +40,7 @@ def test_equal_documents_are_equal_however_they_are_batched(data, one, other):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(left=documents(max_tokens=4), right=documents(max_tokens=4), one=places, other=places)
 def test_unequal_documents_are_never_taken_for_equal(left, right, one, other):

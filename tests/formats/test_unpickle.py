@@ -115,6 +115,7 @@ def test_a_hostile_object_is_refused_and_does_not_run(tmp_path, monkeypatch, nam
 GOOD = b"\x80\x04\x8c\x15numpy.core.multiarray\x8c\x0c_reconstruct\x93"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -258,6 +259,7 @@ def test_what_numpy_saved_is_read_as_it_was(tmp_path_factory, bins, kind, protoc
     assert read(path) == bins
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_np_save_itself_is_read(tmp_path, kind):
     long = {"input_ids": list(range(2500)), "loss_mask": [1] * 2500, "seq_start_id": [0, 1200]}
@@ -313,6 +315,7 @@ def test_a_reference_too_far_back_is_refused_by_name(tmp_path):
         read(tmp_path / "a.npy")
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(KINDS))
 def test_a_damaged_file_gives_an_error_of_ours_or_bins(tmp_path_factory, data, kind):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.services import LoopbackHub
+from tests.services import LoopbackHub
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.slow

@@ -104,6 +104,7 @@ def test_one_client_that_is_slow_to_ask_is_not_ended_while_there_is_room(client)
         assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_connection_that_only_waits_is_ended(place, tmp_path, monkeypatch, kind):

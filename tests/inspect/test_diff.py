@@ -73,6 +73,7 @@ def walk(a: list, b: list) -> tuple[list[int], list[int], tuple[int, int] | None
     return sorted(only[0]), sorted(only[1]), order
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     a=st.fixed_dictionaries({"train": documents, "val": documents}),

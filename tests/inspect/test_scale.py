@@ -42,6 +42,7 @@ def test_a_terabyte_is_looked_at_in_bounded_memory(tmp_path):
     assert found["private_mib"] < 300
 
 
+@pytest.mark.slow
 def test_a_small_sparse_store_is_looked_at_the_same_way(tmp_path):
     found = measure(tmp_path, 200)
     assert (found["tokens"], found["documents"]) == (1_048_576_000, 2000)

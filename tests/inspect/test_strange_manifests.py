@@ -115,6 +115,7 @@ def test_a_manifest_nested_beyond_reason_is_refused_or_compared(stores):
     (left / "meta.json").write_bytes((right / "meta.json").read_bytes())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(before=SOURCES, now=SOURCES, options=st.dictionaries(KEYS, ANYTHING, max_size=3))
 def test_no_manifest_ends_a_comparison_in_a_foreign_error(stores, before, now, options):
@@ -126,6 +127,7 @@ def test_no_manifest_ends_a_comparison_in_a_foreign_error(stores, before, now, o
     assert verify(left).ok
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(before=SOURCES, now=SOURCES, chat=ANYTHING)
 def test_the_commands_give_their_own_exit_codes_for_any_manifest(stores, before, now, chat):

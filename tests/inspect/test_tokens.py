@@ -38,6 +38,7 @@ def reading(words: TokenTexts | None) -> Reading:
     return Reading(texts=words, why=why, markers=np.array([7], np.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, *HF_KINDS])
 @given(text=nasty_texts(["<|eot|>", "</s>"]), data=st.data())
 @settings(
@@ -57,6 +58,7 @@ def test_the_texts_of_all_tokens_join_to_the_decoded_text(words, kind, text, dat
     assert "".join(texts) == own.decode(array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["byte", "unigram", "bpe", "byte-bpe", "hf llama-like"])
 @given(data=st.data())
 @settings(

@@ -21,6 +21,7 @@ FLAGS = ["--tokenizer", "byte:4"]
 FLAGS += [word for name, text in SPECIALS.items() for word in ("--special", f"{name}={text}")]
 
 
+@pytest.mark.slow
 def test_it_prints_its_address_answers_and_ends_with_ctrl_c(place):
     command = [sys.executable, "-m", "shardmill", "view", str(place), *FLAGS, "--no-open"]
     command += ["--config", str(place / "train.toml")]
@@ -41,6 +42,7 @@ def test_it_prints_its_address_answers_and_ends_with_ctrl_c(place):
     assert (server.returncode, out, err) == (0, "", "shardmill: stopped\n")
 
 
+@pytest.mark.slow
 def test_several_stores_start_with_one_folder_of_input(place, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name} row"}}\n')
@@ -55,6 +57,7 @@ def test_several_stores_start_with_one_folder_of_input(place, tmp_path):
                 assert json.load(answer)["file"] == f"{name}.jsonl"
 
 
+@pytest.mark.slow
 def test_an_address_that_others_reach_is_warned_of(place):
     command = [sys.executable, "-m", "shardmill", "view", str(place), "--host", "0.0.0.0"]
     with subprocess.Popen(
@@ -86,6 +89,7 @@ def test_a_mistake_is_one_line(call, place, arguments, message):  # noqa: F811
     assert message in err
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_command_says_how_to_get_it(place):
     code = (
         "import sys\nsys.modules['starlette'] = None\n"

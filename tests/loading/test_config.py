@@ -355,6 +355,7 @@ def configs(draw: st.DrawFn, *, tables: bool = True) -> DataConfig:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(configs())
 def test_what_is_written_is_read_again(config):

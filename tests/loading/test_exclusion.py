@@ -75,6 +75,7 @@ def some_spans(size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
     )
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(
     data=st.data(),

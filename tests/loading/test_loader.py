@@ -90,6 +90,7 @@ def test_batches_hold_the_tokens_of_their_samples(stores, options, shape, ahead,
         assert batch.input_ids.dtype == batch.labels.dtype == np.int64
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(options=stream_options(), shape=SHAPES, ahead=st.integers(0, 3), data=st.data())
 def test_from_the_state_before_any_step_the_rest_is_the_same(stores, options, shape, ahead, data):

@@ -36,11 +36,10 @@ from shardmill.testing.loading import (
     assert_resume_is_elastic,
     assert_resumes_exactly,
 )
-from shardmill.testing.packing import PlainPiece, plain_row, rows_of_plan
 from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
 from shardmill.tokenizers import open_tokenizer
 from tests.loading.stores import write_small
-from tests.packs import FIVE, plan_options
+from tests.packs import FIVE, PlainPiece, plain_row, plan_options, rows_of_plan
 
 SPLIT = PlanOptions(seq_len=6, long="split")
 PAD = 7
@@ -59,6 +58,7 @@ def plain_positions(owner: list[int]) -> list[int]:
     return [at - owner.index(number) for at, number in enumerate(owner)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples(max_examples=10),

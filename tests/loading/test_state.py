@@ -164,6 +164,7 @@ def test_a_refused_state_changes_nothing(stores, state):
     assert next(batches).samples == range(2, 4)
 
 
+@pytest.mark.slow
 def test_two_hundred_sources_fit_and_their_differences_are_named(stores):
     folder = stores["wiki"].folder
 

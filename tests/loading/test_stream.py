@@ -316,6 +316,7 @@ def read_in_child(stream: SampleStream, connection) -> None:
     connection.send((stream.take(range(20)).item.tolist(), rows.tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_streams_work_in_child_processes_also_when_forked_under_a_lock(stores, method):

@@ -14,9 +14,9 @@ import pytest
 
 from niels_gpt.cache import read_meta
 from shardmill.store import verify
-from shardmill.testing.services import Fault, LoopbackHub
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
+from tests.services import Fault, LoopbackHub
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.slow

@@ -41,6 +41,7 @@ def test_the_recipes_tokenizer_travels_to_a_worker(model: Path) -> None:
 LINES = st.sampled_from([" = Title = ", " = Other = ", " = = Part = = ", " words ", "", "  ", "x"])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     lines=st.lists(LINES, max_size=40),
@@ -110,6 +111,7 @@ def test_a_senseless_number_of_workers_is_refused(tmp_path, model, capsys):
     assert "--workers 0: wanted 1 or more" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_chats_are_read_while_others_are_rendered(tmp_path, model):
     """Rendering waits here for the reader to be in the second batch: one thread would never be."""
     tokenizer = load_tokenizer(model)

@@ -84,6 +84,7 @@ def test_a_scan_is_shown_beside_ours_and_not_judged(tmp_path) -> None:
     assert (code, result["wanted"]) == (0, [])
 
 
+@pytest.mark.slow
 def test_the_large_case_uses_fresh_processes(tmp_path) -> None:
     code, result = run(tmp_path, "--sequences", "1000", "--only", "large")
     assert [row["name"] for row in result["cases"]["large"]] == [

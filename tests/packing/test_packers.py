@@ -176,6 +176,7 @@ def test_a_hundred_thousand_lengths_keep_the_guarantees(pack, limit) -> None:
         assert plan.metrics.num_rows <= 1.001 * plan.metrics.lower_bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 2])
 def test_thirty_thousand_distinct_sizes_equal_first_fit_one_by_one(limit) -> None:
     lengths = np.random.default_rng(6).permutation(30_000) + 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -19,8 +20,8 @@ from shardmill.cli import main
 from shardmill.records import Ragged
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.storage import retry
-from shardmill.testing.services import LoopbackS3
 from shardmill.testing.stores import build_small_store
+from tests.services import LoopbackS3
 
 _numbers = itertools.count()
 
@@ -53,7 +54,8 @@ def s3_server() -> Iterator[LoopbackS3]:
 
 @pytest.fixture
 def s3(s3_server: LoopbackS3) -> Iterator[LoopbackS3]:
-    """The server, with no faults and an empty log."""
+    """The server, with no faults and an empty log; no client of another test's environment."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     s3_server.faults.clear()
     s3_server.requests.clear()
     yield s3_server

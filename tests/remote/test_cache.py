@@ -138,6 +138,7 @@ def test_a_file_wanted_by_two_threads_is_fetched_once(tmp_path: Path) -> None:
     assert len(fetched) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [100, 200])
 def test_threads_that_arrive_while_a_file_is_renamed_get_it(tmp_path, max_bytes: int) -> None:
     for number in range(150):
@@ -222,6 +223,7 @@ def die_and_leave_a_child(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "death",
     [die_while_fetching, die_while_holding, die_and_leave_a_child],
@@ -254,6 +256,7 @@ def fetch_until_killed(folder: str, begun: Any, death: Any) -> None:
     FileCache(folder, 100).hold("a", 100, fetch)
 
 
+@pytest.mark.slow
 def test_after_a_fetcher_dies_one_waiting_process_continues_its_part(tmp_path):
     context = multiprocessing.get_context("spawn")
     begun, death = context.Event(), context.Event()
@@ -319,6 +322,7 @@ def read_many(
     out.put(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["file", pytest.param("s3", marks=pytest.mark.slow)])
 def test_processes_share_a_cache_and_read_the_right_bytes(
     make_store, tmp_path, where, request

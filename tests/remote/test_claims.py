@@ -18,7 +18,6 @@ from shardmill.remote.claims import CLAIM, claim_folder
 from shardmill.remote.contents import MARKER
 from shardmill.remote.folder import TEMPORARY
 from shardmill.remote.push import PROBE
-from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (
     Stopped,
@@ -29,6 +28,7 @@ from tests.remote.test_two_pushes import (
     stores,
 )
 from tests.remote.two_pushes import push_to, watched
+from tests.services import LoopbackS3
 
 __all__ = ["little_patience", "stores"]
 

@@ -19,7 +19,7 @@ from shardmill.formats.packed import open_packed, pack_from_spool
 from shardmill.formats.packed.memmap import open_memmap_shard
 from shardmill.formats.packed.memmap_writer import MemmapShardWriter
 from shardmill.remote import pull
-from shardmill.testing.packing import plain, write_spool
+from tests.formats.packed import plain, write_spool
 from tests.helpers import folder_digest
 from tests.remote.conftest import Spot, remote_files
 

@@ -13,8 +13,8 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.remote import push
-from shardmill.testing.services import LoopbackS3
 from tests.remote.conftest import Spot, files_of
+from tests.services import LoopbackS3
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -40,6 +40,7 @@ def test_a_receipt_on_stdout_as_text_and_as_json(
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line_and_exit_two(
     shardmill, make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path
 ):
@@ -52,6 +53,7 @@ def test_mistakes_are_one_line_and_exit_two(
     refused(shardmill("push", str(store), s3_spot.url, env=env), "--replace")
 
 
+@pytest.mark.slow
 def test_no_credentials_is_one_line(make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path: Path):
     env = {k: v for k, v in s3.environment().items() if not k.startswith("AWS_")}
     env |= {"AWS_ENDPOINT_URL": s3.url, "AWS_EC2_METADATA_DISABLED": "true"}

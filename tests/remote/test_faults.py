@@ -11,9 +11,9 @@ from shardmill.errors import StoreError
 from shardmill.records import Ragged
 from shardmill.remote import pull, push
 from shardmill.remote.claims import CLAIM
-from shardmill.testing.services import Fault, LoopbackS3
 from shardmill.testing.stores import build_small_store
 from tests.remote.conftest import Spot, files_of, remote_files
+from tests.services import Fault, LoopbackS3
 
 FAULTS = {
     "503": {"status": 503},
@@ -23,6 +23,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_push_through_faults_arrives_whole(make_store, s3: LoopbackS3, s3_spot: Spot, kind: str):
     store = make_store()
@@ -35,6 +36,7 @@ def test_a_push_through_faults_arrives_whole(make_store, s3: LoopbackS3, s3_spot
     assert remote_files(s3_spot) == files_of(store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAULTS, "cut short"])
 def test_a_pull_through_faults_is_whole(
     make_store, s3: LoopbackS3, s3_spot: Spot, tmp_path: Path, kind: str
@@ -49,6 +51,7 @@ def test_a_pull_through_faults_is_whole(
     assert files_of(tmp_path / "copy") == files_of(store)
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_down_is_an_error_and_the_next_push_continues(
     make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:
@@ -65,6 +68,7 @@ def test_a_server_that_stays_down_is_an_error_and_the_next_push_continues(
     assert remote_files(s3_spot) == files_of(store)
 
 
+@pytest.mark.slow
 def test_the_manifest_is_the_last_file_that_is_sent(make_store, s3: LoopbackS3, s3_spot: Spot):
     push(make_store(), s3_spot.url, storage_options=s3_spot.options)
     put = [request.path.rpartition("/")[2] for request in s3.requests if request.method == "PUT"]
@@ -74,6 +78,7 @@ def test_the_manifest_is_the_last_file_that_is_sent(make_store, s3: LoopbackS3, 
     assert put[-1].startswith("meta.json")
 
 
+@pytest.mark.slow
 def test_a_replaced_store_loses_its_manifest_first(make_store, s3: LoopbackS3, s3_spot: Spot):
     push(make_store("first", seed=1), s3_spot.url, storage_options=s3_spot.options)
     s3.requests.clear()
@@ -85,6 +90,7 @@ def test_a_replaced_store_loses_its_manifest_first(make_store, s3: LoopbackS3, s
     assert "meta.json" in changes[0].path
 
 
+@pytest.mark.slow
 def test_an_answer_with_other_bytes_is_fetched_again(make_store, s3, s3_spot, tmp_path) -> None:
     """The first beginning is wrong: sha256 finds it, and the file is fetched from the start."""
     store = make_store()
@@ -101,6 +107,7 @@ def test_an_answer_with_other_bytes_is_fetched_again(make_store, s3, s3_spot, tm
     assert again.moved_files == 5  # shards 1 and 9, both files of val, and the manifest
 
 
+@pytest.mark.slow
 def test_large_files_go_in_parts_and_their_parts_are_checked(s3, s3_spot, tmp_path) -> None:
     ids = np.random.default_rng(0).integers(0, 60_000, 20_000_000)
     build_small_store(tmp_path / "store", {"train": Ragged.from_lengths(ids, [len(ids)])})

@@ -14,8 +14,8 @@ import pytest
 
 from shardmill.errors import StoreNotFoundError
 from shardmill.remote import pull
-from shardmill.testing.services import Fault, LoopbackS3
 from tests.remote.conftest import Spot, files_of, remote_files
+from tests.services import Fault, LoopbackS3
 
 
 def start(s3: LoopbackS3, *arguments: str) -> subprocess.Popen[str]:

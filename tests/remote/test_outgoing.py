@@ -24,12 +24,12 @@ from shardmill.errors import (
 from shardmill.remote import build_to, pull, push
 from shardmill.remote.build_to import scratch_store
 from shardmill.remote.push import PROBE
-from shardmill.testing.services import Fault, LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.corpora import feeds_of, write_corpus
 from tests.building.parts import Slow
 from tests.building.test_workers_killed import wait_for
 from tests.remote.conftest import Spot, files_of, remote_files
+from tests.services import Fault, LoopbackS3
 
 SPEC = BuildSpec(shard_bytes=20_000)
 
@@ -123,6 +123,7 @@ def test_a_folder_of_other_files_is_refused_before_the_build(spot: Spot, build, 
     assert remote_files(spot) == {**wanted, "train/notes.txt": b"mine"}
 
 
+@pytest.mark.slow
 def test_a_read_only_destination_is_refused_before_the_build(
     s3: LoopbackS3, build, s3_spot: Spot, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_destination_that_cannot_be_written_is_refused(build, tmp_path: Path) 
         build(Spot(f"tar://store::file://{tmp_path}", {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flaw", [{"status": 503}, {"drop_after": 0}])
 def test_a_failing_server_receives_the_whole_store(s3, s3_spot: Spot, build, wanted, flaw) -> None:
     s3.faults += [
@@ -160,6 +162,7 @@ def test_a_failing_server_receives_the_whole_store(s3, s3_spot: Spot, build, wan
     assert remote_files(s3_spot) == wanted
 
 
+@pytest.mark.slow
 def test_after_a_failed_push_a_resume_sends_the_rest(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, tmp_path: Path
 ) -> None:
@@ -184,6 +187,7 @@ def test_after_a_failed_push_a_resume_sends_the_rest(
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_an_unsent_replacement_is_resumed(s3, s3_spot: Spot, build, wanted, tmp_path):
     build(s3_spot, spec=BuildSpec(shard_bytes=50_000))
     s3.faults.append(Fault(path="meta.json", method="DELETE", times=1000, status=403))
@@ -210,6 +214,7 @@ def test_an_unsent_store_is_not_overwritten_unless_asked(
     assert remote_files(spot) == wanted
 
 
+@pytest.mark.slow
 def test_the_unfinished_push_of_another_store_is_refused_before_the_build(
     s3: LoopbackS3, s3_spot: Spot, build, wanted, make_store, tmp_path: Path
 ) -> None:

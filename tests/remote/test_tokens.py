@@ -51,6 +51,7 @@ def test_windows_of_a_remote_store_are_those_of_the_store(
             copy.close()
 
 
+@pytest.mark.slow
 def test_a_loader_reads_a_remote_store_in_the_order_of_a_local_one(
     make_store: Callable[..., Path], s3_spot: Spot, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(("before", "first", "second"), PAIRS)
 def test_a_push_paused_at_any_step_while_another_runs_harms_nothing(
@@ -172,6 +173,7 @@ def check_whole_unless_unfinished(spot: Spot, stores: dict[str, Path]) -> None:
             assert {name: found.get(name) for name in wanted} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "replace"), [(None, False), ("c", True)], ids=["new", "a replacement"]
 )

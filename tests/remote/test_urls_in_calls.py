@@ -19,10 +19,10 @@ from shardmill.loading import TokenSource
 from shardmill.remote import push, verify_remote
 from shardmill.sources import MemorySource
 from shardmill.store import exclude_documents, open_store, read_manifest, verify
-from shardmill.testing.services import LoopbackS3
 from shardmill.tokenizers import ByteTokenizer
 from tests.remote.conftest import Spot, files_of
 from tests.remote.test_commands import refused
+from tests.services import LoopbackS3
 
 SECRET = "s3://KEY:SECRET@bucket/store"
 URLS = ["s3://bucket/store", "gs://bucket/store", "memory://x/store", SECRET]
@@ -141,6 +141,7 @@ def test_verify_of_an_empty_url_is_not_found(spot: Spot) -> None:
     assert issubclass(ManifestError, ValueError)
 
 
+@pytest.mark.slow
 def test_info_and_verify_read_a_url_on_the_command_line(
     shardmill, make_store, s3: LoopbackS3, s3_spot: Spot
 ) -> None:

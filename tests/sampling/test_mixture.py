@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardmill.errors import OptionError
 from shardmill.sampling import BlockShuffle, InOrder, Mixture, Permutation
 from shardmill.sampling.shares import LONGEST_PERIOD, Schedule, counts_at, turns, whole_shares
-from shardmill.testing.sampling import (
+from tests.sampling.shares import (
     assert_prefixes_keep_their_shares,
     assert_sources_are_exhausted_before_they_repeat,
 )
@@ -28,6 +28,7 @@ FLOATS = st.lists(
 WEIGHTS = SMALL | SKEWED | FLOATS
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(weights=SMALL | SKEWED)
 def test_counts_without_walking_equal_counts_by_walking(weights: list[int]) -> None:
@@ -54,6 +55,7 @@ def test_every_prefix_keeps_every_share(weights: list[float], start: int) -> Non
     assert_prefixes_keep_their_shares(mixture, start, start + 200)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), num_sources=st.integers(1, 5))
 def test_every_prefix_of_every_phase_keeps_every_share(data, num_sources: int) -> None:

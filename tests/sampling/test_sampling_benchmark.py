@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sampling.py"
 
 
+@pytest.mark.slow
 def test_the_sampling_benchmark_reports_its_contenders() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--rounds", "1", "--quick", "--json"],

@@ -128,6 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("chats")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), limits=LIMITS, suffix=st.sampled_from(sorted(PACKERS)))
 def test_every_json_line_is_a_conversation_or_a_drop(
@@ -154,6 +155,7 @@ def test_every_json_line_is_a_conversation_or_a_drop(
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), limits=LIMITS)
 def test_files_of_all_kinds_are_read_in_order(

@@ -73,6 +73,7 @@ def test_a_string_of_10_megabytes_arrives_whole_and_alone(tmp_path: Path) -> Non
     assert len(batches[1].conversations[0].messages[0]["content"]) == 10_000_000
 
 
+@pytest.mark.slow
 def test_an_error_stays_short_however_long_the_keys(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"k" * 10**6 + str(n): 1 for n in range(100)}))

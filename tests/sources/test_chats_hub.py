@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.services import Fault, LoopbackHub
+from tests.services import Fault, LoopbackHub
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.slow

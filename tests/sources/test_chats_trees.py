@@ -207,6 +207,7 @@ def test_scattered_rows_are_held_only_up_to_a_limit(
     assert said(read(write(path, [rows[0], rows[2], rows[1]]))) == ["AC", "B"]
 
 
+@pytest.mark.slow
 def test_a_chain_longer_than_any_stack_is_one_thread(tmp_path: Path) -> None:
     num = 10 * sys.getrecursionlimit()
     rows = [row(str(n), str(n - 1) if n else None) for n in range(num)]

@@ -97,6 +97,7 @@ def test_lines_of_text_cut_anywhere_are_the_same(
     assert_cut_is_the_source(TextSource(path, split="line", limits=limits), num_bytes)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     files=st.lists(st.lists(raw_bytes() | NULL, max_size=12), min_size=1, max_size=4),
@@ -330,6 +331,7 @@ def test_files_named_one_by_one_are_cut_into_runs_too(tmp_path: Path) -> None:
     assert_cut_is_the_source(source, 40)
 
 
+@pytest.mark.slow
 def test_thousands_of_files_are_cut_into_small_pieces(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / f"{number:04}.jsonl").write_text('{"text": "x"}\n')

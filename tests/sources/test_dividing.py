@@ -45,6 +45,7 @@ def written(folder: Path, columns: list[list[str]], *, row_group_size: int = 2) 
     return folder
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     files=st.lists(st.lists(raw_bytes() | NULL, max_size=9), min_size=1, max_size=4),
@@ -70,6 +71,7 @@ def test_parquet_files_divide_exactly(
     assert counts == [len(files), len(files), num_groups, num_groups]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     files=st.lists(st.lists(json_lines(with_bad=True), max_size=6), min_size=1, max_size=4),
@@ -183,6 +185,7 @@ def test_at_least_one_piece_must_be_asked_for(tmp_path: Path, at_least: int) -> 
             asked.divide(at_least)
 
 
+@pytest.mark.slow
 def test_thousands_of_files_divide_into_small_pieces(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / f"{number:04}.jsonl").write_text('{"text": "x"}\n')

@@ -87,6 +87,7 @@ def test_batches_are_about_four_mebibytes_and_a_huge_document_is_alone(tmp_path:
         assert len(batches) <= 8
 
 
+@pytest.mark.slow
 def test_a_large_row_group_is_read_in_bounded_memory(tmp_path: Path) -> None:
     pages = [random.Random(number).randbytes(8192).hex() for number in range(4096)]  # 64 MiB
     path = tmp_path / "one_group.parquet"

@@ -47,6 +47,7 @@ def words_of(source) -> list[str]:
     return [word for text in texts for word in text.split(";") if word]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(names=NAMES, seed=st.integers(-(2**70), 2**70), suffix=st.sampled_from(sorted(WRITERS)))
 def test_the_order_depends_on_seed_and_names_alone(tmp_path_factory, names, seed, suffix):
@@ -96,7 +97,9 @@ def test_a_field_is_looked_for_once_whatever_the_number_of_files(tmp_path, monke
     looked = []
     look = jsonl.JsonlFormat._field_in
     monkeypatch.setattr(
-        jsonl.JsonlFormat, "_field_in", lambda self, file: looked.append(file) or look(self, file)
+        jsonl.JsonlFormat,
+        "_field_in",
+        lambda self, file, limits: looked.append(file) or look(self, file, limits),
     )
     for number in range(30):
         (tmp_path / f"{number}.jsonl").write_text('{"body": "some words"}\n')
@@ -115,6 +118,7 @@ def test_only_files_can_be_ordered_by_a_seed(tmp_path):
         open_source(tmp_path, seed=0.5)
 
 
+@pytest.mark.slow
 def test_one_and_two_workers_write_the_same_bytes_in_the_order_of_a_seed(tmp_path):
     root, seed = tmp_path, 7
     names = [f"{number:02}" for number in range(9)]

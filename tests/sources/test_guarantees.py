@@ -76,6 +76,7 @@ def test_every_json_line_is_a_document_or_a_drop(
     check(lambda: JsonlSource(path, field="text", on_bad=on_bad, limits=limits), wanted)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     cases=st.lists(raw_bytes() | st.just(RowCase(raw=b"", document=None, reason="no_text"))),
@@ -112,6 +113,7 @@ def test_a_folder_of_text_files_gives_one_document_per_file(
     check(lambda: TextSource(root, limits=limits), expected(cases, str))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     lines=st.lists(raw_bytes().filter(lambda case: b"\n" not in case.raw), max_size=12),

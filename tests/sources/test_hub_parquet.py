@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardmill.testing.services import Fault, LoopbackHub, Request
+from tests.services import Fault, LoopbackHub, Request
 from tests.sources.test_hub import TEXTS, Client, write_parquet
 
 pytest.importorskip("datasets")
@@ -439,7 +439,7 @@ def test_open_hub_chooses_the_source(hub: LoopbackHub, client: Client, tmp_path:
     assert client("kind", "own/docs", kind="best", options={"shuffle": [7, 40]}) == "HubSource"
     assert client("read", "own/lines", kind="best")["texts"] == ["a", "b"]
     refused = read(client, "own/lines")["error"]
-    assert refused[0] == "SourceError"
+    assert refused[0] == "NotByFilesError"
     assert "open it with open_hub" in refused[1]
     shuffled = client.answer("describe", "own/docs", kind="parquet", options={"shuffle": [7, 40]})
     assert shuffled["raised"][0] == "OptionError"

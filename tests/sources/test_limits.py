@@ -34,7 +34,7 @@ from shardmill.sources import (
     open_chats,
 )
 from shardmill.sources.formats import parquet
-from shardmill.testing.services import LoopbackS3
+from tests.services import LoopbackS3
 
 MIB = 2**20
 TINY = BatchLimits(num_bytes=64, num_documents=5)
@@ -57,6 +57,7 @@ def outcome(source: Source) -> list[str] | str:
         return str(error)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     lengths=st.lists(st.integers(0, 300), max_size=12),
@@ -105,6 +106,7 @@ def test_pieces_of_a_file_have_the_bound_of_their_source(tmp_path_factory, lengt
     assert source.describe() == JsonlSource(path, limits=TINY).describe()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     pieces=st.lists(
@@ -165,6 +167,7 @@ for name, source in sources.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "gz", "zst", "s3"])
 def test_a_line_beyond_the_bound_is_refused_when_the_bound_is_reached(tmp_path, kind):
     """A line of 90 MiB where 16 MiB are allowed: memory grows by the bound, not by the line."""
@@ -225,6 +228,7 @@ for name, make in sources.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sparse", "gz", "zst"])
 def test_a_line_of_three_gigabytes_is_refused_in_little_memory(tmp_path, kind):
     """The limit of the process would end a reader that took the line whole."""

@@ -37,7 +37,6 @@ from shardmill.sources import (
     open_source,
 )
 from shardmill.storage import retry
-from shardmill.testing.services import Fault, LoopbackHub, LoopbackS3
 from shardmill.testing.sources import (
     Account,
     account,
@@ -49,6 +48,7 @@ from shardmill.testing.sources import (
     json_lines,
 )
 from shardmill.threads import StoppedError
+from tests.services import Fault, LoopbackHub, LoopbackS3
 
 LIMITS = BatchLimits(num_bytes=300, num_documents=9)
 SECRETS = ("the-key-id", "the-secret")
@@ -160,6 +160,7 @@ def parquet(where: str) -> Source:
 KINDS = [jsonl, text, lines, parquet]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS)
 def test_remote_files_give_what_the_same_files_give_on_a_disk(
     tmp_path: Path, upload: Upload, make: Callable[[str], Any]
@@ -177,6 +178,7 @@ def test_remote_files_give_what_the_same_files_give_on_a_disk(
     assert make(url).size_hint() == make(str(folder)).size_hint()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     rows=st.lists(json_lines(with_bad=True), max_size=12),
@@ -262,6 +264,7 @@ def test_a_file_without_an_identity_is_known_by_its_ends(tmp_path: Path) -> None
     assert JsonlSource(f"{url}/a.jsonl").describe()["files"] == [far]
 
 
+@pytest.mark.slow
 def test_the_description_holds_what_s3_calls_the_content_and_nothing_secret(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload
 ) -> None:
@@ -324,6 +327,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_at_its_end(
         list(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
@@ -377,6 +381,7 @@ def test_unreachable_storage_is_an_error_and_the_cursor_stays_valid(
     assert account(found) == account(jsonl(str(tmp_path / "rows")).batches())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 403, 404])
 def test_permanent_failures_are_errors_at_once(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload, status: int
@@ -416,6 +421,7 @@ def spans(s3: LoopbackS3, text: str) -> list[tuple[int, int]]:
     return sorted((int(first), int(last) + 1) for first, last in ranges)
 
 
+@pytest.mark.slow
 def test_of_parquet_only_the_footer_and_the_column_are_fetched(
     tmp_path: Path, s3: LoopbackS3, s3_upload: Upload
 ) -> None:
@@ -628,6 +634,7 @@ print([name for name in sys.modules if name.startswith("fsspec")])
 """
 
 
+@pytest.mark.slow
 def test_local_files_are_read_without_importing_fsspec(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     for where in (tmp_path / "a.jsonl", f"file://{tmp_path}/a.jsonl"):

@@ -19,6 +19,7 @@ def ranges(size: int) -> st.SearchStrategy[list[Range]]:
     return edges.map(lambda found: list(zip(found[::2], found[1::2], strict=False)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(wanted=ranges(500), block=st.integers(1, 90), gap=st.integers(0, 60))
 def test_blocks_cover_what_is_wanted_and_little_more(

@@ -28,6 +28,7 @@ from shardmill.testing.stores import (
 from tests.store.test_chat_store import TWO
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["mapped", "pread"])
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
@@ -93,6 +94,7 @@ def _first(space: ChatSpace) -> list[int]:
     return space.examples([1]).turn_roles.tolist()
 
 
+@pytest.mark.slow
 def test_a_space_travels_to_a_spawned_process(space: ChatSpace):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(_first, (space,)) == [0, 2, 1]

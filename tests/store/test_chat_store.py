@@ -66,6 +66,7 @@ def small(folder: Path, **changes) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
 def test_examples_come_back_whole_however_they_were_appended(data, dtype, tmp_path_factory) -> None:
@@ -328,6 +329,7 @@ def sound(request, tmp_path_factory) -> Path:
     return small(tmp_path_factory.mktemp("sound") / "store", shard_bytes=request.param)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(which=st.integers(0, 99), action=st.sampled_from(ACTIONS), number=st.integers(0, 2**16))
 def test_any_damage_of_a_chat_store_is_found(sound, which, action, number, tmp_path_factory):
@@ -360,6 +362,7 @@ def many(num_examples: int) -> ChatExamples:
     )
 
 
+@pytest.mark.slow
 def test_verifying_conversations_takes_a_few_mebibytes_whatever_the_size(tmp_path: Path) -> None:
     build_small_chat_store(tmp_path / "s", {"train": many(500_000)})
     tracemalloc.start()

@@ -24,6 +24,7 @@ def kill_often(place: Path, mode: str, kills: int = 0, seed: int = 0) -> dict[st
     return counts
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_file_operation_leaves_the_old_store_or_the_new_one(tmp_path) -> None:
     counts = kill_often(tmp_path, "at-events")
     # the first and the last build were left alone, all between them were killed
@@ -33,6 +34,7 @@ def test_a_kill_before_any_file_operation_leaves_the_old_store_or_the_new_one(tm
     assert counts["replaced"] >= 3, "no kill hit a store after its publication"
 
 
+@pytest.mark.slow
 def test_a_kill_at_a_random_moment_leaves_the_old_store_or_the_new_one(tmp_path: Path) -> None:
     assert kill_often(tmp_path, "at-times", 20)["killed"] == 20
 

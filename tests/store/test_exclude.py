@@ -286,6 +286,7 @@ def add_some(store: Path, worker: int, barrier) -> None:
         remove_exclusion(store, read_exclusions(store).entries[0].number)
 
 
+@pytest.mark.slow
 def test_many_commands_at_a_time_lose_nothing(store: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(3)

@@ -19,7 +19,6 @@ from shardmill.building import build_plan
 from shardmill.records import Drop, Ragged
 from shardmill.store import PlanOptions, open_store
 from shardmill.store.plans import NAMES, REASONS, LeftOut, PlanFacts, PlanMetrics
-from shardmill.testing.packing import rows_of_plan
 from shardmill.testing.stores import (
     build_small_chat_store,
     build_small_store,
@@ -27,7 +26,7 @@ from shardmill.testing.stores import (
     documents,
     shard_sizes,
 )
-from tests.packs import FIVE, plan_options
+from tests.packs import FIVE, plan_options, rows_of_plan
 
 TEXT = Path(shardmill.store.__file__).with_name("FORMAT.md").read_text()
 
@@ -39,6 +38,7 @@ def reader() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
 def test_the_reader_in_the_text_reads_every_store(data, dtype, tmp_path_factory) -> None:
@@ -113,6 +113,7 @@ def test_the_index_header_is_the_one_in_the_table(tmp_path: Path) -> None:
     assert data[128:] == np.array([0, 1], "<i8").tobytes()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(examples=chat_examples(max_examples=12), options=plan_options())
 def test_the_reader_in_the_text_reads_every_plan(examples, options, tmp_path_factory) -> None:

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gather.py"
 
 
+@pytest.mark.slow
 def test_the_gather_benchmark_reports_its_contenders_and_leaves_nothing(tmp_path):
     options = ["--tokens", "300000", "--rounds", "2", "--calls", "3", "--json"]
     options += ["--cold-rounds", "1", "--cold-calls", "2"]

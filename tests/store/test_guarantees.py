@@ -47,6 +47,7 @@ def test_what_is_written_is_what_is_read(data: st.DataObject, dtype: str) -> Non
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), ragged=documents(), shard_bytes=shard_sizes("uint16"))
 def test_equal_documents_give_equal_bytes_however_they_are_appended(

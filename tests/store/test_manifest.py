@@ -167,6 +167,7 @@ def test_bytes_that_are_no_manifest_are_refused(tmp_path: Path, data: bytes, wan
         read_manifest(tmp_path)
 
 
+@pytest.mark.slow
 def test_any_changed_byte_of_a_manifest_is_refused(store: Path) -> None:
     path = store / "meta.json"
     data = path.read_bytes()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace
-from shardmill.testing.stores import assert_gathers_exactly
+from tests.store.shards import assert_gathers_exactly
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 SIZES = st.sampled_from([1, 2, 1984, 2048, 2049, 4032, 4096]) | st.integers(1, 3000)
@@ -34,6 +34,7 @@ def write(folder: Path, shapes: list[tuple[int, str, int]]) -> tuple[list[TokenF
     return files, np.concatenate(tokens)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(
     shapes=st.lists(

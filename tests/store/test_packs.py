@@ -22,15 +22,15 @@ from shardmill.store import PlanOptions, StoredPlan, open_store, read_plan
 from shardmill.store.readers import PackSpace, open_pack, packed_rows
 from shardmill.store.readers.files import take
 from shardmill.store.readers.packed_rows import fill_rows
-from shardmill.testing.packing import plain_row, rows_of_plan
 from shardmill.testing.stores import build_small_chat_store, chat_examples, make_examples
-from tests.packs import FIVE, plan_options
+from tests.packs import FIVE, plain_row, plan_options, rows_of_plan
 
 
 def open_rows(store: Path, options: PlanOptions, **more) -> PackSpace:
     return PackSpace(open_store(store), build_plan(store, options=options), **more)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples(max_examples=10, max_tokens=12),
@@ -155,6 +155,7 @@ def _read(space: PackSpace) -> list[list[int]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_space_reads_in_other_processes(store: Path, method) -> None:
     space = open_rows(store, SPLIT)

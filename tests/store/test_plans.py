@@ -149,6 +149,7 @@ def stored(draw) -> tuple[PlanFacts, PlanArrays]:
     return facts, arrays
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(plan=stored())
 def test_write_then_read_is_identity(plan) -> None:
@@ -168,6 +169,7 @@ def test_write_then_read_is_identity(plan) -> None:
         assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_anywhere_is_refused(plan: Path) -> None:
     data = plan.read_bytes()
     for at in range(len(data)):
@@ -179,6 +181,7 @@ def test_a_flipped_byte_anywhere_is_refused(plan: Path) -> None:
     read_plan(plan)
 
 
+@pytest.mark.slow
 def test_a_cut_or_grown_file_is_refused(plan: Path) -> None:
     data = plan.read_bytes()
     for size in range(len(data)):

@@ -27,15 +27,9 @@ from shardmill.store import PlanOptions, list_plans, open_store
 from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, pread, token_space
 from shardmill.store.readers.mapped import AddressRange
 from shardmill.store.readers.token_space import file_system_of, reader_for
-from shardmill.testing.stores import (
-    ShardShape,
-    build_small_chat_store,
-    build_small_store,
-    make_examples,
-    read_shards,
-    write_shards,
-)
+from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
 from tests.packs import FIVE
+from tests.store.shards import ShardShape, read_shards, write_shards
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "preadv"), reason="no preadv here")
 
@@ -64,6 +58,7 @@ except DamagedStoreError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_shard_cut_after_opening_is_an_error_with_pread_and_kills_a_process_that_maps(tmp_path):
     found = {}
     for reader in ("pread", "mapped"):
@@ -161,6 +156,7 @@ print(len(os.listdir("/proc/self/fd")))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
 def test_thousands_of_shards_are_read_with_256_file_descriptors(tmp_path):
     files = []
@@ -427,6 +423,7 @@ except DamagedStoreError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["web", "packs", "chats"])
 def test_no_file_of_a_small_store_that_is_cut_kills_a_process_that_reads_with_pread(
     store, tmp_path, kind

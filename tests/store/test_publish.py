@@ -168,6 +168,7 @@ for number in range(150):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_one_file_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "f"
     running = [

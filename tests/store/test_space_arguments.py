@@ -11,7 +11,7 @@ import pytest
 from shardmill.errors import OptionError, StoreError
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace, Windows
-from shardmill.testing.stores import ShardShape, write_shards
+from tests.store.shards import ShardShape, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 

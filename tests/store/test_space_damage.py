@@ -10,7 +10,7 @@ import pytest
 
 from shardmill.errors import DamagedStoreError
 from shardmill.store.readers import TokenSpace
-from shardmill.testing.stores import ShardShape, read_shards, write_shards
+from tests.store.shards import ShardShape, read_shards, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 SHAPES = [ShardShape(4096, "uint16")] * 3

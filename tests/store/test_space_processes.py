@@ -17,7 +17,7 @@ import pytest
 
 from shardmill.errors import DamagedStoreError
 from shardmill.store.readers import TokenSpace, Windows, mapped
-from shardmill.testing.stores import ShardShape, read_shards, slice_windows, write_shards
+from tests.store.shards import ShardShape, read_shards, slice_windows, write_shards
 
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
 MIXED = [
@@ -106,6 +106,7 @@ def send_hammer(space: TokenSpace, tokens: np.ndarray, seed: int, connection) ->
     connection.send(hammer(space, tokens, seed, 50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -129,6 +130,7 @@ def test_workers_read_the_same_tokens(tmp_path, reader, method):
         assert worker.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("reader", ["ranged", "pread"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -197,6 +199,7 @@ except OSError as error:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="uses up the maps of a process")
 def test_when_the_kernel_gives_no_more_maps_the_error_says_what_to_do(tmp_path):
     """Every other page of a large map is protected: each is a map of its own to the kernel."""

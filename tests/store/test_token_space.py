@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from shardmill.records import TokenFile
 from shardmill.store.readers import TokenSpace
-from shardmill.testing.stores import (
+from tests.helpers import wait_for
+from tests.store.shards import (
     ShardShape,
     assert_gathers_exactly,
     assert_reads_exactly,
@@ -24,7 +25,6 @@ from shardmill.testing.stores import (
     shard_shapes,
     write_shards,
 )
-from tests.helpers import wait_for
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
@@ -52,6 +52,7 @@ def draw_windows(data: st.DataObject, num_tokens: int) -> tuple[list[int], int]:
     return starts, length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @settings(deadline=None, max_examples=100)
 @given(shapes=shard_shapes(), max_maps=st.integers(1, 5), data=st.data())
@@ -69,6 +70,7 @@ def test_gather_and_read_equal_slicing_the_concatenation(reader, shapes, max_map
             assert_reads_exactly(space, tokens, start, stop)
 
 
+@pytest.mark.slow
 @on_linux
 @settings(deadline=None, max_examples=25)
 @given(max_maps=st.integers(1, 5), starts=st.lists(st.integers(0, 6 * 2048 - 700), max_size=20))

@@ -209,6 +209,7 @@ def sound(request, tmp_path_factory) -> Path:
     return small(tmp_path_factory.mktemp("sound") / "store", request.param)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     choices=st.lists(

@@ -198,6 +198,7 @@ with StoreWriter(Path(sys.argv[1]), splits=["a"], dtype="uint16", shard_bytes=No
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_ends_the_build_with_advice(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FULL_DISK, str(tmp_path / "s")],

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, TokenizerError
-from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizers import train as training
+from shardmill.tokenizers import TrainSpec, open_tokenizer, sentencepiece, train_tokenizer
 from shardmill.tokenizers.train import CHUNK_CHARACTERS, find_files, read_files, read_texts
 from tests.tokenizers.conftest import LANGUAGES, stdlib_files
 
@@ -182,12 +181,11 @@ def test_an_invalid_spec_is_refused(tmp_path: Path, changes: dict[str, Any], mes
 def test_a_special_that_is_not_one_id_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_specials(*args: Any) -> Any:
-        text, _ = args
-        return real(text, TrainSpec(vocab_size=400, model_type="bpe", specials={"x": "[x]"}))
+    def without_specials(chunks: Any, vocab_size: int, _: Any, *, model_type: str) -> Any:
+        return real(chunks, vocab_size, {"x": "[x]"}, model_type=model_type)
 
-    real: Callable[..., Any] = training._train
-    monkeypatch.setattr(training, "_train", without_specials)
+    real: Callable[..., Any] = sentencepiece.train_sentencepiece
+    monkeypatch.setattr(sentencepiece, "train_sentencepiece", without_specials)
     with pytest.raises(TokenizerError, match=r"'<\|sys\|>' is not one piece"):
         train_tokenizer(tmp_path, texts=[LANGUAGES * 10], spec=small(model_type="bpe"))
     assert list(tmp_path.iterdir()) == []
@@ -229,7 +227,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_training_text_is_cleaned_as_in_sources(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\xff\r\n\r\nthree")
     text = read_files([tmp_path / "a.txt"], seed=0, max_bytes=None)
-    assert text.chunks == ("one\ntwo\ufffd\n\nthree",)
+    assert text.chunks() == ["one\ntwo\ufffd\n\nthree"]
 
 
 @settings(deadline=None, max_examples=60)
@@ -238,30 +236,33 @@ def test_training_text_is_cleaned_as_in_sources(tmp_path: Path) -> None:
     limit=st.none() | st.integers(1, 100_000),
 )
 def test_chunks_are_the_text_or_a_sample_of_it(texts: list[str], limit: int | None) -> None:
+    text = read_texts(texts, "t", seed=1, max_bytes=limit)
     try:
-        text = read_texts(texts, "t", seed=1, max_bytes=limit)
+        chunks = text.chunks()
     except TokenizerError:
         return
     whole = "".join(texts)
-    sizes = [len(chunk.encode()) for chunk in text.chunks]
+    sizes = [len(chunk.encode()) for chunk in chunks]
     assert text.bytes_read == len(whole.encode())
     assert text.bytes_used == sum(sizes)
-    assert all(len(chunk) <= CHUNK_CHARACTERS for chunk in text.chunks)
+    assert all(len(chunk) <= CHUNK_CHARACTERS for chunk in chunks)
     place = 0
-    for chunk in text.chunks:
+    for chunk in chunks:
         place = whole.index(chunk, place) + len(chunk)
     if limit is None or limit >= text.bytes_read:
-        assert "".join(text.chunks) == whole
+        assert "".join(chunks) == whole
     else:
-        assert text.bytes_used <= limit or len(text.chunks) == 1
+        assert text.bytes_used <= limit or len(chunks) == 1
 
 
 def test_the_seed_draws_from_the_whole_input() -> None:
     texts = [f"line {number}\n" * 1000 for number in range(200)]
     one = read_texts(texts, "t", seed=1, max_bytes=200_000)
-    assert one == read_texts(iter(texts), "t", seed=1, max_bytes=200_000)
-    assert one.chunks != read_texts(texts, "t", seed=2, max_bytes=200_000).chunks
-    numbers = [int(chunk.split()[1]) for chunk in one.chunks]
+    again = read_texts(iter(texts), "t", seed=1, max_bytes=200_000)
+    assert (one.chunks(), one.inputs) == (again.chunks(), again.inputs)
+    assert (one.bytes_read, one.bytes_used) == (again.bytes_read, again.bytes_used)
+    assert one.chunks() != read_texts(texts, "t", seed=2, max_bytes=200_000).chunks()
+    numbers = [int(chunk.split()[1]) for chunk in one.chunks()]
     assert numbers == sorted(numbers)
     assert numbers[0] < 60 < 140 < numbers[-1]
 

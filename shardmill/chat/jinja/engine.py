@@ -9,6 +9,7 @@ string are noticed only when the template returns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ Tools = Sequence[Mapping[str, Any]] | None
 _NOT_THE_TEMPLATE = (ShardmillError, ImportError, OSError)
 """Code inside the sandbox cannot raise these; everything else is the template's fault."""
 _CLOCK = "strftime_now"
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 class JinjaTokenizer(Protocol):
@@ -53,6 +55,7 @@ class JinjaEngine:
         self._syntax_error = TemplateSyntaxError
         self.tokenizer = tokenizer
         self.source = source
+        self.has_blocks = _GENERATION.search(source) is not None
         self._variables = dict(variables)
         if _CLOCK in source:
             # Defined but not callable: a template that asks for the date fails visibly.
@@ -85,13 +88,12 @@ class JinjaEngine:
         )
         return [np.asarray(ids, np.int64) for ids in found["input_ids"]]
 
-    def whole(self, messages: Messages, tools: Tools = None) -> IntArray:
-        """The ids of a conversation in one call."""
-        found = self._apply(messages, tools, tokenize=True, return_dict=False)
-        return np.asarray(found, np.int64)
-
-    def generated(self, messages: Messages, tools: Tools = None) -> tuple[IntArray, BoolArray]:
-        """Ids, and which of them are inside the template's generation blocks, in one call."""
+    def encode(self, messages: Messages, tools: Tools = None) -> tuple[IntArray, BoolArray | None]:
+        """The ids of a conversation in one call, and which of them are inside the template's
+        generation blocks, if it has any."""
+        if not self.has_blocks:
+            found = self._apply(messages, tools, tokenize=True, return_dict=False)
+            return np.asarray(found, np.int64), None
         found = self._apply(
             messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )

@@ -36,16 +36,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
-from shardmill.chat.jinja.facts import (
+from shardmill.chat.jinja.renderings import (
     ANSWER,
     QUESTION,
+    Renderings,
     TemplateFacts,
+    as_messages,
     find_facts,
+    render_all,
     starts_with_words,
 )
-from shardmill.chat.jinja.renderings import Renderings, as_messages, render_all
 from shardmill.chat.messages import CheckedMessage, check_messages
-from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy, check_policy
+from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import (
     JSON,
@@ -58,20 +60,6 @@ from shardmill.records import (
     Ragged,
 )
 
-JINJA_REASONS = {
-    "template_refuses": "the template raised an error on this conversation, or wrote far too much",
-    "prefix_changes": "the template writes earlier turns differently when later ones follow",
-    "prompt_changes": "the answer does not follow the template's own generation prompt",
-    "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
-    "content_changed": "the template wrote something other than the message says",
-    "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
-    "trains_others": "the generation blocks hold more than the assistant's words and their end",
-    "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
-    "mixed_train": "messages that the template writes as one turn, one trained and one not",
-}
-"""Reason codes in addition to those of messages.py -> sentence."""
-
-_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _RULES = 1  # increased when the same template would give other ids or another mask
 _CHARACTERS_PER_CALL = 2**22  # encoded at once
 
@@ -97,7 +85,6 @@ class JinjaTemplate:
         self._facts = facts
         self._name = name
         self._variables = dict(variables)
-        self._has_blocks = _GENERATION.search(engine.source) is not None
 
     @property
     def name(self) -> str:
@@ -124,7 +111,7 @@ class JinjaTemplate:
             "name": self._name,
             "sha256": _sha256(json.dumps(deciding, sort_keys=True)),
             "source_sha256": _sha256(self._engine.source),
-            "generation_blocks": self._has_blocks,
+            "generation_blocks": self._engine.has_blocks,
             "variables": dict(self._variables),
             "end_ids": list[JSON](self.end_ids),
             "call_arguments": self._facts.arguments,
@@ -134,7 +121,6 @@ class JinjaTemplate:
         return {**found, library: version} if isinstance(version, str) else found
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
-        check_policy(policy)
         results: list[ChatExamples | str] = []
         group: list[Renderings | str] = []
         size = 0
@@ -167,7 +153,7 @@ class JinjaTemplate:
     def _prove(
         self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy
     ) -> ChatExamples | str:
-        ids, generated = self._ids_and_blocks(renderings.messages, renderings.tools)
+        ids, generated = self._engine.encode(renderings.messages, renderings.tools)
         if not np.array_equal(ids, encoded[renderings.whole]):
             encoded = encode_whole(self._engine, renderings.texts())
         if not np.array_equal(ids, encoded[renderings.whole]):
@@ -175,8 +161,7 @@ class JinjaTemplate:
         turns = find_turns(renderings, encoded, self._facts)
         if isinstance(turns, str):
             return turns
-        ends = policy.train_on_eot
-        mask = mask_of(turns, self._facts, train_ends=ends, generated=generated)
+        mask = mask_of(turns, self._facts, train_ends=policy.train_on_eot, generated=generated)
         if isinstance(mask, str):
             return mask
         return ChatExamples(
@@ -186,12 +171,6 @@ class JinjaTemplate:
             turn_roles=turns.roles,
         )
 
-    def _ids_and_blocks(self, messages: Any, tools: Any) -> tuple[IntArray, BoolArray | None]:
-        """All ids, and which of them are inside generation blocks, if the template has any."""
-        if self._has_blocks:
-            return self._engine.generated(messages, tools)
-        return self._engine.whole(messages, tools), None
-
     def draft(self, conversation: Conversation) -> tuple[IntArray, BoolArray | None]:
         """What the template makes of a conversation, with nothing proved: ids, and which of them
         are inside generation blocks, if it has any. To show why one was dropped, never to train."""
@@ -199,10 +178,10 @@ class JinjaTemplate:
         if isinstance(checked, str):
             raise TemplateError(f"not a conversation: {checked}")
         messages = as_messages(conversation.messages, checked, self._facts.arguments)
-        return self._ids_and_blocks(messages, conversation.tools)
+        return self._engine.encode(messages, conversation.tools)
 
     def __repr__(self) -> str:
-        how = "generation blocks" if self._has_blocks else "turn by turn"
+        how = "generation blocks" if self._engine.has_blocks else "turn by turn"
         return f"JinjaTemplate({self._name!r}, {how})"
 
 
@@ -236,7 +215,8 @@ def open_jinja_template(
     label = name or f"jinja-{_sha256(source)[:12]}"
     try:
         facts = find_facts(engine)
-        if _GENERATION.search(source) and not engine.generated([QUESTION, ANSWER])[1].any():
+        blocks = engine.encode([QUESTION, ANSWER])[1]
+        if blocks is not None and not blocks.any():
             raise TemplateError(
                 "it has {% generation %} in its text, but no answer is inside such a block; put "
                 "the block around the assistant's words and their end, or remove it"

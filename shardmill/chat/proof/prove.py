@@ -22,27 +22,26 @@ import importlib.metadata
 import itertools
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shardmill.chat.jinja import JINJA_REASONS
 from shardmill.chat.messages import REASONS, CheckedMessage
 from shardmill.chat.policy import ASSISTANT, TRAIN_ON, ChatTemplate, TrainPolicy
 from shardmill.chat.proof.counterexample import refusal
 from shardmill.chat.proof.examples import (
     BATTERY_VERSION,
-    BatteryItem,
+    NEEDED,
+    PADDED,
+    PLAIN,
     Failure,
     ProofExample,
     TokenReader,
     battery,
     battery_sha256,
-    padded_conversation,
-    plain_conversation,
     render_one,
 )
 from shardmill.errors import MaskProofError
@@ -83,14 +82,13 @@ def prove_mask(
     items = battery([reader.text([number]) for number in sorted(template.marker_ids)])
     judges = [Judge(template, reader, policy)]
     judges[0].prove(items)
-    judges[0].compare_batch(items)
+    judges[0].compare_batch(list(items.values()))
     ends = (True, False) if policy.train_on_eot else (False,)
-    needed = [item for item in items if item.needed]
     for end, train_on in itertools.product(ends, TRAIN_ON):
         other = TrainPolicy(train_on=train_on, train_on_eot=end)
         if other != policy:
             judges.append(Judge(template, reader, other))
-            judges[-1].prove(needed, may_decline=True)
+            judges[-1].prove(NEEDED, may_decline=True)
     shape = judges[0].shape
     assert shape is not None
     return Certificate(
@@ -140,6 +138,14 @@ class TurnShape:
     end_markers: list[int]
     trim: str = "none"  # one of TRIMS
 
+    def fits(self, read: Sequence[str], spellings: Sequence[str]) -> bool:
+        """Whether a reading of the trained tokens is one of these words and the end."""
+        return any(
+            lead is not None and found == lead + words + self.end
+            for lead, found in zip(self.leads, read, strict=True)
+            for words in spellings
+        )
+
 
 class Judge:
     """Proves one policy; learns the shape of a turn from the plainest conversations first."""
@@ -153,32 +159,28 @@ class Judge:
         self.checks: dict[str, int] = {}  # what was checked and how often, when all was right
         self._counts: Counter[str] = Counter()
 
-    def prove(self, items: Sequence[BatteryItem], *, may_decline: bool = False) -> None:
+    def prove(self, items: Mapping[str, Conversation], *, may_decline: bool = False) -> None:
         """Judge every item; MaskProofError if one is wrong."""
+        attempt: Callable[[Conversation], object] = self.learn
         try:
-            self.learn(plain_conversation())
+            self.shape = self.learn(PLAIN)
+            for name, conversation in items.items():
+                needed = name in NEEDED and not may_decline
+                attempt = partial(self.judge, needed=needed)
+                found = attempt(conversation)
+                if found == "trains_others":  # not a conversation it cannot write: a wrong mask
+                    found = self.judge(conversation, needed=True)
+                if found is not None:
+                    self.declined.setdefault(str(found), []).append(name)
         except Failure as failure:
-            if may_decline and failure.check.startswith(DROPPED):
+            if may_decline and self.shape is None and failure.check.startswith(DROPPED):
                 self.declined[failure.check.removeprefix(DROPPED)] = ["everything"]
                 return
-            attempt = Judge(self._template, self._reader, self.policy).learn
             raise refusal(self._template, self._reader, failure, attempt) from None
-        for item in items:
-            needed = item.needed and not may_decline
-            try:
-                found = self.judge(item.conversation, needed=needed)
-                if found == "trains_others":  # not a conversation it cannot write: a wrong mask
-                    found = self.judge(item.conversation, needed=True)
-            except Failure as failure:
-                retry = partial(self.judge, needed=needed)
-                raise refusal(self._template, self._reader, failure, retry) from None
-            if found is not None:
-                self.declined.setdefault(found, []).append(item.name)
         self.checks = dict(sorted(self._counts.items()))
 
-    def compare_batch(self, items: Sequence[BatteryItem]) -> None:
+    def compare_batch(self, chats: Sequence[Conversation]) -> None:
         """Many conversations at once give what they give one by one."""
-        chats = [item.conversation for item in items]
         whole = self._template.render(chats, self.policy)
         alone = [self._template.render([chat], self.policy) for chat in chats]
         found = whole.examples
@@ -199,17 +201,16 @@ class Judge:
             )
         self.checks["batch is one by one"] = len(chats)
 
-    def learn(self, conversation: Conversation) -> None:
-        """Take opening, end and tail from a plain conversation."""
+    def learn(self, conversation: Conversation) -> TurnShape:
+        """Take opening, end and tail from a plain conversation, and trimming from a padded one."""
         example = self._kept(conversation)
         self._check_untrained(example)
         if ASSISTANT not in example.roles:
             raise example.failure("turns", "a conversation without an assistant was kept")
         last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
-        self.shape = self._learn_shape(example, last)
-        padded = render_one(self._template, padded_conversation(), self.policy)
-        if not isinstance(padded, str):
-            self.shape = replace(self.shape, trim=self._learn_trim(padded, self.shape))
+        shape = self._learn_shape(example, last)
+        padded = render_one(self._template, PADDED, self.policy)
+        return shape if isinstance(padded, str) else self._learn_trim(padded, shape)
 
     def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
         """The reason if the conversation was dropped, else None; Failure if its mask is wrong."""
@@ -236,7 +237,7 @@ class Judge:
         found = render_one(self._template, conversation, self.policy)
         if isinstance(found, ProofExample):
             return found
-        why = {**REASONS, **JINJA_REASONS}.get(found, "its own reason")
+        why = REASONS.get(found, "its own reason")
         message = f"it was dropped ({found}: {why}), and every template must be able to write it"
         raise Failure(DROPPED + found, message, conversation, self.policy)
 
@@ -284,15 +285,14 @@ class Judge:
             raise example.failure("end", f"turn {turn} trains only a part of its end")
         return shape
 
-    def _learn_trim(self, example: ProofExample, shape: TurnShape) -> str:
-        """Which way of trimming makes the padded answer right."""
+    def _learn_trim(self, example: ProofExample, shape: TurnShape) -> TurnShape:
+        """The shape with the way of trimming that makes the padded answer right."""
         turn = len(example.roles) - 1
         text = example.checked[-1].text or ""
         read = self._reader.readings(example.ids, *example.trained_span(turn))
         for name, trim in TRIMS.items():
-            for lead, found in zip(shape.leads, read, strict=True):
-                if lead is not None and found == lead + trim(text) + shape.end:
-                    return name
+            if shape.fits(read, [trim(text)]):
+                return replace(shape, trim=name)
         raise example.failure(
             "words", f"turn {turn} trains {read[0]!r}: wanted {text + shape.end!r}, or trimmed"
         )
@@ -356,12 +356,7 @@ class Judge:
             return
         read = self._reader.readings(example.ids, first, last)
         said = self._reader.spellings(TRIMS[shape.trim](text))
-        right = any(
-            lead is not None and found == lead + words + shape.end
-            for lead, found in zip(shape.leads, read, strict=True)
-            for words in said
-        )
-        if not right:
+        if not shape.fits(read, said):
             raise example.failure(
                 "words", f"turn {turn} trains {read[0]!r}: wanted {said[0] + shape.end!r}"
             )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -57,7 +57,7 @@ _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _OPEN, _CLOSE, _NEWLINE, _RETURN = b"{}\n\r"
 _LOOK_BYTES = 2**16  # the first row is enough to know the fields
-_ROW_LIMITS = DEFAULT_LIMITS.refusing(256 * 2**20)  # so that a damaged file takes no more memory
+_ROW_LIMITS = BatchLimits(most_bytes=256 * 2**20)  # so that a damaged file takes no more memory
 _OBJECT = msgspec.json.Decoder(Object)
 _ANYTHING = msgspec.json.Decoder()
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} lists and objects"
@@ -265,14 +265,15 @@ class JsonlFormat(LineFormat):
 
     field: str | None = None  # None: found in `look_in`
     on_bad: OnBad = "error"
+    look_in: tuple[InputFile, ...] = ()
 
     def options(self) -> dict[str, JSON]:
         return {"field": self.field, "on_bad": self.on_bad, **super().options()}
 
-    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         assert self.field is not None
         decoder = _TextDecoder(self.field)
-        for block in self.blocks(file, position):
+        for block in self.blocks(file, position, limits):
             batch = self._batch(decoder, block, file)
             if self.range is not None:
                 # The lines of every block count, or those after this range could not be numbered.
@@ -280,9 +281,9 @@ class JsonlFormat(LineFormat):
             elif batch.num_read:
                 yield replace(batch, drops=tuple(drop.numbered(0) for drop in batch.drops))
 
-    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+    def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
         """Whole rows of a whole file."""
-        for block in self.blocks(file, position):
+        for block in self.blocks(file, position, limits):
             base = block.end - len(block.data)
             lines = zip(block.lines(), block.stops.tolist(), strict=True)
             for number, (line, stop) in enumerate(lines, block.first_line + 1):
@@ -329,16 +330,19 @@ class JsonlFormat(LineFormat):
         except BadRowError:
             return None
 
-    def _find_field(self) -> str:
-        """In the first readable row of all files."""
-        found = (self._field_in(file) for file in self.look_in)
-        return next((field for field in found if field is not None), "text")
+    def settled(self, limits: BatchLimits, /) -> Self:
+        """With the field of the first readable row of all files."""
+        if not self.look_in:
+            return self
+        found = (self._field_in(file, limits) for file in self.look_in)
+        field = next((field for field in found if field is not None), "text")
+        return replace(self, field=field, look_in=())
 
-    def _field_in(self, file: InputFile) -> str | None:
-        limits = self.limits
-        if limits.most_bytes is not None:  # the same lines are refused as when they are read
-            limits = limits.refusing(max(limits.most_bytes + limits.num_bytes - _LOOK_BYTES, 1))
-        limits = replace(limits, num_bytes=_LOOK_BYTES)
+    def _field_in(self, file: InputFile, limits: BatchLimits) -> str | None:
+        most = limits.most_input()
+        if most is not None:  # the same lines are refused as when they are read
+            most = max(most - _LOOK_BYTES, 1)
+        limits = replace(limits, num_bytes=_LOOK_BYTES, most_bytes=most)
         for number, row in _rows(file, limits, read_object, self.on_bad):
             fields = ((key, isinstance(value, str)) for key, value in row.items())
             return choose_field(fields, wanted=None, where=f"{file.place}, line {number + 1}")
@@ -360,8 +364,8 @@ class JsonlSource(FileSource):
         check_on_bad(on_bad)
         files = list_files(where, suffixes=JsonlFormat.endings)
         look_in = files if field is None else ()
-        format = JsonlFormat(field=field, on_bad=on_bad, limits=limits, look_in=look_in)
-        super().__init__(files, format, name=name or name_of(where))
+        format = JsonlFormat(field=field, on_bad=on_bad, look_in=look_in)
+        super().__init__(files, format, name=name or name_of(where), limits=limits)
 
 
 def check_on_bad(on_bad: str) -> None:
@@ -411,13 +415,11 @@ def _rows(
                 yield number, row
 
 
-@dataclass(frozen=True)
 class JsonListFormat:
-    """A `.json` file that is one list of rows. A position is the number of rows read."""
+    """A `.json` file that is one list of rows, bounded by `MAX_LIST_BYTES`. A position is the
+    number of rows read."""
 
-    limits: BatchLimits = DEFAULT_LIMITS  # not used: `MAX_LIST_BYTES` bounds the whole list
-
-    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+    def rows(self, file: InputFile, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
         start = 0 if position is None else counts_of(position, ("records",), file.name)[0]
         found = _split_list(file)
         if start > len(found):

@@ -397,7 +397,7 @@ class LineFormat(Format):
         edges = [number * file.num_bytes // num_ranges for number in range(num_ranges + 1)]
         return [replace(self, range=ByteRange(*pair)) for pair in pairwise(edges)]
 
-    def blocks(self, file: InputFile, position: JSON) -> Iterator[LineBlock]:
+    def blocks(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[LineBlock]:
         """Blocks of the file's or the range's lines, from `position` on (None: the first)."""
         start: int | None
         start, line, stop = 0, 0, None
@@ -411,7 +411,7 @@ class LineFormat(Format):
             file,
             start=start,
             first_line=line,
-            limits=self.limits,
+            limits=limits,
             stop=stop,
             is_json=self._is_json,
         )

@@ -40,7 +40,7 @@ from shardmill.sources.batches import (
 from shardmill.sources.formats.jsonl import Object, own_id
 from shardmill.sources.source import FileSource, Format, InputRow, RowLocation
 from shardmill.storage.files import InputFile, Where, list_files, unreadable
-from shardmill.storage.hub import HubInput, fetch_range
+from shardmill.storage.hub import HubFile, fetch_range
 from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import Range, RangedFile, blocks_of
 
@@ -52,12 +52,7 @@ _PAGE = 4  # a page, which Arrow holds whole, may be this many times as large as
 _FOOTER_BYTES = 16 * 2**20  # of remembered footers
 
 
-ParquetInput = InputFile | HubInput
-
-
-class _Footer(NamedTuple):
-    num_bytes: int  # of the file
-    metadata: pq.FileMetaData
+ParquetInput = InputFile | HubFile
 
 
 class _Footers:
@@ -65,21 +60,17 @@ class _Footers:
     turn."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, _Footer] = {}
+        self._known: dict[Hashable, pq.FileMetaData] = {}
         self._lock = threading.Lock()
 
-    def get(self, file: ParquetInput) -> _Footer:
+    def get(self, file: ParquetInput) -> pq.FileMetaData:
         with self._lock:
             footer = self._known.pop(file.place, None)
             if footer is not None:
                 self._known[file.place] = footer  # now the last one used
                 return footer
-        num_bytes = file.num_bytes
-        with (
-            _open_ranges(file, num_bytes, ()) as stream,
-            pq.ParquetFile(stream, pre_buffer=False) as parquet,
-        ):
-            footer = _Footer(num_bytes, parquet.metadata)
+        with _open_ranges(file) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
+            footer = parquet.metadata
         with self._lock:
             self._known[file.place] = footer
             while len(self._known) > 1 and self._num_bytes() > _FOOTER_BYTES:
@@ -87,21 +78,18 @@ class _Footers:
         return footer
 
     def _num_bytes(self) -> int:
-        return sum(footer.metadata.serialized_size for footer in self._known.values())
+        return sum(footer.serialized_size for footer in self._known.values())
 
 
 _footers = _Footers()
 
 
-def _open_ranges(file: ParquetInput, num_bytes: int, blocks: Sequence[Range]) -> RangedFile:
+def _open_ranges(file: ParquetInput, blocks: Sequence[Range] = ()) -> RangedFile:
     if isinstance(file, InputFile):
-        return open_object(cast(ObjectPath, file.place), num_bytes, blocks)
-
-    def fetch(start: int, stop: int) -> bytes:
-        return fetch_range(file.place, start, stop, num_bytes)
-
-    retry = partial(file.retry.call, what=str(file.place))
-    return RangedFile(fetch, num_bytes, blocks, retry=retry)
+        return open_object(cast(ObjectPath, file.place), file.num_bytes, blocks)
+    num_bytes = file.num_bytes
+    retry = partial(file.retry.call, what=str(file))
+    return RangedFile(partial(fetch_range, file, num_bytes), num_bytes, blocks, retry=retry)
 
 
 @contextmanager
@@ -117,11 +105,11 @@ def open_parquet(
             with pq.ParquetFile(file.place, **options) as parquet:
                 yield parquet
             return
-        num_bytes, metadata = _footers.get(file)
+        metadata, num_bytes = _footers.get(file), file.num_bytes
         wanted = [] if ahead is None else ahead(metadata)
         blocks = blocks_of((start, min(stop, num_bytes)) for start, stop in wanted)
         with (
-            _open_ranges(file, num_bytes, blocks) as stream,
+            _open_ranges(file, blocks) as stream,
             pq.ParquetFile(stream, metadata=metadata, **options) as parquet,
         ):
             yield parquet
@@ -166,6 +154,7 @@ class ParquetFormat(Format):
     endings = (".parquet",)
 
     field: str | None = None  # the column that holds the text; checked or found in `look_in`
+    look_in: tuple[ParquetInput, ...] = ()
     groups: RowGroups | None = None  # only these row groups; None: all
 
     @property
@@ -175,12 +164,17 @@ class ParquetFormat(Format):
     def options(self) -> dict[str, JSON]:
         return {"field": self.field, **({} if self.groups is None else self.groups.options())}
 
-    def _find_field(self) -> str:
+    def settled(self, _limits: BatchLimits, /) -> Self:
+        """With the column of the first file."""
+        if not self.look_in:
+            return self
         first = self.look_in[0]
         with open_parquet(first) as parquet:
-            return choose_field(
-                columns_of(parquet.schema_arrow), wanted=self.field, where=str(first.place)
-            )
+            columns = [
+                (one.name, _is_one_of(one.type, _TEXT_TYPES)) for one in parquet.schema_arrow
+            ]
+        field = choose_field(columns, wanted=self.field, where=str(first.place))
+        return replace(self, field=field, look_in=())
 
     def size_hint(self, file: ParquetInput) -> int:
         """The column's size before compression."""
@@ -188,7 +182,7 @@ class ParquetFormat(Format):
 
     def bytes_before(self, file: InputFile, position: JSON) -> int:
         """Of the last row group, its share of rows."""
-        column = self.settled().field
+        column = self.field
         group, rows = counts_of(position, ("row_group", "rows"), file.name)
         with open_parquet(file) as parquet:
             metadata = parquet.metadata
@@ -213,7 +207,7 @@ class ParquetFormat(Format):
         parts = [RowGroups(first + start, first + stop) for start, stop in found]
         return [replace(self, groups=groups) for groups in parts] or (self,)
 
-    def read(self, file: ParquetInput, position: JSON) -> Iterator[TextBatch]:
+    def read(self, file: ParquetInput, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         column = self.field
         assert column is not None
 
@@ -227,18 +221,18 @@ class ParquetFormat(Format):
             _check_column(parquet.schema_arrow, column, str(file.place))
 
             def num_rows(group: int) -> int:
-                self._check_sizes(file, metadata, group)
+                self._check_sizes(file, metadata, group, limits)
                 num_bytes = _column_bytes(metadata, group, column)
-                return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, self.limits)
+                return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, limits)
 
             for group, start, batch in self._left_rows(parquet, file, position, num_rows, [column]):
                 texts = batch.column(0).cast(pa.large_binary())
-                for first, stop in cut(byte_lengths(texts), self.limits):
+                for first, stop in cut(byte_lengths(texts), limits):
                     row = edges[group] + start + first
                     after: Cursor = {"row_group": group, "rows": start + stop}
                     yield _batch(texts.slice(first, stop - first), file, row, after)
 
-    def rows(self, file: InputFile, position: JSON) -> Iterator[InputRow]:
+    def rows(self, file: InputFile, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
         """Whole rows of a whole file.
 
         Arrow writes every field of a struct in every row, null where the row had none. So a null
@@ -304,7 +298,7 @@ class ParquetFormat(Format):
 
     def _sizes(self, file: ParquetInput) -> list[int]:
         """The column's size before compression in each row group."""
-        column = self.settled().field
+        column = self.field
         with open_parquet(file) as parquet:
             metadata = parquet.metadata
             groups = range(*self._groups(metadata))
@@ -326,10 +320,12 @@ class ParquetFormat(Format):
             )
         return range(group, stop), skip
 
-    def _check_sizes(self, file: ParquetInput, metadata: pq.FileMetaData, group: int) -> None:
+    def _check_sizes(
+        self, file: ParquetInput, metadata: pq.FileMetaData, group: int, limits: BatchLimits
+    ) -> None:
         """Refuse a row group with a document or a page that is certainly too large. Pages are only
         looked at in a file on this machine."""
-        most, most_page = self.limits.most_bytes, self.limits.most_input(_PAGE)
+        most, most_page = limits.most_bytes, limits.most_input(_PAGE)
         if most is None or most_page is None:
             return
         where, num_rows = f"{file.place}, row group {group}", metadata.row_group(group).num_rows
@@ -360,8 +356,8 @@ class ParquetSource(FileSource):
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         files = list_files(where, suffixes=ParquetFormat.endings)
-        format = ParquetFormat(field=field, limits=limits, look_in=files[:1])
-        super().__init__(files, format, name=name or name_of(where))
+        format = ParquetFormat(field=field, look_in=files[:1])
+        super().__init__(files, format, name=name or name_of(where), limits=limits)
 
 
 def _batch(raw: pa.LargeBinaryArray, file: ParquetInput, row: int, position: Cursor) -> TextBatch:
@@ -401,11 +397,6 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     if chunk.has_dictionary_page and chunk.dictionary_page_offset:
         start = min(start, chunk.dictionary_page_offset)
     return start, start + chunk.total_compressed_size
-
-
-def columns_of(schema: pa.Schema) -> list[tuple[str, bool]]:
-    """Each column and whether it holds strings."""
-    return [(column.name, _is_one_of(column.type, _TEXT_TYPES)) for column in schema]
 
 
 def _check_column(schema: pa.Schema, column: str, where: str) -> None:

@@ -44,10 +44,10 @@ class TextFormat(Format):
     def bytes_before(self, file: InputFile, position: JSON) -> int:
         return file.num_bytes * counts_of(position, ("documents",), file.name)[0]
 
-    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         if position is not None and counts_of(position, ("documents",), file.name)[0]:
             return
-        most = self.limits.most_bytes
+        most = limits.most_bytes
         if most is not None and file.num_bytes > most:
             found = f"a document of {file.num_bytes:,} bytes (a text file is one document)"
             raise too_large(str(file.place), found, most)
@@ -74,8 +74,8 @@ class TextLineFormat(LineFormat):
     def options(self) -> dict[str, JSON]:
         return {"split": "line", **super().options()}
 
-    def read(self, file: InputFile, position: JSON) -> Iterator[TextBatch]:
-        for block in self.blocks(file, position):
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
+        for block in self.blocks(file, position, limits):
             texts = _lines_to_arrow(block)
             if len(texts):
                 yield make_batch(texts, self.position_after(block))
@@ -95,8 +95,8 @@ class TextSource(FileSource):
         if split not in (None, "line"):
             raise OptionError("{split}: wanted None (a file is a document) or 'line'", split=split)
         files = list_files(where, suffixes=TextFormat.endings)
-        format = TextLineFormat if split == "line" else TextFormat
-        super().__init__(files, format(limits=limits), name=name or name_of(where))
+        format = TextLineFormat() if split == "line" else TextFormat()
+        super().__init__(files, format, name=name or name_of(where), limits=limits)
 
 
 def _lines_to_arrow(block: LineBlock) -> pa.LargeBinaryArray:

@@ -463,6 +463,7 @@ def test_the_field_of_files_is_chosen_by_the_source_unless_it_is_named() -> None
     assert read_config(changed("data", {**HF, "text_key": None})).data.text_key is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

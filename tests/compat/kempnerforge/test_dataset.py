@@ -78,6 +78,7 @@ def test_the_end_token_is_a_target_and_what_follows_it_is_not(tmp_path):
     assert {tensor.dtype for tensor in data[0].values()} == {torch.int64}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5),

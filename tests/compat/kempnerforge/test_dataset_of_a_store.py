@@ -40,6 +40,7 @@ def test_documents_come_from_the_index_and_samples_cross_shards(tmp_path):
     assert data.dtype_rule == "store: its manifest says uint16"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     dtype=st.sampled_from(["uint16", "uint32"]),

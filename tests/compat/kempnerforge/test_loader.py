@@ -151,6 +151,7 @@ def mixture_run(config, changes: dict[int, list[int]], *, epochs: int = 1) -> li
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", WORKERS)
 @pytest.mark.parametrize(
     "changes",
@@ -334,6 +335,7 @@ class Failing(Numbers):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_abandoned_loaders_leave_no_processes():
     import multiprocessing
 

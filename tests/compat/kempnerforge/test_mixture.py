@@ -469,6 +469,7 @@ def test_dataset_and_sampler_work_under_a_plain_dataloader(two, num_workers):
     assert batches[0]["input_ids"].shape == (4, 3)
 
 
+@pytest.mark.slow
 def test_weights_that_change_every_few_samples_starve_nobody() -> None:
     sampler = MixtureSampler([0, 10**6, 2 * 10**6], [0.1, 0.9], 1, 0)
     drawn = iter(sampler)

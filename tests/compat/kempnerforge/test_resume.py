@@ -214,6 +214,7 @@ PHASES = st.dictionaries(st.integers(1, 120), WEIGHTS, max_size=2).map(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(plan=runs(), changes=CHANGES, phases=PHASES)
 def test_mixtures_resume_exactly_through_changes_of_weights(plan, changes, phases):

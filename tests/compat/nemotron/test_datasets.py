@@ -34,8 +34,8 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNo
 from shardmill.formats.packed import MemmapShardWriter, pack_from_spool
 from shardmill.sampling import Permutation
 from shardmill.store import PlanOptions
-from shardmill.testing.packing import packed_bins, write_spool
 from shardmill.testing.stores import build_small_chat_store
+from tests.formats.packed import packed_bins, write_spool
 from tests.packs import FIVE
 
 BINS = [
@@ -258,6 +258,7 @@ def megatron_slowly(items, length: int, pad: int) -> dict[str, list]:
     return batch
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(bins=packed_bins(pack_size=12, max_bins=5).filter(len), more=st.integers(0, 5))
 def test_the_batch_is_megatrons(bins, more) -> None:

@@ -21,8 +21,8 @@ from shardmill.loading.streaming.stream import BatchShape, LossRules, Pipeline, 
 from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.protocols import Texts
 from shardmill.records import Batch, Ragged
-from shardmill.testing.loading import UnitsSource
 from tests.loading.streaming.encoded import framing
+from tests.loading.streaming.units import UnitsSource
 
 SPAN, EOS, PAD = 1000, 999_999, 0
 ARRAYS = ("input_ids", "labels", "attention_mask", "segment_ids")

@@ -37,6 +37,7 @@ def label_of(tokens, segments, at, *, mask_boundary_loss, train_on_eos) -> int:
     return int(tokens[at + 1])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(rows=some_rows(), mask_boundary_loss=st.booleans(), train_on_eos=st.booleans())
 def test_batches_equal_a_loop_over_every_token(rows, mask_boundary_loss, train_on_eos) -> None:

@@ -61,6 +61,7 @@ def wanted_pieces(documents: list[Doc], width: int) -> list[tuple[int, ...]]:
     return [doc.ids[at : at + width] for doc in documents for at in range(0, len(doc.ids), width)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS)
 def test_each_piece_of_each_document_is_one_segment_of_one_row(
@@ -80,6 +81,7 @@ def test_each_piece_of_each_document_is_one_segment_of_one_row(
     assert at == len(rows)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN)
 def test_without_a_seed_rows_come_by_their_first_document(blocks, rules, seq_len) -> None:
@@ -96,6 +98,7 @@ def test_without_a_seed_rows_come_by_their_first_document(blocks, rules, seq_len
     assert at == len(rows)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS)
 def test_chunks_change_neither_rows_nor_positions(blocks, rules, seq_len, chunk) -> None:
@@ -103,6 +106,7 @@ def test_chunks_change_neither_rows_nor_positions(blocks, rules, seq_len, chunk)
     assert rows_of(blocks, rules, seq_len, chunk=chunk) == whole
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS, picks=st.randoms())
 def test_from_the_position_after_any_row_the_later_rows_follow(
@@ -117,6 +121,7 @@ def test_from_the_position_after_any_row_the_later_rows_follow(
             assert rows_of(blocks, rules, seq_len, start=again) == rows[number + 1 :]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN)
 def test_documents_are_counted_once_with_their_first_piece(blocks, rules, seq_len) -> None:

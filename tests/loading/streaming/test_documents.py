@@ -17,7 +17,7 @@ from shardmill.errors import SourceError
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder
 from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.sources import MemorySource, open_source
-from shardmill.testing.loading import (
+from tests.loading.streaming.units import (
     UnitsSource,
     assert_stream_resumes,
     contents,

@@ -22,7 +22,6 @@ from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, fra
 from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
-from shardmill.testing.loading import UnitsSource
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
     ByteTokenizer,
@@ -33,6 +32,7 @@ from shardmill.tokenizers import (
 )
 from tests.helpers import wait_for
 from tests.loading.streaming.encoded import framing
+from tests.loading.streaming.units import UnitsSource
 
 BYTES = ByteTokenizer(byte_offset=3)
 WORDS = ["a", "bc", "def", "", "\u00e9\u4e2d", "x" * 40]
@@ -58,6 +58,7 @@ def framed_slowly(ids, rules):
     return bos + kept + ([rules.eos_id] if whole else []), len(ids) - len(kept)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     documents=st.lists(
@@ -243,6 +244,7 @@ def test_errors_of_the_source_and_of_the_encoder_come_out_in_their_place():
         next(encoded)
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_source_in_a_long_pause():
     began_to_wait, pause, waited = threading.Event(), threading.Event(), threading.Event()
 
@@ -301,6 +303,7 @@ def test_one_block_is_read_ahead_and_no_more():
         assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_a_program_may_end_with_an_open_stream():
     code = """
 from shardmill.sources import MemorySource

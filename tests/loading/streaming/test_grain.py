@@ -66,6 +66,7 @@ def test_grains_checkpoint_test_passes(prefetch: int, bins: BinRules | None, rep
     assert_equal_output_after_checkpoint(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_grains_checkpoint_test_passes_on_a_configured_stream(prefetch: int) -> None:
     config = make_config(repeat=False, grain_prefetch=prefetch)
@@ -161,6 +162,7 @@ def test_a_closed_iterator_says_so_and_still_has_its_state(prefetch: int) -> Non
         iterator.set_state(state)
 
 
+@pytest.mark.slow
 def test_an_iterator_that_cannot_be_made_raises_its_own_error_alone() -> None:
     with pytest.raises(OptionError, match="process_index=2: wanted 0 to 1"):
         build_train_iterator(make_config(), process_index=2, process_count=2)
@@ -180,6 +182,7 @@ def test_evaluation_reads_in_order_once_and_no_more_than_asked_for() -> None:
         assert_equal(list(again), batches)
 
 
+@pytest.mark.slow
 def test_a_script_that_closes_nothing_ends_quietly() -> None:
     code = f"""
 import warnings; warnings.simplefilter("ignore")

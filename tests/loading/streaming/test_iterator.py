@@ -22,7 +22,6 @@ from shardmill.loading.streaming.stream import BatchShape, TextStream
 from shardmill.protocols import Texts
 from shardmill.records import Cursor, Ragged, TextBatch
 from shardmill.sources import MemorySource
-from shardmill.testing.loading import UnitsSource
 from tests.helpers import wait_for
 from tests.loading.streaming.pipelines import (
     EOS,
@@ -33,6 +32,7 @@ from tests.loading.streaming.pipelines import (
     some,
     with_states,
 )
+from tests.loading.streaming.units import UnitsSource
 
 CASE = Case(units=((3, 4, 5),) * 3, shape=BatchShape(grad_accum=2, batch_size=2, seq_len=5))
 

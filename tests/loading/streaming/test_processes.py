@@ -51,6 +51,7 @@ def remaining(pipeline: Pipeline, count: int, state: Any) -> Counter[tuple[int, 
     return rows
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     case=cases(repeat=False, streams=6),
@@ -72,6 +73,7 @@ def test_joined_states_resume_with_the_same_rows_on_any_count_that_divides_the_s
     assert remaining(pipeline, after, joined) == rest
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(case=cases(streams=6), count=st.sampled_from([1, 2, 3, 6]), steps=st.integers(0, 6))
 def test_a_joined_state_gives_each_process_its_very_next_batches(
@@ -187,6 +189,7 @@ with build_train_iterator(given["config"]) as batches:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["sequential", "bin"])
 def test_a_fresh_process_resumes_with_the_very_next_batch(tmp_path: Path, packing: str) -> None:
     import hashlib

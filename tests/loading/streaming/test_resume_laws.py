@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from tests.loading.streaming.pipelines import (
 LAW = settings(deadline=None, max_examples=60)
 
 
+@pytest.mark.slow
 @LAW
 @given(case=cases(), data=st.data())
 def test_after_set_state_come_the_batches_of_an_undisturbed_run_twice_in_a_row(
@@ -87,6 +89,7 @@ def test_every_token_is_given_exactly_once_in_an_epoch_or_counted_as_truncated(c
     assert total.truncated_tokens == sum(max(length - most, 0) for length in case.lengths)
 
 
+@pytest.mark.slow
 @LAW
 @given(case=cases(repeat=True))
 def test_with_repeat_the_second_epoch_gives_every_token_again(case: Case) -> None:
@@ -103,6 +106,7 @@ def test_with_repeat_the_second_epoch_gives_every_token_again(case: Case) -> Non
         assert all(given[token] >= 2 for token in expected)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     case=cases(repeat=False, streams=12),
@@ -120,6 +124,7 @@ def test_the_processes_of_a_run_share_every_token(case: Case, counts: tuple[int,
     assert given == case.expected()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(case=cases(streams=6), data=st.data())
 def test_a_process_with_several_streams_resumes_exactly(case: Case, data: st.DataObject) -> None:
@@ -133,6 +138,7 @@ def test_a_process_with_several_streams_resumes_exactly(case: Case, data: st.Dat
         assert resumed.get_state() == states[-1]
 
 
+@pytest.mark.slow
 @LAW
 @given(
     case=cases(repeat=False),

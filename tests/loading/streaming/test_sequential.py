@@ -38,6 +38,7 @@ def rows_of(blocks, seq_len, *, start=None, chunk=(3,)):
     return flat(sequential_rows(stream, seq_len=seq_len, pad_id=PAD, start=start))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS)
 def test_rows_joined_are_the_documents_end_to_end(blocks, seq_len, chunk) -> None:
@@ -56,12 +57,14 @@ def test_rows_joined_are_the_documents_end_to_end(blocks, seq_len, chunk) -> Non
             assert not begins & set(piece[1:])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS)
 def test_chunks_change_neither_rows_nor_positions(blocks, seq_len, chunk) -> None:
     assert rows_of(blocks, seq_len, chunk=chunk) == rows_of(blocks, seq_len, chunk=(1000,))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), seq_len=SEQ_LEN, chunk=CHUNKS, picks=st.randoms())
 def test_from_the_position_after_any_row_the_later_rows_follow(
@@ -147,6 +150,7 @@ def test_many_tiny_chunks_for_one_row_are_joined_once(monkeypatch: pytest.Monkey
     assert joined == [5_000]
 
 
+@pytest.mark.slow
 def test_one_long_document_makes_many_rows() -> None:
     ids = Ragged.from_lengths(np.arange(3_000_000, dtype=np.int32), [3_000_000])
     (rows,) = sequential_rows(iter([chunk_of(ids)]), seq_len=2, pad_id=PAD, start=Position())

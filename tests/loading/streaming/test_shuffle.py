@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder
 from shardmill.loading.streaming.state import StreamCursor
 from shardmill.sources import BatchLimits, MemorySource, open_source
-from shardmill.testing.loading import (
+from tests.loading.streaming.units import (
     UnitsSource,
     assert_stream_resumes,
     epoch_texts,
@@ -26,6 +26,7 @@ from shardmill.testing.loading import (
 NUMBERS = [str(number) for number in range(200)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     units=rows_of_units(),
@@ -141,6 +142,7 @@ def write_corpus(folder, kind):
     return wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("streams", [(0, 1), (1, 2)])

@@ -20,10 +20,10 @@ import pytest
 
 from shardmill.compat.chomp import build_train_iterator, open_stream
 from shardmill.errors import OptionError
-from shardmill.testing.services import Fault, LoopbackHub
 from shardmill.threads import StoppedError, pause, read_ahead, wait_for
 from tests.helpers import is_in
 from tests.helpers import wait_for as wait_for_condition
+from tests.services import Fault, LoopbackHub
 
 ENDLESS: dict[str, Any] = {  # a batch takes hours
     "data": {"backend": "local_text", "local_text": ["abc", "def"], "tokenizer": {"kind": "byte"}},
