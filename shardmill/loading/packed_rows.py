@@ -243,3 +243,16 @@ class PackSource(RowSource):
             f"PackSource({str(self.path)!r}, {self.plan.stem!r}, name={self.name!r}, "
             f"seq_len={self.seq_len:,}, rows={len(self):,}, reader={self.reader!r})"
         )
+
+
+def checked_plan(source: PackSource, seq_len: int, split: str | None, at: str) -> PackSource:
+    """The source, if its plan is of this length and split (None: any); else it is closed."""
+    wanted = split or source.split
+    if (source.seq_len, source.split) != (seq_len, wanted):
+        source.close()
+        raise OptionError(
+            f"{at}: this plan is of split {source.split!r} with {{seq_len}}; wanted {wanted!r} "
+            f"with {seq_len:,}",
+            seq_len=source.seq_len,
+        )
+    return source

@@ -157,7 +157,7 @@ class PrefetchedIterator(grain.DatasetIterator, Closing, Generic[Element]):  # t
         self._at_the_end = self.get_state()
         for iterator in _checkpointed(self._parent):
             iterator.interrupt()
-        super().close()
+        grain.DatasetIterator.close(self)
         self._parents = ()  # else Grain closes them again when this is freed, perhaps after exit
 
     def _assert_not_closed(self) -> None:
