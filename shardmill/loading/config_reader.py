@@ -249,19 +249,14 @@ def _with_value(
 
 
 def make_record(
-    cls: type[Record],
-    values: object,
-    *,
-    file: str,
-    sources: Mapping[str, str] | None = None,
-    path: str = "",
+    cls: type[Record], values: object, *, file: str, sources: Mapping[str, str] | None = None
 ) -> Record:
     """`values` as an instance of `cls`, or one OptionError with every problem.
 
     `file` and `sources` (from `apply_overrides`) say where a wrong value was written.
     """
     problems: list[tuple[str, str]] = []
-    record = _convert(cls, values, path, problems)
+    record = _convert(cls, values, "", problems)
     refuse((f"{key}: {problem}" for key, problem in problems), file, sources)
     return record  # type: ignore[no-any-return]
 

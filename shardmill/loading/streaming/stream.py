@@ -48,7 +48,7 @@ from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts
 from shardmill.records import JSON, Batch, Ragged, next_token_pairs
-from shardmill.threads import StoppedError
+from shardmill.threads import OneThread, StoppedError
 
 log = logging.getLogger(__name__)
 
@@ -267,17 +267,11 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
         return self
 
     def __next__(self) -> Batch[np.int32]:
-        if not self._busy.acquire(blocking=False):
-            raise OptionError(
-                "another thread is making a batch of this stream; use it from one thread, or open "
-                "one for each with its own rank"
-            )
-        try:
-            return self._next()
-        except StoppedError:
-            raise OptionError("this stream was closed while it made a batch") from None
-        finally:
-            self._busy.release()
+        with self._one_thread:
+            try:
+                return self._next()
+            except StoppedError:
+                raise OptionError("this stream was closed while it made a batch") from None
 
     def _next(self) -> Batch[np.int32]:
         if self._closed:
@@ -333,7 +327,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
     def close(self) -> None:
         """End all threads. The state can still be read."""
         self.interrupt()
-        with self._busy:
+        with self._one_thread.waiting():
             self._end_threads()
 
     def __repr__(self) -> str:
@@ -343,7 +337,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_streams", "_process", "_interrupted", "_busy")
+        left_out = ("_streams", "_process", "_interrupted", "_one_thread")
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -354,7 +348,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
         """What belongs to this process and object alone."""
         self._streams: list[_RowStream] = []  # opened with the first batch
         self._process = 0  # whose threads they have: none follows into a fork
-        self._interrupted, self._busy = threading.Event(), threading.Lock()
+        self._interrupted, self._one_thread = threading.Event(), OneThread("stream")
 
     def _opened(self) -> list[_RowStream]:
         if not self._streams or self._process != os.getpid():
