@@ -9,8 +9,6 @@ reading a token.
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +39,7 @@ from shardmill.sampling import (
 )
 from shardmill.sampling.order import by_value, fingerprint_of
 from shardmill.sampling.shares import whole_shares
+from shardmill.threads import OneThread
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,9 @@ class SampleStream:
         }
         self.order_fingerprint = self._mixture.fingerprint
         self._excluded = self._find_excluded()
-        self._lock = (os.getpid(), threading.Lock())
+        # A fork while another thread is inside does no harm: the cache that it guards is only ever
+        # replaced as a whole.
+        self._one_thread = OneThread("SampleStream")
 
     @property
     def epoch_samples(self) -> int | None:
@@ -136,12 +137,12 @@ class SampleStream:
 
     def take_all(self, samples: npt.ArrayLike) -> MixedSamples:
         """The same as if nothing were excluded: what each sample replaces. Not for training."""
-        with self._locked():
+        with self._one_thread.waiting():
             return self._mixture.take(samples)
 
     def counts(self, num_samples: SupportsIndex) -> OffsetArray:
         """How many of the first `num_samples` samples are of each source."""
-        with self._locked():
+        with self._one_thread.waiting():
             return self._mixture.counts(num_samples)
 
     def shares(self) -> tuple[tuple[int, tuple[Fraction, ...]], ...]:
@@ -172,13 +173,6 @@ class SampleStream:
                 if number in used:
                     source.excluded.check_left()
         return found
-
-    def _locked(self) -> threading.Lock:
-        """The lock of this process. A child that was forked while another thread held it takes a
-        new one: the cache that it guards is only ever replaced as a whole."""
-        if self._lock[0] != os.getpid():
-            self._lock = (os.getpid(), threading.Lock())
-        return self._lock[1]
 
 
 def _orders(sources: Sequence[RowSource], shuffle: Shuffle) -> OrderFactory:

@@ -20,7 +20,6 @@ from shardmill.loading.streaming.tokenizer import (
     StreamTokenizer,
     kind_of,
     load_tokenizer,
-    make_stream_tokenizer,
     special_strings,
 )
 from shardmill.protocols import Tokenizer
@@ -46,8 +45,11 @@ def open_stream_tokenizer(config: StreamConfig) -> StreamTokenizer:
     saved = None if section.snapshot is None else load_tokenizer(section.snapshot)
     tokenizer = _open_base(section) if saved is None else _from_snapshot(section, saved.tokenizer)
     ids = _find_ids(config, tokenizer)
-    opened = make_stream_tokenizer(
-        tokenizer, ids, vocab_size=_vocab_size(config, tokenizer, ids), engine=section.engine
+    opened = StreamTokenizer(
+        tokenizer=tokenizer,
+        ids=ids,
+        vocab_size=_vocab_size(config, tokenizer, ids),
+        engine=section.engine,
     )
     if saved is not None and saved.fingerprint != opened.fingerprint:
         _log.warning(

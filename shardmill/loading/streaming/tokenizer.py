@@ -42,13 +42,17 @@ class DocumentIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTokenizer:
-    """Made by `make_stream_tokenizer` and `load_tokenizer`."""
+    """A tokenizer and the ids around its documents."""
 
     tokenizer: Tokenizer
-    fingerprint: str  # of the tokenizer and the ids
     vocab_size: int  # of the model: all ids are below it
     ids: DocumentIds
     engine: EngineChoice = "auto"  # changes speed, never ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokenizer and the ids: `vocab_size` and `engine` change neither."""
+        return fingerprint_of({"tokenizer": self.tokenizer.fingerprint, **asdict(self.ids)})
 
     @property
     def bos_id(self) -> int | None:
@@ -72,19 +76,6 @@ class StreamTokenizer:
         return choose_encoder(
             self.tokenizer, engine=self.engine, corpus=corpus, size_hint=size_hint
         )
-
-
-def make_stream_tokenizer(
-    tokenizer: Tokenizer, ids: DocumentIds, *, vocab_size: int, engine: EngineChoice = "auto"
-) -> StreamTokenizer:
-    """With its fingerprint, which does not depend on `vocab_size` and `engine`."""
-    return StreamTokenizer(
-        tokenizer=tokenizer,
-        fingerprint=fingerprint_of({"tokenizer": tokenizer.fingerprint, **asdict(ids)}),
-        vocab_size=vocab_size,
-        ids=ids,
-        engine=engine,
-    )
 
 
 def kind_of(tokenizer: Tokenizer) -> Kind:
@@ -203,7 +194,7 @@ def _open(snapshot: _Snapshot, model: bytes, where: str) -> StreamTokenizer:
             f"{where}: {SNAPSHOT} says vocab_size {snapshot.vocab_size:,}, but its ids need "
             f"{needed:,}; it was changed or damaged: restore the snapshot"
         )
-    opened = make_stream_tokenizer(base, ids, vocab_size=snapshot.vocab_size)
+    opened = StreamTokenizer(tokenizer=base, ids=ids, vocab_size=snapshot.vocab_size)
     if opened.fingerprint != snapshot.fingerprint:
         raise TokenizerError(
             f"{where}: {SNAPSHOT} holds ids or rules that do not match its fingerprint; it was "

@@ -34,9 +34,7 @@ def framing(
         add_eos=eos_id is not None,
         max_doc_tokens=max_doc_tokens,
     )
-    return StreamTokenizer(
-        tokenizer=ByteTokenizer(), fingerprint="framing", vocab_size=vocab_size, ids=ids
-    )
+    return StreamTokenizer(tokenizer=ByteTokenizer(), vocab_size=vocab_size, ids=ids)
 
 
 @dataclass(frozen=True)
