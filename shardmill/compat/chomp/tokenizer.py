@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from shardmill.compat.chomp.config import ModelSection, StreamConfig, TokenizerSection
 from shardmill.errors import OptionError, TokenizerError
@@ -24,19 +23,12 @@ from shardmill.loading.streaming.tokenizer import (
 )
 from shardmill.protocols import Tokenizer
 from shardmill.tokenizers import ByteTokenizer, open_tokenizer
-from shardmill.tokenizers.base import usual_id
+from shardmill.tokenizers.base import TokenizerWithSpecials, usual_id
 
 _log = logging.getLogger(__name__)
 
 _BYTE_IDS = {"pad": 0, "bos": 1, "eos": 2}  # of a byte tokenizer whose byte_offset leaves room
 _AT = "data.tokenizer"
-
-
-@runtime_checkable
-class HasMarkers(Protocol):
-    """A tokenizer that says whether a string is one of its special tokens."""
-
-    def marker_id(self, text: str) -> int | None: ...
 
 
 def open_stream_tokenizer(config: StreamConfig) -> StreamTokenizer:
@@ -241,7 +233,7 @@ def _is_text(tokenizer: Tokenizer, number: int) -> bool:
         literal = tokenizer.decode([number])
     except TokenizerError:  # not a token: beyond the vocabulary, or a gap in it
         return False
-    assert isinstance(tokenizer, HasMarkers), "every kind of tokenizer in a config has markers"
+    assert isinstance(tokenizer, TokenizerWithSpecials), "every kind of tokenizer in a config is"
     return tokenizer.marker_id(literal) != number
 
 
