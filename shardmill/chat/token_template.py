@@ -371,13 +371,13 @@ def collect_turns(
     forms = list(PLAIN_FORMS)
     numbers = {form: number for number, form in enumerate(forms)}
     texts: list[str] = []
-    roles, num_turns, kept = bytearray(), list[int](), list[int]()
+    roles, stops, kept = bytearray(), [0], list[int]()  # stops: of the turns of each conversation
     dropped, flags = list[tuple[int, str]](), list[tuple[int, bool]]()
     continued: list[int] = []  # texts that do not start a turn
     other_forms: list[tuple[int, int]] = []  # (text, form) where the form is not the plain one
     trim = spec.trim
     for position, conversation in enumerate(conversations):
-        turns_before, texts_before = len(roles), len(texts)
+        texts_before = len(texts)
         messages = conversation.messages
         for message in messages if type(messages) is list and not conversation.tools else ():
             if type(message) is not dict or len(message) != 2:
@@ -391,11 +391,11 @@ def collect_turns(
             texts.append(text.strip() if trim else text)
             roles.append(role)
         else:
-            if len(roles) > turns_before:
+            if len(roles) > stops[-1]:
                 kept.append(position)
-                num_turns.append(len(roles) - turns_before)
+                stops.append(len(roles))
                 continue
-        del texts[texts_before:], roles[turns_before:]
+        del texts[texts_before:], roles[stops[-1] :]
         laid = lay_out(conversation, spec, policy)
         if isinstance(laid, str):
             dropped.append((position, laid))
@@ -412,19 +412,15 @@ def collect_turns(
                 other_forms.append((len(texts), number))
                 texts.append(text)
         kept.append(position)
-        num_turns.append(len(laid))
+        stops.append(len(roles))
+    bounds = np.array(stops)
     turn_roles = np.frombuffer(bytes(roles), np.uint8)
-    bounds = np.zeros(len(num_turns) + 1, np.int64)
-    np.cumsum(num_turns, out=bounds[1:])
-    first_texts = np.arange(len(texts))
-    if continued:
-        first_texts = np.delete(first_texts, continued)
+    first_texts = np.delete(np.arange(len(texts)), continued)
     form_of: IntArray = np.zeros(len(texts), np.intp)
     form_of[first_texts] = turn_roles
     form_of[first_texts[bounds[:-1]]] += len(ROLES)
-    if other_forms:
-        at, found = np.array(other_forms, np.intp).T
-        form_of[at] = found
+    at, found = np.array(other_forms, np.intp).reshape(-1, 2).T
+    form_of[at] = found
     return Turns(
         texts=texts,
         roles=turn_roles,
@@ -452,9 +448,7 @@ def assemble(
     Returns values and mask of all tokens; offsets, with text i and its fixed tokens at
     offsets[i]..offsets[i + 1]; and the number of trained tokens of each text.
     """
-    trained = trained_turn
-    if len(texts) != len(trained):
-        trained = np.repeat(trained, np.diff(turns.first_texts, append=len(texts)))
+    trained = np.repeat(trained_turn, np.diff(turns.first_texts, append=len(texts)))
     # The forms in one table: form f is left_of[f] + right_of[f] tokens from starts[f] on. A role
     # that the template has no turns for has no pieces, and no text uses its form.
     sides = [[name for name in side if name in pieces] for form in turns.forms for side in form]

@@ -75,48 +75,42 @@ class TurnSpans:
     trained: BoolArray  # (turns,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JinjaTemplate:
     """One Jinja template, bound to one tokenizer. Made by `open_jinja_template`."""
 
-    def __init__(
-        self, engine: JinjaEngine, facts: TemplateFacts, name: str, variables: Mapping[str, JSON]
-    ) -> None:
-        self._engine = engine
-        self._facts = facts
-        self._name = name
-        self._variables = dict(variables)
-
-    @property
-    def name(self) -> str:
-        return self._name
+    name: str
+    engine: JinjaEngine
+    facts: TemplateFacts
+    variables: Mapping[str, JSON]
 
     @property
     def marker_ids(self) -> frozenset[int]:
-        return self._facts.marker_ids
+        return self.facts.marker_ids
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The special tokens that end an assistant's turn and are trained with it."""
-        return self._facts.closing
+        return self.facts.closing
 
     def describe(self) -> dict[str, JSON]:
         deciding: dict[str, JSON] = {
             "kind": "jinja",
             "rules": _RULES,
-            "source": self._engine.source,
-            "variables": self._variables,
+            "source": self.engine.source,
+            "variables": self.variables,
         }
         found: dict[str, JSON] = {
             "kind": "jinja",
-            "name": self._name,
+            "name": self.name,
             "sha256": _sha256(json.dumps(deciding, sort_keys=True)),
-            "source_sha256": _sha256(self._engine.source),
-            "generation_blocks": self._engine.has_blocks,
-            "variables": dict(self._variables),
+            "source_sha256": _sha256(self.engine.source),
+            "generation_blocks": self.engine.has_blocks,
+            "variables": dict(self.variables),
             "end_ids": list[JSON](self.end_ids),
-            "call_arguments": self._facts.arguments,
+            "call_arguments": self.facts.arguments,
         }
-        library = type(self._engine.tokenizer).__module__.partition(".")[0]
+        library = type(self.engine.tokenizer).__module__.partition(".")[0]
         version = getattr(sys.modules.get(library), "__version__", None)
         return {**found, library: version} if isinstance(version, str) else found
 
@@ -125,7 +119,7 @@ class JinjaTemplate:
         group: list[Renderings | str] = []
         size = 0
         for conversation in conversations:
-            found = render_all(self._engine, self._facts, conversation, policy)
+            found = render_all(self.engine, self.facts, conversation, policy)
             group.append(found)
             size += 0 if isinstance(found, str) else sum(map(len, found.texts()))
             if size > _CHARACTERS_PER_CALL:
@@ -147,21 +141,21 @@ class JinjaTemplate:
     ) -> list[ChatExamples | str]:
         """Encode the texts of a group at once, then prove each conversation."""
         texts = (text for one in group if not isinstance(one, str) for text in one.texts())
-        encoded = encode_apart(self._engine, self._facts, texts)
+        encoded = encode_apart(self.engine, self.facts, texts)
         return [one if isinstance(one, str) else self._prove(one, encoded, policy) for one in group]
 
     def _prove(
         self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy
     ) -> ChatExamples | str:
-        ids, generated = self._engine.encode(renderings.messages, renderings.tools)
+        ids, generated = self.engine.encode(renderings.messages, renderings.tools)
         if not np.array_equal(ids, encoded[renderings.whole]):
-            encoded = encode_whole(self._engine, renderings.texts())
+            encoded = encode_whole(self.engine, renderings.texts())
         if not np.array_equal(ids, encoded[renderings.whole]):
             return "prefix_changes"
-        turns = find_turns(renderings, encoded, self._facts)
+        turns = find_turns(renderings, encoded, self.facts)
         if isinstance(turns, str):
             return turns
-        mask = mask_of(turns, self._facts, train_ends=policy.train_on_eot, generated=generated)
+        mask = mask_of(turns, self.facts, train_ends=policy.train_on_eot, generated=generated)
         if isinstance(mask, str):
             return mask
         return ChatExamples(
@@ -177,12 +171,12 @@ class JinjaTemplate:
         checked = check_messages(conversation.messages)
         if isinstance(checked, str):
             raise TemplateError(f"not a conversation: {checked}")
-        messages = as_messages(conversation.messages, checked, self._facts.arguments)
-        return self._engine.encode(messages, conversation.tools)
+        messages = as_messages(conversation.messages, checked, self.facts.arguments)
+        return self.engine.encode(messages, conversation.tools)
 
     def __repr__(self) -> str:
-        how = "generation blocks" if self._engine.has_blocks else "turn by turn"
-        return f"JinjaTemplate({self._name!r}, {how})"
+        how = "generation blocks" if self.engine.has_blocks else "turn by turn"
+        return f"JinjaTemplate({self.name!r}, {how})"
 
 
 def open_jinja_template(
@@ -223,7 +217,7 @@ def open_jinja_template(
             )
     except TemplateError as problem:
         raise TemplateError(f"chat template {label!r}: {problem}") from problem
-    return JinjaTemplate(engine, facts, label, given)
+    return JinjaTemplate(name=label, engine=engine, facts=facts, variables=given)
 
 
 def _source(tokenizer: Any, chat_template: str | None) -> str:

@@ -35,7 +35,7 @@ def refusal(
             small.ids, small.mask = draft(small.conversation)
     conversation = small.conversation
     lines = [
-        f"chat template {template.name!r} is refused ({small.policy}): {small}",
+        f"chat template {template.name!r} is refused ({small.policy}): {small.message}",
         f"the smallest conversation found that fails this check ({small.check}):",
         *("  " + json.dumps(dict(message), default=str) for message in conversation.messages),
     ]
