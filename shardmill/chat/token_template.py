@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from shardmill.chat.messages import (
     CheckedMessage,
+    Dropped,
     check_messages,
     check_tools,
     has_bytes,
@@ -264,18 +265,12 @@ class PlacedText(NamedTuple):
 
 def lay_out(
     conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy
-) -> list[tuple[CheckedMessage, list[PlacedText]]] | str:
-    """The turns of a conversation, each with at least one text, or one of `REASONS`."""
+) -> list[tuple[CheckedMessage, list[PlacedText]]]:
+    """The turns of a conversation, each with at least one text; Dropped if it cannot be written."""
     messages = check_messages(conversation.messages)
-    if isinstance(messages, str):
-        return messages
     tools = check_tools(conversation.tools)
-    if isinstance(tools, str):
-        return tools
     for message in messages:
-        reason = _unsupported(message, tools, spec)
-        if reason is not None:
-            return reason
+        _check_support(message, tools, spec)
     untrimmed = messages
     if spec.trim:
         messages = [
@@ -286,10 +281,10 @@ def lay_out(
         # The system message becomes the beginning of the user turn after it, untrimmed.
         roles = [m.role for m in messages]
         if SYSTEM in roles[1:] or roles[:2] != [SYSTEM, USER]:
-            return "system_not_first"
+            raise Dropped("system_not_first")
         trained = trained_messages(messages, policy)
         if trained[0] != trained[1]:
-            return "mixed_train"
+            raise Dropped("mixed_train")
         text = f"{untrimmed[0].text}{spec.fold_system}{messages[1].text}"
         messages = [CheckedMessage(USER, text, train=bool(trained[0])), *messages[2:]]
     if tools and messages[0].role != SYSTEM:
@@ -300,20 +295,18 @@ def lay_out(
     ]
 
 
-def _unsupported(message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec) -> str | None:
-    """Why the template cannot write this, or None."""
+def _check_support(message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec) -> None:
     role = ROLES[message.role]
     if role == "system" and role not in spec.roles and spec.fold_system is None:
-        return "no_place_for_system"
+        raise Dropped("no_place_for_system")
     if role == "tool" and role not in spec.roles:
-        return "no_place_for_tool_results"
+        raise Dropped("no_place_for_tool_results")
     if message.calls and spec.tool_call is None:
-        return "no_place_for_tool_calls"
+        raise Dropped("no_place_for_tool_calls")
     if message.reasoning and spec.reasoning is None:
-        return "no_place_for_reasoning"
+        raise Dropped("no_place_for_reasoning")
     if tools and spec.tools is None:
-        return "no_place_for_tools"
-    return None
+        raise Dropped("no_place_for_tools")
 
 
 def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -> list[PlacedText]:
@@ -396,9 +389,10 @@ def collect_turns(
                 stops.append(len(roles))
                 continue
         del texts[texts_before:], roles[stops[-1] :]
-        laid = lay_out(conversation, spec, policy)
-        if isinstance(laid, str):
-            dropped.append((position, laid))
+        try:
+            laid = lay_out(conversation, spec, policy)
+        except Dropped as why:
+            dropped.append((position, str(why)))
             continue
         for checked, placed in laid:
             if checked.train is not None:

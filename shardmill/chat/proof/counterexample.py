@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shardmill.chat.messages import Dropped
 from shardmill.chat.policy import ChatTemplate
 from shardmill.chat.proof.examples import Failure, TokenReader
 from shardmill.errors import MaskProofError, TemplateError
@@ -31,7 +32,8 @@ def refusal(
     small = _smallest(failure, attempt)
     draft = getattr(template, "draft", None)
     if small.ids is None and draft is not None:
-        with suppress(TemplateError):  # show the tokens of a dropped conversation if it can
+        # Show the tokens of a dropped conversation if it can.
+        with suppress(TemplateError, Dropped):
             small.ids, small.mask = draft(small.conversation)
     conversation = small.conversation
     lines = [

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.chat.messages import CheckedMessage, check_messages, trained_messages
+from shardmill.chat.messages import CheckedMessage, Dropped, check_messages, trained_messages
 from shardmill.chat.policy import SYSTEM, TOOL, ChatTemplate, TrainPolicy, trained_turns
 from shardmill.errors import TokenizerError
 from shardmill.records import ROLES, BoolArray, Conversation, IntArray
@@ -213,8 +213,11 @@ def render_one(
     rendered = template.render([conversation], policy)
     if not len(rendered.kept) and len(rendered.drops) == 1 and rendered.drops[0].reason:
         return rendered.drops[0].reason
-    checked = check_messages(conversation.messages)
-    if rendered.kept.tolist() != [0] or rendered.drops or isinstance(checked, str):
+    try:
+        checked = check_messages(conversation.messages)
+    except Dropped:
+        checked = []
+    if rendered.kept.tolist() != [0] or rendered.drops or not checked:
         message = f"{rendered.kept.tolist()} kept and {len(rendered.drops)} dropped of one"
         raise Failure("account", message, conversation, policy)
     examples = rendered.examples
