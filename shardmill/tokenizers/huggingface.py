@@ -229,8 +229,14 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         hidden = sorted(text for text, number in vocabulary.items() if number in hidden_ids)
         self._exact = is_exact(config, ByteLevel.alphabet(), hidden)
         if unknown is not None and vocabulary.get(unknown) in self.special_names.values():
-            config = self._without_unknown(config, unknown)
-            unknown = None
+            if not self._exact:
+                raise TokenizerError(
+                    f"{unknown!r} is a special token and also the unknown token, so text outside "
+                    "the vocabulary would become a special id; give the model a separate unknown "
+                    "token, or do not name this one special"
+                )
+            config = {**config, "model": {**config["model"], "unk_token": None}}
+            unknown = None  # no text is unknown
         self.unknown_id = None if unknown is None else vocabulary.get(unknown)
         nonce = secrets.token_hex(16)
         replacements = {text: f"<{nonce}-{number}>" for number, text in enumerate(hidden)}
@@ -321,16 +327,6 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         wrong[inside] = ~self._known[ids[inside]]
         self._refuse_unknown(ids, wrong)
         return str(self._original.decode(ids.tolist(), skip_special_tokens=False))
-
-    def _without_unknown(self, config: dict[str, Any], unknown: str) -> dict[str, Any]:
-        """Drop an unknown token that is also special: harmless only if no text is unknown."""
-        if not self._exact:
-            raise TokenizerError(
-                f"{unknown!r} is a special token and also the unknown token, so text outside the "
-                "vocabulary would become a special id; give the model a separate unknown token, "
-                "or do not name this one special"
-            )
-        return {**config, "model": {**config["model"], "unk_token": None}}
 
     def _check_same_text(
         self, vocabulary: Mapping[str, int], replacements: Mapping[str, str]

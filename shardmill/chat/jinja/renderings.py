@@ -48,7 +48,7 @@ class TemplateFacts:
     marker_ids: frozenset[int]  # ids that only structure may have
     end_ids: frozenset[int]  # the special tokens among them: one of these ends a turn
     closing: tuple[int, ...]  # the special tokens that end an assistant's turn
-    literals: tuple[str, ...]  # texts that become a marker, longest first
+    literals: re.Pattern[str]  # finds texts that become a marker, as its one group
 
 
 def find_facts(engine: JinjaEngine) -> TemplateFacts:
@@ -79,6 +79,7 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
             closing.insert(0, number)
         elif closing:
             break
+    literals = sorted({*specials, *markers}, key=lambda text: (-len(text), text))  # longest first
     opening = prompt[len(asked) :]
     preamble, bos = _preamble_and_bos(engine, opening)
     return TemplateFacts(
@@ -90,7 +91,7 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
         marker_ids=frozenset(markers.values()),
         end_ids=ends,
         closing=tuple(closing),
-        literals=tuple(sorted({*specials, *markers}, key=lambda text: (-len(text), text))),
+        literals=re.compile("(" + ("|".join(map(re.escape, literals)) or "(?!)") + ")"),
     )
 
 
@@ -233,10 +234,8 @@ def render_all(
     # Roles are ours; everything else came from outside.
     outside = [{key: part for key, part in one.items() if key != "role"} for one in messages]
     texts = list(_texts_in([outside, tools]))
-    if facts.literals:
-        structure = re.compile("|".join(map(re.escape, facts.literals)))
-        if any(structure.search(text) for text in texts):
-            raise Dropped("special_in_text")
+    if any(map(facts.literals.search, texts)):
+        raise Dropped("special_in_text")
     whole = engine.text(messages, tools)
     harmless = engine.text(_harmless(messages), _harmless(tools))
     size = sum(map(len, texts)) + sum(len(one["role"]) + len("role") for one in messages)

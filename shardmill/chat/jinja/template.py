@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,10 +244,9 @@ def encode_whole(engine: JinjaEngine, texts: Iterable[str]) -> Encoded:
 
 def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]) -> Encoded:
     """Each text as its special tokens and the parts between them, each part encoded only once."""
-    if not facts.literals:
-        return encode_whole(engine, texts)
-    cut = re.compile("(" + "|".join(map(re.escape, facts.literals)) + ")")
-    parts = {text: [part for part in cut.split(text) if part] for text in dict.fromkeys(texts)}
+    parts = {
+        text: [part for part in facts.literals.split(text) if part] for text in dict.fromkeys(texts)
+    }
     ids = encode_whole(engine, (part for split in parts.values() for part in split))
     nothing = np.empty(0, np.int64)
     return {

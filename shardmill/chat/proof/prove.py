@@ -95,7 +95,11 @@ def prove_mask(
         template=template.describe(),
         tokenizer=reader.fingerprint,
         policy={"train_on": policy.train_on, "train_on_eot": policy.train_on_eot},
-        versions=_versions(),
+        versions={
+            "shardmill": importlib.metadata.version("shardmill"),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         battery={
             "version": BATTERY_VERSION,
             "sha256": battery_sha256(items),
@@ -117,14 +121,6 @@ TRIMS: dict[str, Callable[[str], str]] = {
     "left": str.lstrip,
     "right": str.rstrip,
 }
-
-
-def _versions() -> dict[str, JSON]:
-    return {
-        "shardmill": importlib.metadata.version("shardmill"),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
