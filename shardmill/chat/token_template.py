@@ -175,7 +175,7 @@ def bind_template(
     fixed = _fixed_pieces(spec)
     markers = _find_markers(spec, fixed, tokenizer)
     texts = sorted({part.text for one in fixed.values() for part in one if isinstance(part, Text)})
-    encoded = tokenizer.encode_batch(texts)
+    encoded = tokenizer.encode_batch(texts) if texts else Ragged.from_sequences([])
     for number in special_in_text(encoded, markers.values()).tolist():
         raise TokenizerError(
             f"template {spec.name!r}: {tokenizer!r} encodes the plain text {texts[number]!r} to a "
