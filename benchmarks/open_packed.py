@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.memmap import MemmapShardWriter
 
 WANTED_MS = 50
 OPEN = """

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from shardmill.lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from shardmill.formats.flat_tokens import open_datatrove, open_dolma, open_llmc
     from shardmill.formats.megatron import open_megatron, write_megatron
     from shardmill.formats.packed import convert_legacy_to_memmap, open_packed, pack_from_spool
+    from shardmill.formats.token_files import open_datatrove, open_dolma, open_llmc
 
 __all__ = [
     "convert_legacy_to_memmap",
@@ -29,7 +29,7 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "shardmill.formats.flat_tokens": ("open_datatrove", "open_dolma", "open_llmc"),
+        "shardmill.formats.token_files": ("open_datatrove", "open_dolma", "open_llmc"),
         "shardmill.formats.megatron": ("open_megatron", "write_megatron"),
         "shardmill.formats.packed": (
             *("convert_legacy_to_memmap", "open_packed", "pack_from_spool"),

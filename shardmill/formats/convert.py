@@ -13,11 +13,18 @@ from pathlib import Path
 
 from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError, StoreNotFoundError
-from shardmill.formats.flat_tokens import open_datatrove, open_dolma, open_llmc
 from shardmill.formats.megatron import open_megatron, write_megatron
+from shardmill.formats.packed.formats import convert_packed
 from shardmill.formats.parity import Parity, check_documents
 from shardmill.formats.stores import StoreOptions, StoreSplit, store_from_files
-from shardmill.formats.token_files import ForeignFile, Separator, TokenizerFacts
+from shardmill.formats.token_files import (
+    ForeignFile,
+    Separator,
+    TokenizerFacts,
+    open_datatrove,
+    open_dolma,
+    open_llmc,
+)
 from shardmill.records import JSON
 
 
@@ -86,8 +93,6 @@ def convert(
     elif from_format == "store":
         parity = _to_megatron(here, there, given.split)
     else:
-        from shardmill.formats.packed.convert import convert_packed  # pyarrow takes a while
-
         pack_size, alignment = given.pack_size, given.loss_mask_alignment
         report, parity = convert_packed(here, there, from_format, to_format, pack_size, alignment)
         found = {name: report[name] for name in ("pack_size_rule",) if name in report}

@@ -35,16 +35,24 @@ import pyarrow.parquet as pq
 
 from shardmill.building.packs import build_plan
 from shardmill.errors import ShardmillError
-from shardmill.formats.flat_tokens import open_datatrove, open_dolma, open_llmc
 from shardmill.formats.megatron import open_megatron, write_megatron
 from shardmill.formats.packed.legacy import LegacyPickleWriter, check_record, iter_legacy_bins
-from shardmill.formats.packed.memmap import open_memmap_shard, verify_memmap_shard
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.memmap import (
+    MemmapShardWriter,
+    open_memmap_shard,
+    verify_memmap_shard,
+)
 from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
 from shardmill.formats.packed.records import PackedShard
 from shardmill.formats.packed.spool import ChatStoreSpool, SequenceSpoolReader
 from shardmill.formats.stores import StoreSplit
-from shardmill.formats.token_files import ForeignFile, Separator
+from shardmill.formats.token_files import (
+    ForeignFile,
+    Separator,
+    open_datatrove,
+    open_dolma,
+    open_llmc,
+)
 from shardmill.records import Ragged
 from shardmill.store import PlanOptions, open_store, read_plan, verify
 from shardmill.store.plans import NAMES, check_plan

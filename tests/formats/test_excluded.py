@@ -12,7 +12,7 @@ from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from shardmill.building import BuildSpec, Feed, build_chats, build_plan, build_store
 from shardmill.chat import bind_template, known_template
 from shardmill.errors import StoreError
-from shardmill.formats.packed.open import PlanShard
+from shardmill.formats.packed.formats import PlanShard
 from shardmill.formats.packed.spool import ChatStoreSpool
 from shardmill.formats.stores import StoreSplit
 from shardmill.records import Conversation

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.formats.convert import ConvertOptions, convert
-from shardmill.formats.flat_tokens import open_datatrove, open_dolma, open_llmc
-from shardmill.formats.token_files import ForeignFile, Separator
+from shardmill.formats.token_files import (
+    ForeignFile,
+    Separator,
+    open_datatrove,
+    open_dolma,
+    open_llmc,
+)
 from shardmill.store import open_store
 from shardmill.testing.stores import assert_store_laws, documents, read_documents
 

@@ -20,10 +20,13 @@ from shardmill.errors import (
     StoreExistsError,
     TokenRangeError,
 )
-from shardmill.formats.packed.convert import convert_legacy_to_memmap
+from shardmill.formats.packed.formats import convert_legacy_to_memmap
 from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins, read_record
-from shardmill.formats.packed.memmap import open_memmap_shard, verify_memmap_shard
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.memmap import (
+    MemmapShardWriter,
+    open_memmap_shard,
+    verify_memmap_shard,
+)
 from tests.formats.test_unpickle import BIN, packed_bins, read, save
 
 LABEL = {"loss_mask_alignment": "label"}
@@ -184,12 +187,7 @@ def peak_kilobytes(code: str) -> int:
 
     Not ru_maxrss: the kernel begins that with the peak of the process that started this one.
     """
-    head = (
-        "import numpy as np\n"
-        "from pathlib import Path\n"
-        "from shardmill.formats.packed import *\n"
-        "from shardmill.formats.parity import shard_bins\n"
-    )
+    head = "import numpy as np\nfrom pathlib import Path\nfrom shardmill.formats.packed import *\n"
     last = "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
     done = subprocess.run(
         [sys.executable, "-c", head + code + "\n" + last],
@@ -236,8 +234,6 @@ def test_reading_and_verifying_a_mapped_shard_keep_few_of_its_pages(tmp_path):
             writer.write_bin(number, ids, mask, [0])
         writer.finalize()
     idle, path = peak_kilobytes(""), str(tmp_path / "m")
-    read_all = (
-        f"print(sum(int(one.input_ids[-1]) for one in shard_bins(open_memmap_shard({path!r}))))"
-    )
+    read_all = f"print(sum(int(one.input_ids[-1]) for one in open_memmap_shard({path!r}).bins()))"
     assert peak_kilobytes(read_all) - idle < 70_000
     assert peak_kilobytes(f"assert verify_memmap_shard({path!r}) == []") - idle < 70_000

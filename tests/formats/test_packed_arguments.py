@@ -15,6 +15,7 @@ from shardmill.formats.packed import (
     ChatStoreSpool,
     LegacyPickleWriter,
     MemmapShardWriter,
+    PackedOptions,
     ParquetShardWriter,
     SequenceSpoolReader,
     SequenceSpoolWriter,
@@ -25,7 +26,7 @@ from shardmill.formats.packed import (
     pack_from_spool,
     verify_memmap_shard,
 )
-from shardmill.formats.packed import convert as convert_module
+from shardmill.formats.packed import formats as convert_module
 from shardmill.formats.packed.spool import plan_blocks
 from shardmill.packing import best_fit_decreasing
 from tests.formats.packed import write_spool
@@ -111,15 +112,15 @@ def test_memory_depends_on_the_tokens_not_on_the_pack_size(tmp_path: Path, kind)
     sequences = [([1, 2, 3], [0, 1, 1]), ([4, 5], [0, 1])]
     spool = write_spool(tmp_path / "spool", sequences)
     size = 2**32 - 1 if kind != "memmap" else 2**24  # as large a row as any disk holds
-    options = {"pack_size": size, "packed_storage": STORAGES[kind]}
-    pack_from_spool(spool, tmp_path, shard_id="a", **options)
+    options = PackedOptions(packed_storage=STORAGES[kind])
+    pack_from_spool(spool, tmp_path, shard_id="a", pack_size=size, options=options)
     shard = open_packed(tmp_path / f"a{ENDINGS[kind]}")
     assert shard.pack_size == size
     assert shard.read_bin(0).input_ids.tolist() == [1, 2, 3, 4, 5]
     assert shard.read_bin(0).loss_mask.tolist() == [1, 1, 0, 1, 0]
     for huge in (2**32, 2**62):
         with pytest.raises(OptionError, match="wanted at most 4,294,967,295"):
-            pack_from_spool(spool, tmp_path, shard_id="b", **{**options, "pack_size": huge})
+            pack_from_spool(spool, tmp_path, shard_id="b", pack_size=huge, options=options)
 
 
 def test_blocks_of_a_huge_pack_size_are_as_wide_as_the_fullest_row(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from shardmill.formats.packed import (
     open_packed,
     verify_memmap_shard,
 )
-from shardmill.formats.packed import memmap_writer as writer_module
+from shardmill.formats.packed import memmap as writer_module
 from tests.formats.packed import Bin, assert_holds_bins, packed_bins
 
 FILES = ["input_ids.npy", "loss_mask.npy", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy"]
@@ -216,7 +216,7 @@ def test_a_forked_copy_does_not_take_the_folder_away(tmp_path) -> None:
     writer.write_bin(0, [1], [0], [0])
     child = os.fork()
     if child == 0:
-        writer._staged.abort()  # what collecting the copy does
+        writer._remove()  # what collecting the copy does
         os._exit(0)
     os.waitpid(child, 0)
     writer.finalize()

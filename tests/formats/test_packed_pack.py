@@ -22,7 +22,7 @@ from shardmill.errors import (
 )
 from shardmill.formats.packed import (
     ChatStoreSpool,
-    PackedBin,
+    PackedOptions,
     SequenceSpoolReader,
     materialize_bin_arrays,
     open_packed,
@@ -30,7 +30,6 @@ from shardmill.formats.packed import (
     verify_memmap_shard,
 )
 from shardmill.formats.packed import spool as materialize_module
-from shardmill.formats.packed.open import MemoryShard
 from shardmill.packing import BinAssignment, best_fit_decreasing
 from shardmill.testing.stores import build_small_chat_store, make_examples
 from tests.formats.packed import (
@@ -125,10 +124,12 @@ def test_packed_rows_train_the_labels_of_the_unpacked_sequences(
             Path(top),
             shard_id="shard",
             pack_size=12,
-            algorithm=algorithm,
-            seed=seed_of(algorithm),
-            align_to=align_to,
-            max_per_row=max_per_row,
+            options=PackedOptions(
+                algorithm=algorithm,
+                seed=seed_of(algorithm),
+                align_to=align_to,
+                max_per_row=max_per_row,
+            ),
         )
         shard = open_packed(receipt["output_path"])
         assert verify_memmap_shard(Path(top) / "shard") == []
@@ -159,7 +160,8 @@ def test_many_bins_at_once_equal_bins_one_by_one(sequences, alignment) -> None:
     with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch:
         patch.setattr(materialize_module, "_BLOCK", 40)
         spool = SequenceSpoolReader(write_spool(Path(top) / "spool", sequences))
-        pack_from_spool(spool, top, shard_id="shard", pack_size=10, loss_mask_alignment=alignment)
+        options = PackedOptions(loss_mask_alignment=alignment)
+        pack_from_spool(spool, top, shard_id="shard", pack_size=10, options=options)
         shard = open_packed(Path(top) / "shard")
         assert shard.loss_mask_alignment == alignment
         assert verify_memmap_shard(Path(top) / "shard") == []  # padding of zeros
@@ -175,7 +177,8 @@ def test_many_bins_at_once_equal_bins_one_by_one(sequences, alignment) -> None:
 def test_split_keeps_every_token_and_counts_the_labels_it_loses(sequences) -> None:
     with tempfile.TemporaryDirectory() as top:
         spool = write_spool(Path(top) / "spool", sequences)
-        receipt = pack_from_spool(spool, top, shard_id="shard", pack_size=7, long="split")
+        options = PackedOptions(long="split")
+        receipt = pack_from_spool(spool, top, shard_id="shard", pack_size=7, options=options)
         pieces = [
             (ids[at : at + 7], mask[at : at + 7])
             for ids, mask in sequences
@@ -200,7 +203,8 @@ def test_split_keeps_every_token_and_counts_the_labels_it_loses(sequences) -> No
 )
 def test_what_is_cut_is_counted(tmp_path, long, wanted, counts) -> None:
     spool = write_spool(tmp_path / "spool", [([1, 2, 3, 4, 5, 6], [0, 1, 0, 1, 1, 1]), ([9], [1])])
-    receipt = pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=4, long=long)
+    options = PackedOptions(long=long)
+    receipt = pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=4, options=options)
     assert_trains_the_same_labels(open_packed(tmp_path / "shard"), wanted)
     assert {name: receipt[name] for name in counts} == counts
 
@@ -228,9 +232,9 @@ def test_every_storage_holds_the_same_bins(tmp_path, storage, alignment) -> None
         tmp_path / "out",
         shard_id="shard_000000",
         pack_size=6,
-        algorithm="concatenate",
-        packed_storage=storage,
-        loss_mask_alignment=alignment,
+        options=PackedOptions(
+            algorithm="concatenate", packed_storage=storage, loss_mask_alignment=alignment
+        ),
     )
     assert receipt["format"] == storage
     shard = open_packed(receipt["output_path"])
@@ -245,7 +249,7 @@ def test_every_storage_holds_the_same_bins(tmp_path, storage, alignment) -> None
             tmp_path / "out",
             shard_id="shard_000000",
             pack_size=6,
-            packed_storage=storage,
+            options=PackedOptions(packed_storage=storage),
         )
 
 
@@ -259,8 +263,7 @@ def test_same_spool_same_bytes(tmp_path, algorithm) -> None:
             tmp_path / name,
             shard_id="shard",
             pack_size=6,
-            algorithm=algorithm,
-            seed=seed_of(algorithm),
+            options=PackedOptions(algorithm=algorithm, seed=seed_of(algorithm)),
         )
         digests.add(folder_digest(tmp_path / name))
     assert len(digests) == 1
@@ -270,7 +273,8 @@ def test_a_chat_store_is_packed_without_a_spool(tmp_path) -> None:
     said = [(1, [(5, False), (6, False)]), (2, [(7, True), (8, True)])]
     build_small_chat_store(tmp_path / "chats", {"train": make_examples([([1], said), ([], said)])})
     with ChatStoreSpool(tmp_path / "chats", "train") as spool:
-        pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=9, dtype=np.uint16)
+        options = PackedOptions(dtype=np.uint16)
+        pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=9, options=options)
     found = plain(open_packed(tmp_path / "shard").read_bin(0))
     assert found == ([1, 5, 6, 7, 8, 5, 6, 7, 8], [0, 0, 1, 1, 0, 0, 1, 1, 0], [0, 5])
 
@@ -293,15 +297,18 @@ def test_a_chat_store_is_packed_without_a_spool(tmp_path) -> None:
 )
 def test_options_that_make_no_sense_leave_nothing(tmp_path, options, words) -> None:
     spool = write_spool(tmp_path / "spool", SIX)
+    given = {"shard_id": "shard", "pack_size": 8} | options
+    first = {name: given.pop(name) for name in ("shard_id", "pack_size")}
     with pytest.raises(OptionError, match=words):
-        pack_from_spool(spool, tmp_path, **({"shard_id": "shard", "pack_size": 8} | options))
+        pack_from_spool(spool, tmp_path, **first, options=PackedOptions(**given))
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
 
 
 def test_ids_that_do_not_fit_leave_nothing(tmp_path) -> None:
     spool = write_spool(tmp_path / "spool", [([70_000], [1])])
+    options = PackedOptions(dtype=np.uint16)
     with pytest.raises(TokenRangeError, match="70,000 does not fit uint16"):
-        pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=8, dtype=np.uint16)
+        pack_from_spool(spool, tmp_path, shard_id="shard", pack_size=8, options=options)
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
 
 
@@ -311,20 +318,18 @@ def test_an_empty_spool_gives_an_empty_shard(tmp_path) -> None:
     assert len(open_packed(tmp_path / "a")) == 0
 
 
-def test_a_shard_in_memory_holds_large_ids() -> None:
+def test_a_shard_in_memory_holds_large_ids(tmp_path) -> None:
     bins = [
-        PackedBin(
-            input_ids=np.array(ids),
-            loss_mask=np.zeros(len(ids), np.uint8),
-            seq_starts=np.array([0]),
-        )
+        {"input_ids": ids, "loss_mask": [0] * len(ids), "seq_start_id": [0]}
         for ids in ([1, 2], [2**31, 3], [4])
     ]
-    shard = MemoryShard(iter(bins), "memory")
+    np.save(tmp_path / "a.npy", bins, allow_pickle=True)
+    shard = open_packed(tmp_path / "a.npy")
     assert_holds_bins(shard, [([1, 2], [0, 0], [0]), ([2**31, 3], [0, 0], [0]), ([4], [0], [0])])
     assert shard.pack_size == 2
-    with pytest.raises(DamagedStoreError, match="memory, bin 0: 2 tokens, wanted 1 to pack_size=1"):
-        MemoryShard(iter(bins), "memory", pack_size=1).read_bin(0)
+    shard = open_packed(tmp_path / "a.npy", pack_size=1)
+    with pytest.raises(DamagedStoreError, match="npy, bin 0: 2 tokens, wanted 1 to pack_size=1"):
+        shard.read_bin(0)
 
 
 def test_boundaries_cover_the_bin(tmp_path) -> None:
@@ -341,8 +346,9 @@ def test_boundaries_cover_the_bin(tmp_path) -> None:
 @pytest.mark.parametrize("storage", ["memmap_v1", "parquet", "legacy_npy_pickle"])
 def test_only_a_plain_name_is_a_shard_id(tmp_path, shard_id, storage) -> None:
     spool = write_spool(tmp_path / "spool", SIX)
+    options = PackedOptions(packed_storage=storage)
     with pytest.raises(OptionError, match="shard_id"):
-        pack_from_spool(spool, tmp_path, shard_id=shard_id, pack_size=6, packed_storage=storage)
+        pack_from_spool(spool, tmp_path, shard_id=shard_id, pack_size=6, options=options)
 
 
 @pytest.mark.parametrize("name", ["p.parquet", "p.npy", "folder/manifest.json"])

@@ -21,7 +21,7 @@ from shardmill.errors import (
     StoreNotFoundError,
     TokenRangeError,
 )
-from shardmill.formats.packed.open import open_packed
+from shardmill.formats.packed.formats import open_packed
 from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
 from shardmill.formats.packed.records import PackedShard
 from tests.formats.test_unpickle import BIN, packed_bins

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from shardmill.building import build_plan
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.formats.convert import convert
-from shardmill.formats.packed import ChatStoreSpool, PlanShard, open_packed, pack_from_spool
-from shardmill.formats.packed import open as planned_module
-from shardmill.formats.packed.open import packed_format
+from shardmill.formats.packed import (
+    ChatStoreSpool,
+    PackedOptions,
+    PlanShard,
+    open_packed,
+    pack_from_spool,
+)
+from shardmill.formats.packed import formats as planned_module
+from shardmill.formats.packed.formats import packed_format
 from shardmill.store import PlanOptions
 from shardmill.testing.stores import build_small_chat_store, chat_examples
 from tests.formats.packed import assert_holds_bins, assert_trains_the_same_labels, plain
@@ -71,8 +77,7 @@ def test_a_plan_holds_what_packing_the_store_writes(examples, algorithm, align_t
             Path(top, "out"),
             shard_id="a",
             pack_size=shard.pack_size,
-            algorithm=algorithm,
-            align_to=align_to,
+            options=PackedOptions(algorithm=algorithm, align_to=align_to),
         )
         written = open_packed(packed["output_path"])
         assert_holds_bins(shard, [plain(written.read_bin(n)) for n in range(len(written))])
@@ -110,7 +115,7 @@ def test_bins_that_are_not_there_are_index_errors(plan: Path) -> None:
     for wrong in (-1, 3):
         with pytest.raises(IndexError, match=f"bin {wrong} of 3"):
             shard.read_bin(wrong)
-    with pytest.raises(OptionError, match="masks of a plan are aligned 'label'"):
+    with pytest.raises(OptionError, match="its masks are aligned 'label', not 'roll_right'"):
         open_packed(plan, loss_mask_alignment="roll_right")
     assert open_packed(plan, loss_mask_alignment="label").loss_mask_alignment == "label"
 
@@ -133,5 +138,5 @@ def test_a_shard_is_opened_again_by_path_unless_it_was_packed_again(plan: Path) 
     other = PlanOptions(seq_len=12)
     build_plan(plan.parent.parent, options=other, name="6-split", overwrite=True)
     for again in (lambda: shard.read_bin(1), lambda: pickle.loads(copy)):
-        with pytest.raises(DamagedStoreError, match="was packed again since it was opened"):
+        with pytest.raises(DamagedStoreError, match="was written again since it was opened"):
             again()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.formats.convert import PACKED, ConvertOptions, convert
-from shardmill.formats.packed import convert as convert_module
-from shardmill.formats.packed.open import open_packed
+from shardmill.formats.packed import formats as convert_module
+from shardmill.formats.packed.formats import check_bins, open_packed
 from shardmill.formats.packed.records import PackedBin
-from shardmill.formats.parity import check_bins, check_documents
+from shardmill.formats.parity import check_documents
 from shardmill.records import Ragged
 from shardmill.testing.stores import documents
 from tests.formats.test_unpickle import BIN, packed_bins, read, save

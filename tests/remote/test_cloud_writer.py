@@ -15,9 +15,8 @@ from shardmill.compat.nemotron import (
     write_memmap_to_cloud,
 )
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreExistsError
-from shardmill.formats.packed import open_packed, pack_from_spool
-from shardmill.formats.packed.memmap import open_memmap_shard
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed import PackedOptions, open_packed, pack_from_spool
+from shardmill.formats.packed.memmap import MemmapShardWriter, open_memmap_shard
 from shardmill.remote import pull
 from tests.formats.packed import plain, write_spool
 from tests.helpers import folder_digest
@@ -107,7 +106,7 @@ def test_packing_to_any_file_system_gives_the_bytes_of_packing_to_a_disk(
         *(tmp_path / "spool", tmp_path / "local"),
         shard_id="shard_000000",
         pack_size=6,
-        packed_storage=storage,
+        options=PackedOptions(packed_storage=storage),
     )
     assert receipt["output_path"].endswith(f"/shard_000000{ENDINGS[storage]}")
     other = {"output_path", "long"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
+from shardmill.formats.packed.memmap import MemmapShardWriter
 from shardmill.remote import pull, push
 from shardmill.remote.contents import MARKER
 from shardmill.store import verify

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from inspect import signature
 from itertools import accumulate
 from pathlib import Path
@@ -27,10 +28,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shardmill.arguments import whole_number
-from shardmill.errors import DamagedStoreError, OptionError, StoreError
+from shardmill.errors import OptionError, StoreError
 from shardmill.formats.packed import MemmapShard, PackedShard, open_packed
 from shardmill.formats.packed.files import MANIFEST, read_json
-from shardmill.formats.packed.open import PlanShard, check_pack_size, packed_format, refuse_spool
+from shardmill.formats.packed.formats import PlanShard, packed_format, refuse_spool
 from shardmill.formats.packed.records import path_to_read
 from shardmill.loading.exclusion import ExcludedItems, excluded_rows
 from shardmill.protocols import Closing
@@ -164,6 +165,8 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
     `pack_size`, `loss_mask_alignment`: for shards that do not say them.
     """
 
+    _open_shard: Callable[..., PackedShard] = staticmethod(open_packed)
+
     def __init__(
         self,
         paths: Sequence[str | Path],
@@ -181,9 +184,8 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         """`tokenizer` is kept, and its `eos_id` pads batches; nothing is encoded with it."""
         self.tokenizer = tokenizer
         self._paths = [str(path_to_read(path)) for path in paths]
-        self._alignment, self._pack_size = loss_mask_alignment, pack_size
-        self._shards: list[PackedShard] | None = self._open()
-        self._identities = _identities(self._shards)
+        options = {"pack_size": pack_size, "loss_mask_alignment": loss_mask_alignment}
+        self._shards = [self._open_shard(path, **options) for path in self._paths]
         self.excluded = _find_excluded(self._shards)  # by shard: the bins that are not given
         self._edges = [0, *accumulate(len(shard) for shard in self._shards)]
         self.pack_size = max((shard.pack_size for shard in self._shards), default=0)
@@ -219,7 +221,7 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         padding = number < 0 or chosen < 0
         chosen %= self.num_bins
         shard = bisect.bisect_right(self._edges, chosen) - 1
-        found = self._opened()[shard].read_bin(self._given(shard, chosen - self._edges[shard]))
+        found = self._shards[shard].read_bin(self._given(shard, chosen - self._edges[shard]))
         return {
             "input_ids": _as_int32(found.input_ids),
             "seq_boundaries": found.seq_boundaries,
@@ -235,12 +237,8 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
 
     def close(self) -> None:
         """Release all maps; the next item opens them again."""
-        if self._shards is not None:
-            for shard in self._shards:
-                shard.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": None}
+        for shard in self._shards:
+            shard.close()
 
     def __repr__(self) -> str:
         name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} shards"
@@ -252,23 +250,6 @@ class PackedDataset(Closing, Dataset[dict[str, Any]]):
         if excluded is None:
             return number
         return int(excluded.replace(np.array([number]), np.array([0]), seed=0)[0])
-
-    def _open(self) -> list[PackedShard]:
-        return [
-            open_packed(path, pack_size=self._pack_size, loss_mask_alignment=self._alignment)
-            for path in self._paths
-        ]
-
-    def _opened(self) -> list[PackedShard]:
-        """The shards, in this process; a copy that was unpickled opens them here."""
-        if self._shards is None:
-            shards = self._open()
-            if _identities(shards) != self._identities:
-                raise DamagedStoreError(
-                    f"{self!r}: a shard was written again since the dataset was made; make it again"
-                )
-            self._shards = shards
-        return self._shards
 
     def _one_alignment(self, shards: Sequence[PackedShard]) -> str:
         found = sorted({shard.loss_mask_alignment for shard in shards})
@@ -325,14 +306,10 @@ class GPTSFTPackedDataset(PackedDataset):
     """One legacy `.npy` file. The options are those of `PackedDataset`."""
 
     def __init__(self, file_path: str | Path, tokenizer: Any = None, **kwargs: Any) -> None:
+        if packed_format(file_path) != "legacy":
+            raise StoreError(f"{file_path}: no legacy .npy file; create_sft_dataset opens any")
         self.file_path = str(file_path)
         super().__init__([file_path], tokenizer, **_known(kwargs))
-
-    def _open(self) -> list[PackedShard]:
-        for path in self._paths:
-            if packed_format(path) != "legacy":
-                raise StoreError(f"{path}: no legacy .npy file; create_sft_dataset opens any")
-        return super()._open()
 
 
 class GPTSFTPackedMemmapDataset(PackedDataset):
@@ -341,14 +318,12 @@ class GPTSFTPackedMemmapDataset(PackedDataset):
     `shard_dir`: the folder, as it was given. `manifest`: what is in its manifest.json.
     """
 
+    _open_shard = MemmapShard
+
     def __init__(self, file_path: str | Path, tokenizer: Any = None, **kwargs: Any) -> None:
         self.file_path = self.shard_dir = str(file_path)
         super().__init__([file_path], tokenizer, **_known(kwargs))
         self.manifest, _ = read_json(Path(file_path), "packed shard")
-
-    def _open(self) -> list[PackedShard]:
-        shards = [MemmapShard(path, loss_mask_alignment=self._alignment) for path in self._paths]
-        return [check_pack_size(shard, self._pack_size) for shard in shards]
 
 
 class GPTSFTPackedMultiShardDataset(PackedDataset):
@@ -365,24 +340,22 @@ class GPTSFTPackedMultiShardDataset(PackedDataset):
             raise OptionError(f"shard_dirs={shard_dirs!r}: wanted a list of at least one shard")
         super().__init__(shard_dirs, tokenizer, **_known(kwargs))
         self.shard_offsets = np.array(self._edges)
-        self._datasets: list[PackedDataset] | None = None
 
-    @property
+    @cached_property
     def shards(self) -> list[PackedDataset]:
-        if self._datasets is None:
-            options = {"pack_size": self._pack_size, "loss_mask_alignment": self._alignment}
-            self._datasets = [
-                create_sft_dataset(path, self.tokenizer, **options) for path in self._paths
-            ]
-        return self._datasets
+        return [
+            create_sft_dataset(
+                *(path, self.tokenizer),
+                pack_size=shard.pack_size,
+                loss_mask_alignment=shard.loss_mask_alignment,
+            )
+            for path, shard in zip(self._paths, self._shards, strict=True)
+        ]
 
     def close(self) -> None:
         super().close()
-        for dataset in self._datasets or ():
+        for dataset in self.__dict__.get("shards", ()):
             dataset.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_datasets": None}
 
 
 def create_sft_dataset(path: str | Path, tokenizer: Any = None, **kwargs: Any) -> PackedDataset:
@@ -433,7 +406,3 @@ def _find_excluded(shards: Sequence[PackedShard]) -> dict[int, ExcludedItems]:
                 excluded = excluded_rows(spans, space, name=shard.fingerprint)
             found |= {} if excluded is None else {number: excluded}
     return found
-
-
-def _identities(shards: Sequence[PackedShard]) -> list[object]:
-    return [(len(shard), getattr(shard, "fingerprint", None)) for shard in shards]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,8 @@ from pydantic import BaseModel, ConfigDict
 from shardmill.arguments import is_url, refuse_url
 from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.formats.packed.files import file_sha256
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
-from shardmill.formats.packed.pack import pack_with, shard_name
+from shardmill.formats.packed.memmap import MemmapShardWriter
+from shardmill.formats.packed.pack import PackedOptions, pack_with, shard_name
 from shardmill.remote.contents import LARGEST, FileFact, local_contents
 from shardmill.remote.folder import RemoteFolder, folder_at
 from shardmill.remote.push import send
@@ -62,17 +63,8 @@ def process_chat_sft_pack_from_spool_core(
     place = _place(output_fs, output_dir)
     name = shard_name(shard_id, packed_storage)
 
-    def pack(folder: Path) -> dict[str, Any]:
-        return pack_with(
-            packer,
-            spool_dir,
-            folder,
-            shard_id=shard_id,
-            pack_size=pack_size,
-            packed_storage=packed_storage,
-            dtype=dtype,
-        )
-
+    form = PackedOptions(packed_storage=packed_storage, dtype=dtype)
+    pack = partial(pack_with, packer, spool_dir, shard_id, pack_size, form)
     if _LOCAL & set(place.protocols):
         given = str(output_dir).rstrip("/")
         as_given = given and not given.startswith("~") and not is_url(given)
@@ -82,7 +74,8 @@ def process_chat_sft_pack_from_spool_core(
     with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
         receipt = pack(Path(scratch))
         if packed_storage == "memmap_v1":
-            _send_folder(Path(scratch, name), shard)
+            folder = Path(scratch, name)
+            send(folder, local_contents(folder), shard, workers=_WORKERS)
         else:
             _refuse_finished(shard)
             for path in sorted(Path(scratch).iterdir(), key=lambda path: path.name == name):
@@ -99,23 +92,21 @@ def write_memmap_to_cloud(
     write_fn: Callable[[MemmapShardWriter], object],
 ) -> dict[str, Any]:
     """The manifest of the shard that `write_fn` writes; it calls `write_bin`, not `finalize`."""
-    shape = (num_bins, pack_size, total_seq_starts)
     place = _place(output_fs, output_dir)
+
+    def write(folder: Path) -> dict[str, Any]:
+        with MemmapShardWriter(folder, num_bins, pack_size, total_seq_starts) as writer:
+            write_fn(writer)
+            return writer.finalize()
+
     if _LOCAL & set(place.protocols):
-        return _written(Path(place.root), shape, write_fn)
+        return write(Path(place.root))
     _refuse_finished(place)
     with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
-        manifest = _written(Path(scratch, "shard"), shape, write_fn)
-        _send_folder(Path(scratch, "shard"), place)
+        folder = Path(scratch, "shard")
+        manifest = write(folder)
+        send(folder, local_contents(folder), place, workers=_WORKERS)
         return manifest
-
-
-def _written(
-    folder: Path, shape: tuple[int, int, int], write_fn: Callable[[MemmapShardWriter], object]
-) -> dict[str, Any]:
-    with MemmapShardWriter(folder, *shape) as writer:
-        write_fn(writer)
-        return writer.finalize()
 
 
 def _place(fs: Any, folder: str) -> RemoteFolder:
@@ -136,10 +127,6 @@ def _refuse_finished(shard: RemoteFolder) -> None:
         raise StoreExistsError(
             f"{shard.url}: a finished shard is there; remove it or choose another place"
         )
-
-
-def _send_folder(folder: Path, place: RemoteFolder) -> None:
-    send(folder, local_contents(folder), place, workers=_WORKERS)
 
 
 def _send_file(path: Path, place: RemoteFolder) -> None:

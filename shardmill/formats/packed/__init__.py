@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardmill.formats.packed.memmap import MemmapShard, open_memmap_shard, verify_memmap_shard
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
-from shardmill.formats.packed.open import PlanShard, open_packed
-from shardmill.formats.packed.pack import pack_from_spool
+from shardmill.formats.packed.formats import PlanShard, convert_legacy_to_memmap, open_packed
+from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
+from shardmill.formats.packed.memmap import (
+    MemmapShard,
+    MemmapShardWriter,
+    open_memmap_shard,
+    verify_memmap_shard,
+)
+from shardmill.formats.packed.pack import PackedOptions, pack_from_spool
 from shardmill.formats.packed.records import PackedBin, PackedShard, PackedShardWriter
 from shardmill.formats.packed.spool import (
     ChatStoreSpool,
@@ -22,8 +27,6 @@ from shardmill.formats.packed.spool import (
 from shardmill.lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from shardmill.formats.packed.convert import convert_legacy_to_memmap
-    from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins
     from shardmill.formats.packed.parquet import ParquetShard, ParquetShardWriter
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "LegacyPickleWriter",
     "MemmapShard",
     "MemmapShardWriter",
+    "PackedOptions",
     "PackedBin",
     "PackedShard",
     "PackedShardWriter",
@@ -48,11 +52,6 @@ __all__ = [
     "verify_memmap_shard",
 ]
 
-__getattr__ = lazy_getattr(
-    __name__,
-    {  # pyarrow's parquet and the pickle reader take a while to import
-        "shardmill.formats.packed.convert": ("convert_legacy_to_memmap",),
-        "shardmill.formats.packed.legacy": ("LegacyPickleWriter", "iter_legacy_bins"),
-        "shardmill.formats.packed.parquet": ("ParquetShard", "ParquetShardWriter"),
-    },
+__getattr__ = lazy_getattr(  # pyarrow takes a while to import
+    __name__, {"shardmill.formats.packed.parquet": ("ParquetShard", "ParquetShardWriter")}
 )

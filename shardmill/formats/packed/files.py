@@ -14,7 +14,7 @@ import os
 import shutil
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -35,7 +35,9 @@ from shardmill.errors import (
     StoreNotFoundError,
 )
 from shardmill.formats.packed.records import (
+    MAX_PACK_SIZE,
     Check,
+    PackedBlock,
     checked_alignment,
     given_bin,
     given_pack_size,
@@ -58,45 +60,99 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class StagedFolder:
-    """A folder that is written beside `target` and renamed to it by `publish`.
+class StagedWriter(ABC):
+    """Writes a file or a folder under a temporary name; `finalize` gives it its own.
 
-    Of two writers of one target the second is refused.
+    A context manager: leaving the block without `finalize` removes everything. Of two writers of
+    one target the second is refused.
     """
 
-    def __init__(self, target: Path, kind: str) -> None:
-        """`target` was checked by `given_path`; `kind` is for messages: "packed shard"."""
-        self.target = target.resolve()
-        self._kind = kind
-        self._check_free()
-        self.folder = temporary_name(self.target)
-        with writing(self.folder):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir()
-        self._remove = weakref.finalize(self, _remove, self.folder, os.getpid())
+    def __init__(self, target: Path) -> None:
+        """`target` was checked by `given_path`."""
+        self.target = target
+        self._refuse_existing()
+        self._is_open = True
+        self._temporary = temporary_name(target)
+        self._remove = weakref.finalize(self, _remove, self._temporary, os.getpid())
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._create()
 
-    def publish(self) -> None:
-        """Make the folder durable and give it its name. Everything in it was synced before."""
-        sync_folder(self.folder)
-        self._check_free()
-        with writing(self.target):
-            try:
-                self.folder.rename(self.target)  # replaces an empty folder, and nothing else
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-                raise StoreExistsError(
-                    f"{self.target}: another process put files there meanwhile; look, then write "
-                    "again to another folder"
-                ) from error
-        self._remove.detach()
-        sync_folder(self.target.parent)
+    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
+        """Publish what was written; the result says what it holds. `check` as in `Check`."""
+        self._check_open()
+        try:
+            with writing(self.target):
+                report = self._complete()
+                if check is not None:
+                    check(self._temporary)
+                self._publish()
+        finally:
+            self.abort()
+        return report
 
     def abort(self) -> None:
-        """Remove what was staged; may be called again, and after `publish` does nothing."""
-        self._remove()
+        """Remove what was written; may be called again. What was published stays."""
+        self._is_open = False
+        try:
+            self._close()
+        finally:
+            self._remove()
 
-    def _check_free(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        self.abort()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise OptionError(f"{self.target}: this writer is finished; make another one")
+
+    def _publish(self) -> None:
+        if self._temporary.is_dir():
+            sync_folder(self._temporary)
+        self._refuse_existing()
+        try:
+            self._temporary.rename(self.target)  # of folders it replaces an empty one only
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise StoreExistsError(
+                f"{self.target}: another process put files there meanwhile; look, then write again "
+                "to another folder"
+            ) from error
+        sync_folder(self.target.parent)
+
+    @abstractmethod
+    def _refuse_existing(self) -> None:
+        """Raise if something is at the target."""
+
+    @abstractmethod
+    def _create(self) -> None:
+        """Create what is written at `_temporary`."""
+
+    @abstractmethod
+    def _complete(self) -> dict[str, Any]:
+        """Write what is left and make it durable; the result of `finalize`."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close all files; may be called again."""
+
+
+class FolderWriter(StagedWriter):
+    """Writes a folder whose manifest says that it is finished."""
+
+    kind: str  # for messages: "packed shard"
+
+    def __init__(self, target: Path) -> None:
+        super().__init__(target.resolve())
+
+    def _create(self) -> None:
+        self._temporary.mkdir()
+
+    def _refuse_existing(self) -> None:
         if not self.target.exists():
             return
         if not self.target.is_dir():
@@ -104,38 +160,30 @@ class StagedFolder:
         names = sorted(entry.name for entry in self.target.iterdir())
         if MANIFEST in names:
             raise StoreExistsError(
-                f"{self.target}: a finished {self._kind} is here and is never overwritten; remove "
+                f"{self.target}: a finished {self.kind} is here and is never overwritten; remove "
                 "it or choose another folder"
             )
         if names:
             raise StoreExistsError(
                 f"{self.target}: holds {names[0]!r} and no {MANIFEST}, so it is no finished "
-                f"{self._kind}; move it away or choose another folder"
+                f"{self.kind}; move it away or choose another folder"
             )
 
 
-class FileShardWriter(ABC):
-    """Writes a packed shard that is a single file, whose bins come in order.
+class FileShardWriter(StagedWriter):
+    """Writes a packed shard that is a single file, whose bins come in order."""
 
-    A context manager: leaving the block without `finalize` removes everything.
-    """
-
-    max_bin = 2**32 - 1  # the longest bin that readers of the format accept
+    max_bin = MAX_PACK_SIZE  # the longest bin that readers of the format accept
     beside: tuple[str, ...] = ()  # suffixes of the files that belong to it
 
     def __init__(
         self, output_path: str | Path, pack_size: SupportsIndex | None, loss_mask_alignment: str
     ) -> None:
-        self.output_path = given_path(output_path, "output_path")
+        target = given_path(output_path, "output_path")
         self.pack_size = None if pack_size is None else given_pack_size(pack_size)
         self.loss_mask_alignment = checked_alignment(loss_mask_alignment)
         self.num_bins = 0
-        self._refuse_existing()
-        self._temporary = temporary_name(self.output_path)
-        with writing(self.output_path):
-            self.output_path.parent.mkdir(parents=True, exist_ok=True)
-            self._create()
-        self._open = True
+        super().__init__(target)
 
     def write_bin(
         self,
@@ -148,70 +196,31 @@ class FileShardWriter(ABC):
         number = whole_number(bin_id, "bin_id", least=0)
         longest = min(self.pack_size or self.max_bin, self.max_bin)
         given = (input_ids, loss_mask, seq_start_id)
-        parts = given_bin(given, longest, np.int32, f"{self.output_path}, bin {number:,}")
-        if number != self.num_bins or not self._open:
-            state = f"the next bin is {self.num_bins:,}" if self._open else "the writer is finished"
+        parts = given_bin(given, longest, np.int32, f"{self.target}, bin {number:,}")
+        self._check_open()
+        if number != self.num_bins:
             raise OptionError(
-                f"{self.output_path}: bin {number:,}, but {state}; this format is written in order "
-                "(memmap takes any order)"
+                f"{self.target}: bin {number:,}, but the next bin is {self.num_bins:,}; this "
+                "format is written in order (memmap takes any order)"
             )
-        with writing(self.output_path):
+        with writing(self.target):
             self._add(*parts)
         self.num_bins += 1
 
-    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
-        """Publish the file; the result says what it holds. `check` as in `Check`."""
-        if not self._open:
-            raise OptionError(f"{self.output_path}: this writer is finished; make another one")
-        try:
-            with writing(self.output_path):
-                self._complete()
-                if check is not None:
-                    check(self._temporary)
-                self._refuse_existing()
-                self._temporary.rename(self.output_path)
-                sync_folder(self.output_path.parent)
-                return self._receipt()
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Remove what was written; may be called again. A finished shard stays."""
-        self._open = False
-        self._close()
-        self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
-
-    def _refuse_existing(self) -> None:
-        for suffix in ("", *self.beside):
-            path = self.output_path.with_name(self.output_path.name + suffix)
-            if path.exists():
-                raise StoreExistsError(f"{path}: is here already; remove it or choose another name")
-
-    @abstractmethod
-    def _create(self) -> None:
-        """Create the file at `_temporary`."""
+    def write_block(self, first_bin: int, block: PackedBlock) -> None:
+        """Bins `first_bin` and on."""
+        for number, found in enumerate(block.bins(), first_bin):
+            self.write_bin(number, found.input_ids, found.loss_mask, found.seq_starts)
 
     @abstractmethod
     def _add(self, ids: IntArray, mask: IntArray, starts: IntArray) -> None:
         """Write one bin, which was checked."""
 
-    @abstractmethod
-    def _complete(self) -> None:
-        """Write what is left, and make the file durable."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close the file; may be called again."""
-
-    @abstractmethod
-    def _receipt(self) -> dict[str, Any]:
-        """What was published."""
+    def _refuse_existing(self) -> None:
+        for suffix in ("", *self.beside):
+            path = self.target.with_name(self.target.name + suffix)
+            if path.exists():
+                raise StoreExistsError(f"{path}: is here already; remove it or choose another name")
 
 
 @contextmanager
@@ -265,6 +274,14 @@ def is_sealed(fields: dict[str, JSON]) -> bool:
     return fields.get(SEAL) == sealed(fields)[SEAL]
 
 
+def file_entries(hashes: Mapping[Path, str]) -> dict[str, JSON]:
+    """Files and their sha256, as a manifest lists them."""
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in hashes.items()
+    }
+
+
 def write_manifest(folder: Path, fields: dict[str, JSON]) -> dict[str, JSON]:
     """Seal and write the manifest of a folder; it is returned as written."""
     manifest = sealed(fields)
@@ -299,6 +316,10 @@ def read_manifest_as(
         raise ManifestError(f"{folder / MANIFEST}: no manifest of a {what}: {error}") from error
 
 
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a forked copy must not take the folder of its parent away
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() != process:  # a forked copy must not take the files of its parent away
+        return
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +19,23 @@ import msgspec
 import numpy as np
 
 from shardmill.errors import DamagedStoreError, ManifestError, OptionError, StoreError
-from shardmill.formats.packed.files import FileShardWriter, file_sha256, reading
+from shardmill.formats.packed.files import FileShardWriter, file_sha256, reading, writing
 from shardmill.formats.packed.pickle_reader import FIELDS, MAX_TOKENS, read_bins
 from shardmill.formats.packed.pickle_runs import encode_run
-from shardmill.formats.packed.records import PackedBin, bin_problem, path_to_read, without_end
+from shardmill.formats.packed.records import (
+    Check,
+    PackedBin,
+    PackedShard,
+    bin_problem,
+    check_bin,
+    path_to_read,
+    without_end,
+)
 from shardmill.records import IntArray
 from shardmill.storage.atomic import atomic_write
 from shardmill.store.readers.foreign import parse_npy
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "legacy_npy_pickle"
 RECORD = ".json"  # the record of shard.npy is shard.npy.json
@@ -72,6 +83,36 @@ def check_record(path: str | Path) -> LegacyRecord | None:
     if record is not None and file_sha256(Path(path)) != record.sha256:
         raise DamagedStoreError(f"{path}: its sha256 is not the one in its record; copy both again")
     return record
+
+
+class LegacyShard(PackedShard):
+    """All bins of a legacy file, read into memory.
+
+    If nothing states its pack size, it is the length of the longest bin.
+    """
+
+    def _open(self) -> tuple[int | None, str | None]:
+        logger.warning(
+            "%s: a legacy file is read into memory as a whole, in every process that opens it; "
+            "convert_legacy_to_memmap makes a shard that is mapped",
+            self.path,
+        )
+        record = check_record(self.path)
+        self._bins = list(iter_legacy_bins(self.path))
+        return (None, None) if record is None else (record.pack_size, record.loss_mask_alignment)
+
+    def _usual_pack_size(self) -> int:
+        return max(map(len, self._bins), default=1)
+
+    def __len__(self) -> int:
+        return len(self._bins)
+
+    def _read(self, number: int) -> PackedBin:
+        check_bin(self._bins[number], self.pack_size, f"{self.path}, bin {number:,}")
+        return self._bins[number]
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _bins(file: BinaryIO, path: Path) -> Iterator[PackedBin]:
@@ -145,6 +186,14 @@ class LegacyPickleWriter(FileShardWriter):
             raise OptionError(f"{output_path}: a legacy shard is called something.npy")
         super().__init__(output_path, pack_size, loss_mask_alignment)
 
+    def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
+        """Publish the file, then its record, which is the result, with the specified name of the
+        format. `check` as in `Check`."""
+        record = super().finalize(check=check)
+        with writing(self.target), atomic_write(Path(f"{self.target}{RECORD}")) as file:
+            file.write(json.dumps(record, indent=2, sort_keys=True).encode() + b"\n")
+        return record | {"format": "legacy_pickle"}
+
     def _create(self) -> None:
         self._file = io.BufferedWriter(io.FileIO(self._temporary, "xb"), 2**20)
         # the header and the number of bins are filled in at the end
@@ -161,7 +210,7 @@ class LegacyPickleWriter(FileShardWriter):
         pieces.append(b"ue" if self.num_bins % _BATCH == _BATCH - 1 else b"u")
         self._file.write(b"".join(pieces))
 
-    def _complete(self) -> None:
+    def _complete(self) -> dict[str, Any]:
         """Write the end, and the number of bins into both headers; sync and hash the file."""
         self._file.write((b"e" if self.num_bins % _BATCH else b"") + b"tb.")
         self._file.flush()
@@ -173,22 +222,16 @@ class LegacyPickleWriter(FileShardWriter):
         os.pwrite(raw.fileno(), count, _HEADER_BYTES + len(_TO_COUNT))
         os.fsync(raw.fileno())
         raw.close()
-        self._sha256 = file_sha256(self._temporary)
-
-    def _close(self) -> None:
-        self._file.raw.close()
-
-    def _receipt(self) -> dict[str, Any]:
-        """Write the record; the result is the record, with the specified name of the format."""
         record = LegacyRecord(
             format=FORMAT,
             pack_size=self.pack_size,
             loss_mask_alignment=self.loss_mask_alignment,
             num_bins=self.num_bins,
-            num_bytes=self.output_path.stat().st_size,
-            sha256=self._sha256,
+            num_bytes=self._temporary.stat().st_size,
+            sha256=file_sha256(self._temporary),
         )
         fields: dict[str, Any] = msgspec.to_builtins(record)
-        with atomic_write(Path(f"{self.output_path}{RECORD}")) as file:
-            file.write(json.dumps(fields, indent=2, sort_keys=True).encode() + b"\n")
-        return fields | {"format": "legacy_pickle"}
+        return fields
+
+    def _close(self) -> None:
+        self._file.raw.close()

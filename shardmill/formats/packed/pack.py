@@ -21,11 +21,9 @@ import numpy.typing as npt
 
 from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError
-from shardmill.formats.packed.memmap_writer import MemmapShardWriter
-from shardmill.formats.packed.open import packed_writer
+from shardmill.formats.packed.formats import packed_writer
 from shardmill.formats.packed.records import (
     WRITE_INSTEAD,
-    Alignment,
     checked_alignment,
     given_pack_size,
     token_dtype,
@@ -59,62 +57,70 @@ _STORAGES = {  # name -> format, and the suffix of its path
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedOptions:
+    """How `pack_from_spool` packs, and the form in which it writes."""
+
+    algorithm: str = "best-fit"
+    seed: int | None = None
+    max_per_row: SupportsIndex | None = None  # the most sequences of a bin
+    align_to: SupportsIndex = 1  # every sequence starts at a multiple of it
+    long: Long = "error"  # what becomes of sequences over the pack size
+    packed_storage: str = "memmap_v1"  # or "parquet", "legacy_npy_pickle"
+    dtype: npt.DTypeLike = np.int32  # of the ids
+    loss_mask_alignment: str = "label"  # or "roll_right"; see `Alignment`
+
+    def __post_init__(self) -> None:
+        _check_storage(self.packed_storage)
+        token_dtype(self.dtype)
+        checked_alignment(self.loss_mask_alignment)
+
+
 def pack_from_spool(
     spool: str | Path | Spool,
     output_dir: str | Path,
     *,
     shard_id: str,
     pack_size: SupportsIndex,
-    algorithm: str = "best-fit",
-    seed: int | None = None,
-    max_per_row: SupportsIndex | None = None,
-    align_to: SupportsIndex = 1,
-    long: Long = "error",
-    packed_storage: str = "memmap_v1",
-    dtype: npt.DTypeLike = np.int32,
-    loss_mask_alignment: str = "label",
+    options: PackedOptions | None = None,
 ) -> dict[str, JSON]:
     """Pack all sequences of `spool` into bins of `pack_size` tokens; the receipt is JSON.
 
-    The shard is `output_dir/shard_id`, with `.npy` or `.parquet` for the other storages. `long`
-    says what becomes of sequences over `pack_size`.
+    The shard is `output_dir/shard_id`, with `.npy` or `.parquet` for the other storages.
     """
-    size = given_pack_size(pack_size)
-    alignment = checked_alignment(loss_mask_alignment)
-    target = _target(output_dir, shard_id, packed_storage, dtype, alignment)
+    given = options or PackedOptions()
+    size, path = given_pack_size(pack_size), _path(output_dir, shard_id, given)
     reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
-    packer = packer_named(algorithm, seed)
-    plan = packer(reader.lengths(), size, max_per_row=max_per_row, align_to=align_to, long=long)
+    limits = {"max_per_row": given.max_per_row, "align_to": given.align_to, "long": given.long}
+    plan = packer_named(given.algorithm, given.seed)(reader.lengths(), size, **limits)
     choices: dict[str, JSON] = {
-        "algorithm": algorithm,
-        "seed": seed,
-        "max_per_row": None if max_per_row is None else int(max_per_row),
+        "algorithm": given.algorithm,
+        "seed": given.seed,
+        "max_per_row": None if given.max_per_row is None else int(given.max_per_row),
         "align_to": plan.align_to,
-        "long": long,
+        "long": given.long,
     }
-    return _write(reader, plan, target, choices)
+    return {"shard_id": shard_id, **_write(reader, plan, path, given, choices)}
 
 
 def pack_with(
     packer: object,
-    spool: str | Path | Spool,
-    output_dir: str | Path,
-    *,
+    spool: str | Path,
     shard_id: str,
     pack_size: SupportsIndex,
-    packed_storage: str,
-    dtype: npt.DTypeLike,
+    form: PackedOptions,
+    output_dir: Path,
 ) -> dict[str, JSON]:
     """As `pack_from_spool`, with any packer; what does not fit into a bin is cut and counted.
 
     `packer`: the name of one of ours, or Nemotron's name for it; a function of lengths and pack
     size; or an object whose `pack` takes a list of lengths. It returns a `PackPlan`, an assignment
     (`num_bins` and `bin_indices`), or a list of sequence numbers for each bin, with every sequence
-    in exactly one bin. Lengths are given to it as they are after the cut.
+    in exactly one bin. Lengths are given to it as they are after the cut. `form`: storage, dtype
+    and alignment; the rest of these options is for packers that are chosen by name alone.
     """
-    size = given_pack_size(pack_size)
-    target = _target(output_dir, shard_id, packed_storage, dtype, "label")
-    reader = SequenceSpoolReader(spool) if isinstance(spool, str | Path) else spool
+    size, path = given_pack_size(pack_size), _path(output_dir, shard_id, form)
+    reader = SequenceSpoolReader(spool)
     plan = _plan_by(packer, reader.lengths(), size)
     metrics = plan.metrics
     num_cut = metrics.num_truncated + metrics.num_dropped
@@ -131,13 +137,12 @@ def pack_with(
         "align_to": plan.align_to,
         "long": "truncate",
     }
-    return _write(reader, plan, target, choices)
+    return {"shard_id": shard_id, **_write(reader, plan, path, form, choices)}
 
 
 def shard_name(shard_id: str, storage: str) -> str:
     """What a shard is called in its folder; both are checked."""
-    if storage not in _STORAGES:
-        raise OptionError(f"packed_storage={storage!r}: wanted one of {(*_STORAGES,)}")
+    _check_storage(storage)
     if not isinstance(shard_id, str) or not _NAME.fullmatch(shard_id):
         raise OptionError(
             f"shard_id={shard_id!r:.120}: wanted 1 to 200 letters, digits, '_', '.' or "
@@ -146,23 +151,14 @@ def shard_name(shard_id: str, storage: str) -> str:
     return shard_id + _STORAGES[storage][1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where a shard goes, and in which form."""
-
-    path: Path
-    shard_id: str
-    storage: str
-    dtype: np.dtype[Any]
-    alignment: Alignment
+def _check_storage(storage: str) -> None:
+    if storage not in _STORAGES:
+        raise OptionError(f"packed_storage={storage!r}: wanted one of {(*_STORAGES,)}")
 
 
-def _target(
-    folder: str | Path, shard_id: str, storage: str, dtype: npt.DTypeLike, alignment: Alignment
-) -> _Target:
+def _path(folder: str | Path, shard_id: str, options: PackedOptions) -> Path:
     refuse_url(folder, "output_dir", instead=WRITE_INSTEAD)
-    path = Path(folder) / shard_name(shard_id, storage)
-    return _Target(path, shard_id, storage, token_dtype(dtype), alignment)
+    return Path(folder) / shard_name(shard_id, options.packed_storage)
 
 
 def _plan_by(packer: Any, lengths: OffsetArray, size: int) -> PackPlan:
@@ -221,22 +217,17 @@ def _name_of(packer: object) -> str:
 
 
 def _write(
-    reader: Spool, plan: PackPlan, target: _Target, choices: dict[str, JSON]
+    reader: Spool, plan: PackPlan, path: Path, options: PackedOptions, choices: dict[str, JSON]
 ) -> dict[str, JSON]:
     """Write all rows of the plan; the receipt."""
     trained_labels = untrained_bins = first = 0
-    metrics = plan.metrics
+    metrics, dtype = plan.metrics, token_dtype(options.dtype)
+    alignment = checked_alignment(options.loss_mask_alignment)
     sizes = (metrics.num_rows, metrics.capacity, len(plan.pieces))
-    name = _STORAGES[target.storage][0]
-    with packed_writer(target.path, name, sizes, target.dtype, target.alignment) as writer:
-        for block in plan_blocks(reader, plan, target.dtype, target.alignment):
-            full = block.input_ids.shape[1] == metrics.capacity
-            if full and isinstance(writer, MemmapShardWriter):
-                writer.write_block(first, block)
-            else:
-                for index in range(len(block)):
-                    row = block.bin(index)
-                    writer.write_bin(first + index, row.input_ids, row.loss_mask, row.seq_starts)
+    name = _STORAGES[options.packed_storage][0]
+    with packed_writer(path, name, sizes, dtype, alignment) as writer:
+        for block in plan_blocks(reader, plan, dtype, alignment):
+            writer.write_block(first, block)
             labels = np.count_nonzero(block.loss_mask, axis=1)
             trained_labels += int(labels.sum())
             untrained_bins += int(np.count_nonzero(labels == 0))
@@ -245,16 +236,15 @@ def _write(
     if untrained_bins:
         logger.warning(
             "%s: %s of %s bins train no token: their sequences have no trained label",
-            *(target.path, f"{untrained_bins:,}", f"{first:,}"),
+            *(path, f"{untrained_bins:,}", f"{first:,}"),
         )
     return {
-        "shard_id": target.shard_id,
-        "output_path": str(target.path),
-        "format": target.storage,
+        "output_path": str(path),
+        "format": options.packed_storage,
         "pack_size": metrics.capacity,
         **choices,
-        "dtype": target.dtype.name,
-        "loss_mask_alignment": target.alignment,
+        "dtype": dtype.name,
+        "loss_mask_alignment": alignment,
         "num_bins": metrics.num_rows,
         "lower_bound": metrics.lower_bound,
         "num_sequences": metrics.num_examples,

@@ -14,9 +14,8 @@ import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +26,10 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import FileShardWriter, check_plain
 from shardmill.formats.packed.records import (
-    Alignment,
     PackedBin,
+    PackedShard,
     check_bin,
-    checked_alignment,
-    given_pack_size,
-    path_to_read,
 )
-from shardmill.protocols import Closing
 from shardmill.records import IntArray, Ragged
 
 VERSION = "1"
@@ -53,8 +48,7 @@ _ROW_GROUP = 1000  # bins
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Metadata:
+class _Stated(NamedTuple):
     """What a file's metadata states. None: the file is not ours."""
 
     pack_size: int | None = None
@@ -73,11 +67,11 @@ def _group_digest(columns: Sequence[Ragged]) -> str:
     return digest.hexdigest()
 
 
-def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Metadata:
+def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Stated:
     """What a file states, checked against its seal."""
     ours = {key: value for key, value in metadata.items() if key.startswith(_PREFIX)}
     if not ours:
-        return _Metadata()
+        return _Stated()
     if ours.keys() != {*_KEYS, _DIGESTS, _SEAL} or ours.pop(_SEAL) != _seal(ours):
         raise DamagedStoreError(
             f"{path}: its metadata is not as shardmill wrote it: damaged, changed, or of another "
@@ -87,12 +81,8 @@ def _read_metadata(metadata: Mapping[bytes, bytes], path: Path) -> _Metadata:
     if version != VERSION:
         raise DamagedStoreError(f"{path}: packed version {version!r}, wanted {VERSION!r}")
     digests = ours[_DIGESTS].decode()
-    return _Metadata(
-        pack_size=int(pack_size),
-        loss_mask_alignment=alignment,
-        num_bins=int(num_bins),
-        digests=tuple(digests[at : at + _DIGITS] for at in range(0, len(digests), _DIGITS)),
-    )
+    groups = tuple(digests[at : at + _DIGITS] for at in range(0, len(digests), _DIGITS))
+    return _Stated(int(pack_size), alignment, int(num_bins), groups)
 
 
 def _seal(plain: Mapping[bytes, bytes]) -> bytes:
@@ -104,39 +94,31 @@ def _seal(plain: Mapping[bytes, bytes]) -> bytes:
     return digest.hexdigest().encode()
 
 
-class ParquetShard(Closing):
-    """A read-only sequence of bins: a `.parquet` file, or a folder of them. Pickles as its path.
+class ParquetShard(PackedShard):
+    """A `.parquet` file, or a folder of them.
 
-    `pack_size` and `loss_mask_alignment`: for files of others, whose metadata does not state them.
     A bin costs its row group; the last few row groups are kept.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        pack_size: SupportsIndex | None = None,
-        loss_mask_alignment: str | None = None,
-    ) -> None:
-        self.path = path_to_read(path).absolute()
+    def _open(self) -> tuple[int | None, str | None]:
         self._groups: list[tuple[Path, int, str | None]] = []  # file, number in it, digest
         self._firsts = [0]  # the first bin of each, and the number of all
-        files = [self._open(file) for file in _files(self.path)]
-        self.pack_size = _pack_size([file.pack_size for file in files], pack_size, self.path)
-        self.loss_mask_alignment: Alignment = _alignment(
-            [file.loss_mask_alignment for file in files], loss_mask_alignment, self.path
-        )
-        self._given = (pack_size, loss_mask_alignment)
         self._cache: OrderedDict[int, list[Ragged]] = OrderedDict()
+        stated = [self._open_file(file) for file in _files(self.path)]
+        sizes = {one.pack_size for one in stated if one.pack_size is not None}
+        alignments = {one.loss_mask_alignment for one in stated if one.loss_mask_alignment}
+        if len(sizes) > 1 or len(alignments) > 1:
+            raise OptionError(
+                f"{self.path}: its files state the pack sizes {sorted(sizes)} and the alignments "
+                f"{sorted(alignments)}; wanted files of one shard"
+            )
+        return min(sizes, default=None), min(alignments, default=None)
 
     def __len__(self) -> int:
         return self._firsts[-1]
 
-    def read_bin(self, bin_id: SupportsIndex) -> PackedBin:
-        """Bin `bin_id`, 0 to len - 1. Neighbours are quick: they share a row group."""
-        number = whole_number(bin_id, "bin_id", least=None)
-        if not 0 <= number < len(self):
-            raise IndexError(f"bin {number:,} of {len(self):,}")
+    def _read(self, number: int) -> PackedBin:
+        """Neighbours are quick: they share a row group."""
         group = bisect_right(self._firsts, number) - 1
         ids, mask, starts = (column[number - self._firsts[group]] for column in self._group(group))
         where = f"{self._groups[group][0]}, bin {number:,}"
@@ -157,13 +139,7 @@ class ParquetShard(Closing):
         """Release the row groups that are kept; may be called again."""
         self._cache.clear()
 
-    def __repr__(self) -> str:
-        return f"ParquetShard({self.path.name!r}, bins={len(self):,}, pack_size={self.pack_size:,})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, *self._given)
-
-    def _open(self, path: Path) -> _Metadata:
+    def _open_file(self, path: Path) -> _Stated:
         """Note the row groups of a file; what it states."""
         rows, stated = _read_footer(path)
         digests = stated.digests or (None,) * len(rows)
@@ -215,7 +191,7 @@ def _open_file(path: Path) -> Any:
     return pq.ParquetFile(str(path), page_checksum_verification=True)
 
 
-def _read_footer(path: Path) -> tuple[list[int], _Metadata]:
+def _read_footer(path: Path) -> tuple[list[int], _Stated]:
     """Bins of each row group, and what the metadata states, if the columns are those of a shard."""
     try:
         with _open_file(path) as file:
@@ -261,33 +237,8 @@ def _ragged(column: Any, path: Path, rows: int) -> Ragged:
     return Ragged.from_lengths(flat.to_numpy(), lengths)
 
 
-def _pack_size(stated: list[int | None], given: SupportsIndex | None, path: Path) -> int:
-    sizes = {given_pack_size(size) for size in (*stated, given) if size is not None}
-    if len(sizes) > 1:
-        raise OptionError(f"{path}: pack_size is said to be {sorted(sizes)}; wanted one of them")
-    if given is None and None in stated:
-        raise OptionError(
-            f"{path}: does not say its pack size: pass {{pack_size}}, or turn the file into a "
-            "shard that says it, with `shardmill convert --from parquet --to memmap --pack-size "
-            "N`",
-            pack_size=...,
-        )
-    return sizes.pop()
-
-
-def _alignment(stated: list[str | None], given: str | None, path: Path) -> Alignment:
-    found = {text for text in (*stated, given) if text is not None}
-    if len(found) > 1:
-        raise OptionError(f"{path}: its masks are said to be {sorted(found)}; wanted one of them")
-    return checked_alignment(found.pop()) if found else "label"  # as other programs write it
-
-
 def _damaged(path: Path, error: Exception) -> DamagedStoreError:
     return DamagedStoreError(f"{path}: cannot be read as Parquet ({error!s:.200}); copy it again")
-
-
-def _reopen(path: Path, pack_size: int | None, alignment: str | None) -> ParquetShard:
-    return ParquetShard(path, pack_size=pack_size, loss_mask_alignment=alignment)
 
 
 class ParquetShardWriter(FileShardWriter):
@@ -342,7 +293,7 @@ class ParquetShardWriter(FileShardWriter):
         self._digests.append(_group_digest(columns))
         self._bins = []
 
-    def _complete(self) -> None:
+    def _complete(self) -> dict[str, Any]:
         self._flush()
         values = (VERSION, self.pack_size, self.loss_mask_alignment, self.num_bins)
         plain = {key: str(value).encode() for key, value in zip(_KEYS, values, strict=True)}
@@ -351,12 +302,6 @@ class ParquetShardWriter(FileShardWriter):
         self._file.close()
         with self._temporary.open("rb+") as file:
             os.fsync(file.fileno())
-
-    def _close(self) -> None:
-        if self._file.is_open:
-            self._file.close()
-
-    def _receipt(self) -> dict[str, Any]:
         return {
             "format": "packed_parquet",
             "version": VERSION,
@@ -366,6 +311,10 @@ class ParquetShardWriter(FileShardWriter):
             "num_tokens": self.num_tokens,
             "num_sequences": self.num_sequences,
         }
+
+    def _close(self) -> None:
+        if self._file.is_open:
+            self._file.close()
 
 
 def _lists(column: Ragged) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import pickletools
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, BinaryIO, Final, Literal
 
@@ -97,12 +98,12 @@ class _Outer:
     count = 0
 
 
-class _Numbers:
+class _List:
     """A list of whole numbers that is being read."""
 
     def __init__(self) -> None:
         self._chunks: list[IntArray] = []
-        self._values: IntArray | None = None  # when the list is complete
+        self._is_used = False
         self.count = 0
 
     @property
@@ -110,76 +111,58 @@ class _Numbers:
         return sum(chunk.nbytes for chunk in self._chunks)
 
     def add(self, chunk: IntArray) -> None:
-        if self._values is not None:
+        if self._is_used:
             raise _RefusedError("a list that grows after it was used")
         self.count += len(chunk)
         if self.count > MAX_TOKENS:
             raise _RefusedError(f"a list of more than {MAX_TOKENS:,} numbers")
         self._chunks.append(chunk)
 
+    @property
     def values(self) -> IntArray:
         """All of them, as int32 or int64."""
-        if self._values is None:
-            self._values = np.concatenate([np.empty(0, np.int32), *self._chunks])
-            self._chunks = [self._values]
-        return self._values
+        if not self._is_used:
+            self._chunks = [np.concatenate([np.empty(0, np.int32), *self._chunks])]
+            self._is_used = True
+        return self._chunks[0]
 
 
-class _DType:
-    """A dtype of whole numbers, or that of objects."""
-
-    def __init__(self, name: object) -> None:
-        if not isinstance(name, str) or name not in (*_DTYPES, *_OBJECT):
-            raise _RefusedError(f"the dtype {name!r:.60} (wanted whole numbers)")
-        self.name, self.is_object = name, name in _OBJECT
-        self._order: Literal["<", ">", "|", "="] | None = None
-
-    def build(self, state: tuple[Any, ...]) -> bool:
-        """Take the byte order, once; no subarrays, fields, metadata or other flags."""
-        flags = _OBJECT_FLAGS if self.is_object else 0
-        plain = len(state) == 8 and state[0] == 3 and state[2:] == (None, None, None, -1, -1, flags)
-        if not plain or self._order is not None or state[1] not in ("<", ">", "|", "="):
-            return False
-        self._order = state[1]
-        return True
-
-    def numbers(self, raw: object, count: int) -> IntArray | None:
-        """`count` numbers in these bytes; None if they are not exactly that."""
-        if self.is_object or not isinstance(raw, bytes):
-            return None
-        stored = np.dtype("u1" if self.name == "b1" else self.name)
-        if len(raw) != count * stored.itemsize:
-            return None
-        found: IntArray = np.frombuffer(raw, stored.newbyteorder(self._order or "="))
-        if self.name == "b1" and count and found.max() > 1:
-            return None
-        return found.astype(stored, copy=False)
-
-
+@dataclass(eq=False, slots=True)
 class _Array:
     """A numpy array that is being read."""
 
-    def __init__(self) -> None:
-        self._values: IntArray | None = None
+    values: IntArray | None = None  # come later, with its state
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._values is None else self._values.nbytes
+        return 0 if self.values is None else self.values.nbytes
 
-    def build(self, state: tuple[Any, ...]) -> bool:
-        """Take (version, shape, dtype, fortran, bytes), once: one dimension of numbers."""
-        version, shape, dtype, fortran, raw = state
-        if version != 1 or not isinstance(dtype, _DType) or fortran not in (0, 1):
-            return False
-        if not isinstance(shape, tuple) or len(shape) != 1 or not isinstance(shape[0], int):
-            return False
-        if self._values is not None or not 0 <= shape[0] <= MAX_TOKENS:
-            return False
-        self._values = dtype.numbers(raw, shape[0])
-        return self._values is not None
 
-    def values(self) -> IntArray | None:
-        return self._values
+@dataclass(eq=False, slots=True)
+class _DType:
+    """A dtype of whole numbers, or that of objects."""
+
+    name: str
+    order: Literal["<", ">", "|", "="] | None = None  # comes later, with its state
+
+    @property
+    def is_object(self) -> bool:
+        return self.name in _OBJECT
+
+    @property
+    def rest_of_state(self) -> list[int | None]:
+        """What follows the byte order: no subarrays, fields or metadata, and the usual flags."""
+        return [None, None, None, -1, -1, _OBJECT_FLAGS if self.is_object else 0]
+
+    def numbers(self, raw: bytes, count: int) -> IntArray | None:
+        """`count` numbers in these bytes; None if they are not exactly that."""
+        stored = np.dtype("u1" if self.name == "b1" else self.name)
+        if self.is_object or count > MAX_TOKENS or len(raw) != count * stored.itemsize:
+            return None
+        found: IntArray = np.frombuffer(raw, stored.newbyteorder(self.order or "="))
+        if self.name == "b1" and count and found.max() > 1:
+            return None
+        return found.astype(stored, copy=False)
 
 
 class _Memo:
@@ -203,7 +186,7 @@ class _Memo:
         is_short = isinstance(value, bytes) and len(value) < 2
         if is_short or isinstance(value, str | _Global | _DType):
             self._keep(index, value)
-        elif isinstance(value, _Numbers | _Array | dict | int):
+        elif isinstance(value, _List | _Array | dict | int):
             if len(self._young) >= _MAX_OF_A_BIN:
                 raise _RefusedError(f"more than {_MAX_OF_A_BIN:,} objects in a bin")
             self._young.append(index)
@@ -245,7 +228,7 @@ class _Memo:
 def _nbytes(value: object) -> int:
     if isinstance(value, dict):
         return sum(array.nbytes for array in value.values())
-    return value.nbytes if isinstance(value, _Numbers | _Array) else 0
+    return value.nbytes if isinstance(value, _List | _Array) else 0
 
 
 class _Machine:
@@ -265,15 +248,13 @@ class _Machine:
         position, opcode = self._data.position, self._data.peek()
         if opcode in NUMBERS:
             self._push_run()
-        else:
+        elif opcode in _ACTIONS:
             self._data.take(1)
-            if opcode not in _ACTIONS:
-                raise _RefusedError(f"opcode {_OPCODE_NAMES.get(opcode, hex(opcode))}")
             action, *arguments = _ACTIONS[opcode]
             action(self, *arguments)
-            if opcode == _FRAME:
-                return
-        if position < self._frame_end < self._data.position:
+        else:
+            raise _RefusedError(f"opcode {_OPCODE_NAMES.get(opcode, hex(opcode))}")
+        if opcode != _FRAME and position < self._frame_end < self._data.position:
             raise PickleDamagedError("a frame that ends inside a value")
         if len(self._stack) > _MAX_STACK:
             raise _RefusedError(f"more than {_MAX_STACK:,} objects at a time")
@@ -343,7 +324,7 @@ class _Machine:
     def _push_run(self) -> None:
         marked = len(self._stack) > 1 and self._stack[-1] is _Sign.MARK
         target = self._stack[-2] if marked else None
-        if isinstance(target, _Numbers):
+        if isinstance(target, _List):
             # they belong to the list already: nothing but APPENDS can follow in this format
             target.add(self._data.numbers(is_new=target.count == 0))
         else:
@@ -382,40 +363,44 @@ class _Machine:
         self._stack.append(found)
 
     def _reduce(self) -> None:
-        function, args = self._take(2)
-        if not isinstance(args, tuple):
-            raise PickleDamagedError("a call without arguments")
-        if function is _Global.RECONSTRUCT and args == (_Global.NDARRAY, (0,), b"b"):
-            self._stack.append(_Array())
-        elif function is _Global.DTYPE and len(args) == 3 and args[1:] in ((False, True), (0, 1)):
-            self._stack.append(_DType(args[0]))
-        elif function is _Global.SCALAR and len(args) == 2 and isinstance(args[0], _DType):
-            scalar = args[0].numbers(args[1], 1)
-            if scalar is None:
-                raise _RefusedError(f"a scalar of dtype {args[0].name}")
-            self._stack.append(int(scalar[0]))
-        else:
-            raise _RefusedError(f"the call {function!s:.60}{_shown(args)}")
+        match self._take(2):
+            case _Global.RECONSTRUCT, (_Global.NDARRAY, (0,), b"b"):
+                self._stack.append(_Array())
+            case _Global.DTYPE, (name, 0, 1):
+                if name not in (*_DTYPES, *_OBJECT):
+                    raise _RefusedError(f"the dtype {name!r:.60} (wanted whole numbers)")
+                self._stack.append(_DType(name))
+            case _Global.SCALAR, (_DType() as dtype, bytes(raw)):
+                scalar = dtype.numbers(raw, 1)
+                if scalar is None:
+                    raise _RefusedError(f"a scalar of dtype {dtype.name}")
+                self._stack.append(int(scalar[0]))
+            case function, tuple(args):
+                raise _RefusedError(f"the call {function!s:.60}{_shown(args)}")
+            case _:
+                raise PickleDamagedError("a call without arguments")
 
     def _build(self) -> None:
         (state,) = self._take(1)
-        target = self._stack[-1] if self._stack else None
-        if isinstance(target, _DType) and isinstance(state, tuple) and target.build(state):
-            return
-        if not isinstance(target, _Array) or not isinstance(state, tuple) or len(state) != 5:
-            raise _RefusedError(f"a state for {_kind(target)}: {_shown(state)}")
-        if state[4] is self._outer and self._outer is not None:
-            version, shape, dtype, fortran, outer = state
-            plain = version == 1 and fortran in (False, True)
-            if not plain or not isinstance(dtype, _DType) or not dtype.is_object:
-                raise _RefusedError(f"an outer array of {_shown(state[:4])}")
-            if shape != (outer.count,):
-                raise PickleDamagedError(f"{outer.count:,} bins in an array of shape {shape!r:.60}")
-            if len(self._stack) != 1:
-                raise _RefusedError("an array inside something else")
-            self._whole = target
-        elif not target.build(state):
-            raise _RefusedError(f"an array of {_shown(state[:4])}")
+        match self._stack[-1] if self._stack else None, state:
+            case _DType(order=None) as dtype, (3, order, *rest) if rest == dtype.rest_of_state:
+                if order not in ("<", ">", "|", "="):
+                    raise _RefusedError(f"the byte order {order!r:.60}")
+                dtype.order = order
+            case _Array() as array, (1, shape, _DType(is_object=True), 0 | 1, _Outer() as outer):
+                if shape != (outer.count,):
+                    raise PickleDamagedError(
+                        f"{outer.count:,} bins in an array of shape {shape!r:.60}"
+                    )
+                if len(self._stack) != 1:
+                    raise _RefusedError("an array inside something else")
+                self._whole = array
+            case _Array(None) as array, (1, (int(n),), _DType() as dtype, 0 | 1, bytes(raw)):
+                array.values = dtype.numbers(raw, n)
+                if array.values is None:
+                    raise _RefusedError(f"an array of {_shown(state[:4])}")
+            case target, _:
+                raise _RefusedError(f"a state for {_kind(target)}: {_shown(state)}")
 
     # lists, tuples and dicts
 
@@ -425,7 +410,7 @@ class _Machine:
             self._outer = _Outer()
             self._stack.append(self._outer)
         else:
-            self._stack.append(_Numbers())
+            self._stack.append(_List())
 
     def _extend(self, count: int | None) -> None:
         items = self._take(count)
@@ -434,7 +419,7 @@ class _Machine:
             if any(item is not _Sign.DONE for item in items):
                 raise _RefusedError("an element that is no complete bin (a dict of three lists)")
             target.count += len(items)
-        elif isinstance(target, _Numbers):
+        elif isinstance(target, _List):
             if not all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in items):
                 raise _RefusedError("an element of a list that is no whole number of 64 bits")
             if items:
@@ -468,7 +453,7 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str) or key not in FIELDS or key in target:
                 raise _RefusedError(f"the key {key!r:.80} (wanted {', '.join(FIELDS)}, each once)")
-            found = value.values() if isinstance(value, _Numbers | _Array) else None
+            found = value.values if isinstance(value, _List | _Array) else None
             if found is None:
                 raise _RefusedError(f"{key} is no list of numbers and no numpy array")
             target[key] = found

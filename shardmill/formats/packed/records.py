@@ -6,7 +6,8 @@ when it is written and when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from shardmill.arguments import refuse_url, whole_number
 from shardmill.errors import DamagedStoreError, OptionError, TokenRangeError
+from shardmill.protocols import Closing
 from shardmill.records import IntArray, OffsetArray, Ragged
 
 LossMask: TypeAlias = npt.NDArray[np.uint8]
@@ -66,33 +68,96 @@ class PackedBlock:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def bin(self, index: int) -> PackedBin:
-        """One of the bins, as views."""
-        length = int(self.lengths[index])
-        return PackedBin(
-            input_ids=self.input_ids[index, :length],
-            loss_mask=self.loss_mask[index, :length],
-            seq_starts=self.seq_starts[index].astype(np.int64, copy=False),
+    def bins(self) -> Iterator[PackedBin]:
+        """Each of them, as views."""
+        for index, length in enumerate(self.lengths.tolist()):
+            yield PackedBin(
+                input_ids=self.input_ids[index, :length],
+                loss_mask=self.loss_mask[index, :length],
+                seq_starts=self.seq_starts[index].astype(np.int64, copy=False),
+            )
+
+
+class PackedShard(Closing):
+    """Bins that can be read in any order, whatever their format.
+
+    A pickled shard opens its files again, and refuses one that was written again meanwhile.
+    """
+
+    fingerprint: str | None = None  # of all that is stored; not every format has one
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        pack_size: SupportsIndex | None = None,
+        loss_mask_alignment: str | None = None,
+    ) -> None:
+        """`pack_size` (the most tokens a bin holds) and `loss_mask_alignment` are for formats that
+        do not state them; where one is stated, another is refused."""
+        self.path = path_to_read(path).absolute()
+        stated_size, stated_alignment = self._open()
+        size = agreed_pack_size(stated_size, pack_size, self.path)
+        alignment = agreed_alignment(stated_alignment, loss_mask_alignment, self.path)
+        self.pack_size = self._usual_pack_size() if size is None else size
+        self.loss_mask_alignment = alignment or self._usual_alignment()
+
+    @abstractmethod
+    def _open(self) -> tuple[int | None, str | None]:
+        """Open `path`; the pack size and the alignment that are stated there."""
+
+    def _usual_pack_size(self) -> int:
+        """The pack size if neither the file nor the caller states it."""
+        raise OptionError(
+            f"{self.path}: does not say its pack size: pass {{pack_size}}, or turn the file into a "
+            "shard that says it, with `shardmill convert --from parquet --to memmap --pack-size "
+            "N`",
+            pack_size=...,
         )
 
+    def _usual_alignment(self) -> Alignment:
+        """As other programs write it."""
+        return "label"
 
-@runtime_checkable
-class PackedShard(Protocol):
-    """Bins that can be read in any order."""
-
-    @property
-    def pack_size(self) -> int:
-        """The most tokens a bin holds."""
-
-    @property
-    def loss_mask_alignment(self) -> str:
-        """ "label" or "roll_right"."""
-
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def read_bin(self, bin_id: int) -> PackedBin: ...
+    def read_bin(self, bin_id: SupportsIndex) -> PackedBin:
+        """Bin `bin_id`, 0 to len - 1."""
+        number = whole_number(bin_id, "bin_id", least=None)
+        if not 0 <= number < len(self):
+            raise IndexError(f"bin {number:,} of {len(self):,}")
+        return self._read(number)
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def _read(self, number: int) -> PackedBin:
+        """A bin that exists."""
+
+    def bins(self) -> Iterator[PackedBin]:
+        """All bins, in order."""
+        return map(self.read_bin, range(len(self)))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.path.name!r}, bins={len(self):,}, "
+            f"pack_size={self.pack_size:,})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = (self.pack_size, self.loss_mask_alignment)
+        return _reopen, (type(self), self.path, options, (len(self), self.fingerprint))
+
+
+def _reopen(
+    kind: Any, path: Path, options: tuple[int, Alignment], wanted: tuple[int, str | None]
+) -> PackedShard:
+    try:
+        shard: PackedShard = kind(path, pack_size=options[0], loss_mask_alignment=options[1])
+        if (len(shard), shard.fingerprint) == wanted:
+            return shard
+    except OptionError:  # it states another pack size or alignment
+        pass
+    raise DamagedStoreError(f"{path}: was written again since it was opened; open it again")
 
 
 @runtime_checkable
@@ -172,6 +237,14 @@ def agreed_alignment(stored: str | None, given: str | None, where: object) -> Al
     if chosen not in (None, stored):
         raise OptionError(f"{where}: its masks are aligned {stored!r}, not {given!r}")
     return checked_alignment(stored)
+
+
+def agreed_pack_size(stored: int | None, given: SupportsIndex | None, where: object) -> int | None:
+    """The pack size that a file states, else the caller's; refused if they differ."""
+    chosen = None if given is None else given_pack_size(given)
+    if stored is not None and chosen not in (None, stored):
+        raise OptionError(f"{where}: its pack_size is {stored:,}, not {chosen:,}")
+    return chosen if stored is None else stored
 
 
 def given_pack_size(pack_size: SupportsIndex) -> int:

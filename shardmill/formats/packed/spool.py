@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, SupportsIndex
+from typing import Any, Literal, Protocol, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -25,7 +25,8 @@ from shardmill.errors import DamagedStoreError, ManifestError, OptionError, Stor
 from shardmill.formats.packed.files import (
     MANIFEST,
     FileEntry,
-    StagedFolder,
+    FolderWriter,
+    file_entries,
     file_sha256,
     is_sealed,
     read_manifest_as,
@@ -48,6 +49,7 @@ from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
 from shardmill.store.readers import ChatSpace
+from shardmill.store.readers.examples import spread
 from shardmill.store.readers.files import take
 from shardmill.store.readers.packed_rows import fill_rows
 
@@ -70,34 +72,31 @@ class SpoolManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     manifest_sha256: str
 
 
-class SequenceSpoolWriter:
+class SequenceSpoolWriter(FolderWriter):
     """Append sequences, then `finalize`. Leaving a `with` block without error finalizes."""
+
+    kind = "spool"
 
     def __init__(self, folder: str | Path, *, dtype: npt.DTypeLike = np.int32) -> None:
         """`dtype`: uint16, int32, uint32 or int64, as the vocabulary needs."""
         self.dtype = token_dtype(dtype)
         instead = "write the spool to a local folder; shardmill.remote.push copies it"
-        self._staged = StagedFolder(given_path(folder, "folder", instead=instead), "spool")
-        self.folder = self._staged.target
-        self._files = [HashedFile(self._staged.folder / name) for name in _FILES]
         self._num_sequences = self._num_tokens = self._num_trained = 0
-        self._done = False
-        self._files[2].write(np.zeros(1, "<i8").data)
+        super().__init__(given_path(folder, "folder", instead=instead))
 
     def append(self, ids: npt.ArrayLike, mask: npt.ArrayLike) -> None:
         """One sequence, and which of its tokens are targets."""
-        values = given_array(ids, "ids", str(self.folder))
+        values = given_array(ids, "ids", str(self.target))
         if values.ndim != 1:
-            raise OptionError(f"{self.folder}: ids of shape {values.shape}, wanted one dimension")
+            raise OptionError(f"{self.target}: ids of shape {values.shape}, wanted one dimension")
         if not len(values):
             values = values.astype(self.dtype)  # an empty list is an array of floats
         self.extend(Ragged(values, np.array([0, len(values)])), mask)
 
     def extend(self, ids: Ragged, mask: npt.ArrayLike) -> None:
         """Many sequences; `mask` is flat, as long as `ids.values`."""
-        if self._done:
-            raise OptionError(f"{self.folder}: this spool is finished; make another one")
-        flat = given_array(mask, "mask", str(self.folder))
+        self._check_open()
+        flat = given_array(mask, "mask", str(self.target))
         self._check(ids, flat)
         tokens, masks, offsets = self._files
         tokens.write(np.ascontiguousarray(ids.values, self.dtype).data.cast("B"))
@@ -108,50 +107,39 @@ class SequenceSpoolWriter:
         self._num_tokens += len(ids.values)
         self._num_trained += int(np.count_nonzero(flat))
 
-    def finalize(self) -> dict[str, JSON]:
-        """Publish the spool and return its manifest."""
-        if self._done:
-            raise OptionError(f"{self.folder}: this spool is finished; make another one")
-        self._done = True
-        hashes = [file.finish() for file in self._files]
-        files: dict[str, JSON] = {
-            file.path.name: {"bytes": file.path.stat().st_size, "sha256": digest}
-            for file, digest in zip(self._files, hashes, strict=True)
-        }
-        manifest = write_manifest(
-            self._staged.folder,
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        try:
+            if kind is None and self._is_open:
+                self.finalize()
+        finally:
+            self.abort()
+
+    def _create(self) -> None:
+        super()._create()
+        self._files = [HashedFile(self._temporary / name) for name in _FILES]
+        self._files[2].write(np.zeros(1, "<i8").data)
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.abort()
+
+    def _complete(self) -> dict[str, JSON]:
+        hashes = {file.path: file.finish() for file in self._files}
+        return write_manifest(
+            self._temporary,
             {
                 "format": SPOOL,
                 "dtype": self.dtype.str,
                 "num_sequences": self._num_sequences,
                 "num_tokens": self._num_tokens,
                 "trained_tokens": self._num_trained,
-                "files": files,
+                "files": file_entries(hashes),
             },
         )
-        self._staged.publish()
-        return manifest
-
-    def abort(self) -> None:
-        """Remove what was written; may be called again. A finished spool stays."""
-        self._done = True
-        for file in self._files:
-            file.abort()
-        self._staged.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        try:
-            if kind is None and not self._done:
-                self.finalize()
-        finally:
-            self.abort()
 
     def _check(self, ids: Ragged, mask: npt.NDArray[Any]) -> None:
         values, offsets = ids.values, ids.offsets
-        where = f"{self.folder}, from sequence {self._num_sequences:,} on"
+        where = f"{self.target}, from sequence {self._num_sequences:,} on"
         if values.dtype.kind not in "iu" or values.ndim != 1:
             raise OptionError(f"{where}: ids are {values.ndim}-d {values.dtype}, wanted 1-d ints")
         if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
@@ -212,7 +200,7 @@ class SequenceSpoolReader(Closing):
         begin, end = first + start, first + stop
         if len(begin) and (begin.min() < 0 or (end > self._offsets[sequences + 1]).any()):
             raise self._damaged("a piece is outside its sequence")
-        places = _spread(begin, end)
+        places, _ = spread(begin, end)
         return self._tokens[places], self._masks[places]
 
     def verify(self) -> list[str]:
@@ -297,7 +285,7 @@ class ChatStoreSpool(Closing):
         ids, mask = found.ids.values, found.mask.view(np.uint8)
         if len(ids) == int((stop - start).sum()):
             return ids, mask
-        places = _spread(found.ids.offsets[:-1] + start, found.ids.offsets[:-1] + stop)
+        places, _ = spread(found.ids.offsets[:-1] + start, found.ids.offsets[:-1] + stop)
         return ids[places], mask[places]
 
     def close(self) -> None:
@@ -431,15 +419,6 @@ def _roll_right(masks: LossMask, used: OffsetArray) -> None:
     masks[:, 0] = 0
     full = np.flatnonzero(used < masks.shape[1])
     masks[full, used[full]] = 0
-
-
-def _spread(starts: OffsetArray, stops: OffsetArray) -> OffsetArray:
-    """Every position of every span: starts [5 0], stops [7 3] -> [5 6 0 1 2]"""
-    lengths = stops - starts
-    ends = np.cumsum(lengths)
-    shifts: OffsetArray = np.repeat(starts - ends + lengths, lengths)
-    shifts += np.arange(len(shifts))
-    return shifts
 
 
 def _check_fit(ids: IntArray, dtype: np.dtype[Any], where: str) -> None:
