@@ -427,10 +427,8 @@ def load_transformers(spec: str, revision: str | None = None) -> Any:
         ) from problem
 
 
-def train_byte_bpe(
-    chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str]
-) -> tuple[bytes, tuple[str, str]]:
-    """A tokenizer.json of byte-level BPE, and the library's name and version.
+def train_byte_bpe(chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str]) -> bytes:
+    """A tokenizer.json of byte-level BPE.
 
     The specials are ids 0, 1, ... and the 256 bytes follow; every text round-trips exactly.
     """
@@ -452,4 +450,4 @@ def train_byte_bpe(
             "give that, or more text",
             vocab_size=vocab_size,
         )
-    return tokenizer.to_str(pretty=True).encode(), ("tokenizers", library.__version__)
+    return str(tokenizer.to_str(pretty=True)).encode()
