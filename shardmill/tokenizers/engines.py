@@ -147,8 +147,7 @@ def fast_candidates(tokenizer: object) -> Candidates:
             "no fast engine is trusted with added tokens that strip or ask for a word's border"
         )
     elif not (engines or refusals):
-        facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
-        refusals.append(f"no fast engine takes {source.kind} models with {facts}")
+        refusals.append(f"no fast engine takes {source.kind} models with {source.facts}")
     return Candidates(tuple(engines), tuple(refusals))
 
 
@@ -391,9 +390,7 @@ def _prove(
     specials = [
         tokenizer.decode([number]) for number in sorted({*tokenizer.special_token_ids().values()})
     ]
-    added = source.facts.get("added_tokens")
-    tokens = [str(text) for text in added] if isinstance(added, list) else []
-    battery = list(battery_texts(specials, tokens))
+    battery = list(battery_texts(specials, source.added_tokens))
     extent = _extent(battery)
     facts: dict[str, JSON] = {
         "battery": [BATTERY_VERSION, extent["sha256"]],

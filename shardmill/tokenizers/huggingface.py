@@ -280,12 +280,12 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
             model=self._text_only.encode(),
             facts={
                 "model_type": self._model_type,
-                "added_tokens": sorted(token["content"] for token in in_text),
                 "looks_around": any(
                     token.get("lstrip") or token.get("rstrip") or token.get("single_word")
                     for token in in_text
                 ),
             },
+            added_tokens=tuple(sorted(token["content"] for token in in_text)),
             library="tokenizers",
             library_version=library.__version__,
         )
