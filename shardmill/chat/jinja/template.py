@@ -81,7 +81,7 @@ class JinjaTemplate:
     name: str
     engine: JinjaEngine
     facts: TemplateFacts
-    variables: Mapping[str, JSON]
+    variables: dict[str, JSON]
 
     @property
     def marker_ids(self) -> frozenset[int]:
