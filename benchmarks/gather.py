@@ -62,7 +62,6 @@ class Contest:
         self.arrays = [np.asarray(shard) for shard in self.maps]
         self.space = TokenSpace(files, reader="mapped")
         self.windows = Windows(self.space, seq_len=SEQ_LEN)
-        self.grouped = TokenSpace(files, reader="grouped")
         self.pread = TokenSpace(files, reader="pread")
         self.out = np.empty((BATCH, LENGTH), np.int64)
         self.flat = self.out.reshape(-1)
@@ -70,7 +69,7 @@ class Contest:
         self.place = (0, 0)  # where the sequential reader stands: shard, token
         for array in self.arrays:  # every page of every map is touched before the clock runs
             int(array[:: 4096 // 2].sum())
-        for space in (self.space, self.grouped, self.pread):
+        for space in (self.space, self.pread):
             for start in range(0, space.num_tokens, 2**20):
                 space.read(start, min(start + 2**20, space.num_tokens))
 
@@ -113,7 +112,7 @@ class Contest:
 
     def contenders(self) -> list[Contender]:
         starts, places = self.random_starts, self.places_in_shards
-        space, grouped, windows, out = self.space, self.grouped, self.windows, self.out
+        space, windows, out = self.space, self.windows, self.out
         pread = self.pread
         table: list[tuple[str, Any, Any]] = [
             (LIMIT, self.places_in_order, self.cast_in_order),
@@ -124,7 +123,6 @@ class Contest:
                 lambda i: windows.gather(i, out),
             ),
             ("gather, new uint16 array", starts, lambda s: space.gather(s, LENGTH)),
-            ("gather, portable reader", starts, lambda s: grouped.gather(s, LENGTH, out)),
             ("gather, reader='pread'", starts, lambda s: pread.gather(s, LENGTH, out)),
             ("gather, reader='pread', new uint16", starts, lambda s: pread.gather(s, LENGTH)),
             ("row by row into the buffer", places, self.row_by_row),

@@ -1,7 +1,7 @@
 """Read a remote store through a bounded local cache that many processes may share.
 
 A shard is fetched when it is first read, checked by sha256, and stays in the cache while it is held
-or mapped. The tokens are the same as those of a local copy. One `TokenSpace` maps at most half of
+or open. The tokens are the same as those of a local copy. One `TokenSpace` opens at most half of
 the cache, so that two processes fit beside each other. Windows in random order read all shards all
 the time: use `shuffle="block"`, or a cache that holds the whole split.
 
@@ -106,8 +106,8 @@ class RemoteStore(Closing):
         files = RemoteFiles(self, split)
         largest = max((files.file_bytes(shard) for shard in range(len(files))), default=1)
         # The shard that is being read stays a little longer, hence one less.
-        max_maps = self._cache.max_bytes // largest // 2 - 1
-        return TokenSpace(files, max_maps=min(max(max_maps, 1), 256), reader="grouped")
+        max_open = self._cache.max_bytes // largest // 2 - 1
+        return TokenSpace(files, max_maps=min(max(max_open, 1), 256), reader="pread")
 
     def document_starts(self, split: str) -> OffsetArray:
         """(documents,) int64, read-only: where documents start in the whole split."""
@@ -157,9 +157,9 @@ class RemoteFiles(ShardFiles):
 
     def __init__(self, store: RemoteStore, split: str) -> None:
         shards = [shard for shard in store.entry(split).shards if shard.tokens]
-        numbers = np.zeros((3, len(shards)), np.int64)
+        numbers = np.zeros((2, len(shards)), np.int64)
         numbers[0] = [shard.tokens for shard in shards]
-        numbers[1] = width = np.dtype(store.dtype).itemsize
+        width = np.dtype(store.dtype).itemsize
         paths = [f"{store.url}/{shard.file}" for shard in shards]
         super().__init__(paths, numbers, width, np.empty(0, np.int64))  # the cache checks its files
         self._names = [shard.file for shard in shards]
@@ -167,7 +167,7 @@ class RemoteFiles(ShardFiles):
 
     def open(self, shard: int) -> int:
         """A descriptor of the file in the cache, which stays there until the last copy of the
-        descriptor is closed: a map keeps its own."""
+        descriptor is closed."""
         lease = self._store.lease(self._names[shard])
         try:
             return lease.descriptor()

@@ -23,9 +23,15 @@ from shardmill.remote.folder import Listing, RemoteFolder
 from shardmill.store import Exclusions, Manifest
 from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, decode_exclusions
 from shardmill.store.layout import EXCLUDE, FILE_NAME, META, ORIGINS
-from shardmill.store.manifest import MAX_META_BYTES, Count, Sha256, decode_manifest, read_plain_file
+from shardmill.store.manifest import (
+    MAX_META_BYTES,
+    Count,
+    Sha256,
+    decode_manifest,
+    listed_files,
+    read_plain_file,
+)
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
-from shardmill.store.store import wanted_sizes
 
 log = logging.getLogger(__name__)
 
@@ -177,14 +183,8 @@ def read_contents(name: str, data: bytes, *, where: str) -> Contents:
 
 
 def _store_files(manifest: Manifest) -> Iterator[FileFact]:
-    sizes = wanted_sizes(manifest)
-    for split in manifest.splits.values():
-        chat = split.chat
-        entries = [split.index, *((chat.mask, chat.turns, chat.roles) if chat else ())]
-        for entry in (*entries, *split.shards):
-            yield FileFact(name=entry.file, size=sizes[entry.file], sha256=entry.sha256)
-    if manifest.dropped:
-        yield FileFact(name=manifest.dropped.file, size=None, sha256=manifest.dropped.sha256)
+    for entry, size in listed_files(manifest):
+        yield FileFact(name=entry.file, size=size, sha256=entry.sha256)
 
 
 def _packed_files(data: bytes, where: str) -> list[FileFact]:

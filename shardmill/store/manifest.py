@@ -25,6 +25,7 @@ from shardmill.store.layout import (
     DTYPES,
     FILE_NAME,
     FORMAT,
+    INDEX_HEADER_BYTES,
     ITEMSIZE,
     MAX_COUNT,
     META,
@@ -199,15 +200,18 @@ def fingerprint(manifest: Manifest) -> str:
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
 
 
-def file_names(manifest: Manifest) -> Iterator[str]:
-    """Every file the manifest lists, in its order."""
+def listed_files(manifest: Manifest) -> Iterator[tuple[ListedFile | ShardEntry, int | None]]:
+    """Every file the manifest lists, in its order, and its bytes; None where they are not fixed."""
+    size = ITEMSIZE[DTYPES[manifest.token_dtype]]
     for split in manifest.splits.values():
-        yield split.index.file
+        yield split.index, INDEX_HEADER_BYTES + 8 * split.index.entries
         if split.chat:
-            yield from (split.chat.mask.file, split.chat.turns.file, split.chat.roles.file)
-        yield from (shard.file for shard in split.shards)
+            yield split.chat.mask, -(-split.tokens // 8)
+            yield split.chat.turns, INDEX_HEADER_BYTES + 8 * split.chat.turns.entries
+            yield split.chat.roles, split.chat.roles.entries
+        yield from ((shard, shard.tokens * size) for shard in split.shards)
     if manifest.dropped:
-        yield manifest.dropped.file
+        yield manifest.dropped, None
 
 
 def encode_manifest(manifest: Manifest, *, totals: dict[str, int] | None = None) -> bytes:
@@ -402,23 +406,16 @@ def _missing_store(folder: Path) -> StoreNotFoundError:
     """Why there is no store at `folder`, in the words that fit what is there."""
     if not folder.is_dir():
         return StoreNotFoundError(f"{folder}: no such folder; build a store there first")
-    places = [folder, *(path for path in _listed(folder) if path.is_dir())]
-    names = (str(path.relative_to(folder)) for place in places for path in _listed(place))
-    found = next((name for name in names if looks_like_data(name)), None)
+    paths = (*sorted(folder.glob("*")), *sorted(folder.glob("*/*")))
+    found = next((path for path in paths if looks_like_data(path.name)), None)
     if found is not None:
         return StoreNotFoundError(
-            f"{folder}: no {META}, so no store or an unfinished one, with files like {found}; "
+            f"{folder}: no {META}, so no store or an unfinished one, with files like "
+            f"{found.relative_to(folder)}; "
             "`shardmill check` is for folders of token files, and a store whose manifest is lost "
             "is built or copied again"
         )
     return StoreNotFoundError(f"{folder}: no {META} here, so it is not a store; check the path")
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 def manifest_problems(manifest: Manifest) -> Iterator[str]:
@@ -427,10 +424,10 @@ def manifest_problems(manifest: Manifest) -> Iterator[str]:
         if not SPLIT_NAME.fullmatch(name):
             yield f"split {name!r} is not a possible name"
     seen = {META}
-    for file in file_names(manifest):
+    for entry, _ in listed_files(manifest):
+        file, folded = entry.file, entry.file.lower()
         if not FILE_NAME.fullmatch(file):
             yield f"file {file!r} is not a plain path inside the store"
-        folded = file.lower()
         if folded in seen:
             yield f"file {file!r} is listed twice"
         seen.add(folded)

@@ -356,17 +356,13 @@ def _encode(facts: PlanFacts, parts: list[IntArray]) -> bytes:
 
 def _map(path: Path) -> memoryview:
     try:
-        # without waiting: a pipe may have no other end
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise ManifestError(f"{path}: not a plain file, so no plan")
-            if not found.st_size:
-                raise _damaged(path, "empty")
-            return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
-        finally:
-            os.close(descriptor)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would wait for its other end
+            raise ManifestError(f"{path}: not a plain file, so no plan")
+        if not found.st_size:
+            raise _damaged(path, "empty")
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"{path}: no such plan; make it with `shardmill pack`") from error
     except OSError as error:

@@ -38,8 +38,6 @@ from shardmill.storage.atomic import exchange, is_temporary, sync_folder, tempor
 from shardmill.store.layout import (
     DTYPES,
     EXCLUDE,
-    INDEX_HEADER_BYTES,
-    ITEMSIZE,
     META,
     index_header,
     is_own_name,
@@ -48,8 +46,8 @@ from shardmill.store.layout import (
 from shardmill.store.manifest import (
     Manifest,
     SplitEntry,
-    file_names,
     fingerprint,
+    listed_files,
     read_manifest,
     refuse_remote,
 )
@@ -297,25 +295,13 @@ class ShardDocuments:
 
 def wanted_sizes(manifest: Manifest) -> dict[str, int | None]:
     """Relative path -> bytes of every listed file; None where the manifest does not fix it."""
-    size = ITEMSIZE[DTYPES[manifest.token_dtype]]
-    wanted: dict[str, int | None] = {}
-    for split in manifest.splits.values():
-        wanted[split.index.file] = INDEX_HEADER_BYTES + 8 * split.index.entries
-        if split.chat:
-            chat = split.chat
-            wanted[chat.mask.file] = -(-split.tokens // 8)
-            wanted[chat.turns.file] = INDEX_HEADER_BYTES + 8 * chat.turns.entries
-            wanted[chat.roles.file] = chat.roles.entries
-        wanted.update([(shard.file, shard.tokens * size) for shard in split.shards])
-    if manifest.dropped:
-        wanted[manifest.dropped.file] = None
-    return wanted
+    return {entry.file: size for entry, size in listed_files(manifest)}
 
 
 def list_files(folder: Path, manifest: Manifest) -> Listing:
     """Relative path -> entry, for the folder itself and the folders of its splits and shards."""
     found = {entry.name: entry for entry in _entries(folder)}
-    parts = {file.partition("/")[0] for file in file_names(manifest)}
+    parts = {file.partition("/")[0] for file in wanted_sizes(manifest)}
     for part in sorted(parts | manifest.splits.keys()):
         if part in found and _is_folder(found[part], folder):
             found.update([(f"{part}/{entry.name}", entry) for entry in _entries(folder / part)])
@@ -413,7 +399,7 @@ def check_target(target: Path, *, overwrite: bool) -> bool:
             "pass {overwrite} to replace it, or choose another folder",
             overwrite=True,
         )
-    for file in _foreign_files(target, set(file_names(manifest)) if manifest else set()):
+    for file in _foreign_files(target, set(wanted_sizes(manifest)) if manifest else set()):
         if file == EXCLUDE:
             raise StoreExistsError(
                 f"{target / file}: lists what was excluded from training, by positions in tokens "

@@ -22,21 +22,9 @@ import numpy as np
 
 from shardmill.errors import ManifestError, StoreError
 from shardmill.records import ROLES, OffsetArray
-from shardmill.store.exclusions import (
-    MAX_EXCLUDE_BYTES,
-    as_spans,
-    decode_exclusions,
-    spans_of_documents,
-)
+from shardmill.store.exclusions import as_spans, read_exclusions, spans_of_documents
 from shardmill.store.layout import DTYPES, EXCLUDE, INDEX_HEADER_BYTES, ORIGINS, index_header
-from shardmill.store.manifest import (
-    DroppedRow,
-    ListedFile,
-    Manifest,
-    ShardEntry,
-    SplitEntry,
-    read_plain_file,
-)
+from shardmill.store.manifest import DroppedRow, ListedFile, Manifest, ShardEntry, SplitEntry
 from shardmill.store.origins import read_origins
 from shardmill.store.plans import PACKS, REASONS, SUFFIX, StoredPlan, plans_of
 from shardmill.store.store import (
@@ -113,6 +101,7 @@ class _Check:
 
     def __init__(self, folder: Path, manifest: Manifest, sound: set[str], tick: Tick) -> None:
         self.folder, self.manifest, self.sound, self.tick = folder, manifest, sound, tick
+        self.store = Store(folder, manifest, {})
         self.tokens = 0
         self.documents = 0
         self.num_overlays = 0  # sound files that the manifest does not list
@@ -176,7 +165,7 @@ class _Check:
         if folder.is_symlink() or (os.path.lexists(folder) and not folder.is_dir()):
             yield f"{PACKS}: not a folder (a link?); put the folder itself there"
             return
-        for name, plan in plans_of(Store(self.folder, self.manifest, {})):
+        for name, plan in plans_of(self.store):
             file = f"{PACKS}/{name}{SUFFIX}"
             if (self.folder / file).is_symlink():
                 yield f"{file}: a link; put the file itself there"
@@ -191,20 +180,16 @@ class _Check:
                     yield from (f"{file}: {one}" for one in _plan_problems(plan, lengths))
 
     def exclusions(self) -> Iterator[str]:
-        path = self.folder / EXCLUDE
         try:
-            data = read_plain_file(path, MAX_EXCLUDE_BYTES)
-            if data is None:
-                return
-            found = decode_exclusions(data, self.manifest, where=str(path))
+            found = read_exclusions(self.store)
         except StoreError as error:
             yield self._overlay_problem(EXCLUDE, error)
             return
-        self.num_overlays += 1
-        store = Store(self.folder, self.manifest, {})
+        self.num_overlays += found.sha256 is not None
         for entry in found.entries:
             if entry.documents is not None and entry.split in self._starts:
-                wanted = spans_of_documents(store, entry.split, np.array(entry.documents, np.int64))
+                numbers = np.array(entry.documents, np.int64)
+                wanted = spans_of_documents(self.store, entry.split, numbers)
                 if not np.array_equal(as_spans(entry.spans), wanted):
                     yield f"{EXCLUDE}: entry {entry.number}: other tokens than its documents have"
 

@@ -262,8 +262,8 @@ MIX = f"datasets = [{PAIR}]\n"
         ),
         (
             'dataset_path = "a"\nreader = "pred"',
-            'data.reader: found "pred" (a string), wanted one of "auto", "mapped", "pread", '
-            '"ranged" or "grouped"; did you mean "pread"?',
+            'data.reader: found "pred" (a string), wanted one of "auto", "mapped" or "pread"; '
+            'did you mean "pread"?',
         ),
         (
             MIX + "anneal_start_step = 5\nanneal_weights = {a = 1, x = 0}",

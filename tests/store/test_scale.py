@@ -71,11 +71,11 @@ def test_a_terabyte_is_read_at_random_with_bounded_memory_and_maps(folder):
         most = max(most, num_maps() - maps)
     marked = np.arange(0, NUM_SHARDS, EVERY)[:, None] * SHARD_TOKENS
     marked = (marked + np.array([0, SHARD_TOKENS // 2, SHARD_TOKENS - 1])).ravel()
-    found = space.gather(marked, 1)  # 200 shards in one call, at most 100 mapped
+    found = space.gather(marked, 1)  # 200 shards in one call, at most 100 open
     assert found.ravel().tolist() == np.repeat(np.arange(1, 201), 3).tolist()
     across = space.gather(marked[3::3] - 2, 4)  # from the shard before into a marked one
     assert across.tolist() == [[0, 0, mark, 0] for mark in range(2, 201)]
-    assert 100 <= most <= 2 * 100 + 1  # a mapped shard, and what is reserved between two
+    assert most <= 2 * 100 + 1  # a mapped shard, and what is reserved between two
     assert anonymous_mib() - memory < 40  # names and numbers of 100,000 shards
     space.close()
     assert num_maps() == maps

@@ -19,12 +19,12 @@ from shardmill.errors import DamagedStoreError
 from shardmill.store.readers import TokenSpace, Windows, mapped
 from tests.store.shards import ShardShape, read_shards, slice_windows, write_shards
 
-READERS = ("ranged", "grouped", "pread") if sys.platform == "linux" else ("grouped",)
-MIXED = [
+READERS = ("mapped", "pread")
+UNEVEN = [
     ShardShape(4096, "uint16"),
     ShardShape(2048, "uint16"),
-    ShardShape(777, "uint32"),
-    ShardShape(2048, "uint32"),
+    ShardShape(777, "uint16"),
+    ShardShape(2048, "uint16"),
     ShardShape(3001, "uint16"),
 ]
 
@@ -44,7 +44,7 @@ def hammer(space: TokenSpace, tokens: np.ndarray, seed: int, rounds: int) -> int
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("max_maps", [1, 2, 99])
 def test_threads_share_a_space_and_each_gets_its_own_windows(tmp_path, reader, max_maps):
-    files = write_shards(tmp_path, MIXED)
+    files = write_shards(tmp_path, UNEVEN)
     tokens = read_shards(files)
     space = TokenSpace(files, max_maps=max_maps, reader=reader)
     with ThreadPoolExecutor(8) as pool:
@@ -83,7 +83,7 @@ def test_a_space_pickles_by_path_and_never_by_value(tmp_path, reader):
 
 
 def test_a_pickled_space_refuses_a_file_that_was_cut_meanwhile(tmp_path):
-    files = write_shards(tmp_path, MIXED)
+    files = write_shards(tmp_path, UNEVEN)
     data = pickle.dumps(TokenSpace(files))
     os.truncate(files[3].path, 8)
     with pytest.raises(DamagedStoreError, match=r"shard_00003.bin: found 8 bytes"):
@@ -111,9 +111,9 @@ def send_hammer(space: TokenSpace, tokens: np.ndarray, seed: int, connection) ->
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_read_the_same_tokens(tmp_path, reader, method):
-    files = write_shards(tmp_path, MIXED)
+    files = write_shards(tmp_path, UNEVEN)
     tokens = read_shards(files)
-    space = TokenSpace(files, max_maps=2, reader=reader)
+    space = TokenSpace(files, reader=reader)
     assert hammer(space, tokens, 99, 20) == 20  # in use before the workers start
     context = multiprocessing.get_context(method)
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
@@ -132,12 +132,12 @@ def test_workers_read_the_same_tokens(tmp_path, reader, method):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-@pytest.mark.parametrize("reader", ["ranged", "pread"])
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_forked_in_the_middle_of_another_threads_gather_does_not_hang(tmp_path, reader):
-    files = write_shards(tmp_path, MIXED)
+    files = write_shards(tmp_path, UNEVEN)
     tokens = read_shards(files)
-    space = TokenSpace(files, max_maps=1, reader=reader)
+    space = TokenSpace(files, reader=reader)
     stop = threading.Event()
 
     def work() -> None:
@@ -162,7 +162,7 @@ def test_a_child_forked_in_the_middle_of_another_threads_gather_does_not_hang(tm
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sets a limit of addresses")
-def test_without_addresses_to_reserve_it_reads_shard_by_shard_and_says_so(tmp_path):
+def test_without_addresses_to_reserve_it_reads_with_pread_and_says_so(tmp_path):
     """A process that may use 3 GiB of addresses opens 8 GiB of sparse shards."""
     script = f"""
 import logging, resource, sys
@@ -178,13 +178,9 @@ for number in range(64):
         file.truncate(2**27)
     files.append(TokenFile(path=path, num_tokens=2**26, dtype="uint16"))
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
-space = TokenSpace(files, max_maps=4)
+space = TokenSpace(files)
 print(space.gather([0, 5 * 2**26, 63 * 2**26], 2).tolist())
 print(space.read(9 * 2**26 - 1, 9 * 2**26 + 1).tolist())
-try:
-    TokenSpace(files, reader="ranged").read(0, 1)
-except OSError as error:
-    print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
@@ -192,10 +188,9 @@ except OSError as error:
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "TokenSpace(4,294,967,296 uint16 tokens in 64 shards, mapped): no address range "
-        "([Errno 12] Cannot allocate memory); reading shard by shard",
+        "([Errno 12] Cannot allocate memory); reading with pread",
         "[[0, 256], [5, 261], [63, 319]]",
         "[0, 9]",
-        "[Errno 12] Cannot allocate memory",
     ]
 
 
@@ -234,12 +229,12 @@ except StoreError as error:
     assert "lower max_maps" in done.stdout
 
 
-def test_elsewhere_the_portable_reader_is_taken_without_a_word(tmp_path, monkeypatch, caplog):
+def test_elsewhere_pread_is_taken_without_a_word(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(mapped, "SUPPORTED", False)
-    files = write_shards(tmp_path, MIXED)
+    files = write_shards(tmp_path, UNEVEN)
     tokens = read_shards(files)
     with caplog.at_level(logging.DEBUG):
         space = TokenSpace(files)
         assert hammer(space, tokens, 0, 20) == 20
     assert caplog.text == ""
-    assert type(space._reader()).__name__ == "GroupedReader"
+    assert space.reader == "pread"

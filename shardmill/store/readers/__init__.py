@@ -1,7 +1,7 @@
 """Random access to token files: one `gather` over many shards, and views of documents and rows.
 
-Many files of either dtype are read as one run of tokens; a window may cross any number of them. No
-file is read that changed since it was opened.
+Many files are read as one run of tokens; a window may cross any number of them. No file is read
+that changed since it was opened.
 """
 
 from __future__ import annotations

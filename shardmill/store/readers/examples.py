@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
+from shardmill.store.readers.files import running_edges
 from shardmill.store.readers.token_space import (
     ReaderName,
     as_positions,
@@ -171,6 +172,5 @@ def spread(starts: OffsetArray, stops: OffsetArray) -> tuple[OffsetArray, Offset
     starts [5 0], stops [7 3] -> [5 6 0 1 2], [0 2 5]
     """
     lengths = stops - starts
-    offsets = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = running_edges(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import DamagedStoreError, OptionError, StoreError
-from shardmill.records import OffsetArray, TokenFile
+from shardmill.records import IntArray, OffsetArray, TokenFile
 from shardmill.store.layout import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -48,36 +48,41 @@ class ShardFiles:
         width: int,
         modified: OffsetArray | None = None,
     ) -> None:
-        """`numbers` (3, shards): tokens of each shard, bytes of each of them, bytes before the
-        first. `width`: bytes of the widest token. `modified`: when each was written, in ns; None:
-        look, and check the sizes."""
+        """`numbers` (2, shards): tokens of each shard, bytes before the first. `width`: bytes of a
+        token. `modified`: when each was written, in ns; None: look, and check the sizes."""
         self.paths, self.width = paths, width
-        self.counts, self.widths, self.offsets = numbers
+        self.counts, self.offsets = numbers
         self._of: tuple[Store, str] | None = None  # the store and the split they come from
         self._modified = self._modification_times() if modified is None else modified
 
     @classmethod
     def of_files(cls, files: Iterable[TokenFile]) -> ShardFiles:
-        """Files that need not come from a store."""
-        listed = [(file, _width(file)) for file in files]
-        held = [(file, width) for file, width in listed if file.num_tokens]
-        numbers = [(file.num_tokens, width, file.offset) for file, width in held]
+        """Files that need not come from a store; all of one dtype."""
+        listed = list(files)
+        widths = [_width(file) for file in listed]
+        for file, width in zip(listed, widths, strict=True):
+            if width != widths[0]:
+                raise OptionError(
+                    f"mixed dtypes: {listed[0].path} is {listed[0].dtype}, but {file.path} is "
+                    f"{file.dtype}; read them apart"
+                )
+        held = [file for file in listed if file.num_tokens]
+        numbers = [(file.num_tokens, file.offset) for file in held]
         return cls(
-            [str(file.path.absolute()) for file, _ in held],
-            np.ascontiguousarray(np.array(numbers, np.int64).reshape(-1, 3).T),
-            max((width for _, width in listed), default=2),
+            [str(file.path.absolute()) for file in held],
+            np.ascontiguousarray(np.array(numbers, np.int64).reshape(-1, 2).T),
+            widths[0] if widths else 2,
         )
 
     @classmethod
     def of_store(cls, store: Store, split: str) -> ShardFiles:
         """The shards of a split, whose sizes the store has checked. They pickle as the store."""
         filled = [shard for shard in store.entry(split).shards if shard.tokens]
-        numbers = np.zeros((3, len(filled)), np.int64)
+        numbers = np.zeros((2, len(filled)), np.int64)
         numbers[0] = [shard.tokens for shard in filled]
-        numbers[1] = width = ITEMSIZE[store.dtype]
         paths = [f"{store.folder}/{shard.file}" for shard in filled]
         # only the last shard can be empty
-        files = cls(paths, numbers, width, store.modified[split][: len(filled)])
+        files = cls(paths, numbers, ITEMSIZE[store.dtype], store.modified[split][: len(filled)])
         files._of = store, split
         return files
 
@@ -87,19 +92,11 @@ class ShardFiles:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._of is not None:
             return ShardFiles.of_store, self._of
-        return ShardFiles, (
-            self.paths,
-            np.stack((self.counts, self.widths, self.offsets)),
-            self.width,
-        )
-
-    def num_bytes(self, shard: int) -> int:
-        """Of its tokens."""
-        return int(self.counts[shard] * self.widths[shard])
+        return ShardFiles, (self.paths, np.stack((self.counts, self.offsets)), self.width)
 
     def file_bytes(self, shard: int) -> int:
         """Of its tokens and of what comes before them."""
-        return int(self.offsets[shard]) + self.num_bytes(shard)
+        return int(self.offsets[shard] + self.counts[shard] * self.width)
 
     def open(self, shard: int) -> int:
         """A read-only descriptor of a shard that has not changed. The caller closes it."""
@@ -141,7 +138,7 @@ class ShardFiles:
         if found != wanted:
             raise DamagedStoreError(
                 f"{self.paths[shard]}: found {found:,} bytes, wanted {wanted:,} "
-                f"({self.counts[shard]:,} tokens of {self.widths[shard]} bytes"
+                f"({self.counts[shard]:,} tokens of {self.width} bytes"
                 f"{f' after a header of {offset:,}' if offset else ''}); {_CHECK}"
             )
 
@@ -166,7 +163,7 @@ def _width(file: TokenFile) -> int:
     return width
 
 
-def running_edges(counts: OffsetArray) -> OffsetArray:
+def running_edges(counts: IntArray) -> OffsetArray:
     """[3, 2] -> [0, 3, 5]."""
     edges = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=edges[1:])

@@ -29,7 +29,7 @@ from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
 from shardmill.store import Store, StoredPlan, open_store, read_plan
 from shardmill.store.plans import NAMES, PlanArrays, check_plan
 from shardmill.store.readers.examples import spread
-from shardmill.store.readers.files import take, view_windows
+from shardmill.store.readers.files import running_edges, take, view_windows
 from shardmill.store.readers.token_space import (
     ReaderName,
     as_positions,
@@ -124,8 +124,7 @@ class PackSpace:
         check_plan(plan, store)
         self.store, self.plan, self.split = store, plan, plan.facts.split
         self.row_len, self.pad_id = plan.facts.row_len, pad_id
-        self._offsets = np.zeros(len(plan.arrays.counts) + 1, np.int64)
-        np.cumsum(plan.arrays.counts, out=self._offsets[1:])
+        self._offsets = running_edges(plan.arrays.counts)
         self._tokens = open_tokens(store, self.split, reader=reader)
         self._reader, self.reader = reader, self._tokens.reader  # as asked for, as chosen
         self._mask_bits = held_by(self.reader, store.chat_arrays(self.split).mask_bits)

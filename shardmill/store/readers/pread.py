@@ -1,6 +1,6 @@
 """Read shards with `preadv`: the reader that maps nothing.
 
-It gives the same tokens as the mapped readers. A file that is cut after it was opened, or a disk
+It gives the same tokens as the mapped reader. A file that is cut after it was opened, or a disk
 that fails, is an error that names the file; with a map it is a SIGBUS, which ends the process. Few
 files are open at a time, however many shards and spaces there are. Threads may share it.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 import weakref
 from typing import Any
@@ -30,11 +31,6 @@ from shardmill.store.readers.files import (
     running_edges,
     take,
 )
-
-try:
-    import resource
-except ImportError:  # Windows, which has no preadv either
-    resource = None  # type: ignore[assignment]
 
 _MAX_OPEN = 512
 """Descriptors of all readers of a process together; a quarter of its limit if that is less."""
@@ -58,10 +54,9 @@ class PreadReader:
     def __init__(self, files: ShardFiles, *, max_open: int) -> None:
         self._files, self._max_open = files, max_open
         self._edges = running_edges(files.counts)
+        self._width = files.width
         # of tokens of shard k: byte in the file = position * width + shifts[k]
-        self._shifts = files.offsets - self._edges[:-1] * files.widths
-        widths = np.unique(files.widths)
-        self._width = int(widths[0]) if len(widths) == 1 else 0  # 0: not all of one dtype
+        self._shifts = files.offsets - self._edges[:-1] * files.width
         self._held: dict[int, _Descriptor] = {}
         with _lock:
             _readers.add(self)
@@ -70,10 +65,6 @@ class PreadReader:
         """Copy the `out.shape[1]` tokens from `starts[i]` on to `out[i]`. Starts were checked."""
         num_rows, length = out.shape
         if not num_rows or not length:
-            return
-        if not self._width:
-            for row, start in enumerate(starts.tolist()):
-                self._fill_pieces(start, out[row])
             return
         most = BLOCK_BYTES // self._width
         if length > most:
@@ -90,10 +81,9 @@ class PreadReader:
             return
         for start in np.sort(starts).tolist():
             for shard, begin, end in pieces(self._edges, start, start + length):
-                width = int(self._files.widths[shard])
-                at = begin * width + int(self._shifts[shard])
-                number = self._opened(shard).number
-                os.posix_fadvise(number, at, (end - begin) * width, os.POSIX_FADV_WILLNEED)
+                at = begin * self._width + int(self._shifts[shard])
+                number, size = self._opened(shard).number, (end - begin) * self._width
+                os.posix_fadvise(number, at, size, os.POSIX_FADV_WILLNEED)
 
     def _fill_block(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
         num_rows, length = out.shape
@@ -119,22 +109,10 @@ class PreadReader:
         inside = rising + np.repeat(edges[:-1] - begins, tails - heads + 1)
         out[order] = take(tokens, inside, length)
 
-    def _fill_pieces(self, start: int, row: npt.NDArray[Any]) -> None:
-        """One window over shards of any dtype."""
-        for shard, begin, end in pieces(self._edges, start, start + len(row)):
-            dtype = DTYPES[int(self._files.widths[shard])]
-            step = BLOCK_BYTES // dtype.itemsize
-            for first in range(begin, end, step):
-                tokens = np.empty(min(step, end - first), dtype)
-                at = first * dtype.itemsize + int(self._shifts[shard])
-                self._read_bytes(shard, at, tokens.data.cast("B"))
-                row[first - start : first - start + len(tokens)] = tokens
-
     def _read(
         self, starts: OffsetArray, lengths: OffsetArray, targets: OffsetArray, out: IntArray
     ) -> None:
-        """Copy `lengths[i]` tokens from `starts[i]` on to `out`, from `targets[i]` on. All shards
-        have one dtype, that of `out`."""
+        """Copy `lengths[i]` tokens from `starts[i]` on to `out`, from `targets[i]` on."""
         shards = part_of(self._edges, starts)
         crossing = starts + lengths > self._edges[shards + 1]
         if crossing.any():
@@ -229,17 +207,14 @@ def _new_lock() -> None:
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
+os.register_at_fork(after_in_child=_new_lock)
 
 
 def _make_room() -> None:
     """Close all descriptors when the limit is reached. They are opened again when they are needed,
     at some microseconds each."""
-    limit = _MAX_OPEN
-    if resource is not None:
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        limit = limit if soft == resource.RLIM_INFINITY else min(limit, max(8, soft // 4))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = _MAX_OPEN if soft == resource.RLIM_INFINITY else min(_MAX_OPEN, max(8, soft // 4))
     with _lock:
         held = sum(len(reader._held) for reader in _readers)
     if held >= limit:

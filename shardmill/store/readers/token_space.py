@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,17 +39,15 @@ _LARGE = 2**28  # tokens; a larger gather is checked against the memory that is 
 _MAPS_LIMIT = 16_384
 """The kernel allows a process 65,530 maps; a shard takes up to two, and others need some too."""
 
-ReaderName: TypeAlias = Literal["auto", "mapped", "pread", "ranged", "grouped"]
+ReaderName: TypeAlias = Literal["auto", "mapped", "pread"]
 """How shards are read. Tokens are the same with every reader.
 
 "mapped" maps files: the fastest, but a file that is cut while it is mapped ends the process
 (SIGBUS). "pread" reads with system calls: a file that is cut is an error. "auto" is "pread" on
-network file systems and "mapped" elsewhere. "ranged" (one address range, 64-bit Linux) and
-"grouped" (one map per shard, everywhere) are the two ways to map."""
+network file systems and "mapped" elsewhere. Where shards cannot be mapped (more than `max_maps` of
+them, or another system than 64-bit Linux), "mapped" is read as "pread"."""
 
 READERS: tuple[ReaderName, ...] = get_args(ReaderName)
-
-_HAS_PREADV = hasattr(os, "preadv")
 
 _NETWORK = {
     *("lustre", "wekafs", "gpfs", "beegfs", "ceph", "afs", "orangefs", "pvfs2", "panfs"),
@@ -66,19 +64,14 @@ _MAX_COPIED = 64 * 2**20
 Values = TypeVar("Values", bound=npt.NDArray[Any])
 
 
-class Reader(Protocol):
-    """What a token space needs from a reader."""
-
-    def fill(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None: ...
-
-    def prefetch(self, starts: OffsetArray, length: int) -> None: ...
+Reader: TypeAlias = mapped.MappedReader | PreadReader
 
 
 class TokenSpace(Closing):
     """Tokens 0..num_tokens of all files, one file after another. Threads may share it.
 
-    `max_maps`: how many shards are mapped, or open, at most. `reader`: see `ReaderName`; the
-    attribute of that name says what was chosen, "mapped" or "pread".
+    All files have one dtype. `max_maps`: how many shards are mapped, or open, at most. `reader`:
+    see `ReaderName`; the attribute of that name says what was chosen, "mapped" or "pread".
     """
 
     reader: Literal["mapped", "pread"]
@@ -98,8 +91,6 @@ class TokenSpace(Closing):
             )
         if reader not in READERS:
             raise OptionError(f"{{reader}}: wanted {', '.join(map(repr, READERS))}", reader=reader)
-        if reader == "pread" and not _HAS_PREADV:
-            raise OptionError("{reader}: this system has no preadv; wanted 'mapped'", reader=reader)
         self._files = files if isinstance(files, ShardFiles) else ShardFiles.of_files(files)
         self._max_maps = max_maps
         self._choice = reader
@@ -212,21 +203,17 @@ class TokenSpace(Closing):
         return opened[1]
 
     def _chosen(self) -> Literal["mapped", "pread"]:
-        if self._choice == "auto":
-            return reader_for(self._files.paths)
-        return "pread" if self._choice == "pread" else "mapped"
+        if self._choice == "pread" or not mapped.SUPPORTED or len(self._files) > self._max_maps:
+            return "pread"
+        return reader_for(self._files.paths) if self._choice == "auto" else "mapped"
 
     def _open_reader(self) -> Reader:
-        if self.reader == "pread":
-            return PreadReader(self._files, max_open=self._max_maps)
-        if self._choice == "ranged" or (self._choice != "grouped" and mapped.SUPPORTED):
+        if self.reader == "mapped":
             try:
-                return mapped.RangedReader(self._files, max_maps=self._max_maps)
+                return mapped.MappedReader(self._files)
             except OSError as error:
-                if self._choice == "ranged":
-                    raise
-                logger.warning("%r: no address range (%s); reading shard by shard", self, error)
-        return mapped.GroupedReader(self._files, max_maps=self._max_maps)
+                logger.warning("%r: no address range (%s); reading with pread", self, error)
+        return PreadReader(self._files, max_open=self._max_maps)
 
 
 def open_tokens(
@@ -255,7 +242,7 @@ def reader_for(paths: Iterable[str], mounts: str | None = None) -> Literal["mapp
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - 100,000 plain strings
     kinds = [file_system_of(os.path.realpath(folder), mounts) or "" for folder in folders]
     network = any(kind in _NETWORK or kind.startswith("fuse.") for kind in kinds)
-    return "pread" if network and _HAS_PREADV else "mapped"
+    return "pread" if network else "mapped"
 
 
 def file_system_of(path: str, mounts: str) -> str | None:
