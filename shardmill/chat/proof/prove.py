@@ -95,11 +95,7 @@ def prove_mask(
         template=template.describe(),
         tokenizer=reader.fingerprint,
         policy={"train_on": policy.train_on, "train_on_eot": policy.train_on_eot},
-        versions={
-            "shardmill": importlib.metadata.version("shardmill"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        versions=_versions(),
         battery={
             "version": BATTERY_VERSION,
             "sha256": battery_sha256(items),
@@ -121,6 +117,14 @@ TRIMS: dict[str, Callable[[str], str]] = {
     "left": str.lstrip,
     "right": str.rstrip,
 }
+
+
+def _versions() -> dict[str, JSON]:
+    return {
+        "shardmill": importlib.metadata.version("shardmill"),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
