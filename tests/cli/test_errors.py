@@ -269,10 +269,10 @@ def test_debug_shows_the_traceback_before_the_message(here, run_cli):
 def test_ctrl_c_in_a_build_of_chats_says_how_to_continue(here, run_cli, monkeypatch):
     seal = journal.SegmentWriter.seal
 
-    def stops(self, cursor, *, last):
+    def stops(self, folder, cursor, *, last):
         if last:
             raise KeyboardInterrupt
-        return seal(self, cursor, last=last)
+        return seal(self, folder, cursor, last=last)
 
     ways = ("--out", "new", "--tokenizer", "spm.model", "--template", "chatml")
     with monkeypatch.context() as patch:
