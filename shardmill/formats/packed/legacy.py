@@ -175,6 +175,7 @@ class LegacyPickleWriter(FileShardWriter):
         if not str(output_path).endswith(".npy"):
             raise OptionError(f"{output_path}: a legacy shard is called something.npy")
         super().__init__(output_path, pack_size, loss_mask_alignment)
+        self.output_path = self.target
         with writing(self.target):
             self._file = io.BufferedWriter(io.FileIO(self._temporary, "xb"), 2**20)
         # the header and the number of bins are filled in at the end

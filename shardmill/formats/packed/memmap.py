@@ -345,6 +345,7 @@ class MemmapShardWriter(FolderWriter):
                 "there is; write several shards"
             ) from error
         super().__init__(path)
+        self.output_dir = self.target
         rows = (self.num_bins, self.pack_size)
         self._ids = RowFile(self._temporary / "input_ids.npy", self.dtype.str, rows)
         self._masks = RowFile(self._temporary / "loss_mask.npy", MASK, rows)
