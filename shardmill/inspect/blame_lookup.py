@@ -378,7 +378,6 @@ class ChatLookup:
         if not isinstance(template, TokenTemplate):
             return None
         turns = lay_out(conversation, template.spec, self._policy)
-        assert not isinstance(turns, str), "it was rendered"
         # A system turn for tools may have been put in front, or a system message folded into the
         # next.
         shift = len(turns) - len(conversation.messages)
