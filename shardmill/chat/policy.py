@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from shardmill.errors import OptionError
 from shardmill.records import (
@@ -135,32 +134,22 @@ class ChatTemplate(Protocol):
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered: ...
 
 
-def assistant_mask(
-    ids: IntArray, *, open_id: int, end_id: int, starts: npt.ArrayLike | None = None
-) -> BoolArray:
+def assistant_mask(ids: IntArray, *, open_id: int, end_id: int) -> BoolArray:
     """Which tokens the assistant said, for ids that come without turns; the shape of `ids`.
 
     True exactly after an assistant's opening token, up to and including the next end token.
     ids: (n,) one conversation, or (rows, n), each row its own conversation.
-    starts: for flat ids of several conversations, where each begins; a turn left open before a
-    start ends there. Not for 2-D ids.
     """
     if open_id == end_id:
         raise OptionError(f"the assistant's opening id and the end id are both {open_id}")
     ids = np.asarray(ids)
     if ids.ndim not in (1, 2):
         raise OptionError(f"ids of shape {ids.shape}: wanted (n,) or (rows, n)")
-    if starts is not None and ids.ndim == 2:
-        raise OptionError("starts are for flat ids; the rows of 2-D ids are already separate")
-    if starts is None:
-        starts = np.arange(len(ids)) * ids.shape[-1] if ids.ndim == 2 else ()
-    begins = np.asarray(starts, np.int64)
-    if begins.size and (begins.min() < 0 or begins.max() > ids.size):
-        raise OptionError(f"starts {begins.min():,}..{begins.max():,} of {ids.size:,} ids")
+    begins = np.arange(len(ids)) * ids.shape[-1] if ids.ndim == 2 else np.empty(0, np.int64)
     # Runs between markers, each spoken if the marker before it opens.
     #     open = 7, end = 9:  ids    5  7  4  4  9  4
     #                         runs   .  .| x  x  x| .
-    # A start begins a run that is not spoken; sorted last among equals, it wins over a marker's.
+    # A row begins with a run that is not spoken; sorted last among equals, it wins over a marker's.
     flat = ids.reshape(-1)
     is_open = flat == open_id
     markers = np.flatnonzero(is_open | (flat == end_id))
