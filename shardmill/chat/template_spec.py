@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from shardmill.arguments import choices
-from shardmill.chat.messages import has_bytes
+from shardmill.chat.policy import has_bytes
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import JSON, ROLES
 
