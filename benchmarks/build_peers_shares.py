@@ -27,10 +27,9 @@ from build_peers_corpus import Corpus
 
 from shardmill.building import scheduler as scheduler_module
 from shardmill.building import worker as worker_module
-from shardmill.building.plan import ChunkBatch
 from shardmill.building.worker import UnitTask, WorkerTools
 from shardmill.protocols import Texts
-from shardmill.records import Ragged
+from shardmill.records import Ragged, TextBatch
 from shardmill.tokenizers import ChosenEncoder
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -61,7 +60,7 @@ class Clocks:
         encode, watch, run = ChosenEncoder.encode_unwatched, ChosenEncoder.watch, UnitTask.run
         read = worker_module.read_chunks
 
-        def timed_read(*arguments: Any) -> Generator[ChunkBatch, None, None]:
+        def timed_read(*arguments: Any) -> Generator[TextBatch, None, None]:
             with closing(read(*arguments)) as batches:
                 while True:
                     begin = time.thread_time()

@@ -35,11 +35,10 @@ from shardmill.building.journal import (
     SegmentWriter,
     UnitKey,
     load_segment,
-    open_workplace,
-    target_of,
 )
 from shardmill.building.run import store_facts
 from shardmill.building.worker import TokenRules
+from shardmill.building.workplace import open_workplace, target_of
 from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, IntArray, OffsetArray, Ragged
@@ -154,18 +153,15 @@ def _spool(
     """Segments on disk, each with the numbers of its examples among all that were read."""
     done: list[tuple[Receipt, OffsetArray]] = []
     key = UnitKey(feed=0, start=0, stop=1, plan="", inputs="")
-    segment, numbers = SegmentWriter(folder, key, after=None), [np.empty(0, np.int64)]
-    try:
-        for batch, kept in batches:
-            segment.add(batch)
-            numbers.append(kept)
-            if segment.is_due:
-                done.append((segment.seal({}, last=False), np.concatenate(numbers)))
-                segment = SegmentWriter(folder, key, after=done[-1][0])
-                numbers = [np.empty(0, np.int64)]
-        done.append((segment.seal({}, last=True), np.concatenate(numbers)))
-    finally:
-        segment.abandon()
+    segment, numbers = SegmentWriter(key, after=None), [np.empty(0, np.int64)]
+    for batch, kept in batches:
+        segment.add(batch)
+        numbers.append(kept)
+        if segment.is_due:
+            sealed = segment.seal(folder, {}, last=False).receipt
+            done.append((sealed, np.concatenate(numbers)))
+            segment, numbers = SegmentWriter(key, after=sealed), [np.empty(0, np.int64)]
+    done.append((segment.seal(folder, {}, last=True).receipt, np.concatenate(numbers)))
     return done
 
 

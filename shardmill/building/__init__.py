@@ -7,12 +7,12 @@ to the `assembly` of the store; `run` publishes it. `api` has the functions for 
 
 from shardmill.building.api import build, pack
 from shardmill.building.chats import build_chats
-from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan, plan_name
 from shardmill.building.plan import BuildSpec, Feed
 from shardmill.building.resources import BuildPlan, plan_store
 from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import BuildCost, Progress
+from shardmill.building.workplace import has_unfinished_build
 
 __all__ = [
     "BuildCost",

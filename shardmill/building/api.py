@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from shardmill.arguments import check_local, choices
 from shardmill.building.chats import build_chats
-from shardmill.building.journal import has_unfinished_build
 from shardmill.building.packs import build_plan
 from shardmill.building.plan import BuildSpec, Feed
 from shardmill.building.resources import RunOn
 from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import OnProgress
+from shardmill.building.workplace import has_unfinished_build
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec

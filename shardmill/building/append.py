@@ -12,8 +12,8 @@ import json
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from shardmill.building.assembly import (
@@ -29,14 +29,14 @@ from shardmill.building.plan import (
     BuildSpec,
     Feed,
     FeedChunks,
-    chunk_sizes,
     chunks_of,
+    feed_of_chunks,
     plan_json,
     plan_sha256,
 )
 from shardmill.building.worker import TokenRules
 from shardmill.errors import BuildError, OptionError, SourceError
-from shardmill.protocols import CuttableSource, Source, Tokenizer, continues
+from shardmill.protocols import Source, Tokenizer, continues
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
 from shardmill.storage.files import describe_difference
@@ -61,10 +61,6 @@ class AppendPlan:
     point: AppendPoint
     origins: KnownOrigins | None  # None: the store does not know the origins of its documents
 
-    @property
-    def filled(self) -> dict[str, int]:
-        return {name: split.tokens for name, split in self.old.manifest.splits.items()}
-
 
 def plan_append(
     old: OldStore,
@@ -83,7 +79,8 @@ def plan_append(
     ordered = replace(feed, source=files.source)
     plan = plan_json([ordered], spec, tokenizer, TokenRules.of(spec, tokenizer).dtype)
     _check_plan(old, plan, spec, feed.source.name)
-    if Filler(feed.fill, {name: split.tokens for name, split in manifest.splits.items()}).full:
+    filled = {name: split.tokens for name, split in manifest.splits.items()}
+    if Filler(feed.fill, filled).full:
         raise BuildError(
             f"{old.folder}: full: its old files filled all splits, so nothing of new ones would be "
             "kept; build it again with other limits and {overwrite}",
@@ -92,11 +89,11 @@ def plan_append(
     documents = manifest.ledger.documents
     num_void = documents.dropped.get(NO_TOKENS, 0)
     given = documents.kept + documents.over_budget + num_void
+    point = AppendPoint(ledger=manifest.ledger, filled=filled, num_given=given, held=())
     if files.fresh is None:
-        point = AppendPoint(ledger=manifest.ledger, num_given=given, held=())
         return AppendPlan(old=old, feed=ordered, chunks=None, point=point, origins=None)
     _check_engine(old, engine)
-    found = _new_chunks(files, feed.max_tokens)
+    found = _new_chunks(files, feed)
     log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
     for name in list_plans(old.folder):
         log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
@@ -105,7 +102,7 @@ def plan_append(
         old=old,
         feed=ordered,
         chunks=found.feed,
-        point=AppendPoint(ledger=manifest.ledger, num_given=given, held=held),
+        point=replace(point, held=held),
         origins=_known_origins(old, ordered, found, has_void=num_void > 0),
     )
 
@@ -196,42 +193,17 @@ def _held(old: OldStore, name: str, given: int, num_shared: int) -> tuple[int, .
     return tuple(held)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldPart:
-    """Counts of what comes before the first new document of a chunk."""
-
-    num_read: int = 0
-    num_texts: int = 0
-    num_drops: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def without(self, batch: TextBatch) -> OldPart:
-        """What is left after a batch that is old as a whole."""
-        return OldPart(
-            num_read=self.num_read - batch.num_read,
-            num_texts=self.num_texts - len(batch.texts),
-            num_drops=self.num_drops - len(batch.drops),
-            counts=_subtract(self.counts, batch.counts),
-        )
-
-    def trimmed(self, batch: TextBatch) -> TextBatch:
-        """The batch without these old rows at its beginning."""
-        if not self.num_read:
-            return batch
-        return replace(
-            batch,
-            texts=batch.texts[self.num_texts :],
-            num_read=batch.num_read - self.num_read,
-            counts=_subtract(batch.counts, self.counts),
-            drops=batch.drops[self.num_drops :],
-        )
+def _amounts(batch: TextBatch) -> Counter[str]:
+    """What a batch holds, by kind."""
+    texts, drops = len(batch.texts), len(batch.drops)
+    return Counter(batch.counts) + Counter(read=batch.num_read, texts=texts, drops=drops)
 
 
 class NewDocuments:
     """A chunk without the documents of its first files. A `Source`; it can be pickled."""
 
-    def __init__(self, chunk: Source, old: OldPart, num_bytes: int | None) -> None:
-        """About `num_bytes` of input are new."""
+    def __init__(self, chunk: Source, old: Counter[str], num_bytes: int | None) -> None:
+        """`old` are the `_amounts` of its first files. About `num_bytes` of input are new."""
         self.whole_chunk = chunk
         self._old, self._num_bytes = old, num_bytes
 
@@ -241,7 +213,7 @@ class NewDocuments:
 
     def describe(self) -> dict[str, JSON]:
         of = self.whole_chunk.describe()
-        return {"kind": "rest", "of": of, "behind": self._old.num_read}
+        return {"kind": "rest", "of": of, "behind": self._old["read"]}
 
     def stamp(self) -> JSON:
         return stamp_of(self.whole_chunk)
@@ -253,41 +225,45 @@ class NewDocuments:
         """Every cursor is one of the whole chunk; the first one is after the old files."""
         if cursor is not None:
             return self.whole_chunk.batches(cursor)
-        return (old.trimmed(batch) for batch, old in _new_batches(self.whole_chunk, self._old))
+        return (
+            replace(
+                batch,
+                texts=batch.texts[old["texts"] :],
+                num_read=batch.num_read - old["read"],
+                counts={name: count - old[name] for name, count in batch.counts.items()},
+                drops=batch.drops[old["drops"] :],
+            )
+            for batch, old in _new_batches(self.whole_chunk, self._old)
+        )
 
 
-def _new_batches(chunk: Source, old: OldPart) -> Iterator[tuple[TextBatch, OldPart]]:
+def _new_batches(chunk: Source, old: Counter[str]) -> Iterator[tuple[TextBatch, Counter[str]]]:
     """The batches of a chunk that are not old as a whole, and what of each is old."""
     for batch in chunk.batches():
-        if old.num_read and old.num_read >= batch.num_read:
-            old = old.without(batch)
+        if old["read"] and old["read"] >= batch.num_read:
+            old = old - _amounts(batch)
             continue
         yield batch, old
-        old = OldPart()
-    if old.num_read:
+        old = Counter()
+    if old["read"]:
         raise SourceError(f"{chunk.name}: changed while it was read: wait for its writer")
-
-
-def _subtract(counts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: count - other.get(name, 0) for name, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NewChunks:
     feed: FeedChunks
-    old: tuple[Source, ...]  # the chunks with old files; the last may have new ones too
+    old: Sequence[Source]  # the chunks with old files; the last may have new ones too
     num_whole: int  # of `old` have no new file
     num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
 
 
-def _new_chunks(files: Appended, max_tokens: int | None) -> _NewChunks:
+def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
     """The chunks after the old files, which there are."""
     assert files.fresh is not None, "there are new files"
     new: list[Source] = []
-    sizes: list[int] = []
     seen: list[Source] = []
-    chunks, num_whole, num_shared = chunks_of(files.source), 0, 0
-    for chunk, size in zip(chunks, chunk_sizes(chunks), strict=True):
+    num_whole = num_shared = 0
+    for chunk in chunks_of(files.source):
         locations = {file.place for file in files_of(chunk)}
         if locations & files.old:
             seen.append(chunk)
@@ -295,32 +271,19 @@ def _new_chunks(files: Appended, max_tokens: int | None) -> _NewChunks:
             num_whole += 1
             continue
         if locations & files.old:
-            old = _count(only_files(chunk, files.old))
-            num_shared = next((left.num_texts for _, left in _new_batches(chunk, old)), 0)
+            before = only_files(chunk, files.old)
+            assert before is not None, "a chunk with old files has some"
+            old = sum(map(_amounts, before.batches()), Counter[str]())
+            num_shared = next((left["texts"] for _, left in _new_batches(chunk, old)), 0)
             fresh = only_files(chunk, locations - files.old)
             chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
         new.append(chunk)
-        sizes.append(size)
-    feed = FeedChunks(
-        source=files.fresh,
-        chunks=tuple(new),
-        sizes=tuple(sizes),
-        is_portable=isinstance(files.fresh, CuttableSource),
-        max_tokens=max_tokens,
+    return _NewChunks(
+        feed=feed_of_chunks(files.fresh, new, feed.fill),
+        old=seen,
+        num_whole=num_whole,
+        num_shared=num_shared,
     )
-    return _NewChunks(feed=feed, old=tuple(seen), num_whole=num_whole, num_shared=num_shared)
-
-
-def _count(source: Source | None) -> OldPart:
-    """All of a source."""
-    assert source is not None, "a chunk with old files has some"
-    read = texts = drops = 0
-    counts: Counter[str] = Counter()
-    for batch in source.batches():
-        read, texts = read + batch.num_read, texts + len(batch.texts)
-        drops += len(batch.drops)
-        counts.update(batch.counts)
-    return OldPart(num_read=read, num_texts=texts, num_drops=drops, counts=counts)
 
 
 def _known_origins(

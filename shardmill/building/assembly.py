@@ -12,13 +12,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from shardmill.building.journal import EncodedBatch
-from shardmill.building.plan import Feed, FeedChunks
+from shardmill.building.plan import FeedChunks, Fill
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import Drop, OffsetArray, Ragged
 from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger
@@ -50,11 +49,7 @@ class Placement:
 class Filler:
     """Fills splits one after the other, each up to its limit. The one owner of the budget rule."""
 
-    def __init__(
-        self,
-        fill: tuple[tuple[str, int | None], ...],
-        filled: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, fill: Fill, filled: Mapping[str, int]) -> None:
         """`filled` are the tokens that splits have already."""
         self._open = [
             (split, limit) for split, limit in fill if limit is None or filled.get(split, 0) < limit
@@ -87,68 +82,6 @@ class Filler:
             self._tokens = 0
             yield Placement(split=split, start=start, stop=stop, cut=cut)
             start = stop
-
-
-class BatchWriter(Protocol):
-    """Writes encoded batches to the splits of a store."""
-
-    def write(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:
-        """Returns what was kept. It is in the store when the call returns."""
-
-    def is_full(self, feed: int) -> bool:
-        """Whether nothing more of a feed would be kept."""
-
-
-class DocumentWriter:
-    """Documents go to the splits that their feeds fill."""
-
-    def __init__(
-        self,
-        feeds: Sequence[Feed],
-        out: StoreWriter,
-        filled: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        """`filled` are the tokens that splits have already, when there is one feed."""
-        self._names = [feed.source.name for feed in feeds]
-        self._fillers = [Filler(feed.fill, filled) for feed in feeds]
-        self._out = out
-
-    def write(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:
-        kept: Counter[str] = Counter()
-        for placement in self._fillers[feed].place(batch.documents.lengths):
-            if placement.split is not None:
-                part = placement.take(batch.documents)
-                self._out.append(placement.split, part, where=self._names[feed])
-                kept.update(documents=len(part), tokens=len(part.values))
-        return kept
-
-    def is_full(self, feed: int) -> bool:
-        return self._fillers[feed].full
-
-
-class ExampleWriter:
-    """Conversations go whole to the split that was chosen for them."""
-
-    def __init__(self, name: str, splits: Sequence[str], out: StoreWriter) -> None:
-        self._name, self._splits, self._out = name, splits, out
-
-    def write(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:  # noqa: ARG002 - one feed
-        examples = batch.examples
-        if examples is None or batch.splits is None:
-            assert not len(batch.documents), "a conversation comes with its mask and turns"
-            return {}
-        for number, split in enumerate(self._splits):
-            part = examples.keep(np.equal(batch.splits, number))
-            self._out.append_examples(split, part, where=self._name)
-        return {
-            "documents": len(examples.ids),
-            "tokens": len(examples.ids.values),
-            "turns": len(examples.turn_starts),
-            "trained_tokens": int(np.count_nonzero(examples.mask)),
-        }
-
-    def is_full(self, feed: int) -> bool:  # noqa: ARG002 - nothing is limited
-        return False
 
 
 class LedgerCounter:
@@ -257,9 +190,9 @@ class OriginLog:
             self._rows.append([feed, number, mark, known, *documents])
         self._next[feed] = max(self._next[feed], chunk + 1)
 
-    def finish(self, feeds: Sequence[Feed]) -> Origins:
+    def finish(self) -> Origins:
         table = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS) + len(self._splits))
-        fill = tuple(tuple(split for split, _ in feed.fill) for feed in feeds)
+        fill = tuple(tuple(split for split, _ in feed.fill) for feed in self._feeds)
         return Origins(fill=fill, splits=self._splits, table=table)
 
 
@@ -268,6 +201,7 @@ class AppendPoint:
     """Where the one feed of a finished store ended."""
 
     ledger: Ledger
+    filled: Mapping[str, int]  # tokens of each split
     num_given: int  # texts
     held: tuple[int, ...]  # texts without a token that belong to the next batch's list of them, as
     # positions before its first text: -1 is the last one before
@@ -282,18 +216,18 @@ class Assembly:
 
     def __init__(
         self,
-        names: Sequence[str],
+        feeds: Sequence[FeedChunks],
+        splits: Sequence[str],
         out: StoreWriter,
-        writer: BatchWriter,
         point: AppendPoint | None = None,
         origins: OriginLog | None = None,
     ) -> None:
-        """`names` are those of the sources, one for each feed. With `point`, `out` has taken over a
-        store and its one feed continues."""
-        self._names, self._out, self._writer = names, out, writer
-        self._origins = origins
-        self._given = [0] * len(names)  # texts of each feed so far
-        self._rows = [0] * len(names)  # of the current file of each feed
+        """With `point`, `out` has taken over a store and its one feed continues."""
+        self._names = [feed.source.name for feed in feeds]
+        self._fillers = [Filler(feed.fill, point.filled if point else {}) for feed in feeds]
+        self._splits, self._out, self._origins = splits, out, origins
+        self._given = [0] * len(feeds)  # texts of each feed so far
+        self._rows = [0] * len(feeds)  # of the current file of each feed
         self._held: tuple[int, ...] = ()
         self.counter = LedgerCounter(point.ledger if point else None)
         if point is not None:
@@ -312,15 +246,42 @@ class Assembly:
         self._held = ()
         self._rows[feed] += batch.num_rows
         self._given[feed] += batch.num_given
-        self.counter.add(batch, drops, self._writer.write(feed, batch))
+        write = self._write_documents if batch.examples is None else self._write_examples
+        self.counter.add(batch, drops, write(feed, batch))
         self._out.record_drops(drops)
+
+    def _write_documents(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:
+        """To the splits that their feed fills; what was kept."""
+        kept: Counter[str] = Counter()
+        for placement in self._fillers[feed].place(batch.documents.lengths):
+            if placement.split is not None:
+                part = placement.take(batch.documents)
+                self._out.append(placement.split, part, where=self._names[feed])
+                kept.update(documents=len(part), tokens=len(part.values))
+        return kept
+
+    def _write_examples(self, feed: int, batch: EncodedBatch) -> Mapping[str, int]:
+        """Whole, to the splits that were chosen for them; what was kept."""
+        examples, chosen = batch.examples, batch.splits
+        assert examples is not None, "a conversation comes with its mask and turns"
+        assert chosen is not None, "and with its split"
+        for number, split in enumerate(self._splits):
+            part = examples.keep(np.equal(chosen, number))
+            self._out.append_examples(split, part, where=self._names[feed])
+        return {
+            "documents": len(examples.ids),
+            "tokens": len(examples.ids.values),
+            "turns": len(examples.turn_starts),
+            "trained_tokens": int(np.count_nonzero(examples.mask)),
+        }
 
     def given(self, feed: int) -> int:
         """How many texts or conversations of a feed were added."""
         return self._given[feed]
 
     def is_full(self, feed: int) -> bool:
-        return self._writer.is_full(feed)
+        """Whether nothing more of a feed would be kept."""
+        return self._fillers[feed].full
 
 
 def void_drop(source: str, number: int) -> Drop:

@@ -19,25 +19,18 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building.journal import (
-    EncodedBatch,
-    target_of,
-)
+from shardmill.building.journal import EncodedBatch
 from shardmill.building.plan import BuildSpec, Unit
-from shardmill.building.resources import plan_memory
+from shardmill.building.resources import open_resources
 from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
+from shardmill.building.workplace import target_of
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError
 from shardmill.protocols import ConversationSource, Encoder, Tokenizer
-from shardmill.records import (
-    JSON,
-    Conversation,
-    ConversationBatch,
-    Cursor,
-)
+from shardmill.records import JSON, Conversation, ConversationBatch, Cursor
 from shardmill.sources import limited
 from shardmill.storage.files import describe_difference
 from shardmill.threads import read_ahead
@@ -57,6 +50,16 @@ class SplitRule:
 
     seed: int
     val_fraction: float
+
+    def __post_init__(self) -> None:
+        share = self.val_fraction
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 <= share < 1:
+            raise OptionError(
+                "{val_fraction}: wanted the share of conversations that go to 'val', from 0 up to "
+                "but not including 1",
+                val_fraction=share,
+            )
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -113,9 +116,12 @@ def build_chats(
     """
     run: dict[str, Any] = {**options}
     certificate, bind = run.pop("certificate", None), run.pop("bind", None)
+    if bind is None:
+        run["engine"] = "reference"
     policy = policy or TrainPolicy()
-    source = limited(source, plan_memory(1, None, required=False).max_document(tokenizer))
-    rule = _split_rule(spec, val_fraction)
+    with open_resources(workers=1) as resources:
+        source = limited(source, resources.max_document(tokenizer))
+    rule = SplitRule(seed=spec.seed, val_fraction=val_fraction)
     rules = TokenRules.of(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)
     _check_proof(proof, template, policy)
@@ -149,9 +155,9 @@ def build_chats(
         },
         options={"chat": facts},
         produced_by={"mask_proof": proof.to_json()},
-        on_progress=run.pop("on_progress", None),
+        **run,
     )
-    done = run_build(job, **{**run, **({} if bind else {"engine": "reference"})})
+    done = run_build(job, resources)
     for split in rule.splits:
         if not done.manifest.splits[split].documents:
             log.warning("%s: split %r got no conversation", done.folder, split)
@@ -236,17 +242,6 @@ def _contents(batch: ConversationBatch | None) -> list[str]:
         if isinstance(message, dict)
     )
     return [content for content in contents if isinstance(content, str)]
-
-
-def _split_rule(spec: BuildSpec, val_fraction: float) -> SplitRule:
-    number = isinstance(val_fraction, int | float) and not isinstance(val_fraction, bool)
-    if not number or not 0 <= val_fraction < 1:
-        raise OptionError(
-            "{val_fraction}: wanted the share of conversations that go to 'val', from 0 up to but "
-            "not including 1",
-            val_fraction=val_fraction,
-        )
-    return SplitRule(seed=spec.seed, val_fraction=float(val_fraction))
 
 
 def _check_proof(proof: Certificate, template: ChatTemplate, policy: TrainPolicy) -> None:

@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from shardmill.building.journal import Receipt, UnitKey, Workplace, read_receipts
+from shardmill.building.journal import Receipt, UnitKey, read_receipts
+from shardmill.building.workplace import Workplace
 from shardmill.errors import OptionError, SourceError
-from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer, continues
+from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer
 from shardmill.records import JSON, Cursor, TextBatch
 from shardmill.sources import stamp_of
 
@@ -35,20 +36,17 @@ _JOURNAL = 2
 not read."""
 
 
+Fill: TypeAlias = tuple[tuple[str, int | None], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """One source and the splits it fills, in this order."""
 
     source: Source
-    fill: tuple[tuple[str, int | None], ...]
+    fill: Fill
     # (split, most tokens); None: no limit, so only the last one can have it. A document that
     # reaches a limit is cut there; its rest is counted as over budget and goes nowhere.
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Tokens that fill all splits; None when it never gets full."""
-        limits = [limit for _, limit in self.fill]
-        return None if None in limits else sum(limit for limit in limits if limit is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +117,6 @@ def plan_sha256(plan: dict[str, JSON]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkBatch:
-    """A batch and where it is in the rows of its file. Its drops count rows from its own first."""
-
-    batch: TextBatch  # with a cursor into the chunks
-    starts_file: bool  # its rows are the first of a file, or it has none
-    chunk: int  # number of its chunk among those that are read
-    name: str  # of its chunk: a file, or a part of one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedChunks:
     """The chunks of one feed."""
 
@@ -136,7 +124,13 @@ class FeedChunks:
     chunks: Sequence[Source | ConversationSource]
     sizes: Sequence[int]  # approximate bytes of each chunk; 0 when unknown
     is_portable: bool  # whether other processes can read the chunks
-    max_tokens: int | None = None  # more are never needed; None: all are
+    fill: Fill  # as in `Feed`; conversations choose among these splits
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens that fill all splits; None when it never gets full."""
+        limits = [limit for _, limit in self.fill]
+        return None if None in limits else sum(limit for limit in limits if limit is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,24 +171,30 @@ def chunk_sizes(chunks: Sequence[Source]) -> list[int]:
 
 
 def cut_feed(feed: Feed) -> FeedChunks:
-    chunks = chunks_of(feed.source)
+    return feed_of_chunks(feed.source, chunks_of(feed.source), feed.fill)
+
+
+def feed_of_chunks(source: Source, chunks: Sequence[Source], fill: Fill) -> FeedChunks:
     return FeedChunks(
-        source=feed.source,
+        source=source,
         chunks=chunks,
         sizes=chunk_sizes(chunks),
-        is_portable=isinstance(feed.source, CuttableSource),
-        max_tokens=feed.max_tokens,
+        is_portable=isinstance(source, CuttableSource),
+        fill=fill,
     )
 
 
 def read_chunks(
     chunks: Sequence[Source], cursor: Cursor | None
-) -> Generator[ChunkBatch, None, None]:
-    """The batches of the chunks, from the start or after a cursor of an earlier batch."""
+) -> Generator[TextBatch, None, None]:
+    """The batches of the chunks, from the start or after a cursor of an earlier batch.
+
+    Their cursors hold the number of the chunk ("grain"), the cursor in it, and the rows of its file
+    so far. Their drops count rows from their own first.
+    """
     position: Any = cursor or {"grain": 0, "cursor": None, "rows": 0}
     inner, rows = position["cursor"], position["rows"]
     for number in range(position["grain"], len(chunks)):
-        starts_file = not rows and not continues(chunks[number])
         for batch in chunks[number].batches(inner):
             drops = tuple(
                 drop if drop.row is None else replace(drop, row=drop.row - rows)
@@ -202,13 +202,7 @@ def read_chunks(
             )
             rows += batch.num_rows
             after: Cursor = {"grain": number, "cursor": batch.cursor, "rows": rows}
-            yield ChunkBatch(
-                batch=replace(batch, drops=drops, cursor=after),
-                starts_file=starts_file,
-                chunk=number,
-                name=chunks[number].name,
-            )
-            starts_file = False
+            yield replace(batch, drops=drops, cursor=after)
         inner, rows = None, 0
 
 

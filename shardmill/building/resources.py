@@ -8,26 +8,15 @@ source; what cannot be known stays None and never leads to a refusal.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Protocol,
-    TypeAlias,
-    TypedDict,
-    Unpack,
-    cast,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast
 
 import numpy as np
 
 from shardmill.building import plan
-from shardmill.building.journal import target_of
 from shardmill.building.plan import (
     SINGLE_PROCESS_UNIT_BYTES,
     UNIT_BYTES,
@@ -40,6 +29,7 @@ from shardmill.building.plan import (
     unit_ranges,
 )
 from shardmill.building.worker import TokenRules
+from shardmill.building.workplace import target_of
 from shardmill.errors import BuildError, OptionError
 from shardmill.machine import available_memory, num_cores
 from shardmill.protocols import Source, Tokenizer
@@ -92,53 +82,87 @@ class WorkerKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """`WorkerKeywords`, checked and connected."""
+class Resources:
+    """What a build may use."""
 
-    workers: int | None = None
-    unit_bytes: int | None = None
-    memory: int | None = None
+    workers: int  # processes at most; 1: no other process
+    is_asked: bool  # whether the user named that number
+    unit_bytes: int
+    limit_bytes: int  # of memory for one process
+    is_limited: bool  # whether the user named the memory, so that the kernel keeps workers to it
     cluster: RayCluster | None = None  # where workers run; None: on this machine
 
-    def __post_init__(self) -> None:
-        for name in ("workers", "unit_bytes", "memory"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{{{name}}}: wanted 1 or more", **{name: value})
-
     @property
-    def num_cores(self) -> int:
-        """Of this machine, or of all that Ray has."""
-        return self.cluster.num_cpus if self.cluster and self.cluster.is_elsewhere else num_cores()
+    def total_bytes(self) -> int:
+        """What the build takes when no document is large."""
+        return _total_bytes(self.workers)
 
-    def memory_plan(self) -> MemoryPlan:
-        memory, workers = self.memory, self.workers or self.num_cores
-        if memory is None and self.cluster is not None:
-            # What is free here says nothing about the other machines.
-            memory = (self.cluster.memory_per_cpu or _UNKNOWN_SHARE) * (workers + 1)
-        return plan_memory(workers, memory, required=self.workers is not None)
-
-    def size_of_units(self) -> int:
-        """A single process needs no small units; what it began stays one unit when others join."""
-        single = (self.workers or self.num_cores) == 1 and self.cluster is None
-        return self.unit_bytes or (SINGLE_PROCESS_UNIT_BYTES if single else UNIT_BYTES)
+    def max_document(self, tokenizer: Tokenizer) -> int:
+        """Bytes of text that one document may have."""
+        source: EngineSource | None = getattr(tokenizer, "engine_source", None)
+        library = "" if source is None else source.library
+        per_byte = DOCUMENT_BYTES.get(library, _PLAIN_DOCUMENT_BYTES)
+        return max((self.limit_bytes - PROCESS_BYTES) // per_byte, _SMALL_DOCUMENT)
 
 
 @contextmanager
-def open_workers(keywords: WorkerKeywords) -> Iterator[WorkerOptions]:
-    """Check the options, and connect to Ray if the workers run there."""
-    run_on, address = keywords.get("run_on", "local"), keywords.get("ray_address")
-    options = WorkerOptions(
-        workers=keywords.get("workers"),
-        unit_bytes=keywords.get("unit_bytes"),
-        memory=keywords.get("memory"),
-    )
+def open_resources(
+    *,
+    workers: int | None = None,
+    unit_bytes: int | None = None,
+    memory: int | None = None,
+    run_on: RunOn = "local",
+    ray_address: str | None = None,
+) -> Iterator[Resources]:
+    """Check the `WorkerKeywords`, and connect to Ray if the workers run there.
+
+    As many workers as fit into the memory; too many are refused only when the user named their
+    number.
+    """
+    for name, value in (("workers", workers), ("unit_bytes", unit_bytes), ("memory", memory)):
+        if value is not None and value < 1:
+            raise OptionError(f"{{{name}}}: wanted 1 or more", **{name: value})
     if run_on not in ("local", "ray"):
         raise OptionError("{run_on}: wanted 'local' or 'ray'", run_on=run_on)
-    if run_on == "local" and address is not None:
-        raise OptionError("{ray_address}: only with {run_on}", ray_address=address, run_on="ray")
-    with _open_cluster(options.workers, address) if run_on == "ray" else nullcontext() as cluster:
-        yield replace(options, cluster=cluster)
+    if run_on == "local" and ray_address is not None:
+        raise OptionError(
+            "{ray_address}: only with {run_on}", ray_address=ray_address, run_on="ray"
+        )
+    with _open_cluster(workers, ray_address) if run_on == "ray" else nullcontext() as cluster:
+        fitting = wanted = workers or cores_of(cluster)
+        total = memory
+        if total is None and cluster is not None:
+            # What is free here says nothing about the other machines.
+            total = (cluster.memory_per_cpu or _UNKNOWN_SHARE) * (wanted + 1)
+        if total is not None:
+            fitting = min(wanted, max(total // PROCESS_BYTES - 1, 1))
+            if total < PROCESS_BYTES or (workers is not None and fitting < workers):
+                many = workers is not None and workers > 1
+                needed = f", {workers} workers take about {_total_bytes(wanted):,}" if many else ""
+                raise OptionError(
+                    f"{{memory}}: one process takes about {_total_bytes(1):,} bytes{needed}: allow "
+                    "that much" + (", or use fewer {workers}" if many else ""),
+                    memory=total,
+                    workers=...,
+                )
+        else:
+            found = available_memory()
+            total = _UNKNOWN_MEMORY if found is None else found
+        # A single process needs no small units; what it began stays one unit when others join.
+        usual = SINGLE_PROCESS_UNIT_BYTES if wanted == 1 and cluster is None else UNIT_BYTES
+        yield Resources(
+            workers=fitting,
+            is_asked=workers is not None,
+            unit_bytes=unit_bytes or usual,
+            limit_bytes=max(total // _num_processes(fitting), PROCESS_BYTES + MIB),
+            is_limited=memory is not None,
+            cluster=cluster,
+        )
+
+
+def cores_of(cluster: RayCluster | None) -> int:
+    """Of this machine, or of all that Ray has."""
+    return cluster.num_cpus if cluster and cluster.is_elsewhere else num_cores()
 
 
 def _open_cluster(workers: int | None, address: str | None) -> RayCluster:
@@ -160,50 +184,6 @@ def worker_environ(num_threads: int) -> dict[str, str]:
     return {**thread_limits(num_threads), "OMP_NUM_THREADS": str(num_threads), **_ALLOCATION}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """How many processes there are, and how much each may use."""
-
-    workers: int
-    total_bytes: int  # what the build takes when no document is large
-    limit_bytes: int  # what one process may take
-
-    def max_document(self, tokenizer: Tokenizer) -> int:
-        """Bytes of text that one document may have."""
-        source: EngineSource | None = getattr(tokenizer, "engine_source", None)
-        library = "" if source is None else source.library
-        per_byte = DOCUMENT_BYTES.get(library, _PLAIN_DOCUMENT_BYTES)
-        return max((self.limit_bytes - PROCESS_BYTES) // per_byte, _SMALL_DOCUMENT)
-
-
-def plan_memory(workers: int, memory: int | None, *, required: bool) -> MemoryPlan:
-    """As many of `workers` as fit into `memory` (None: what is free now); 1 is this process alone.
-
-    `required`: the user named the number of workers, so too many are refused.
-    """
-    total = memory
-    if total is None:
-        found = available_memory()
-        total = _UNKNOWN_MEMORY if found is None else found
-    if memory is not None:
-        fits = max(memory // PROCESS_BYTES - 1, 1)
-        if memory < PROCESS_BYTES or (required and workers > fits):
-            many = required and workers > 1
-            needed = f", {workers} workers take about {_total_bytes(workers):,}" if many else ""
-            raise OptionError(
-                f"{{memory}}: one process takes about {_total_bytes(1):,} bytes{needed}: allow "
-                "that much" + (", or use fewer {workers}" if many else ""),
-                memory=memory,
-                workers=...,
-            )
-        workers = min(workers, fits)
-    return MemoryPlan(
-        workers=workers,
-        total_bytes=_total_bytes(workers),
-        limit_bytes=max(total // _num_processes(workers), PROCESS_BYTES + MIB),
-    )
-
-
 def _num_processes(workers: int) -> int:
     return workers + 1 if workers > 1 else 1
 
@@ -221,13 +201,6 @@ def out_of_memory(where: str) -> BuildError:
         workers=...,
         resume=True,
     )
-
-
-@runtime_checkable
-class _Measurable(Protocol):
-    """A source that knows how many of its bytes are before a cursor."""
-
-    def bytes_before(self, cursor: Cursor) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,18 +241,19 @@ def _density(feed: FeedChunks, tokenizer: Tokenizer) -> tuple[float, float]:
     it is compressed and larger than its size."""
     num_bytes = documents = encoded = tokens = 0
     chunk = cast(Source, feed.chunks[0])
+    bytes_before: Callable[[Cursor], int] | None = getattr(chunk, "bytes_before", None)
     size = chunk.size_hint() or feed.sizes[0]
     with closing(read_chunks([chunk], None)) as batches:
-        for found in batches:
-            texts = found.batch.texts
+        for batch in batches:
+            texts = batch.texts
             num_bytes += texts.nbytes
             documents += len(texts)
             if not encoded and len(texts):
                 some = texts[: max(1, SAMPLE_BYTES * len(texts) // max(texts.nbytes, 1))]
                 encoded = some.nbytes
                 tokens = len(tokenizer.encode_batch(some).values)
-            if num_bytes >= plan.CHUNK_BYTES and isinstance(chunk, _Measurable):
-                size = chunk.bytes_before(cast(Cursor, found.batch.cursor["cursor"]))
+            if num_bytes >= plan.CHUNK_BYTES and bytes_before is not None:
+                size = bytes_before(cast(Cursor, batch.cursor["cursor"]))
                 break
     size = max(size, 1)
     return num_bytes / size * tokens / max(encoded, 1), documents / size
@@ -316,20 +290,19 @@ def plan_store(
     check_feeds(feeds)
     rules = TokenRules.of(spec, tokenizer)
     workers["run_on"] = "local" if workers.get("ray_address") is None else "ray"
-    with open_workers(workers) as options:
-        memory, unit_bytes = options.memory_plan(), options.size_of_units()
-    max_document = memory.max_document(tokenizer)
+    with open_resources(**workers) as resources:
+        max_document = resources.max_document(tokenizer)
     estimates = []
     for feed in limited_feeds(feeds, max_document):
         chunks = cut_feed(feed)
-        num_units = sum(1 for _ in unit_ranges(chunks.sizes, unit_bytes, {}))
+        num_units = sum(1 for _ in unit_ranges(chunks.sizes, resources.unit_bytes, {}))
         estimates.append(estimate_feed(chunks, tokenizer, rules, num_units=num_units))
     target = target_of(folder)
     existing = next(path for path in (target, *target.parents) if path.is_dir())
     return BuildPlan(
         feeds=tuple(estimates),
-        workers=memory.workers,
-        memory_bytes=memory.total_bytes,
+        workers=resources.workers,
+        memory_bytes=resources.total_bytes,
         most_document=max_document,
         free_bytes=shutil.disk_usage(existing).free,
     )

@@ -14,7 +14,6 @@ import logging
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -22,20 +21,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import msgspec
 
 from shardmill.building.append import AppendPlan, plan_append
-from shardmill.building.assembly import (
-    Assembly,
-    BatchWriter,
-    DocumentWriter,
-    ExampleWriter,
-    OriginLog,
-)
-from shardmill.building.journal import (
-    Workplace,
-    has_unfinished_build,
-    open_workplace,
-    remove_workplace,
-    target_of,
-)
+from shardmill.building.assembly import Assembly, OriginLog
 from shardmill.building.plan import (
     RECORDED,
     BuildSpec,
@@ -48,20 +34,27 @@ from shardmill.building.plan import (
     plan_work,
 )
 from shardmill.building.resources import (
+    Resources,
     WorkerKeywords,
-    WorkerOptions,
     check_space,
     limited_feeds,
-    open_workers,
+    open_resources,
 )
 from shardmill.building.scheduler import (
     BuildCost,
+    FeedProgress,
     OnProgress,
-    ProgressMeter,
     Scheduler,
     WorkerPool,
 )
 from shardmill.building.worker import ChunkEncoder, EncoderChoice, TokenRules, UnitEncoder
+from shardmill.building.workplace import (
+    Workplace,
+    has_unfinished_build,
+    open_workplace,
+    remove_workplace,
+    target_of,
+)
 from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
@@ -101,6 +94,10 @@ class BuildJob:
     produced_by: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
     append: AppendPlan | None = None  # the store at the target is kept and extended
     on_progress: OnProgress | None = None
+    engine: EngineChoice = "auto"
+    engine_check: EngineCheck = "sample"
+    resume: bool = False
+    overwrite: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -110,19 +107,17 @@ class BuildJob:
         """The chunks of each feed."""
         if self.append is not None and self.append.chunks is not None:
             return [self.append.chunks]
-        if self.is_chat:
-            (source,) = self.sources
-            return [FeedChunks(source=source, chunks=(source,), sizes=(0,), is_portable=False)]
-        return [cut_feed(feed) for feed in self.feeds]
+        if not self.is_chat:
+            return [cut_feed(feed) for feed in self.feeds]
+        (source,) = self.sources
+        fill = tuple((split, None) for split in self.splits)
+        return [
+            FeedChunks(source=source, chunks=(source,), sizes=(0,), is_portable=False, fill=fill)
+        ]
 
     def stamps(self) -> list[JSON]:
         """What identifies the input as it is on this machine now."""
         return [stamp_of(source) for source in self.sources]
-
-    def open_writer(self, out: StoreWriter) -> BatchWriter:
-        if self.is_chat:
-            return ExampleWriter(self.sources[0].name, self.splits, out)
-        return DocumentWriter(self.feeds, out, self.append.filled if self.append else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +213,8 @@ def build_store(
     splits = check_feeds(feeds)
     run: dict[str, Any] = {**options}
     dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
-    with open_workers(cast(WorkerKeywords, dividing)) as workers:
-        max_document = workers.memory_plan().max_document(tokenizer)
+    with open_resources(**dividing) as resources:
+        max_document = resources.max_document(tokenizer)
         feeds = limited_feeds(feeds, max_document)
         if append and not is_finished(target):
             log.info("%s: no store here yet: all of it is built", target)
@@ -241,44 +236,36 @@ def build_store(
             plan=plan_json(feeds, spec, tokenizer, rules.dtype),
             append=appending,
             on_progress=on_progress,
+            **run,
         )
-        return run_build(job, workers, **run)
+        return run_build(job, resources)
 
 
-def run_build(
-    job: BuildJob,
-    workers: WorkerOptions | None = None,
-    *,
-    engine: EngineChoice = "auto",
-    engine_check: EngineCheck = "sample",
-    resume: bool = False,
-    overwrite: bool = False,
-) -> BuildReport:
-    """Build the store of a job; see `RunKeywords`."""
+def run_build(job: BuildJob, resources: Resources) -> BuildReport:
+    """Build the store of a job."""
     started = time.monotonic()
     target, append = job.target, job.append
     check_shape(job.splits, job.encoder.rules.dtype, job.spec.shard_bytes)
-    done = _finished(job) if append or (resume and not overwrite) else None
+    done = _finished(job) if append or (job.resume and not job.overwrite) else None
     if done is not None:
         remove_workplace(target, job.plan)
         return BuildReport(folder=target, manifest=done, seconds=0.0, resumed=append is None)
-    overwrite = overwrite or append is not None
+    overwrite = job.overwrite or append is not None
     check_target(target, overwrite=overwrite)
     stamps = job.stamps()
     plan = job.plan if append is None else {**job.plan, "continues": append.old.sha256}
-    with open_workplace(target, plan, stamps=stamps, resume=resume) as work:
+    with open_workplace(target, plan, stamps=stamps, resume=job.resume) as work:
         _check_base(job)
         sizes = [source.size_hint() for source in job.sources]
         choice = EncoderChoice(
             work,
             job.tokenizer,
-            engine=engine,
-            check=engine_check,
+            engine=job.engine,
+            check=job.engine_check,
             size_hint=None if None in sizes else sum(size or 0 for size in sizes),
             required=None if append is None else append.old.manifest.produced_by,
         )
-        pool = WorkerPool(choice, workers or WorkerOptions(), keep_open=work.lock)
-        with closing(pool):
+        with WorkerPool(choice, resources, keep_open=work.lock) as pool:
             feeds = job.cut()
             if not job.is_chat:
                 check_space(work.folder, feeds, job.tokenizer, job.encoder.rules)
@@ -309,7 +296,7 @@ def _assemble(
 ) -> Path:
     """A finished store in the workplace, from the segments in the journal and new ones."""
     append, rules, staged = job.append, job.encoder.rules, work.staging()
-    plan = plan_work(work, feeds, stamps=stamps, unit_bytes=pool.options.size_of_units())
+    plan = plan_work(work, feeds, stamps=stamps, unit_bytes=pool.resources.unit_bytes)
     with StoreWriter(
         staged,
         splits=job.splits,
@@ -320,20 +307,16 @@ def _assemble(
         if append is not None:
             out.take_over(append.old, hold_drops=len(append.point.held))
         origins = _origin_log(job, feeds)
-        assembly = Assembly(
-            [source.name for source in job.sources],
-            out,
-            job.open_writer(out),
-            None if append is None else append.point,
-            origins,
-        )
+        point = None if append is None else append.point
+        assembly = Assembly(feeds, job.splits, out, point, origins)
         Scheduler(
             plan=plan,
-            feeds=feeds,
             pool=pool,
             encoder=job.encoder,
             assembly=assembly,
-            meter=ProgressMeter(feeds, job.on_progress),
+            progress=[
+                FeedProgress(number, feed, job.on_progress) for number, feed in enumerate(feeds)
+            ],
             journal=work.segments,
         ).run()
         has_ends = rules.end_id is not None
@@ -349,7 +332,7 @@ def _assemble(
         manifest = out.finish(facts)
         _check_dropped(staged, manifest)
         if origins is not None:
-            write_origins(staged, origins.finish(job.feeds), manifest)
+            write_origins(staged, origins.finish(), manifest)
     return staged
 
 

@@ -10,9 +10,10 @@ refused when the user asked for workers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from pickle import PicklingError
@@ -24,16 +25,18 @@ from shardmill.building.journal import (
     DamagedSegmentError,
     EncodedBatch,
     Receipt,
-    SegmentSize,
+    Segment,
     UnitKey,
     keep_receipts,
+    keep_segment,
     load_segment,
 )
 from shardmill.building.plan import FeedChunks, Unit, WorkPlan, read_chunks
-from shardmill.building.resources import WorkerOptions, out_of_memory, worker_environ
-from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools, write_unit
+from shardmill.building.resources import Resources, cores_of, out_of_memory, worker_environ
+from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools
 from shardmill.errors import BuildError, EngineMismatchError, OptionError
 from shardmill.machine import num_cores, usage_of_this_process
+from shardmill.protocols import Closing
 
 log = logging.getLogger(__name__)
 
@@ -43,37 +46,34 @@ class Scheduler:
     """Brings every unit of a plan into the store, in order."""
 
     plan: WorkPlan
-    feeds: Sequence[FeedChunks]
     pool: WorkerPool
     encoder: UnitEncoder
     assembly: Assembly
-    meter: ProgressMeter
+    progress: Sequence[FeedProgress]  # of each feed
     journal: Path
 
     def run(self) -> None:
         for receipts in self.plan.done.values():
             for receipt in receipts:
-                self.meter.count(receipt.key, receipt)
-        for units in _groups(self.plan.units, self.feeds):
+                self.progress[receipt.feed].count(receipt.key, receipt)
+        for units in _groups(self.plan.units):
             tasks = [
-                UnitTask(
-                    unit=unit,
-                    folder=self.journal / unit.key.folder,
-                    encoder=self.encoder,
-                    size=SegmentSize(),
-                )
+                self._task(unit)
                 for unit in units
                 if unit.is_portable and not self.plan.is_finished(unit) and unit.max_tokens != 0
             ]
-            with closing(self.pool.run(tasks, self._count_receipt)) as run:
+            with self.pool.run(tasks, self._count_receipt) as run:
                 for unit in units:
                     self._finish_unit(unit, run)
+
+    def _task(self, unit: Unit) -> UnitTask:
+        return UnitTask(unit=unit, folder=self.journal / unit.key.folder, encoder=self.encoder)
 
     def _count_receipt(self, receipt: Receipt) -> None:
         """Of a worker, which first repeats those of earlier runs."""
         if receipt.number >= len(self.plan.done.get(receipt.key.folder, ())):
-            self.meter.count(receipt.key, receipt)
-            self.meter.show(receipt.feed)
+            self.progress[receipt.feed].count(receipt.key, receipt)
+            self.progress[receipt.feed].show()
 
     def _finish_unit(self, unit: Unit, run: UnitRun) -> None:
         if self.assembly.is_full(unit.key.feed):
@@ -106,39 +106,36 @@ class Scheduler:
 
     def _make_here(self, unit: Unit, done: Sequence[Receipt]) -> None:
         """Make the rest of a unit in this process: batches go to journal and store at once."""
-        folder, feed = self.journal / unit.key.folder, unit.key.feed
-        folder.mkdir(exist_ok=True)
+        feed, progress = unit.key.feed, self.progress[unit.key.feed]
 
         def add(batch: EncodedBatch) -> bool:
             self.assembly.add(feed, batch, start=unit.key.start)
-            self.meter.count(unit.key, batch)
-            self.meter.show(feed)
+            progress.count(unit.key, batch)
+            progress.show()
             return self.assembly.is_full(feed)
 
-        def sealed(receipt: Receipt, _parts: Mapping[str, bytearray]) -> None:
-            self.meter.finish_unit(receipt)
-            self.meter.show(feed)
+        def sealed(segment: Segment) -> None:
+            progress.finish_unit(segment.receipt)
+            progress.show()
 
-        cursor, given = done[-1].cursor if done else None, self.assembly.given(feed)
-        encoded = self.encoder.batches(unit, cursor, given, self.pool.choice)
         try:
-            with closing(encoded) as batches:
-                write_unit(unit, folder, batches, done, add=add, sealed=sealed)
+            task = replace(self._task(unit), done=tuple(done))
+            task.run(self.pool.choice, sealed, add=add, given=self.assembly.given(feed))
         except MemoryError as error:
             raise out_of_memory(unit.name) from error
 
 
-def _groups(units: Sequence[Sequence[Unit]], feeds: Sequence[FeedChunks]) -> Iterator[list[Unit]]:
+def _groups(units: Sequence[Sequence[Unit]]) -> Iterator[list[Unit]]:
     """Units that may be at work together. A feed that can become full, or that only this process
     can read, is a group by itself."""
     group: list[Unit] = []
-    for mine, feed in zip(units, feeds, strict=True):
-        if feed.max_tokens is not None or not feed.is_portable:
+    for mine in units:
+        if all(unit.max_tokens is None and unit.is_portable for unit in mine):
+            group += mine
+        else:
             yield group
             yield list(mine)
             group = []
-        else:
-            group += mine
     yield group
 
 
@@ -146,14 +143,7 @@ class UnitFailedError(Exception):
     """A task raised. Caught inside this package."""
 
 
-@dataclass(slots=True)
-class _UnitState:
-    receipts: list[Receipt] = field(default_factory=list)
-    ended: bool = False
-    failure: TaskReport | None = None
-
-
-class UnitRun:
+class UnitRun(Closing):
     """Some units at work in an engine, and the receipts of each as they come.
 
     Tasks are handed out in order, and no more of a feed than it can need. Receipts of a unit come
@@ -170,33 +160,37 @@ class UnitRun:
         on_receipt: Callable[[Receipt], None] = lambda _: None,
     ) -> None:
         self._tasks, self._on_receipt = tasks, on_receipt
-        self._states = {task.unit.key: _UnitState() for task in tasks}
-        self._tokens: dict[int, int] = {}  # sealed, by feed
-        self._reports: Generator[TaskReport, None, None] | None = None
-        if tasks:
-            assert engine is not None, "tasks need an engine"
-            self._reports = engine.run(tools, self._needed_tasks())
+        self._receipts: dict[UnitKey, list[Receipt]] = {task.unit.key: [] for task in tasks}
+        self._ends: dict[UnitKey, TaskReport] = {}  # the last report of a unit
+        self._tokens: Counter[int] = Counter()  # sealed, by feed
+        self._reports = engine.run(tools, self._needed_tasks()) if engine else None
 
     def has(self, unit: Unit) -> bool:
-        return unit.key in self._states
+        return unit.key in self._receipts
 
     def receipts(self, unit: Unit) -> Iterator[Receipt]:
         """The receipts of a unit in order, waiting for them; ends when the unit has ended."""
-        state = self._states[unit.key]
-        given = 0
+        number, receipts = 0, self._receipts[unit.key]
         while True:
-            while given < len(state.receipts):
-                given += 1
-                yield state.receipts[given - 1]
-            if state.failure is not None:
-                raise self._error_of(state.failure)
-            if state.ended:
-                return
-            self._wait()
+            if number < len(receipts):
+                yield receipts[number]
+                number += 1
+            elif unit.key in self._ends:
+                break
+            else:
+                self._wait()
+        end = self._ends[unit.key]
+        if end.lost:
+            assert isinstance(end.error, BuildError), "engines say why a task is lost"
+            raise end.error
+        if isinstance(end.error, MemoryError):
+            raise out_of_memory(unit.name)
+        if end.error is not None:
+            raise UnitFailedError(f"{type(end.error).__name__}: {end.error}")
 
     def wait_for(self, unit: Unit) -> None:
         """Wait until no worker works on a unit."""
-        while not self._states[unit.key].ended:
+        while unit.key not in self._ends:
             self._wait()
 
     def close(self) -> None:
@@ -208,8 +202,8 @@ class UnitRun:
         """Tasks as the engine asks for them. All earlier ones were handed out before, so a feed
         whose sealed tokens reach its limit needs no more."""
         for task in self._tasks:
-            sealed = self._tokens.get(task.unit.key.feed, 0)
-            if task.unit.max_tokens is None or sealed < task.unit.max_tokens:
+            limit = task.unit.max_tokens
+            if limit is None or self._tokens[task.unit.key.feed] < limit:
                 yield task
 
     def _wait(self) -> None:
@@ -219,36 +213,22 @@ class UnitRun:
         assert report is not None, "an engine reports the end of every task it took"
         if isinstance(report.error, EngineMismatchError):
             raise report.error
-        state = self._states[self._tasks[report.task].unit.key]
-        if report.note is not None:
-            self._add_receipt(state, report.note)
-        elif report.error is not None:
-            state.failure, state.ended = report, True
-        elif report.ended:
-            state.ended = True
-
-    def _add_receipt(self, state: _UnitState, receipt: Receipt) -> None:
-        if receipt.number < len(state.receipts):
-            if state.receipts[receipt.number] != receipt:
-                raise BuildError(
-                    f"segment {receipt.number} of unit {receipt.key.folder} was made twice with "
-                    "different results: continue with {resume}",
-                    resume=True,
-                )
+        task = self._tasks[report.task]
+        if report.note is None:
+            self._ends[task.unit.key] = report
             return
-        assert receipt.number == len(state.receipts), "receipts of a unit come in order"
-        state.receipts.append(receipt)
-        self._tokens[receipt.feed] = self._tokens.get(receipt.feed, 0) + receipt.num_tokens
-        self._on_receipt(receipt)
-
-    def _error_of(self, report: TaskReport) -> Exception:
-        error = report.error
-        if report.lost:
-            assert isinstance(error, BuildError), "engines say why a task is lost"
-            return error
-        if isinstance(error, MemoryError):
-            return out_of_memory(self._tasks[report.task].name)
-        return UnitFailedError(f"{type(error).__name__}: {error}")
+        assert task.folder is not None, "the coordinator sees the journal"
+        receipt, known = keep_segment(task.folder, report.note), self._receipts[task.unit.key]
+        if receipt.number == len(known):
+            known.append(receipt)
+            self._tokens[receipt.feed] += receipt.num_tokens
+            self._on_receipt(receipt)
+        elif known[receipt.number] != receipt:
+            raise BuildError(
+                f"segment {receipt.number} of unit {receipt.key.folder} was made twice with "
+                "different results: continue with {resume}",
+                resume=True,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,12 +241,12 @@ class BuildCost:
     peak_bytes: int  # resident memory of the largest process, since it began
 
 
-class WorkerPool:
+class WorkerPool(Closing):
     """The workers of one build. None is started before it has something to do."""
 
-    def __init__(self, choice: EncoderChoice, options: WorkerOptions, *, keep_open: int) -> None:
+    def __init__(self, choice: EncoderChoice, resources: Resources, *, keep_open: int) -> None:
         """`keep_open` is a file descriptor that workers hold open with this process."""
-        self.choice, self.options = choice, options
+        self.choice, self.resources = choice, resources
         self._keep_open = keep_open
         self._engine: Engine | None = None
         self._cpu_before = usage_of_this_process().cpu_seconds
@@ -277,11 +257,9 @@ class WorkerPool:
         Unasked, a worker is started for every two units, because starting one takes a second. Ray
         is used even for one unit.
         """
-        options = self.options
-        asked = options.workers is not None or options.cluster is not None
-        useful = len(tasks) if asked else len(tasks) // 2
-        num_workers = min(options.memory_plan().workers, useful)
-        if num_workers < (2 if options.cluster is None else 1):
+        resources, on_ray = self.resources, self.resources.cluster is not None
+        useful = len(tasks) if resources.is_asked or on_ray else len(tasks) // 2
+        if min(resources.workers, useful) < (1 if on_ray else 2):
             return UnitRun()
         tools = self._tools(tasks[0])
         if not self._can_travel(tools, tasks):
@@ -295,8 +273,9 @@ class WorkerPool:
         if self._engine is not None:
             usage, workers = self._engine.usage(), self._engine.slots
             cpu, peak = cpu + usage.cpu_seconds, max(peak, usage.peak_bytes)
-        cores = self.options.num_cores
-        if self.options.cluster is not None and self.options.cluster.is_elsewhere:
+        cluster = self.resources.cluster
+        cores = cores_of(cluster)
+        if cluster is not None and cluster.is_elsewhere:
             cores = max(cores, workers)  # machines that joined later are counted by their workers
         return BuildCost(num_workers=workers, num_cores=cores, cpu_seconds=cpu, peak_bytes=peak)
 
@@ -308,14 +287,13 @@ class WorkerPool:
         """The encoder is chosen by the first texts of the first unit, as in one process."""
         with closing(read_chunks(first.unit.chunks, None)) as batches:
             found = next(batches, None)
-        chosen = self.choice.encoder(found.batch.texts if found is not None else [])
+        chosen = self.choice.encoder(found.texts if found is not None else [])
         return WorkerTools(
-            self.choice.tokenizer,
+            tokenizer=self.choice.tokenizer,
             produced_by=chosen.produced_by,
             check=self.choice.check,
             # Ray counts every CPU that it gives away, and a worker gets one.
-            has_spare_cores=self.options.cluster is None
-            and self.options.memory_plan().workers < num_cores(),
+            has_spare_cores=self.resources.cluster is None and self.resources.workers < num_cores(),
         )
 
     def _can_travel(self, tools: WorkerTools, tasks: Sequence[UnitTask]) -> bool:
@@ -325,33 +303,33 @@ class WorkerPool:
             for what in (tools, *firsts.values()):
                 pack(what)
         except PicklingError as error:
-            options = self.options
-            if options.cluster is None and options.workers is None:
+            resources = self.resources
+            if resources.cluster is None and not resources.is_asked:
                 log.info("one process builds this store: %s", error)
                 return False
-            asked = "{workers}" if options.cluster is None else "{run_on}"
+            asked = "{workers}" if resources.cluster is None else "{run_on}"
             raise OptionError(
                 f"{asked}: {error}; build in one process on this machine, or define it in a module "
                 "that a worker can import",
-                workers=options.workers,
+                workers=resources.workers,
                 run_on="ray",
             ) from error
         return True
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
-            plan, cluster = self.options.memory_plan(), self.options.cluster
-            memory = plan.limit_bytes if self.options.memory is not None else None
+            workers, cluster = self.resources.workers, self.resources.cluster
+            memory = self.resources.limit_bytes if self.resources.is_limited else None
             if cluster is not None:
                 from shardmill.building.engines.ray import RayEngine
 
                 # Ray gives a worker one CPU, so its libraries get one thread.
                 environ = worker_environ(1)
-                self._engine = RayEngine(cluster, plan.workers, environ=environ, memory=memory)
+                self._engine = RayEngine(cluster, workers, environ=environ, memory=memory)
             else:
                 self._engine = LocalEngine(
-                    plan.workers,
-                    environ=worker_environ(max(1, num_cores() // plan.workers)),
+                    workers,
+                    environ=worker_environ(max(1, num_cores() // workers)),
                     keep_open=(self._keep_open,),
                     memory=memory,
                 )
@@ -372,71 +350,55 @@ class Progress:
 OnProgress: TypeAlias = Callable[[Progress], None]
 
 
-@dataclass(slots=True)
-class _FeedProgress:
-    feed: FeedChunks
-    size: int | None  # bytes of input, about; None when unknown
-    edges: list[int]  # bytes before each chunk, and in all
-    documents: int = 0
-    tokens: int = 0
-    num_bytes: int = 0
-    reached: dict[int, int] = field(default_factory=dict)  # first chunk of a unit -> chunk
+class FeedProgress:
+    """Sums the work of all workers and earlier runs on one feed. Numbers never fall.
 
-    def share(self) -> float | None:
-        """Of the wanted tokens or of the input, whichever ends the feed first."""
-        limit = self.feed.max_tokens
-        parts = [self.tokens / limit] if limit else []
-        if len(self.edges) > 2 and self.edges[-1]:
-            done = sum(
-                self.edges[chunk] - self.edges[start] for start, chunk in self.reached.items()
-            )
-            parts.append(done / self.edges[-1])
-        elif self.size and self.num_bytes < self.size:
-            parts.append(self.num_bytes / self.size)
-        return min(1.0, max(parts)) if parts else None
-
-
-class ProgressMeter:
-    """Sums the work of all workers and earlier runs, and calls `on_progress`. Numbers never fall.
-
-    The share of a source comes from its chunks, whose sizes are known, because text has another
+    The share that is done comes from its chunks, whose sizes are known, because text has another
     size in every format; for a source of one chunk it comes from the text, while that can be right.
     """
 
-    def __init__(self, feeds: Sequence[FeedChunks], on_progress: OnProgress | None) -> None:
-        self._on_progress = on_progress
-        self._feeds = [
-            _FeedProgress(feed, feed.source.size_hint(), [0, *accumulate(feed.sizes)])
-            for feed in feeds
-        ]
+    def __init__(self, number: int, feed: FeedChunks, on_progress: OnProgress | None) -> None:
+        self._number, self._feed, self._on_progress = number, feed, on_progress
+        self._size = feed.source.size_hint()
+        self._edges = [0, *accumulate(feed.sizes)]  # bytes before each chunk, and in all
+        self._documents = self._tokens = self._num_bytes = 0
+        self._reached: dict[int, int] = {}  # first chunk of a unit -> chunk
 
     def count(self, unit: UnitKey, made: EncodedBatch | Receipt) -> None:
         """A batch that this process made, or a segment of a worker or an earlier run."""
-        feed = self._feeds[unit.feed]
-        feed.documents += made.num_given
-        feed.tokens += made.num_tokens
-        feed.num_bytes += made.num_bytes
+        self._documents += made.num_given
+        self._tokens += made.num_tokens
+        self._num_bytes += made.num_bytes
         number = made.cursor.get("grain")
         chunk = unit.start + number if isinstance(number, int) else unit.start
-        feed.reached[unit.start] = max(chunk, feed.reached.get(unit.start, unit.start))
+        self._reached[unit.start] = max(chunk, self._reached.get(unit.start, unit.start))
         if isinstance(made, Receipt):
             self.finish_unit(made)
 
     def finish_unit(self, receipt: Receipt) -> None:
         """The unit is done, if this is its last receipt."""
         if receipt.last:
-            self._feeds[receipt.feed].reached[receipt.start] = receipt.stop
+            self._reached[receipt.start] = receipt.stop
 
-    def show(self, feed: int) -> None:
-        if self._on_progress is None:
-            return
-        found = self._feeds[feed]
-        self._on_progress(
-            Progress(
-                source=found.feed.source.name,
-                feed=feed,
-                documents=found.documents,
-                tokens=found.tokens,
-                share=found.share(),
+    def show(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(
+                Progress(
+                    source=self._feed.source.name,
+                    feed=self._number,
+                    documents=self._documents,
+                    tokens=self._tokens,
+                    share=self._share(),
+                )
             )
-        )
+
+    def _share(self) -> float | None:
+        """Of the wanted tokens or of the input, whichever ends the feed first."""
+        limit, edges = self._feed.max_tokens, self._edges
+        parts = [self._tokens / limit] if limit else []
+        if len(edges) > 2 and edges[-1]:
+            done = sum(edges[chunk] - edges[start] for start, chunk in self._reached.items())
+            parts.append(done / edges[-1])
+        elif self._size and self._num_bytes < self._size:
+            parts.append(self._num_bytes / self._size)
+        return min(1.0, max(parts)) if parts else None

@@ -11,25 +11,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from shardmill.building import journal
 from shardmill.building.journal import (
-    CarriedSegment,
     EncodedBatch,
     Receipt,
-    SegmentSize,
+    Segment,
     SegmentWriter,
-    Workplace,
-    keep_segment,
     read_receipts,
 )
-from shardmill.building.plan import BuildSpec, ChunkBatch, Unit, inputs_of, read_chunks
+from shardmill.building.plan import BuildSpec, Unit, inputs_of, read_chunks
+from shardmill.building.workplace import Workplace
 from shardmill.errors import (
     BuildError,
     EngineMismatchError,
@@ -37,8 +36,8 @@ from shardmill.errors import (
     SourceError,
     TokenizerError,
 )
-from shardmill.protocols import Texts, Tokenizer
-from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged
+from shardmill.protocols import Texts, Tokenizer, continues
+from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged, TextBatch
 from shardmill.sources.batches import byte_lengths, too_large
 from shardmill.store.layout import check_tokens, fit_tokens
 from shardmill.threads import read_ahead
@@ -154,40 +153,20 @@ def _without(documents: Ragged, void: OffsetArray) -> Ragged:
     return Ragged(documents.values, np.delete(documents.offsets, void + 1))
 
 
-class EncoderProvider(Protocol):
-    """Gives the encoder of a build, once the first texts to encode are known."""
-
-    @property
-    def has_spare_cores(self) -> bool:
-        """Whether threads of this process find idle cores."""
-
-    def encoder(self, first: Texts) -> ChosenEncoder: ...
-
-
+@dataclass(kw_only=True)
 class WorkerTools:
     """A worker's `EncoderProvider`: reopens the engine that the coordinator chose and proved."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        produced_by: Mapping[str, JSON],
-        check: EngineCheck,
-        has_spare_cores: bool = False,
-    ) -> None:
-        """`has_spare_cores`: there are more cores than workers."""
-        self.has_spare_cores = has_spare_cores
-        self._tokenizer, self._check = tokenizer, check
-        self._produced_by = dict(produced_by)
-        self._encoder: ChosenEncoder | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_encoder": None}
+    tokenizer: Tokenizer
+    produced_by: Mapping[str, JSON]
+    check: EngineCheck
+    has_spare_cores: bool = False  # there are more cores than workers, so threads find idle ones
+    opened: ChosenEncoder | None = None  # by the worker
 
     def encoder(self, first: Texts) -> ChosenEncoder:  # noqa: ARG002 - it was chosen before
-        if self._encoder is None:
-            self._encoder = reopen_encoder(self._tokenizer, self._produced_by, check=self._check)
-        return self._encoder
+        if self.opened is None:
+            self.opened = reopen_encoder(self.tokenizer, self.produced_by, check=self.check)
+        return self.opened
 
 
 class EncoderChoice:
@@ -216,8 +195,20 @@ class EncoderChoice:
     def encoder(self, first: Texts) -> ChosenEncoder:
         """The encoder of this build; `first` are the first texts of the first call."""
         if self._chosen is None:
-            self._chosen = self._proved(first) if self._required is None else self._reopened()
-            self._remember(self._chosen.produced_by)
+            chosen = self._proved(first) if self._required is None else self._reopened()
+            now = chosen.produced_by
+            earlier = self._work.read_note("produced_by")
+            if earlier is None:
+                self._work.write_note("produced_by", now)
+                earlier = now
+            for key in ("engine", "versions"):
+                if earlier.get(key) != now.get(key):
+                    raise BuildError(
+                        f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
+                        f"{now.get(key)!r}: restore that, or start again with {{overwrite}}",
+                        overwrite=True,
+                    )
+            self._chosen = chosen
         return self._chosen
 
     def drop(self, mismatch: EngineMismatchError) -> None:
@@ -266,18 +257,9 @@ class EncoderChoice:
                 overwrite=True,
             ) from error
 
-    def _remember(self, produced_by: dict[str, JSON]) -> None:
-        earlier = self._work.read_note("produced_by")
-        if earlier is None:
-            self._work.write_note("produced_by", produced_by)
-            return
-        for key in ("engine", "versions"):
-            if earlier.get(key) != produced_by.get(key):
-                raise BuildError(
-                    f"the unfinished build used {key} {earlier.get(key)!r}, now it would be "
-                    f"{produced_by.get(key)!r}: restore that, or start again with {{overwrite}}",
-                    overwrite=True,
-                )
+
+EncoderProvider: TypeAlias = WorkerTools | EncoderChoice
+"""Gives the encoder of a build, once the first texts to encode are known."""
 
 
 class UnitEncoder(Protocol):
@@ -312,15 +294,16 @@ class ChunkEncoder:
         spare, chunks = provider.has_spare_cores, read_chunks(unit.chunks, cursor)
         with closing(read_ahead(chunks) if spare else chunks) as batches:
             first = next(batches, None)
-            encoder = provider.encoder(first.batch.texts if first is not None else [])
+            encoder = provider.encoder(first.texts if first is not None else [])
             rest = chain([first], batches) if first is not None else iter(())
-            made = self._encoded(rest, encoder)
+            made = self._encoded(unit, rest, encoder)
             with closing(read_ahead(made) if spare or not encoder.is_fast else made) as encoded:
-                for found, ids in encoded:
-                    batch = found.batch
+                for batch, ids in encoded:
                     encoder.watch(batch.texts, ids)
                     documents, void = self.rules.apply(ids, source=unit.source, first=given)
                     given += len(ids)
+                    after: Any = batch.cursor
+                    at_start = after["rows"] == batch.num_rows
                     yield EncodedBatch(
                         documents=documents,
                         drops=batch.drops,
@@ -330,118 +313,95 @@ class ChunkEncoder:
                         num_bytes=batch.texts.nbytes,
                         counts=batch.counts,
                         num_rows=batch.num_rows,
-                        starts_file=found.starts_file,
+                        starts_file=at_start and not continues(unit.chunks[after["grain"]]),
                         cursor=batch.cursor,
-                        chunk=found.chunk,
+                        chunk=after["grain"],
                     )
 
     def _encoded(
-        self, batches: Iterator[ChunkBatch], encoder: ChosenEncoder
-    ) -> Generator[tuple[ChunkBatch, Ragged], None, None]:
-        for found in batches:
-            texts = found.batch.texts
-            longest = int(byte_lengths(texts).max(initial=0))
+        self, unit: Unit, batches: Iterator[TextBatch], encoder: ChosenEncoder
+    ) -> Generator[tuple[TextBatch, Ragged], None, None]:
+        for batch in batches:
+            longest = int(byte_lengths(batch.texts).max(initial=0))
             if longest > self.max_document:
+                after: Any = batch.cursor
                 what = f"a document of {longest:,} bytes"
-                raise too_large(found.name, what, self.max_document)
-            ids = encoder.encode_unwatched(texts)
-            assert len(ids) == len(texts), "an encoder gives one sequence for each text"
-            yield found, ids
+                raise too_large(unit.chunks[after["grain"]].name, what, self.max_document)
+            ids = encoder.encode_unwatched(batch.texts)
+            assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
+            yield batch, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """A unit of documents, small when pickled. An `engines.tasks.PortableTask`."""
+    """A unit of documents, small when pickled. An `engines.Task`."""
 
     unit: Unit
     folder: Path | None  # of the unit in the journal; None: this process does not see it
     encoder: UnitEncoder
-    size: SegmentSize
-    done: tuple[Receipt, ...] = ()  # without a folder: the segments in the journal
+    done: tuple[Receipt, ...] | None = None  # None: what the journal has when it runs
+    segment_tokens: int = field(default_factory=lambda: journal.SEGMENT_TOKENS)
 
     @property
     def name(self) -> str:
         return self.unit.name
 
-    def run(self, tools: EncoderProvider, emit: Callable[[Any], None]) -> None:
-        """Emit every receipt of the unit, those of an earlier attempt first; without a folder,
-        carried segments."""
-        done = self._receipts()
+    def run(
+        self,
+        tools: EncoderProvider,
+        emit: Callable[[Segment], None],
+        *,
+        add: Callable[[EncodedBatch], bool] | None = None,
+        given: int | None = None,
+    ) -> None:
+        """Emit every segment of the unit, those of an earlier attempt first. The last is marked,
+        and may be empty.
 
-        def sealed(receipt: Receipt, parts: Mapping[str, bytearray] | None) -> None:
-            emit(receipt if self.folder else CarriedSegment(receipt=receipt, parts=parts))
-
+        `add` gets each batch and says whether that was enough; without it the limit of the feed
+        does. `given` texts of the feed come before; None: those of the unit alone are counted.
+        """
+        unit, done = self.unit, self._receipts()
         for receipt in done:
-            sealed(receipt, None)
+            emit(Segment(receipt=receipt))
+        after = done[-1] if done else None
+        if after is not None and after.last:
+            return
         tokens = sum(receipt.num_tokens for receipt in done)
+        if given is None:
+            given = sum(receipt.num_given for receipt in done)
+        cursor: Cursor = {} if after is None else after.cursor
 
-        def is_enough(batch: EncodedBatch) -> bool:
-            nonlocal tokens
-            tokens += batch.num_tokens
-            return self.unit.max_tokens is not None and tokens >= self.unit.max_tokens
+        def seal(*, last: bool) -> Receipt:
+            if inputs_of(unit.chunks) != unit.key.inputs:
+                raise SourceError(
+                    f"{unit.name}: changed while it was read; a file must not change while a store "
+                    "is built from it: wait for its writer, then start again with {overwrite}",
+                    overwrite=True,
+                )
+            segment = writer.seal(self.folder, cursor, last=last)
+            emit(segment)
+            return segment.receipt
 
-        cursor = done[-1].cursor if done else None
-        given = sum(receipt.num_given for receipt in done)
-        with closing(self.encoder.batches(self.unit, cursor, given, tools)) as batches:
-            write_unit(
-                self.unit, self.folder, batches, done, size=self.size, add=is_enough, sealed=sealed
-            )
+        writer = SegmentWriter(unit.key, after=after, num_tokens=self.segment_tokens)
+        with closing(self.encoder.batches(unit, cursor or None, given, tools)) as batches:
+            for batch in batches:
+                writer.add(batch)
+                cursor, tokens = batch.cursor, tokens + batch.num_tokens
+                limit = unit.max_tokens
+                if add(batch) if add is not None else limit is not None and tokens >= limit:
+                    break
+                if writer.is_due:
+                    after = seal(last=False)
+                    writer = SegmentWriter(unit.key, after=after, num_tokens=self.segment_tokens)
+            seal(last=True)
 
     def detached(self) -> UnitTask:
         return replace(self, folder=None, done=tuple(self._receipts()))
 
-    def keep(self, note: CarriedSegment) -> Receipt:
-        assert self.folder is not None, "the coordinator sees the journal"
-        return keep_segment(self.folder, note)
-
     def _receipts(self) -> Sequence[Receipt]:
-        if self.folder is None:
+        if self.folder is not None:
+            self.folder.mkdir(exist_ok=True)
+        if self.done is not None:
             return self.done
-        self.folder.mkdir(exist_ok=True)
+        assert self.folder is not None, "a process that sees no journal gets what is done"
         return read_receipts(self.folder, self.unit.key)
-
-
-def write_unit(
-    unit: Unit,
-    folder: Path | None,
-    batches: Iterator[EncodedBatch],
-    done: Sequence[Receipt],
-    *,
-    size: SegmentSize | None = None,
-    add: Callable[[EncodedBatch], bool],
-    sealed: Callable[[Receipt, Mapping[str, bytearray]], None],
-) -> None:
-    """Write batches to segments after those that are done. The last is marked, and may be empty.
-
-    `add` gets each batch and says whether that was enough. `sealed` gets each receipt, and the
-    parts of the segment when there is no folder.
-    """
-    after = done[-1] if done else None
-    if after is not None and after.last:
-        return
-    cursor: Cursor = {} if after is None else after.cursor
-
-    def seal(segment: SegmentWriter, *, last: bool) -> Receipt:
-        if inputs_of(unit.chunks) != unit.key.inputs:
-            raise SourceError(
-                f"{unit.name}: changed while it was read; a file must not change while a store is "
-                "built from it: wait for its writer, then start again with {overwrite}",
-                overwrite=True,
-            )
-        receipt = segment.seal(cursor, last=last)
-        sealed(receipt, segment.parts())
-        return receipt
-
-    segment = SegmentWriter(folder, unit.key, after=after, size=size)
-    try:
-        for batch in batches:
-            segment.add(batch)
-            cursor = batch.cursor
-            if add(batch):
-                break
-            if segment.is_due:
-                after = seal(segment, last=False)
-                segment = SegmentWriter(folder, unit.key, after=after, size=size)
-        seal(segment, last=True)
-    finally:
-        segment.abandon()

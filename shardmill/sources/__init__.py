@@ -5,12 +5,12 @@ Every row read is a document or conversation, an empty one, or a drop with an id
 """
 
 from shardmill.sources.append import Appended, append_files, files_of, only_files
-from shardmill.sources.batches import BatchLimits, byte_lengths, cut, limited, stamp_of, too_large
+from shardmill.sources.batches import BatchLimits, byte_lengths, limited, stamp_of
 from shardmill.sources.conversations import ChatSource
 from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
 from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
-from shardmill.sources.hub import HubOptions, HubParquetSource, HubSource, iter_rows, open_hub
+from shardmill.sources.hub import HubParquetSource, HubSource, iter_rows, open_hub
 from shardmill.sources.memory import MemoryChats, MemorySource
 from shardmill.sources.open import is_hub_dataset, open_chats, open_source
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES
@@ -21,6 +21,7 @@ from shardmill.sources.source import (
     knows_rows,
     read_document,
 )
+from shardmill.storage.hub import HubOptions
 
 __all__ = [
     "Appended",
@@ -41,7 +42,6 @@ __all__ = [
     "TextSource",
     "append_files",
     "byte_lengths",
-    "cut",
     "files_of",
     "is_hub_dataset",
     "iter_jsonl_rows",
@@ -53,6 +53,5 @@ __all__ = [
     "open_source",
     "read_document",
     "stamp_of",
-    "too_large",
     "knows_rows",
 ]

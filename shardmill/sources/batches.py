@@ -261,36 +261,26 @@ def cut(lengths: IntArray, limits: BatchLimits) -> list[tuple[int, int]]:
 def coalesce(batches: Iterable[TextBatch], limits: BatchLimits) -> Iterator[TextBatch]:
     """Join neighbours while they fit; a joined batch has the cursor of its last part. At most one
     batch is read ahead."""
-    held: list[TextBatch] = []
-    num_bytes = num_read = 0
-    for batch in batches:
-        size = int(byte_lengths(batch.texts).sum())
-        if held and (
-            num_bytes + size > limits.num_bytes or num_read + batch.num_read > limits.num_documents
-        ):
-            yield _joined(held)
-            held, num_bytes, num_read = [], 0, 0
-        held.append(batch)
-        num_bytes += size
-        num_read += batch.num_read
-        if num_bytes >= limits.num_bytes or num_read >= limits.num_documents:
-            yield _joined(held)
-            held, num_bytes, num_read = [], 0, 0
-    if held:
-        yield _joined(held)
+    sized = ((batch, int(byte_lengths(batch.texts).sum()), batch.num_read) for batch in batches)
+    return map(_joined, grouped(sized, limits))
 
 
-def grouped(items: Iterable[tuple[_T, int]], limits: BatchLimits) -> Iterator[list[_T]]:
-    """The items in lists that keep within the limits; each item comes with its bytes of text."""
+def grouped(items: Iterable[tuple[_T, int, int]], limits: BatchLimits) -> Iterator[list[_T]]:
+    """Neighbours in lists that keep within the limits; each comes with its bytes of text and its
+    number of rows. One that alone is larger is a list by itself. A full list is given at once."""
+    most_bytes, most_rows = limits.num_bytes, limits.num_documents
     held: list[_T] = []
-    num_bytes = 0
-    for item, size in items:
-        is_full = num_bytes + size > limits.num_bytes or len(held) == limits.num_documents
-        if held and is_full:
+    num_bytes = num_rows = 0
+    for item, more_bytes, more_rows in items:
+        num_bytes += more_bytes
+        num_rows += more_rows
+        if (num_bytes > most_bytes or num_rows > most_rows) and held:
             yield held
-            held, num_bytes = [], 0
+            held, num_bytes, num_rows = [], more_bytes, more_rows
         held.append(item)
-        num_bytes += size
+        if num_bytes >= most_bytes or num_rows >= most_rows:
+            yield held
+            held, num_bytes, num_rows = [], 0, 0
     if held:
         yield held
 

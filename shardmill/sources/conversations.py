@@ -29,7 +29,7 @@ from shardmill.sources.batches import (
 )
 from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
 from shardmill.sources.formats.parquet import without_nulls
-from shardmill.sources.hub import HubSplit
+from shardmill.sources.hub import hub_rows
 from shardmill.sources.message_trees import TreeRow, TreeRules, threads
 from shardmill.sources.shapes import (
     ConversationShape,
@@ -45,6 +45,7 @@ from shardmill.storage.files import (
     fingerprint_files,
     stamp_of_file,
 )
+from shardmill.storage.hub import HubSplit
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class HubRows(NamedTuple):
         return f"hub dataset {id}"
 
     def rows(self, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
-        for row in self.split.rows(position):
+        for row in hub_rows(self.split, position):
             assert isinstance(row.value, dict)
             yield row._replace(value=without_nulls(row.value))
 
@@ -119,7 +120,7 @@ def batched(
     million threads is not one batch.
     """
     found = _items_with_cursors(groups, start)
-    for held in grouped(((one, text_bytes(one[0])) for one in found), limits):
+    for held in grouped(((one, text_bytes(one[0]), 1) for one in found), limits):
         items = [item for item, _, _ in held]
         kept = [(item, repaired) for item, _, repaired in held if isinstance(item, Conversation)]
         num_repaired = sum(repaired for _, repaired in kept)

@@ -18,14 +18,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
@@ -44,18 +42,13 @@ from shardmill.sources.batches import (
 from shardmill.sources.formats.parquet import ParquetFormat
 from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
 from shardmill.storage.hub import (
-    HubDataset,
+    Columns,
     HubFile,
+    HubSplit,
     NotByFilesError,
     bounded_client,
     client_version,
-    declared_columns,
-    load_stream,
-    parquet_files,
-    resolve_revision,
 )
-from shardmill.storage.retry import RetryPolicy
-from shardmill.urls import Url
 
 logger = logging.getLogger(__name__)
 
@@ -63,28 +56,6 @@ OVERLAP = 16
 """Rows before a cursor that are read again to recognise it (texts such as "" repeat)."""
 
 _Rows = Generator[tuple[dict[str, Any], JSON], None, None]  # each with the client's state before it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubOptions:
-    """Everything about a hub dataset except its name."""
-
-    config: str | None = None
-    split: str = "train"
-    field: str | None = None  # None: "text", else the first string column
-    revision: str | None = None  # a branch, tag or commit; None: the head
-    shuffle: tuple[int, int] | None = None  # seed and buffer size
-    max_retries: int = 5
-    retry_delay: float = 1.0  # seconds before the first retry; doubles each time
-
-    def __post_init__(self) -> None:
-        whole_number(self.max_retries, "max_retries", least=0)
-        if self.retry_delay < 0:
-            raise OptionError("{retry_delay}: wanted 0 or more", retry_delay=self.retry_delay)
-        if self.shuffle is not None and self.shuffle[1] < 1:
-            raise OptionError(
-                "{shuffle}: wanted (seed, buffer size of at least 1)", shuffle=self.shuffle
-            )
 
 
 class _HubCursor(NamedTuple):
@@ -96,103 +67,43 @@ class _HubCursor(NamedTuple):
     state: JSON  # the client's state before them; None when shuffled
 
 
-class HubSplit:
-    """One split of a hub dataset at a pinned commit, as rows."""
-
-    def __init__(self, dataset: str, options: dict[str, Any]) -> None:
-        try:
-            self.options = HubOptions(**options)
-        except TypeError as error:
-            raise OptionError(f"hub dataset {dataset}: {error}") from error
-        self.dataset = dataset
-
-    def __str__(self) -> str:
-        return f"{str(Url(self.dataset))!r}, split={self.options.split!r}"
-
-    @cached_property
-    def pinned(self) -> HubDataset:
-        """At a commit; asks the hub once."""
-        options = self.options
-        retry = RetryPolicy(max_retries=options.max_retries, delay=options.retry_delay)
-        return HubDataset(
-            dataset=self.dataset,
-            config=options.config,
-            split=options.split,
-            revision=resolve_revision(self.dataset, options.revision, retry),
-            shuffle=options.shuffle,
-            retry=retry,
+def check_hub_cursor(split: HubSplit, position: JSON) -> _HubCursor:
+    """A cursor of the split's rows, or an error."""
+    keys, counts = _HubCursor._fields, ("rows", "overlap")
+    cursor = _HubCursor(*fields_of(position, keys, split.dataset, counts=counts))
+    if not isinstance(cursor.digest, str) or not 0 < cursor.overlap <= cursor.rows:
+        raise SourceError(
+            f"hub dataset {split.dataset}: not a cursor of a hub dataset: {position!r:.200}; "
+            "use a cursor of this source, or start over"
         )
+    return cursor
 
-    def describe(self) -> dict[str, JSON]:
-        """Asks the hub for the commit."""
-        facts = asdict(self.pinned)
-        return {key: facts[key] for key in ("dataset", "config", "split", "revision")}
 
-    def describe_rows(self) -> dict[str, JSON]:
-        """With their order."""
-        shuffle: JSON = None
-        if self.options.shuffle is not None:
-            seed, size = self.options.shuffle
-            # The order is the client's, so its version is part of it.
-            shuffle = {"seed": seed, "buffer_size": size, "by": client_version()}
-        return {**self.describe(), "shuffle": shuffle}
-
-    def columns(self) -> list[tuple[str, bool]]:
-        """Each column and whether it holds strings: as declared, else as in the first row."""
-        pinned = self.pinned
-
-        def features() -> Any:
-            with bounded_client():
-                return load_stream(pinned).features
-
-        declared = declared_columns(pinned.retry.call(features, str(pinned)))
-        if declared is not None:
-            return list(declared)
-        first = next(self.rows(None), None)
-        if first is None:
-            return []
-        assert isinstance(first.value, dict)
-        return [(name, isinstance(value, str)) for name, value in first.value.items()]
-
-    def choose_field(self, columns: Iterable[tuple[str, bool]]) -> str:
-        """The column that holds the text."""
-        where = f"hub dataset {self.dataset}"
-        return choose_field(columns, wanted=self.options.field, where=where)
-
-    def check_cursor(self, position: JSON) -> _HubCursor:
-        """A cursor of this dataset's rows, or an error."""
-        keys, counts = _HubCursor._fields, ("rows", "overlap")
-        cursor = _HubCursor(*fields_of(position, keys, self.dataset, counts=counts))
-        if not isinstance(cursor.digest, str) or not 0 < cursor.overlap <= cursor.rows:
-            raise SourceError(
-                f"hub dataset {self.dataset}: not a cursor of a hub dataset: {position!r:.200}; "
-                "use a cursor of this source, or start over"
-            )
-        return cursor
-
-    def rows(self, position: JSON, columns: tuple[str, ...] | None = None) -> Iterator[InputRow]:
-        """Each row from `position` on (None: the start), retried. Positions are functions."""
-        cursor = None if position is None else self.check_cursor(position)
-        pinned = replace(self.pinned, columns=columns)
-        num_rows = cursor.rows if cursor else 0
-        last: deque[tuple[dict[str, Any], JSON]] = deque(maxlen=OVERLAP)
-        failures = 0
-        while True:
-            try:
-                with closing(_rows_from(pinned, cursor)) as rows:
-                    for row, state in rows:
-                        failures = 0
-                        last.append((row, state))
-                        num_rows += 1
-                        after = partial(_cursor_after, num_rows, tuple(last))
-                        yield InputRow(row, f"{self.dataset}:row {num_rows - 1}", after)
-                return
-            except Exception as error:  # noqa: BLE001 - clients raise what they like
-                failures += 1
-                progress = f"{num_rows:,} rows were read"
-                pinned.retry.wait_or_raise(error, failures, str(pinned), progress=progress)
-            if last:
-                cursor = self.check_cursor(_cursor_after(num_rows, last))
+def hub_rows(
+    split: HubSplit, position: JSON, columns: tuple[str, ...] | None = None
+) -> Iterator[InputRow]:
+    """Each row from `position` on (None: the start), retried. Positions are functions."""
+    cursor = None if position is None else check_hub_cursor(split, position)
+    num_rows = cursor.rows if cursor else 0
+    last: deque[tuple[dict[str, Any], JSON]] = deque(maxlen=OVERLAP)
+    failures = 0
+    split.revision  # noqa: B018 - asked for with retries of its own
+    while True:
+        try:
+            with closing(_rows_from(split, partial(_open, split, columns), cursor)) as rows:
+                for row, state in rows:
+                    failures = 0
+                    last.append((row, state))
+                    num_rows += 1
+                    after = partial(_cursor_after, num_rows, tuple(last))
+                    yield InputRow(row, f"{split.dataset}:row {num_rows - 1}", after)
+            return
+        except Exception as error:  # noqa: BLE001 - clients raise what they like
+            failures += 1
+            progress = f"{num_rows:,} rows were read"
+            split.retry.wait_or_raise(error, failures, str(split), progress=progress)
+        if last:
+            cursor = check_hub_cursor(split, _cursor_after(num_rows, last))
 
 
 def _cursor_after(num_rows: int, last: Sequence[tuple[dict[str, Any], JSON]]) -> dict[str, JSON]:
@@ -206,22 +117,24 @@ def _digest(rows: Iterable[dict[str, Any]]) -> str:
     return hashlib.sha256(found.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _rows_from(source: HubDataset, cursor: _HubCursor | None) -> _Rows:
+def _rows_from(
+    split: HubSplit, opened: Callable[[JSON], _Rows], cursor: _HubCursor | None
+) -> _Rows:
     if cursor is None:
-        yield from _open(source, None)
+        yield from opened(None)
         return
     if cursor.state is not None:
-        with closing(_open(source, cursor.state)) as rows:
+        with closing(opened(cursor.state)) as rows:
             if _is_at(rows, cursor):
                 yield from rows
                 return
-        logger.warning("%s: the client's state leads elsewhere; counting rows instead", source)
-    with closing(_open(source, None)) as rows:
+        logger.warning("%s: the client's state leads elsewhere; counting rows instead", split)
+    with closing(opened(None)) as rows:
         num_before = cursor.rows - cursor.overlap
         deque(islice(rows, num_before), maxlen=0)
         if not _is_at(rows, cursor):
             raise SourceError(
-                f"{source}: rows {num_before:,} to {cursor.rows - 1:,} are not those that were "
+                f"{split}: rows {num_before:,} to {cursor.rows - 1:,} are not those that were "
                 f"read before, so continuing would lose or repeat rows ({client_version()} orders "
                 "them differently, or the data changed); start over, or use the earlier client"
             )
@@ -233,18 +146,24 @@ def _is_at(rows: _Rows, cursor: _HubCursor) -> bool:
     return _digest(row for row, _ in islice(rows, cursor.overlap)) == cursor.digest
 
 
-def _open(source: HubDataset, state: JSON) -> _Rows:
+def _open(split: HubSplit, columns: tuple[str, ...] | None, state: JSON) -> _Rows:
     """A fresh stream from the start or from the client's state. After an error a stream is never
     used again, so a dead one is not taken for the end."""
+    is_shuffled = split.options.shuffle is not None
     with bounded_client():
-        stream = load_stream(source)
+        stream = split.load(columns)
         if state is not None:
             stream.load_state_dict(state)
-        before = None if source.shuffle else stream.state_dict()
+        before = None if is_shuffled else stream.state_dict()
         with closing(iter(stream)) as rows:
             for row in rows:
                 yield row, before
-                before = None if source.shuffle else stream.state_dict()
+                before = None if is_shuffled else stream.state_dict()
+
+
+def _choose_field(columns: Columns, split: HubSplit) -> str:
+    """The column that holds the text."""
+    return choose_field(columns, wanted=split.options.field, where=f"hub dataset {split.dataset}")
 
 
 class HubSource(NamedSource):
@@ -267,7 +186,7 @@ class HubSource(NamedSource):
     @property
     def revision(self) -> str:
         """The commit; asks the hub once."""
-        return self._split.pinned.revision
+        return self._split.revision
 
     def describe(self) -> dict[str, JSON]:
         """Asks the hub for the commit, and for the columns when no field was named."""
@@ -277,14 +196,14 @@ class HubSource(NamedSource):
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         if cursor is not None:
-            self._split.check_cursor(cursor)
+            check_hub_cursor(self._split, cursor)
         return self._read(cursor)
 
     def locate(
         self, _before: Cursor | None, after: Cursor, _rows_before: int | None, /
     ) -> RowLocation:
         """The row that ends at the cursor `after`."""
-        row = self._split.check_cursor(after).rows - 1
+        row = check_hub_cursor(self._split, after).rows - 1
         return RowLocation(id=f"{self._split.dataset}:row {row}", row=row)
 
     def _read(self, cursor: Cursor | None) -> Iterator[TextBatch]:
@@ -299,10 +218,12 @@ class HubSource(NamedSource):
                 drops=(Drop(id=id, reason="no_text") for id in missing),
             )
 
-    def _texts(self, cursor: Cursor | None) -> Iterator[tuple[tuple[InputRow, str | None], int]]:
+    def _texts(
+        self, cursor: Cursor | None
+    ) -> Iterator[tuple[tuple[InputRow, str | None], int, int]]:
         """Each row with its text, and the size of the text."""
         field = self._field
-        for row in self._split.rows(cursor, (field,)):
+        for row in hub_rows(self._split, cursor, (field,)):
             assert isinstance(row.value, dict)
             text = row.value[field]
             if text is not None and not isinstance(text, str):
@@ -311,11 +232,16 @@ class HubSource(NamedSource):
                     f"{text!r:.60}, wanted a string; name another with {{field}}",
                     field=...,
                 )
-            yield (row, text), utf8_bytes(text or "")
+            yield (row, text), utf8_bytes(text or ""), 1
 
     @cached_property
     def _field(self) -> str:
-        return self._split.choose_field(self._split.columns())
+        columns = self._split.declared_columns()
+        if columns is None:  # those of the first row
+            first: Any = next(hub_rows(self._split, None), None)
+            row = first.value if first else {}
+            columns = tuple((name, isinstance(value, str)) for name, value in row.items())
+        return _choose_field(columns, self._split)
 
 
 def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -326,8 +252,8 @@ def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
     split = HubSplit(dataset, options)
     if split.options.field is not None:
         raise OptionError("iter_rows reads whole rows: leave out {field}", field=...)
-    split.pinned  # noqa: B018 - ask the hub now, not at the first row
-    return (row.value for row in split.rows(None) if isinstance(row.value, dict))
+    split.revision  # noqa: B018 - ask the hub now, not at the first row
+    return (row.value for row in hub_rows(split, None) if isinstance(row.value, dict))
 
 
 def open_hub(
@@ -337,7 +263,7 @@ def open_hub(
     streams it. Asks the hub. Options are those of `HubOptions`."""
     split = HubSplit(dataset, options)
     if split.options.shuffle is None:
-        options["revision"] = split.pinned.revision
+        options["revision"] = split.revision
         with suppress(NotByFilesError):
             return HubParquetSource(dataset, name=name, limits=limits, **options)
     return HubSource(dataset, name=name, limits=limits, **options)
@@ -363,11 +289,10 @@ class HubParquetSource(FileListSource):
                 f"hub dataset {dataset}: {{shuffle}} is the client's own order; use HubSource",
                 shuffle=...,
             )
-        files, columns = parquet_files(self._split.pinned)
-        format = ParquetFormat(field=self._split.options.field, look_in=files[:1])
-        if columns:
-            format = ParquetFormat(field=self._split.choose_field(columns))
-        super().__init__(files, format, name=name or dataset, limits=limits)
+        files, columns = self._split.parquet_files()
+        field = _choose_field(columns, self._split) if columns else self._split.options.field
+        super().__init__(files, ParquetFormat(field=field), name=name or dataset, limits=limits)
+        self._is_settled = bool(columns)
         self._is_piece = False
 
     def __repr__(self) -> str:

@@ -95,14 +95,14 @@ class MemorySource(NamedSource):
             array, repaired = strings_to_arrow(held)
             yield make_batch(array, {"documents": start}, repaired=repaired)
 
-    def _sized(self, texts: Iterator[str], start: int) -> Iterator[tuple[str, int]]:
+    def _sized(self, texts: Iterator[str], start: int) -> Iterator[tuple[str, int, int]]:
         for number, text in enumerate(texts, start):
             if not isinstance(text, str):
                 raise SourceError(
                     f"source {self.name!r}, document {number:,} (from 0): "
                     f"found {type(text).__name__} {text!r:.60}, wanted str"
                 )
-            yield text, utf8_bytes(text)
+            yield text, utf8_bytes(text), 1
 
 
 class MemoryChats(NamedSource):

@@ -28,7 +28,7 @@ from shardmill.sources.formats.jsonl import (
 )
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
-from shardmill.sources.hub import HubOptions, HubSource, HubSplit
+from shardmill.sources.hub import HubSource
 from shardmill.sources.message_trees import TreeRules
 from shardmill.sources.source import ConcatSource, FileSource, Format, RowFormat
 from shardmill.storage.files import (
@@ -38,7 +38,9 @@ from shardmill.storage.files import (
     is_glob,
     list_files,
     open_file,
+    with_common_names,
 )
+from shardmill.storage.hub import HubOptions, HubSplit
 from shardmill.urls import Url, scrub
 
 logger = logging.getLogger(__name__)
@@ -243,11 +245,10 @@ def open_chats(
 
 def _files_of(parts: Sequence[str | Path]) -> list[list[InputFile]]:
     """The files of each part, named relative to what all parts have in common."""
-    found = [list_files(part, suffixes=_ROW_ENDINGS) for part in parts]
+    found = [list(list_files(part, suffixes=_ROW_ENDINGS)) for part in parts]
     if len(found) < 2:
-        return [list(files) for files in found]
-    paths = [file.path for files in found for file in files]
-    named = iter(list_files(paths, suffixes=_ROW_ENDINGS))  # refuses a file that two parts name
+        return found
+    named = iter(with_common_names([file for files in found for file in files]))
     return [[next(named) for _ in files] for files in found]
 
 

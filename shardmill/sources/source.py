@@ -26,10 +26,18 @@ from shardmill.sources.batches import (
     coalesce,
     fields_of,
     limited,
+    name_of,
     runs,
     stamp_of,
 )
-from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
+from shardmill.storage.files import (
+    InputFile,
+    Where,
+    check_unchanged,
+    fingerprint_files,
+    list_files,
+    stamp_of_file,
+)
 from shardmill.storage.hub import HubFile
 
 _T = TypeVar("_T")
@@ -92,8 +100,8 @@ class Format(ABC):
         """Whether rows are counted on from the range before; see `FilePart`."""
         return False
 
-    def settled(self, _limits: BatchLimits, /) -> Self:
-        """The same format with every choice made that takes a look at files."""
+    def settled(self, _files: Sequence[Any], _limits: BatchLimits, /) -> Self:
+        """The same format with every choice made that takes a look at the files of a source."""
         return self
 
     @abstractmethod
@@ -128,6 +136,7 @@ class Format(ABC):
 class FileListSource(NamedSource, ABC):
     """Files of one format, read one after the other, here or elsewhere."""
 
+    _is_settled = False
     _description: dict[str, JSON] | None = None
 
     def __init__(
@@ -145,14 +154,17 @@ class FileListSource(NamedSource, ABC):
         """A source of some neighbours among the files, or of a range of one."""
 
     def _over(self, files: tuple[Any, ...], format: Format, name: str) -> Self:
+        """The same source over other files, in a format that is settled."""
         source = copy(self)
         source.files, source._format, source.name = files, format, name
         source._description = None
         return source
 
     def _settled(self) -> Format:
-        """The format, after a look at files where that is needed: once."""
-        self._format = self._format.settled(self.limits)
+        """The format, after one look at files where that is needed."""
+        if not self._is_settled:
+            self._format = self._format.settled(self.files, self.limits)
+            self._is_settled = True
         return self._format
 
     def limited(self, num_bytes: int) -> Self:
@@ -240,6 +252,12 @@ class FileSource(FileListSource):
 
     files: tuple[InputFile, ...]
 
+    def __init__(
+        self, where: Where, format: Format, *, name: str | None, limits: BatchLimits
+    ) -> None:
+        files = list_files(where, suffixes=format.endings)
+        super().__init__(files, format, name=name or name_of(where), limits=limits)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, files={len(self.files):,})"
 
@@ -324,16 +342,6 @@ class ConcatSource:
         sizes = [part.size_hint() for part in self.parts]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
-
-    def bytes_before(self, cursor: Cursor) -> int:
-        """About how many bytes of `size_hint` are before a cursor. A part that does not know
-        counts whole."""
-        first, inner = self._find(cursor)
-        before = sum(part.size_hint() or 0 for part in self.parts[:first])
-        part = self.parts[first]
-        if inner is None or not isinstance(part, FileSource | ConcatSource):
-            return before + (part.size_hint() or 0)
-        return before + part.bytes_before(inner)
 
     def limited(self, num_bytes: int) -> ConcatSource:
         """The same, of parts that refuse a document over `num_bytes`."""

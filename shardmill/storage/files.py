@@ -60,6 +60,14 @@ class InputFile:
             return self.place
         raise SourceError(f"{self.place}: is on object storage; wanted a file on this machine")
 
+    def __post_init__(self) -> None:
+        try:
+            self.name.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{self.place!r}: the file name is not valid UTF-8; rename it"
+            ) from error
+
 
 def list_files(where: Where, *, suffixes: tuple[str, ...]) -> tuple[InputFile, ...]:
     """The files of a folder or glob that end in one of `suffixes`, at least one.
@@ -68,34 +76,40 @@ def list_files(where: Where, *, suffixes: tuple[str, ...]) -> tuple[InputFile, .
     """
     if isinstance(where, str | Path):
         files = _files_at(where, suffixes)
-    elif not any(_is_remote(path) for path in where):
-        paths = [_local_path(path) for path in where]
-        root = Path(os.path.commonpath([path.absolute().parent for path in paths] or [Path()]))
-        files = [_input_file(path, root) for path in paths]
-    elif all(_is_remote(path) for path in where):
-        files = _with_relative_names([file for url in where for file in _files_at(url, suffixes)])
     else:
-        raise SourceError(
-            "files on this machine and on object storage in one list; make a source of each"
-        )
+        files = with_common_names([file for part in where for file in _files_at(part, suffixes)])
     if not files:
         raise SourceError(
             f"{Url(str(where))}: no file here ends in {', '.join(suffixes)}; name another "
             "folder, or a glob"
         )
-    names = [file.name for file in files]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise SourceError(f"listed more than once: {', '.join(twice[:5])}; name each file once")
     return tuple(files)
+
+
+def with_common_names(files: Sequence[InputFile]) -> list[InputFile]:
+    """Files that were listed separately, with names relative to the folder that all have in
+    common; each at most once."""
+    if len({isinstance(file.place, Path) for file in files}) > 1:
+        raise SourceError(
+            "files on this machine and on object storage in one list; make a source of each"
+        )
+    parts = [
+        file.place.parts if isinstance(file.place, Path) else file.place.url.names for file in files
+    ]
+    same = 0
+    while all(len(names) > same + 1 for names in parts) and len({n[same] for n in parts}) == 1:
+        same += 1
+    named = ["/".join(names[same:]) for names in parts]
+    if len(set(named)) < len(named):
+        twice = sorted({name for name in named if named.count(name) > 1})
+        raise SourceError(f"listed more than once: {', '.join(twice[:5])}; name each file once")
+    return [replace(file, name=name) for file, name in zip(files, named, strict=True)]
 
 
 def _files_at(where: str | Path, suffixes: tuple[str, ...]) -> list[InputFile]:
     if _is_remote(where):
-        return [
-            InputFile(place=found.path, name=found.name, num_bytes=found.num_bytes)
-            for found in list_objects(str(where), suffixes)
-        ]
+        found = list_objects(str(where), suffixes)
+        return [InputFile(place=place, name=name, num_bytes=size) for place, name, size in found]
     root, paths = find_local(_local_path(where), suffixes)
     return [_input_file(path, root) for path in paths]
 
@@ -117,29 +131,11 @@ def _input_file(path: Path, root: Path) -> InputFile:
     absolute = path.absolute()
     name = absolute.relative_to(root.absolute()).as_posix()
     try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise SourceError(f"{path!r}: the file name is not valid UTF-8; rename it") from error
-    try:
         if not path.is_file():
             raise SourceError(f"{path}: not a file; name files, or one folder, or a glob")
         return InputFile(place=absolute, name=name, num_bytes=path.stat().st_size)
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def _with_relative_names(files: Sequence[InputFile]) -> list[InputFile]:
-    """Objects, with names relative to the folder that all have in common."""
-    parts = [
-        str(file.place).split("/") if isinstance(file.place, Path) else file.place.url.names
-        for file in files
-    ]
-    same = 0
-    while all(len(names) > same + 1 for names in parts) and len({n[same] for n in parts}) == 1:
-        same += 1
-    return [
-        replace(file, name="/".join(names[same:])) for file, names in zip(files, parts, strict=True)
-    ]
 
 
 def is_glob(where: str) -> bool:

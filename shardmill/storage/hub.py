@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from shardmill.errors import SourceError, missing_extra
+from shardmill.arguments import whole_number
+from shardmill.errors import OptionError, SourceError, missing_extra
+from shardmill.records import JSON
 from shardmill.storage.retry import RetryPolicy
+from shardmill.urls import Url
 
 _CLIENT_TRIES = 1  # of the client's own loops, above the five of each request
 _PARQUET_ENDINGS = (".parquet", ".geoparquet", ".gpq")
@@ -24,20 +27,25 @@ _PARQUET_BUILDER = "packaged_modules.parquet.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubDataset:
-    """One split of one configuration at one commit, in one order."""
+class HubOptions:
+    """Everything about a hub dataset except its name."""
 
-    dataset: str  # "owner/name"
-    config: str | None
-    split: str
-    revision: str  # a commit
-    shuffle: tuple[int, int] | None  # seed and buffer size of the client's shuffle
-    retry: RetryPolicy
-    columns: tuple[str, ...] | None = None  # None: all
+    config: str | None = None
+    split: str = "train"
+    field: str | None = None  # None: "text", else the first string column
+    revision: str | None = None  # a branch, tag or commit; None: the head
+    shuffle: tuple[int, int] | None = None  # seed and buffer size
+    max_retries: int = 5
+    retry_delay: float = 1.0  # seconds before the first retry; doubles each time
 
-    def __str__(self) -> str:
-        config = f", {self.config}" if self.config else ""
-        return f"hub dataset {self.dataset}{config}, split {self.split}"
+    def __post_init__(self) -> None:
+        whole_number(self.max_retries, "max_retries", least=0)
+        if self.retry_delay < 0:
+            raise OptionError("{retry_delay}: wanted 0 or more", retry_delay=self.retry_delay)
+        if self.shuffle is not None and self.shuffle[1] < 1:
+            raise OptionError(
+                "{shuffle}: wanted (seed, buffer size of at least 1)", shuffle=self.shuffle
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,86 +99,131 @@ def client_version() -> str:
     return f"datasets {_datasets().__version__}"
 
 
-def resolve_revision(dataset: str, revision: str | None, retry: RetryPolicy) -> str:
-    """The commit that a branch or tag (None: the head) names now."""
-    if Path(dataset).exists():
-        raise SourceError(
-            f"hub dataset {dataset}: the working folder has a local folder of this name, and the "
-            "client would read that instead; run elsewhere, or open it as a folder"
-        )
-    _, api = _hub()
-    sha = retry.call(
-        lambda: api.dataset_info(dataset, revision=revision).sha, f"hub dataset {dataset}"
-    )
-    if not sha:
-        raise SourceError(f"hub dataset {dataset}: the hub names no commit for {revision!r}")
-    return str(sha)
+class HubSplit:
+    """One split of a hub dataset at a pinned commit. `options` are those of `HubOptions`."""
 
-
-def load_stream(source: HubDataset) -> Any:
-    """The client's own stream.
-
-    Its dataset cache is an empty folder: otherwise the client would fall back on whatever version
-    it once kept when the hub cannot be reached.
-    """
-    with tempfile.TemporaryDirectory() as empty:
-        stream = _datasets().load_dataset(
-            source.dataset,
-            source.config,
-            split=source.split,
-            revision=source.revision,
-            streaming=True,
-            cache_dir=empty,
-        )
-    if source.columns is not None:
-        stream = stream.select_columns(list(source.columns))
-    if source.shuffle is not None:
-        seed, buffer_size = source.shuffle
-        stream = stream.shuffle(seed=seed, buffer_size=buffer_size)
-    return stream
-
-
-def parquet_files(source: HubDataset) -> tuple[tuple[HubFile, ...], Columns | None]:
-    """The Parquet files of a split, as the client resolves and orders them, and the columns that
-    are declared."""
-    builder = source.retry.call(lambda: _load_builder(source), str(source))
-    config = builder.config
-    splits = {str(name): list(files) for name, files in (config.data_files or {}).items()}
-    urls = splits.get(source.split, [])
-    files = [_file_at(url, source) for url in urls]
-    known = tuple(file for file in files if file is not None)
-    problem = ""
-    if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
-        problem = f"its files are not Parquet: the client reads it with {type(builder).__name__}"
-    elif not urls:
-        raise SourceError(f"{source}: no such split; found {', '.join(map(repr, splits))}")
-    elif len(known) < len(files):
-        problem = f"a file is not Parquet, or is elsewhere: {urls[:3]}"
-    elif getattr(config, "filters", None) is not None:
-        problem = "its configuration filters rows"
-    elif getattr(config, "on_bad_files", "error") != "error":
-        problem = "its configuration leaves out bad files"
-    if problem:
-        raise NotByFilesError(f"{source}: {problem}; open it with open_hub or HubSource")
-    return known, declared_columns(builder.info.features)
-
-
-def _load_builder(source: HubDataset) -> Any:
-    with tempfile.TemporaryDirectory() as empty, bounded_client():
-        return _datasets().load_dataset_builder(
-            source.dataset, source.config, revision=source.revision, cache_dir=empty
+    def __init__(self, dataset: str, options: dict[str, Any]) -> None:
+        try:
+            self.options = HubOptions(**options)
+        except TypeError as error:
+            raise OptionError(f"hub dataset {dataset}: {error}") from error
+        self.dataset = dataset
+        self.retry = RetryPolicy(
+            max_retries=self.options.max_retries, delay=self.options.retry_delay
         )
 
+    def __str__(self) -> str:
+        config = f", {self.options.config}" if self.options.config else ""
+        return f"hub dataset {Url(self.dataset)}{config}, split {self.options.split}"
 
-def declared_columns(features: Any) -> Columns | None:
-    """Each declared column and whether it holds strings; None if nothing is declared."""
+    @cached_property
+    def revision(self) -> str:
+        """The commit that the branch or tag named when this was first asked."""
+        where, wanted = f"hub dataset {self.dataset}", self.options.revision
+        if Path(self.dataset).exists():
+            raise SourceError(
+                f"{where}: the working folder has a local folder of this name, and the client "
+                "would read that instead; run elsewhere, or open it as a folder"
+            )
+        _, api = _hub()
+        sha = self.retry.call(lambda: api.dataset_info(self.dataset, revision=wanted).sha, where)
+        if not sha:
+            raise SourceError(f"{where}: the hub names no commit for {wanted!r}")
+        return str(sha)
+
+    def describe(self) -> dict[str, JSON]:
+        """Asks the hub for the commit."""
+        return {
+            "dataset": self.dataset,
+            "config": self.options.config,
+            "split": self.options.split,
+            "revision": self.revision,
+        }
+
+    def describe_rows(self) -> dict[str, JSON]:
+        """With their order."""
+        shuffle: JSON = None
+        if self.options.shuffle is not None:
+            seed, size = self.options.shuffle
+            # The order is the client's, so its version is part of it.
+            shuffle = {"seed": seed, "buffer_size": size, "by": client_version()}
+        return {**self.describe(), "shuffle": shuffle}
+
+    def load(self, columns: tuple[str, ...] | None = None) -> Any:
+        """The client's own stream, of some columns or of all.
+
+        Its dataset cache is an empty folder: otherwise the client would fall back on whatever
+        version it once kept when the hub cannot be reached.
+        """
+        with tempfile.TemporaryDirectory() as empty:
+            stream = _datasets().load_dataset(
+                self.dataset,
+                self.options.config,
+                split=self.options.split,
+                revision=self.revision,
+                streaming=True,
+                cache_dir=empty,
+            )
+        if columns is not None:
+            stream = stream.select_columns(list(columns))
+        if self.options.shuffle is not None:
+            seed, buffer_size = self.options.shuffle
+            stream = stream.shuffle(seed=seed, buffer_size=buffer_size)
+        return stream
+
+    def declared_columns(self) -> Columns | None:
+        """None if none are declared."""
+        self.revision  # noqa: B018 - asked for with retries of its own
+
+        def features() -> Any:
+            with bounded_client():
+                return self.load().features
+
+        return _columns_of(self.retry.call(features, str(self)))
+
+    def parquet_files(self) -> tuple[tuple[HubFile, ...], Columns | None]:
+        """The Parquet files of the split, as the client resolves and orders them, and the columns
+        that are declared."""
+        revision = self.revision
+
+        def load() -> Any:
+            with tempfile.TemporaryDirectory() as empty, bounded_client():
+                return _datasets().load_dataset_builder(
+                    self.dataset, self.options.config, revision=revision, cache_dir=empty
+                )
+
+        builder = self.retry.call(load, str(self))
+        config = builder.config
+        splits = {str(name): list(files) for name, files in (config.data_files or {}).items()}
+        urls = splits.get(self.options.split, [])
+        files = [_file_at(url, self) for url in urls]
+        known = tuple(file for file in files if file is not None)
+        problem = ""
+        if not any(base.__module__.endswith(_PARQUET_BUILDER) for base in type(builder).__mro__):
+            problem = (
+                f"its files are not Parquet: the client reads it with {type(builder).__name__}"
+            )
+        elif not urls:
+            raise SourceError(f"{self}: no such split; found {', '.join(map(repr, splits))}")
+        elif len(known) < len(files):
+            problem = f"a file is not Parquet, or is elsewhere: {urls[:3]}"
+        elif getattr(config, "filters", None) is not None:
+            problem = "its configuration filters rows"
+        elif getattr(config, "on_bad_files", "error") != "error":
+            problem = "its configuration leaves out bad files"
+        if problem:
+            raise NotByFilesError(f"{self}: {problem}; open it with open_hub or HubSource")
+        return known, _columns_of(builder.info.features)
+
+
+def _columns_of(features: Any) -> Columns | None:
     if features is None:
         return None
     strings = ("string", "large_string")
     return tuple((name, getattr(kind, "dtype", "") in strings) for name, kind in features.items())
 
 
-def _file_at(url: str, source: HubDataset) -> HubFile | None:
+def _file_at(url: str, source: HubSplit) -> HubFile | None:
     """ "hf://datasets/owner/name@commit/data/a.parquet" as a file of that commit."""
     found = re.fullmatch("hf://datasets/([^@]+)@([^/]+)/(.+)", url)
     if not found or found[2] != source.revision or "::" in url:
@@ -184,7 +237,7 @@ def _file_at(url: str, source: HubDataset) -> HubFile | None:
     )
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=2**14)
 def _file_size(file: HubFile) -> int:
     """Bytes of a file, as the hub lists it."""
     _, api = _hub()

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,13 +58,6 @@ class ObjectPath:
 
     def __str__(self) -> str:
         return str(self.url)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedObject:
-    path: ObjectPath
-    name: str  # relative to the folder that was listed
-    num_bytes: int
 
 
 def connect(url: Url, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
@@ -149,8 +143,9 @@ def open_object_at(path: ObjectPath, num_bytes: int, start: int, stop: int | Non
     return stream
 
 
-def list_objects(where: str, suffixes: tuple[str, ...]) -> list[ListedObject]:
-    """The files at a URL of a file, a folder or a glob, sorted by relative name. May be empty.
+def list_objects(where: str, suffixes: tuple[str, ...]) -> list[tuple[ObjectPath, str, int]]:
+    """The files at a URL of a file, a folder or a glob, sorted by their names, which are relative
+    to the folder that was listed; and their bytes. May be empty.
 
     In a folder, only files with one of `suffixes` count. Hidden files are left out. A file that is
     named itself may have any ending.
@@ -165,19 +160,18 @@ def list_objects(where: str, suffixes: tuple[str, ...]) -> list[ListedObject]:
         for name, info in infos.items()
         if info.get("type") == "file" and not name.endswith("/")
     ]
+    kept = found
     if is_folder or len(found) != 1:
         kept = [
-            file
-            for file in found
-            if not any(part.startswith(".") for part in file.name.split("/"))
-            and (not is_folder or file.name.lower().endswith(suffixes))
+            (place, name, size)
+            for place, name, size in found
+            if not any(part.startswith(".") for part in name.split("/"))
+            and (not is_folder or name.lower().endswith(suffixes))
         ]
-    else:
-        kept = found
     if len(kept) < len(found):
         num_left = len(found) - len(kept)
         logger.info("%s: left out %d files, hidden or of other endings", url, num_left)
-    return sorted(kept, key=lambda file: file.name)
+    return sorted(kept, key=itemgetter(1))
 
 
 def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
@@ -206,7 +200,9 @@ def _list(fs: Any, path: str) -> tuple[str, dict[str, dict[str, Any]], bool]:
     return path, fs.find(path, detail=True), True
 
 
-def _listed(fs: Any, info: dict[str, Any], client_name: str, root: str) -> ListedObject:
+def _listed(
+    fs: Any, info: dict[str, Any], client_name: str, root: str
+) -> tuple[ObjectPath, str, int]:
     url = Url(str(fs.unstrip_protocol(client_name)))
     if connect(url) != (fs, client_name):
         raise SourceError(
@@ -217,8 +213,8 @@ def _listed(fs: Any, info: dict[str, Any], client_name: str, root: str) -> Liste
     if client_name.startswith(_WEB):
         name = str(Url(client_name)).rpartition("/")[2]
     identity, changed = _identify(info)
-    path = ObjectPath(url=url, identity=identity, changed=changed)
-    return ListedObject(path=path, name=name, num_bytes=_size_of(info, url))
+    place = ObjectPath(url=url, identity=identity, changed=changed)
+    return place, name, _size_of(info, url)
 
 
 def _connect_file(url: Url) -> tuple[Any, str]:

@@ -46,11 +46,6 @@ def blocks_of(
     ]
 
 
-def once(ask: Callable[[], bytes]) -> bytes:
-    """No retry."""
-    return ask()
-
-
 class RangedFile(io.RawIOBase):
     """A file of `num_bytes`; `blocks` are ascending and do not overlap.
 
@@ -64,7 +59,7 @@ class RangedFile(io.RawIOBase):
         num_bytes: int,
         blocks: Sequence[Range] = (),
         *,
-        retry: Retry = once,
+        retry: Retry,
         is_slow_start: bool = False,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class Doing:
                 self._act(attempt)
             emit(tools + number)
 
+    def detached(self) -> Doing:
+        return self
+
     def _begin(self) -> int:
         if self.folder is None:
             return 0
@@ -66,32 +69,26 @@ class Doing:
 
 @dataclass(frozen=True)
 class Moving:
-    """Notes 0, 1, ... and keeps a file for each. Its worker dies once, at the third."""
+    """Emits 0, 1, ...; what is durable is in `kept`. Its worker dies once, at the third."""
 
     name: str
     count: int
     kept: Path  # what is done for good
     remote: Path  # in place of the disk of the worker: what was done there, and how often it died
+    known: int | None = None  # of a worker that does not see `kept`
 
     def run(self, tools: int, emit: Callable[[Any], None]) -> None:
         known = self._known()
-        for number in range(known):
-            emit(number)
-        for number in range(known, self.count):
-            self._do(number)
-            (self.kept / str(number)).touch()
+        for number in range(self.count):
+            if number >= known:
+                self._do(number)
             emit(number)
 
-    def detached(self) -> DetachedMoving:
-        return DetachedMoving(self, self._known())
-
-    def keep(self, carried: tuple[str, int]) -> int:
-        assert carried[0] == "carried"
-        (self.kept / str(carried[1])).touch()
-        return carried[1]
+    def detached(self) -> Moving:
+        return replace(self, known=self._known())
 
     def _known(self) -> int:
-        return len(list(self.kept.iterdir()))
+        return len(list(self.kept.iterdir())) if self.known is None else self.known
 
     def _do(self, number: int) -> None:
         with (self.remote / "done").open("a") as file:
@@ -99,21 +96,5 @@ class Moving:
         if number == 2 and not (self.remote / "died").exists():
             (self.remote / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class DetachedMoving:
-    """Never sees the folder of what is kept."""
-
-    task: Moving
-    known: int
-
-    @property
-    def name(self) -> str:
-        return self.task.name
-
-    def run(self, tools: int, emit: Callable[[Any], None]) -> None:
-        for number in range(self.task.count):
-            if number >= self.known:
-                self.task._do(number)
-            emit(("carried", number))
+        if self.known is None:
+            (self.kept / str(number)).touch()

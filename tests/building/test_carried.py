@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec, Feed
-from shardmill.building.engines.tasks import PortableTask
-from shardmill.building.journal import CarriedSegment, Receipt, SegmentSize, read_receipts
+from shardmill.building.journal import Receipt, Segment, keep_segment, read_receipts
 from shardmill.building.plan import cut_feed, make_unit
 from shardmill.building.worker import ChunkEncoder, TokenRules, UnitTask, WorkerTools
 from shardmill.errors import BuildError
@@ -21,6 +21,14 @@ from shardmill.sources import JsonlSource
 from shardmill.tokenizers import ByteTokenizer, choose_encoder
 from tests.building.corpora import SMALL, write_corpus
 from tests.helpers import folder_digest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _untimed() -> Iterator[None]:
+    """No segment is sealed because a machine is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardmill.building.journal.SEGMENT_SECONDS", 1e9)
+        yield
 
 
 class Died(Exception):
@@ -40,22 +48,23 @@ def task_of(corpus: Path, folder: Path, *, segment_tokens: int, most: int | None
         unit=make_unit(feed, 0, 0, len(feed.chunks), plan="p"),
         folder=folder,
         encoder=ChunkEncoder(rules=rules, max_document=2**30),
-        size=SegmentSize(num_tokens=segment_tokens, seconds=1e9),
+        segment_tokens=segment_tokens,
     )
 
 
 TOKENIZER = ByteTokenizer()
 CHOSEN = choose_encoder(TOKENIZER).produced_by
-TOOLS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample")
-IN_THREADS = WorkerTools(TOKENIZER, produced_by=CHOSEN, check="sample", has_spare_cores=True)
+TOOLS = WorkerTools(tokenizer=TOKENIZER, produced_by=CHOSEN, check="sample")
+IN_THREADS = replace(TOOLS, has_spare_cores=True)
 
 
 def write(task: UnitTask, num_receipts: int | None = None) -> list[Receipt]:
     """One attempt where the journal is, with cores to spare; it dies after some receipts."""
     emitted: list[Receipt] = []
 
-    def emit(receipt: Receipt) -> None:
-        emitted.append(receipt)
+    def emit(segment: Segment) -> None:
+        assert segment.parts is None, "the journal has them"
+        emitted.append(segment.receipt)
         if len(emitted) == num_receipts:
             raise Died
 
@@ -66,16 +75,16 @@ def write(task: UnitTask, num_receipts: int | None = None) -> list[Receipt]:
     return emitted
 
 
-def carry(task: UnitTask, num_segments: int | None = None) -> list[CarriedSegment]:
+def carry(task: UnitTask, num_segments: int | None = None) -> list[Segment]:
     """One attempt in a process that sees nothing of the journal; it dies after some segments."""
     far = pickle.loads(pickle.dumps(task.detached()))
-    arrived: list[CarriedSegment] = []
+    arrived: list[Segment] = []
 
-    def emit(segment: CarriedSegment) -> None:
+    def emit(segment: Segment) -> None:
         if num_segments is not None and len(arrived) >= num_segments:
             raise Died
         arrived.append(pickle.loads(pickle.dumps(segment)))
-        task.keep(arrived[-1])
+        keep_segment(task.folder, arrived[-1])
 
     with suppress(Died):
         far.run(TOOLS, emit)
@@ -104,12 +113,13 @@ def test_carried_by_any_number_of_attempts_the_journal_is_the_same(
 
 def test_a_segment_that_changed_on_its_way_does_not_count(tmp_path, corpus):
     task = task_of(corpus, tmp_path / "unit", segment_tokens=500, most=None)
-    assert isinstance(task, PortableTask)
-    sent: list[CarriedSegment] = []
+    sent: list[Segment] = []
     task.detached().run(TOOLS, sent.append)
-    task.keep(sent[0])
+    keep_segment(task.folder, sent[0])
     parts = dict(sent[1].parts or {})
     parts["tokens"] = parts["tokens"][:-1] + b"\xff"
-    with pytest.raises(BuildError, match="segment 1 did not arrive as it was sent"):
-        task.keep(replace(sent[1], parts=parts))
+    with pytest.raises(
+        BuildError, match=r"000001\.tokens: this segment did not arrive as it was sent"
+    ):
+        keep_segment(task.folder, replace(sent[1], parts=parts))
     assert read_receipts(task.folder, task.unit.key) == [sent[0].receipt]

@@ -18,7 +18,7 @@ FILL = st.tuples(st.integers(0, 60), st.one_of(st.none(), st.integers(0, 120))).
 
 def placed(lengths: list[int], fill: tuple, cuts: list[int]) -> list[tuple[str | None, int]]:
     """(split, tokens kept) of each document when the lengths come in batches cut at `cuts`."""
-    filler, result = Filler(fill), []
+    filler, result = Filler(fill, {}), []
     for part in np.split(np.asarray(lengths, np.int64), sorted(cuts)):
         for placement in filler.place(part):
             own = [int(n) for n in part[placement.start : placement.stop]]
@@ -60,7 +60,7 @@ def test_a_split_filled_to_the_token_gives_the_next_document_to_the_next_split()
 
 def test_take_cuts_the_end_of_the_last_document_only():
     documents = Ragged.from_sequences([[1, 2], [3, 4, 5], [6]])
-    (first, second) = Filler((("val", 4), ("train", None))).place(documents.lengths)
+    (first, second) = Filler((("val", 4), ("train", None)), {}).place(documents.lengths)
     assert first.take(documents) == Ragged.from_sequences([[1, 2], [3, 4]])
     assert second.take(documents) == Ragged.from_sequences([[6]])
 

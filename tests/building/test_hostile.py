@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,29 @@ def test_nothing_that_no_build_made_is_deleted(corpus):
     with pytest.raises(BuildError, match=r"precious\.txt"):
         build(corpus, overwrite=True)
     assert (corpus.parent / ".s.building/precious.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["lock", "segments", "store", "plan.json", ".plan.json.0.tmp"])
+@pytest.mark.parametrize("kind", ["link", "other kind"])
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_what_takes_a_name_of_the_build_is_refused_and_left(corpus, name, kind, how):
+    work = stop(corpus)
+    path, victim = work / name, corpus.parent / "victim"
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        victim.mkdir() if name in ("segments", "store") else victim.write_text("mine")
+        path.symlink_to(victim)
+    elif name in ("segments", "store"):
+        path.write_text("mine")
+    else:
+        path.mkdir()
+    with pytest.raises(BuildError, match=re.escape(f"{path}: not made by a build")) as refused:
+        build(corpus, **how)
+    assert "move it away" in str(refused.value)
+    assert path.is_symlink() == (kind == "link")
+    assert path.exists()
 
 
 def test_a_call_that_was_refused_leaves_no_unfinished_build(corpus):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.building.engines import LocalEngine, pack
+from shardmill.errors import BuildError
 from tests.building.processes import lives, wait_for
 from tests.building.tasks import Doing
 
@@ -22,6 +23,13 @@ def test_a_lost_task_tells_how_its_workers_died(tmp_path, act, words):
         (report,) = engine.run(0, iter([Doing("killer", at=0, act=act, folder=tmp_path)]))
     assert "killer: 3 workers died of it, the last one" in str(report.error)
     assert words in str(report.error)
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_are_one_error_and_not_started_for_ever():
+    refused = pytest.raises(BuildError, match=r"cannot start: exit code 1; .*resume=True")
+    with LocalEngine(1, environ={"PYTHONHOME": "/nowhere"}) as engine, refused:
+        list(engine.run(0, iter([Doing("never")])))
 
 
 @pytest.mark.slow

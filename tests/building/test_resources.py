@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from shardmill.building import BuildSpec, Feed, build_store, plan_store
-from shardmill.building.resources import DOCUMENT_BYTES, MIB, PROCESS_BYTES, plan_memory
+from shardmill.building.resources import (
+    DOCUMENT_BYTES,
+    MIB,
+    PROCESS_BYTES,
+    Resources,
+    open_resources,
+)
 from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import Tokenizer
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource
@@ -30,6 +36,11 @@ def feed_of(path: Path, limit: int | None = None) -> Feed:
 def write_texts(path: Path, texts: list[str]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
+
+
+def planned(**options: int) -> Resources:
+    with open_resources(**options) as resources:
+        return resources
 
 
 @pytest.fixture
@@ -88,11 +99,12 @@ def test_what_is_unknown_is_not_guessed(tmp_path):
     build_store(feeds, tmp_path / "s", tokenizer=ByteTokenizer(), spec=SPEC)  # it was not read
 
 
-def test_no_more_workers_than_memory_allows(tmp_path):
-    assert plan_memory(8, 4 * PROCESS_BYTES, required=False).workers == 3
-    assert plan_memory(8, PROCESS_BYTES, required=False).workers == 1
+def test_no_more_workers_than_memory_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr("shardmill.building.resources.num_cores", lambda: 8)
+    assert planned(memory=4 * PROCESS_BYTES).workers == 3
+    assert planned(memory=PROCESS_BYTES).workers == 1
     with pytest.raises(OptionError, match="8 workers take about"):
-        plan_memory(8, 4 * PROCESS_BYTES, required=True)
+        planned(workers=8, memory=4 * PROCESS_BYTES)
     path = write_texts(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(OptionError, match="memory=1,000"):
         build_store(
@@ -169,11 +181,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 
 def test_a_document_may_be_as_large_as_its_tokenizer_leaves_memory_for(models):
     """Libraries hold a text in many forms at once; ours does not."""
-    plan = plan_memory(1, PROCESS_BYTES + 1024 * MIB, required=True)
+    plan = planned(workers=1, memory=PROCESS_BYTES + 1024 * MIB)
     assert plan.max_document(ByteTokenizer()) == 64 * MIB
     for library, model in models.items():
         assert plan.max_document(model) == 1024 * MIB // DOCUMENT_BYTES[library]
-    small = plan_memory(1, PROCESS_BYTES, required=True)
+    small = planned(workers=1, memory=PROCESS_BYTES)
     assert {small.max_document(one) for one in (ByteTokenizer(), *models.values())} == {MIB}
 
 
@@ -182,7 +194,7 @@ def test_a_document_may_be_as_large_as_its_tokenizer_leaves_memory_for(models):
 def test_documents_as_large_as_allowed_are_built_in_that_memory(tmp_path, models, library):
     """The kernel keeps workers to it. Arrow must not reserve more than it needs for that."""
     memory = 3 * (PROCESS_BYTES + 640 * MIB)
-    most = plan_memory(2, memory, required=True).max_document(models[library])
+    most = planned(workers=2, memory=memory).max_document(models[library])
     note = (NOTES / "Bread.md").read_text()
     texts = [(note * (most // len(note) + 1)).encode()[:most].decode("utf-8", "ignore")] * 4
     path = write_texts(tmp_path / "a.jsonl", texts)

@@ -211,10 +211,10 @@ def test_segments_after_a_damaged_one_are_never_used(tmp_path, monkeypatch):
     damaged.write_bytes(bytes(damaged.stat().st_size))
 
     class DiesBeforeTheThird(journal.SegmentWriter):
-        def __init__(self, folder: Path, key, *, after, size) -> None:
+        def __init__(self, key, *, after, num_tokens) -> None:
             if after is not None and after.number == 1:
                 raise Interrupted
-            super().__init__(folder, key, after=after, size=size)
+            super().__init__(key, after=after, num_tokens=num_tokens)
 
     with monkeypatch.context() as patch:  # the second segment is now longer than it was
         patch.setattr(task, "SegmentWriter", DiesBeforeTheThird)

@@ -51,12 +51,12 @@ def test_chunks_give_the_batches_of_the_source_from_any_cursor_on(corpus):
     assert len(pieces) > 3
     assert sum(chunk_sizes(pieces)) == pytest.approx(corpus.stat().st_size, abs=len(pieces))
     found = list(read_chunks(pieces, None))
-    texts = [text for one in found for text in one.batch.texts.to_pylist()]
+    texts = [text for one in found for text in one.texts.to_pylist()]
     whole = source_of(corpus).batches()
     assert texts == [text for batch in whole for text in batch.texts.to_pylist()]
     for number, one in enumerate(found):
-        rest = [after.batch.cursor for after in read_chunks(pieces, one.batch.cursor)]
-        assert rest == [after.batch.cursor for after in found[number + 1 :]]
+        rest = [after.cursor for after in read_chunks(pieces, one.cursor)]
+        assert rest == [after.cursor for after in found[number + 1 :]]
 
 
 def test_a_source_that_cannot_be_cut_is_one_chunk():

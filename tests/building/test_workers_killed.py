@@ -127,7 +127,7 @@ def test_ctrl_c_stops_the_workers_at_once_and_keeps_what_is_sealed(tmp_path):
 LEFT_BEHIND = """
 import os, subprocess, sys
 from pathlib import Path
-from shardmill.building.journal import open_workplace
+from shardmill.building.workplace import open_workplace
 with open_workplace(Path(sys.argv[1]), {}, stamps=[], resume=False) as work:
     worker = subprocess.Popen(["sleep", "600"], pass_fds=(work.lock,), stdout=subprocess.DEVNULL)
     print(worker.pid, flush=True)

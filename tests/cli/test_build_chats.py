@@ -161,11 +161,11 @@ def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)
     seal, sealed = journal.SegmentWriter.seal, []
 
-    def dies(self, cursor, *, last):
+    def dies(self, folder, cursor, *, last):
         if last:
             raise KeyboardInterrupt
         sealed.append(self)
-        return seal(self, cursor, last=last)
+        return seal(self, folder, cursor, last=last)
 
     with monkeypatch.context() as patch:
         patch.setattr(journal.SegmentWriter, "seal", dies)

@@ -161,10 +161,10 @@ def test_ctrl_c_says_how_to_continue(call, monkeypatch):
     monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
     seal = journal.SegmentWriter.seal
 
-    def stops(self, cursor, *, last):
+    def stops(self, folder, cursor, *, last):
         if last:
             raise KeyboardInterrupt
-        return seal(self, cursor, last=last)
+        return seal(self, folder, cursor, last=last)
 
     Path("pages.jsonl").write_text('{"text": "good"}\n' * 20_000)
     with monkeypatch.context() as patch:

@@ -74,6 +74,8 @@ def test_a_glob_and_a_list_name_files_relative_to_what_they_share(tmp_path: Path
     listed = JsonlSource([tmp_path / "y/2.jsonl", tmp_path / "x/1.jsonl"])
     assert [file.name for file in listed.files] == ["y/2.jsonl", "x/1.jsonl"]
     assert texts_of(listed) == ["2", "1"]
+    parts = JsonlSource([tmp_path / "y", str(tmp_path / "x" / "*.jsonl")])
+    assert [file.name for file in parts.files] == ["y/2.jsonl", "x/1.jsonl"]
 
 
 def test_a_file_listed_twice_is_refused(tmp_path: Path) -> None:

@@ -582,8 +582,11 @@ def test_chats_are_read_from_object_storage_too(tmp_path: Path, upload: Upload) 
     assert chat_account(far.batches()) == chat_account(near.batches())
     assert len(chat_account(far.batches()).conversations) == 4
     assert far.stamp() != near.stamp()
-    with pytest.raises(SourceError, match="is on object storage"):
-        open_chats([f"{url}/a.jsonl", f"{url}/b.json"])
+    lists = [[f"{root}/a.jsonl", f"{root}/b.json"] for root in (url, str(tmp_path / "chats"))]
+    found = [chat_account(open_chats(where).batches()) for where in lists]
+    assert found[0] == found[1]
+    with pytest.raises(SourceError, match="on this machine and on object storage in one list"):
+        open_chats([lists[0][0], lists[1][1]])
 
 
 def _read(piece: Source) -> Account:

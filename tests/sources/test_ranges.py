@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,11 @@ from hypothesis import strategies as st
 from shardmill.storage.ranges import DEPTH, Range, RangedFile, blocks_of
 
 DATA = bytes(number * 7 % 251 for number in range(500))
+
+
+def once(ask: Callable[[], bytes]) -> bytes:
+    """No retry."""
+    return ask()
 
 
 def ranges(size: int) -> st.SearchStrategy[list[Range]]:
@@ -54,7 +60,7 @@ def test_any_read_gives_the_bytes_of_the_file(
     planned: list[Range], block: int, reads: list[tuple[int, int]]
 ) -> None:
     blocks = blocks_of(planned, block=block, gap=3)
-    with RangedFile(lambda start, stop: DATA[start:stop], 500, blocks) as file:
+    with RangedFile(lambda start, stop: DATA[start:stop], 500, blocks, retry=once) as file:
         for place, size in reads:
             assert file.seek(place) == place
             wanted = DATA[place:] if size < 0 else DATA[place : place + size]
@@ -73,7 +79,7 @@ def test_reading_on_fetches_each_block_once_and_few_ahead() -> None:
         return DATA[start:stop]
 
     blocks = blocks_of([(100, 500)], block=20, gap=0)
-    with RangedFile(fetch, 500, blocks) as file:
+    with RangedFile(fetch, 500, blocks, retry=once) as file:
         file.seek(100)
         found = b""
         while part := bytes(file.read(7)):
@@ -94,7 +100,7 @@ def test_blocks_are_fetched_concurrently() -> None:
         together.wait()
         return DATA[start:stop]
 
-    with RangedFile(fetch, DEPTH * 10, blocks_of([(0, DEPTH * 10)], block=10)) as file:
+    with RangedFile(fetch, DEPTH * 10, blocks_of([(0, DEPTH * 10)], block=10), retry=once) as file:
         assert bytes(file.read()) == DATA[: DEPTH * 10]
 
 
@@ -104,7 +110,7 @@ def test_an_error_comes_out_of_the_read_that_needed_the_bytes() -> None:
             raise ConnectionResetError(f"at {start}")
         return DATA[start:stop]
 
-    with RangedFile(fetch, 500, blocks_of([(0, 100)], block=10)) as file:
+    with RangedFile(fetch, 500, blocks_of([(0, 100)], block=10), retry=once) as file:
         assert bytes(file.read(20)) == DATA[:20]
         with pytest.raises(ConnectionResetError, match="at 20"):
             file.read(1)
@@ -119,7 +125,7 @@ def test_closing_does_not_wait_for_requests_under_way() -> None:
             ended.set()
         return DATA[start:stop]
 
-    file = RangedFile(fetch, 500, blocks_of([(0, 100)], block=10))
+    file = RangedFile(fetch, 500, blocks_of([(0, 100)], block=10), retry=once)
     file.read(5)
     file.close()
     assert not ended.is_set()

@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -23,16 +22,14 @@ from queue import SimpleQueue
 from typing import Any
 
 from shardmill.building.engines.tasks import (
-    RunningTask,
+    Engine,
     Task,
-    TaskReport,
     TaskRunner,
-    log_again,
-    next_task,
+    Worker,
+    WorkerDiedError,
     pack,
 )
-from shardmill.machine import Usage, limit_memory
-from shardmill.protocols import Closing
+from shardmill.machine import limit_memory
 
 _STDERR = 2
 _PR_SET_PDEATHSIG = 1
@@ -43,8 +40,10 @@ _BOOT = (
 )
 
 
-class LocalEngine(Closing):
-    """Up to `workers` processes. An `Engine`."""
+class LocalEngine(Engine):
+    """Up to `workers` processes."""
+
+    start_advice = "its stderr says why: allow more {memory}, use fewer {workers}"
 
     def __init__(
         self,
@@ -56,101 +55,32 @@ class LocalEngine(Closing):
     ) -> None:
         """`environ` is added to the environment of workers. `keep_open` are file descriptors, such
         as a lock, that they hold open with this process. Each may use `memory` bytes."""
-        self.slots = workers
+        super().__init__(workers)
         self._environ = {**os.environ, **(environ or {})}
         self._keep_open = tuple(keep_open)
         self._memory = memory or 0
-        self._workers: list[_Worker] = []
-        self._used: list[Usage] = []  # of workers that have ended
 
-    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
-        packed = pack(tools)
-        again: deque[RunningTask] = deque()
-        queue = enumerate(tasks)
-        try:
-            while self._assign(again, queue, packed):
-                busy = {worker.connection: worker for worker in self._workers if worker.task}
-                for connection in wait(list(busy)):
-                    yield from self._receive(busy[connection], again)  # type: ignore[index]
-        finally:
-            self._end([worker for worker in self._workers if worker.task])
+    def _start(self) -> LocalWorker:
+        return LocalWorker(self._environ, self._keep_open, self._memory)
 
-    def usage(self) -> Usage:
-        return Usage.total([*self._used, *(worker.usage for worker in self._workers)])
+    def _wait(self, workers: Sequence[LocalWorker]) -> list[LocalWorker]:
+        ready = wait([worker.connection for worker in workers])
+        return [worker for worker in workers if worker.connection in ready]
 
-    def close(self) -> None:
-        self._end(list(self._workers))
-
-    def _assign(
-        self, again: deque[RunningTask], queue: Iterator[tuple[int, Task]], tools: bytes
-    ) -> bool:
-        """Give a task to every free slot; whether any worker is busy."""
-        chosen: list[_Worker] = []
-        num_busy = sum(worker.task is not None for worker in self._workers)
-        while num_busy + len(chosen) < self.slots:
-            task = again.popleft() if again else next_task(queue)
-            if task is None:
-                break
-            worker = self._idle_worker()
-            worker.task = task
-            chosen.append(worker)
-        # Start all of them before sending to the first: sending waits until the worker listens.
-        for worker in chosen:
-            worker.send_task(tools)
-        return num_busy + len(chosen) > 0
-
-    def _idle_worker(self) -> _Worker:
-        for worker in [worker for worker in self._workers if worker.task is None]:
-            if worker.process.poll() is None:
-                return worker
-            self._end([worker])
-        worker = _Worker(self._environ, self._keep_open, self._memory)
-        self._workers.append(worker)
-        return worker
-
-    def _receive(self, worker: _Worker, again: deque[RunningTask]) -> Iterator[TaskReport]:
-        """The report in one message of a worker, or in its death."""
-        task = worker.task
-        assert task is not None, "only busy workers are listened to"
-        try:
-            kind, value, worker.usage = pickle.loads(worker.connection.recv_bytes())
-        except (EOFError, OSError):
-            code = self._end([worker])
-            lost = task.died(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
-            if lost is None:
-                again.append(task)
-            else:
-                yield lost
-            return
-        if kind == "log":
-            log_again(value)
-        elif kind == "note":
-            yield task.note(value)
-        else:
-            worker.task = None
-            yield TaskReport(task=task.number, ended=kind == "ended", error=value)
-
-    def _end(self, workers: Sequence[_Worker]) -> int:
-        """Kill some workers and wait for them; the exit code of the last."""
-        code = 0
+    def _kill(self, workers: Sequence[LocalWorker]) -> None:
         for worker in workers:
             worker.process.kill()
         for worker in workers:
-            code = worker.process.wait()
+            worker.process.wait()
             worker.connection.close()
-            self._used.append(worker.usage)
-            self._workers.remove(worker)
-        return code
 
 
-class _Worker:
+class LocalWorker(Worker):
     """One process and the socket to it."""
 
     def __init__(self, environ: Mapping[str, str], keep_open: tuple[int, ...], memory: int) -> None:
+        super().__init__()
         self.connection, theirs = Pipe(duplex=True)
-        self.task: RunningTask | None = None
-        self.usage = Usage()
-        self._tools: bytes | None = None
         with theirs:
             numbers = [theirs.fileno(), os.getpid(), memory]
             self.process = subprocess.Popen(
@@ -161,15 +91,20 @@ class _Worker:
                 pass_fds=(theirs.fileno(), *keep_open),
             )
 
-    def send_task(self, tools: bytes) -> None:
-        """Its task, and before the first one the tools."""
-        assert self.task is not None, "a worker is chosen for a task"
-        data = pack(self.task.task)
-        with suppress(OSError):  # a death is noticed when its messages are read
-            if self._tools is not tools:
-                self.connection.send_bytes(pickle.dumps(("tools", tools)))
-                self._tools = tools
-            self.connection.send_bytes(pickle.dumps(("task", data)))
+    def send(self, task: Task, tools: bytes | None) -> None:
+        message = pickle.dumps((pack(task), tools))
+        with suppress(OSError):
+            self.connection.send_bytes(message)
+
+    def receive(self) -> tuple[str, Any]:
+        try:
+            kind, value, self.usage = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError) as gone:
+            self.process.kill()
+            code = self.process.wait()
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            raise WorkerDiedError(how) from gone
+        return kind, value
 
 
 def worker_main(descriptor: int, parent: int, memory: int) -> None:
@@ -197,11 +132,10 @@ def worker_main(descriptor: int, parent: int, memory: int) -> None:
             os._exit(0)
 
     runner = TaskRunner(send)
-    orders: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+    orders: SimpleQueue[tuple[bytes, bytes | None]] = SimpleQueue()
     threading.Thread(target=listen, daemon=True).start()
+    runner.report("started", None)
     while True:
-        kind, data = orders.get()
-        if kind == "tools":
-            runner.set_tools(data)
-        else:
-            runner.run(data)
+        task, tools = orders.get()
+        runner.report("accepted", None)
+        runner.run(task, tools)

@@ -20,26 +20,23 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 import shardmill
 from shardmill.building.engines.tasks import (
-    PortableTask,
-    RunningTask,
+    Engine,
     Task,
-    TaskReport,
     TaskRunner,
-    log_again,
-    next_task,
+    Worker,
+    WorkerDiedError,
     pack,
 )
 from shardmill.errors import BuildError, OptionError, missing_extra
-from shardmill.machine import Usage, limit_memory
+from shardmill.machine import limit_memory
 from shardmill.protocols import Closing
 
 try:
@@ -60,7 +57,6 @@ _INIT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError, OSError, Im
 _TICK_SECONDS = 1.0
 _PATIENCE_SECONDS = 30.0
 _END_SECONDS = 10.0
-_MAX_FAILED_STARTS = 3
 _MAX_UNREAD_NOTES = 2
 _VERSIONS = {
     "shardmill": shardmill.__version__,
@@ -220,7 +216,7 @@ class RayWorker:
         sys.path += [path for path in paths if path not in sys.path]
         if memory:
             limit_memory(memory, beyond_current=True)
-        self._task: bytes | None = None
+        self._task: tuple[bytes, bytes | None] | None = None
         self._messages: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
         self._unread = threading.Semaphore(_MAX_UNREAD_NOTES)
         self._runner = TaskRunner(self._send)
@@ -232,23 +228,21 @@ class RayWorker:
 
     def assign(self, task: bytes, tools: bytes | None) -> None:
         """The next task, and tools when they are new. Nothing starts yet."""
-        if tools is not None:
-            self._runner.set_tools(tools)
-        self._task = task
+        self._task = task, tools
 
     def next_message(self) -> bytes:
         """The next message; waits for it."""
         if self._task is not None:
-            threading.Thread(target=self._run, args=(self._task,), daemon=True).start()
+            threading.Thread(target=self._run, args=self._task, daemon=True).start()
             self._task = None
         kind, message = self._messages.get()
         if kind == "note":
             self._unread.release()
         return message
 
-    def _run(self, task: bytes) -> None:
+    def _run(self, task: bytes, tools: bytes | None) -> None:
         try:
-            self._runner.run(task)
+            self._runner.run(task, tools)
         except BaseException:  # noqa: BLE001 - ends the process, as in a local worker
             traceback.print_exc()
             os._exit(1)
@@ -259,8 +253,13 @@ class RayWorker:
         self._messages.put((kind, message))
 
 
-class RayEngine(Closing):
-    """Up to `workers` actors of one CPU each. An `Engine`."""
+class RayEngine(Engine):
+    """Up to `workers` actors of one CPU each."""
+
+    start_advice = (
+        f"every node needs shardmill {_VERSIONS['shardmill']} and Python {_VERSIONS['Python']} "
+        "with the extras of this one: install them there"
+    )
 
     def __init__(
         self,
@@ -272,51 +271,20 @@ class RayEngine(Closing):
     ) -> None:
         """`environ` is added to the environment of workers. Each is placed where `memory` bytes
         are free, and may use that much."""
-        self.slots = workers
+        super().__init__(workers)
         self._cluster = cluster
         self._environ, self._memory = dict(environ or {}), memory or 0
-        self._actors: list[_Actor] = []
-        self._used: list[Usage] = []  # of workers that have ended
-        self._failed_starts = 0  # in a row
         self._no_worker_since: float | None = None
         self._warned = False
 
-    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
-        packed = ray.put(pack(tools))
-        waiting: deque[RunningTask] = deque()
-        queue = enumerate(tasks)
-        try:
-            while self._assign(waiting, queue, packed):
-                for actor in self._ready():
-                    yield from self._receive(actor, waiting)
-        finally:
-            self._end([actor for actor in self._actors if actor.task])
+    def _share(self, tools: bytes) -> Any:
+        return ray.put(tools)
 
-    def usage(self) -> Usage:
-        return Usage.total([*self._used, *(actor.usage for actor in self._actors)])
+    def _start(self) -> RayActor:
+        return RayActor(self._cluster, self._environ, self._memory)
 
-    def close(self) -> None:
-        self._end(list(self._actors))
-
-    def _assign(
-        self, waiting: deque[RunningTask], queue: Iterator[tuple[int, Task]], tools: Any
-    ) -> bool:
-        """Take tasks for all slots, assign them to idle actors, start missing actors; whether there
-        is anything to wait for."""
-        busy = sum(actor.task is not None for actor in self._actors)
-        while busy + len(waiting) < self.slots and (task := next_task(queue)) is not None:
-            waiting.append(task)
-        for actor in self._actors:
-            if waiting and actor.state == "idle":
-                actor.assign(waiting.popleft(), tools)
-                busy += 1
-        for _ in range(min(self.slots, busy + len(waiting)) - len(self._actors)):
-            self._actors.append(_Actor(self._environ, self._memory))
-        return busy + len(waiting) > 0
-
-    def _ready(self) -> list[_Actor]:
-        """The actors that have an answer; waits for one."""
-        asked = {actor.answer: actor for actor in self._actors if actor.answer is not None}
+    def _wait(self, workers: Sequence[RayActor]) -> list[RayActor]:
+        asked = {worker.answer: worker for worker in workers}
         while True:
             found, _ = ray.wait(list(asked), timeout=_TICK_SECONDS)
             if found:
@@ -324,68 +292,13 @@ class RayEngine(Closing):
                 return [asked[answer] for answer in more]
             self._warn_if_stuck()
 
-    def _receive(self, actor: _Actor, waiting: deque[RunningTask]) -> Iterator[TaskReport]:
-        """The report in one answer of an actor, or in its failure."""
-        try:
-            answer = ray.get(actor.answer)
-        except RayError as error:
-            lost = self._gone(actor, error, waiting)
-            if lost is not None:
-                yield lost
-            return
-        if actor.state == "starting":
-            self._failed_starts = 0
-            actor.check_versions(answer)
-            return
-        if actor.state == "assigned":
-            actor.ask()
-            return
-        task = actor.task
-        assert task is not None, "only actors with a task are asked"
-        kind, value, actor.usage = pickle.loads(answer)
-        if kind in ("log", "note"):
-            actor.ask()  # it continues while this process writes
-        if kind == "log":
-            log_again(value)
-        elif kind == "note":
-            yield task.note(task.task.keep(value) if isinstance(task.task, PortableTask) else value)
-        else:
-            actor.rest()
-            if kind == "failed":
-                log.warning("%s: failed on %s: %s", task.name, actor.host, value)
-            yield TaskReport(task=task.number, ended=kind == "ended", error=value)
-
-    def _gone(
-        self, actor: _Actor, error: RayError, waiting: deque[RunningTask]
-    ) -> TaskReport | None:
-        """Give up an actor that does not answer, whether it lives or not."""
-        self._end([actor])
-        if actor.state == "starting":
-            self._failed_starts += 1
-            failed = isinstance(error, RayActorError) and error.actor_init_failed
-            if failed or self._failed_starts >= _MAX_FAILED_STARTS:
-                raise BuildError(
-                    f"a worker on Ray cannot start: {_reason(error)}; every node needs shardmill "
-                    f"{_VERSIONS['shardmill']} and Python {_VERSIONS['Python']} with the extras of "
-                    "this one: install them there, and continue with {resume}",
-                    resume=True,
-                ) from error
-            return None
-        task = actor.task
-        assert task is not None, "an actor without a task is asked nothing"
-        lost = None
-        if actor.state == "working":  # else the task had not started
-            if isinstance(error, ActorUnavailableError) or not self._cluster.is_alive(actor.node):
-                lost = task.died(f"with its machine, {actor.host}", with_machine=True)
-            else:
-                lost = task.died(f"on {actor.host}: {_reason(error)}")
-        if lost is None:
-            waiting.appendleft(task)
-        return lost
+    def _kill(self, workers: Sequence[RayActor]) -> None:
+        """Waits for a while only: what a worker does later can do no harm."""
+        _kill_actors(workers)
 
     def _warn_if_stuck(self) -> None:
         """Say once that no worker could be placed for a while."""
-        if any(actor.state != "starting" for actor in self._actors):
+        if any(worker.state != "starting" for worker in self._workers):
             self._no_worker_since = None
             return
         now = time.monotonic()
@@ -400,38 +313,48 @@ class RayEngine(Closing):
                 f" and {self._memory:,} bytes" if self._memory else "",
             )
 
-    def _end(self, actors: Sequence[_Actor]) -> None:
-        """Kill some actors and wait a while until Ray says that they are gone."""
-        answers = [actor.kill() for actor in actors]
-        if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=_END_SECONDS)
-        for actor in actors:
-            self._used.append(actor.usage)
-            self._actors.remove(actor)
 
+class RayActor(Worker):
+    """One actor, and what it was asked last."""
 
-class _Actor:
-    """One actor as the coordinator sees it, and what it was asked last."""
-
-    def __init__(self, environ: Mapping[str, str], memory: int) -> None:
-        options: dict[str, Any] = {
-            "num_cpus": 1,
-            "max_restarts": 0,
-            "scheduling_strategy": "SPREAD",
-        }
-        if memory:
-            options["memory"] = memory
+    def __init__(self, cluster: RayCluster, environ: Mapping[str, str], memory: int) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"memory": memory} if memory else {}
         remote: Any = ray.remote(RayWorker)
-        self._actor = remote.options(**options).remote(dict(environ), list(sys.path), memory)
-        self.state: Literal["starting", "idle", "assigned", "working"] = "starting"
+        self._actor = remote.options(
+            num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD", **options
+        ).remote(dict(environ), list(sys.path), memory)
         self.answer: Any = self._actor.start.remote()
-        self.task: RunningTask | None = None
-        self.host = self.node = ""
-        self.usage = Usage()
-        self._tools: Any = None
+        self._cluster = cluster
+        self._host = self._node = ""
 
-    def check_versions(self, found: dict[str, str]) -> None:
-        """It has started. Bytes depend on versions, so it must have those of this process."""
+    def send(self, task: Task, tools: Any) -> None:
+        self.answer = self._actor.assign.remote(pack(task.detached()), tools)
+
+    def receive(self) -> tuple[str, Any]:
+        try:
+            answer = ray.get(self.answer)
+        except RayError as error:
+            raise self._death(error) from error
+        if self.state == "starting":
+            self._check_versions(answer)
+            return "started", None
+        kind, value = "accepted", None
+        if self.state == "working":
+            kind, value, self.usage = pickle.loads(answer)
+        if kind == "failed" and self.task is not None:
+            log.warning("%s: failed on %s: %s", self.task.task.name, self._host, value)
+        if kind not in ("ended", "failed"):
+            self.answer = self._actor.next_message.remote()  # it continues while notes are kept
+        return kind, value
+
+    def kill(self) -> Any:
+        """Returns an answer that comes when the actor is gone."""
+        ray.kill(self._actor)
+        return self._actor.start.remote()
+
+    def _check_versions(self, found: dict[str, str]) -> None:
+        """Bytes depend on versions, so it must have those of this process."""
         for name, version in _VERSIONS.items():
             if found[name] != version:
                 raise BuildError(
@@ -439,26 +362,26 @@ class _Actor:
                     f"{version}: install the same on all nodes, and continue with {{resume}}",
                     resume=True,
                 )
-        self.host, self.node = found["host"], found["node"]
-        self.rest()
+        self._host, self._node = found["host"], found["node"]
 
-    def assign(self, task: RunningTask, tools: Any) -> None:
-        """A task, and before the first one the tools. Nothing starts before `ask`."""
-        work = task.task.detached() if isinstance(task.task, PortableTask) else task.task
-        new = None if tools is self._tools else tools
-        self.task, self.state, self._tools = task, "assigned", tools
-        self.answer = self._actor.assign.remote(pack(work), new)
+    def _death(self, error: RayError) -> WorkerDiedError:
+        """Whether it lives or not, it does not answer."""
+        if self.state == "starting":
+            failed = isinstance(error, RayActorError) and error.actor_init_failed
+            return WorkerDiedError(_reason(error), cannot_start=failed)
+        is_lost = isinstance(error, ActorUnavailableError)
+        if not is_lost:
+            _kill_actors([self])  # until then Ray may not know that its machine is gone
+            is_lost = not self._cluster.is_alive(self._node)
+        if is_lost:
+            return WorkerDiedError(f"with its machine, {self._host}", with_machine=True)
+        return WorkerDiedError(f"on {self._host}: {_reason(error)}")
 
-    def ask(self) -> None:
-        self.state, self.answer = "working", self._actor.next_message.remote()
 
-    def rest(self) -> None:
-        self.task, self.state, self.answer = None, "idle", None
-
-    def kill(self) -> Any:
-        """Returns an answer that comes when the actor is gone."""
-        ray.kill(self._actor)
-        return self._actor.start.remote()
+def _kill_actors(actors: Sequence[RayActor]) -> None:
+    answers = [actor.kill() for actor in actors]
+    if answers:
+        ray.wait(answers, num_returns=len(answers), timeout=_END_SECONDS)
 
 
 def _reason(error: RayError) -> str:

@@ -1,7 +1,7 @@
-"""Tasks that run in other processes: the contract, the worker's side, and when to give up.
+"""Tasks that run in other processes: the engine, when it gives up, and the worker's side.
 
-An engine runs tasks in workers and reports what happens to each. Engines know nothing of builds.
-Local processes and Ray share everything in this module.
+An `Engine` runs tasks in workers and reports what happens to each. It knows nothing of builds. A
+subclass brings the processes: those of this machine, or Ray's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ import io
 import logging
 import pickle
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from shardmill.errors import BuildError
 from shardmill.machine import Usage, usage_of_this_process
+from shardmill.protocols import Closing
 from shardmill.urls import scrub
+
+log = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 MAX_LOSSES = 10
@@ -37,16 +42,9 @@ class Task(Protocol):
         equal to before, and continues. It never runs twice at the same time.
         """
 
-
-@runtime_checkable
-class PortableTask(Task, Protocol):
-    """A task that can also run in a process which sees none of this machine's disks."""
-
     def detached(self) -> Task:
-        """The same task for such a process: its notes carry the results."""
-
-    def keep(self, note: Any) -> Any:
-        """Make the results in such a note durable; returns the note that `run` would emit."""
+        """The same task for a process that sees none of this machine's disks: its notes carry the
+        results, and a step is durable when its note was received. Asked for before each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +56,6 @@ class TaskReport:
     ended: bool = False
     error: BaseException | None = None
     lost: bool = False  # with an error: its workers kept dying, so do not try it elsewhere
-
-
-class Engine(Protocol):
-    """Where tasks run."""
-
-    @property
-    def slots(self) -> int:
-        """How many tasks run at the same time."""
-
-    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
-        """Run the tasks and yield reports until all have ended.
-
-        `tools` are pickled to each worker once and passed to every task. A task is taken from
-        `tasks` only when a slot is free, in order, so `tasks` may depend on earlier reports. A
-        worker that dies is replaced, and its task runs again. Closing the generator stops the
-        running tasks and returns when they have stopped; what was reported stays done.
-        """
-
-    def usage(self) -> Usage: ...
-
-    def close(self) -> None:
-        """End every worker; may be called again."""
 
 
 @dataclass(slots=True)
@@ -97,33 +73,27 @@ class RunningTask:
     deaths: int = 0
     losses: int = 0
 
-    @property
-    def name(self) -> str:
-        return self.task.name
-
     def note(self, value: Any) -> TaskReport:
         self.notes += 1
         if self.notes > self.most_notes:
             self.most_notes, self.deaths, self.losses = self.notes, 0, 0
         return TaskReport(task=self.number, note=value)
 
-    def died(self, reason: str, *, with_machine: bool = False) -> TaskReport | None:
+    def died(self, death: WorkerDiedError) -> TaskReport | None:
         """Its worker died, perhaps because of it, or was lost with its machine through no fault of
         the task. None: run it again."""
-        self.deaths += not with_machine
-        self.losses += with_machine
+        self.deaths += not death.with_machine
+        self.losses += death.with_machine
         if self.deaths < MAX_DEATHS and self.losses < MAX_LOSSES:
             self.notes = 0
-            logging.getLogger(__name__).warning(
-                "%s: its worker died (%s); it runs again", self.name, reason
-            )
+            log.warning("%s: its worker died (%s); it runs again", self.task.name, death)
             return None
         what = f"{self.deaths} workers died of it"
-        if with_machine:
+        if death.with_machine:
             what = f"{self.losses} workers were lost while running it"
         error = BuildError(
-            f"{self.name}: {what}, the last one {reason}; finished work is kept: look for an input "
-            "that takes too much memory there, build with fewer {workers}, and continue with "
+            f"{self.task.name}: {what}, the last one {death}; finished work is kept: look for an "
+            "input that takes too much memory there, build with fewer {workers}, and continue with "
             "{resume}",
             workers=...,
             resume=True,
@@ -131,10 +101,153 @@ class RunningTask:
         return TaskReport(task=self.number, error=error, lost=True)
 
 
-def next_task(queue: Iterator[tuple[int, Task]]) -> RunningTask | None:
-    """The next of the numbered tasks; None when there is no other."""
-    found = next(queue, None)
-    return None if found is None else RunningTask(number=found[0], task=found[1])
+class WorkerDiedError(Exception):
+    """How a worker ended, in words that follow "the last one". Caught inside this package."""
+
+    def __init__(self, reason: str, *, with_machine: bool = False, cannot_start: bool = False):
+        super().__init__(reason)
+        self.with_machine = with_machine
+        self.cannot_start = cannot_start  # another one would fail in the same way
+
+
+class Worker(ABC):
+    """A process as the engine sees it. It runs one task at a time.
+
+    It is given a task only when it has started, and begins with it only when this process knows
+    that it has accepted it: a task is never blamed for a worker that was dead before.
+    """
+
+    def __init__(self) -> None:
+        self.state: Literal["starting", "idle", "assigned", "working"] = "starting"
+        self.task: RunningTask | None = None
+        self.tools: Any = None
+        self.usage = Usage()
+
+    @abstractmethod
+    def send(self, task: Task, tools: Any) -> None:
+        """A task, and tools when they are new. Never raises: a death shows in `receive`."""
+
+    @abstractmethod
+    def receive(self) -> tuple[str, Any]:
+        """Kind and value of its next message, which is there; WorkerDiedError if it is gone.
+
+        Kinds: started, accepted, and those of `TaskRunner`.
+        """
+
+
+class Engine(Closing):
+    """Runs tasks in up to `slots` workers at the same time."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._workers: list[Worker] = []
+        self._used: list[Usage] = []  # of workers that have ended
+        self._failed_starts = 0  # in a row
+
+    start_advice: str  # what to do when workers cannot start
+
+    @abstractmethod
+    def _start(self) -> Worker:
+        """A new worker."""
+
+    @abstractmethod
+    def _wait(self, workers: Sequence[Any]) -> Sequence[Any]:
+        """Those workers that have a message or are gone; waits for one."""
+
+    @abstractmethod
+    def _kill(self, workers: Sequence[Any]) -> None:
+        """Kill some workers and wait until they are gone."""
+
+    def _share(self, tools: bytes) -> Any:
+        """Packed tools in the form that workers of this engine take."""
+        return tools
+
+    def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
+        """Run the tasks and yield reports until all have ended.
+
+        `tools` are pickled to each worker once and passed to every task. A task is taken from
+        `tasks` only when a slot is free, in order, so `tasks` may depend on earlier reports. A
+        worker that dies is replaced, and its task runs again. Closing the generator stops the
+        running tasks and returns when they have stopped; what was reported stays done.
+        """
+        shared = self._share(pack(tools))
+        waiting: deque[RunningTask] = deque()
+        queue = enumerate(tasks)
+        try:
+            while self._assign(waiting, queue, shared):
+                active = [worker for worker in self._workers if worker.state != "idle"]
+                for worker in self._wait(active):
+                    yield from self._receive(worker, waiting)
+        finally:
+            self._end([worker for worker in self._workers if worker.task])
+
+    def usage(self) -> Usage:
+        return Usage.total([*self._used, *(worker.usage for worker in self._workers)])
+
+    def close(self) -> None:
+        """End every worker; may be called again."""
+        self._end(list(self._workers))
+
+    def _assign(
+        self, waiting: deque[RunningTask], queue: Iterator[tuple[int, Task]], tools: Any
+    ) -> bool:
+        """Take tasks for all slots, give them to idle workers, start missing workers; whether there
+        is anything to wait for."""
+        busy = sum(worker.task is not None for worker in self._workers)
+        while busy + len(waiting) < self.slots and (found := next(queue, None)) is not None:
+            waiting.append(RunningTask(*found))
+        for worker in self._workers:
+            if waiting and worker.state == "idle":
+                worker.task, worker.state = waiting.popleft(), "assigned"
+                worker.send(worker.task.task, None if tools is worker.tools else tools)
+                worker.tools = tools
+                busy += 1
+        for _ in range(min(self.slots, busy + len(waiting)) - len(self._workers)):
+            self._workers.append(self._start())
+        return busy + len(waiting) > 0
+
+    def _receive(self, worker: Worker, waiting: deque[RunningTask]) -> Iterator[TaskReport]:
+        """The report in one message of a worker, or in its death."""
+        task = worker.task
+        try:
+            kind, value = worker.receive()
+        except WorkerDiedError as death:
+            self._end([worker])
+            if task is None:
+                self._failed_starts += 1
+                if death.cannot_start or self._failed_starts >= MAX_DEATHS * self.slots:
+                    raise BuildError(
+                        f"a worker cannot start: {death}; {self.start_advice}, and continue with "
+                        "{resume}",
+                        memory=...,
+                        workers=...,
+                        resume=True,
+                    ) from death
+                return
+            lost = task.died(death) if worker.state == "working" else None
+            if lost is None:
+                waiting.appendleft(task)
+            else:
+                yield lost
+            return
+        if kind == "started":
+            worker.state, self._failed_starts = "idle", 0
+        elif kind == "accepted":
+            worker.state = "working"
+        elif kind == "log":
+            name, level, message = value
+            logging.getLogger(name).log(level, "%s", message)
+        elif task is not None and kind == "note":
+            yield task.note(value)
+        elif task is not None:
+            worker.task, worker.state = None, "idle"
+            yield TaskReport(task=task.number, ended=kind == "ended", error=value)
+
+    def _end(self, workers: Sequence[Worker]) -> None:
+        self._kill(workers)
+        for worker in workers:
+            self._used.append(worker.usage)
+            self._workers.remove(worker)
 
 
 class _Pickler(pickle.Pickler):
@@ -174,26 +287,23 @@ class TaskRunner:
         self._send = send
         self._packed: bytes | None = None
         self._tools: Any = None
-        logging.basicConfig(level=logging.INFO, handlers=[_LogForwarder(self._report)], force=True)
+        logging.basicConfig(level=logging.INFO, handlers=[_LogForwarder(self.report)], force=True)
 
-    def set_tools(self, packed: bytes) -> None:
-        """The tools of the next tasks. They are opened when a task needs them."""
-        self._packed = packed
-
-    def run(self, data: bytes) -> None:
-        """Run one packed task to its end or failure."""
+    def run(self, data: bytes, tools: bytes | None) -> None:
+        """Run one packed task to its end or failure, with new tools or those of the last one."""
+        self._packed = tools or self._packed
         try:
             if self._packed is not None:
                 self._tools, self._packed = pickle.loads(self._packed), None
             task: Task = pickle.loads(data)
-            task.run(self._tools, lambda note: self._report("note", note))
+            task.run(self._tools, lambda note: self.report("note", note))
         except Exception as error:  # noqa: BLE001 - the coordinator decides
             error.add_note(scrub("".join(traceback.format_exception(error))))
-            self._report("failed", _portable(error))
+            self.report("failed", _portable(error))
         else:
-            self._report("ended", None)
+            self.report("ended", None)
 
-    def _report(self, kind: str, value: Any) -> None:
+    def report(self, kind: str, value: Any) -> None:
         self._send(kind, pack((kind, value, usage_of_this_process())))
 
 
@@ -202,18 +312,12 @@ class _LogForwarder(logging.Handler):
 
     def __init__(self, report: Callable[[str, Any], None]) -> None:
         super().__init__()
-        self._report = report
+        self.report = report
         self.addFilter(lambda record: record.name.partition(".")[0] != "ray")
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the coordinator is gone, and this process soon is
-            self._report("log", (record.name, record.levelno, record.getMessage()))
-
-
-def log_again(value: tuple[str, int, str]) -> None:
-    """Log in the coordinator what a worker logged."""
-    name, level, message = value
-    logging.getLogger(name).log(level, "%s", message)
+            self.report("log", (record.name, record.levelno, record.getMessage()))
 
 
 def _portable(error: Exception) -> Exception:

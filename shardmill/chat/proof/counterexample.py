@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,14 +35,15 @@ def refusal(
             small.ids, small.mask = draft(small.conversation)
     conversation = small.conversation
     lines = [
-        f"chat template {template.name!r} is refused ({small.policy}): {small}",
+        f"chat template {template.name!r} is refused ({{train_on}}, {{train_on_eot}}): {small}",
         f"the smallest conversation found that fails this check ({small.check}):",
         *("  " + json.dumps(dict(message), default=str) for message in conversation.messages),
     ]
     if conversation.tools:
         tools = [dict(tool) for tool in conversation.tools]
         lines.append("  tools " + json.dumps(tools, default=str))
-    return MaskProofError("\n".join(lines + _token_table(small, reader, template.marker_ids)))
+    lines += _token_table(small, reader, template.marker_ids)
+    return MaskProofError("\n".join(lines), **asdict(small.policy))
 
 
 _MAX_TRIES = 400

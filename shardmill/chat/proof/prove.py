@@ -275,7 +275,7 @@ class Judge:
             if shape.end_markers or shape.end.strip():
                 raise example.failure(
                     "end",
-                    f"turn {turn} trains {shape.end!r} after its words, with train_on_eot=False",
+                    f"turn {turn} trains {shape.end!r} after its words, with {{train_on_eot}}",
                 )
         elif not shape.end_markers:
             raise example.failure(

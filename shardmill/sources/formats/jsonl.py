@@ -17,9 +17,9 @@ decoded line by line. Each line is judged alone either way, so that blocks never
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,12 +35,11 @@ from shardmill.sources.batches import (
     choose_field,
     counts_of,
     make_batch,
-    name_of,
     null_rows,
     replace_surrogates,
     strings_to_arrow,
 )
-from shardmill.sources.formats.lines import LineBlock, LineFormat, line_blocks
+from shardmill.sources.formats.lines import LineBlock, LineFormat
 from shardmill.sources.source import BadRowError, FileSource, InputRow
 from shardmill.storage.files import InputFile, Where, check_unchanged, list_files, open_file
 
@@ -150,16 +149,6 @@ def repaired(value: Any) -> Any:
     return value
 
 
-class _Text(NamedTuple):
-    """The text of one row, or why it has none."""
-
-    line: int  # from 0
-    text: str | None = None
-    is_repaired: bool = False
-    bad: BadRowError | None = None
-    snippet: bytes = b""  # of a bad row
-
-
 class _TextDecoder:
     """Reads one string field of each row."""
 
@@ -190,37 +179,33 @@ class _TextDecoder:
             return None
         return table.column(0).combine_chunks()
 
-    def decode_line(self, number: int, line: bytes) -> _Text:
-        """A line that any of three decoders accepts is accepted."""
+    def decode_line(self, line: bytes) -> tuple[str | None, bool]:
+        """The text of a row, and whether something in it was replaced. A line that any of three
+        decoders accepts is accepted."""
         if self._decoder is not None:
             try:
-                return _Text(number, self._decoder.decode(line).text)
+                return self._decoder.decode(line).text, False
             except _REFUSALS:
                 pass
         try:
             row = read_object(line)
-        except BadRowError as bad:
-            return self._decode_by_arrow(number, line, bad)
+        except BadRowError:
+            # A line that only Arrow reads (deep nesting, Inf), as it does when it reads the block.
+            texts = self.decode_block(line) if line.startswith(b"{") else None
+            if texts is None or len(texts) != 1:
+                raise
+            data = texts.cast(pa.large_binary())[0].as_py()
+            text = None if data is None else data.decode("utf-8", "replace")
+            return text, text is not None and text.encode() != data
         text = row.get(self._name)
         if text is None:
-            return _Text(number)
+            return None, False
         if not isinstance(text, str):
             problem = f"the field {self._name!r} holds {kind_of(text)}, not a string"
-            return _Text(number, bad=BadRowError("not_a_string", problem), snippet=line)
+            raise BadRowError("not_a_string", problem)
         # Bytes that are not UTF-8 become surrogates here, as halves of pairs already are.
         marked = str(read_object(line, errors="surrogateescape")[self._name])
-        return _Text(number, replace_surrogates(text), marked != replace_surrogates(marked))
-
-    def _decode_by_arrow(self, number: int, line: bytes, bad: BadRowError) -> _Text:
-        """A line that only Arrow reads (deep nesting, Inf), as it does when it reads the block."""
-        texts = self.decode_block(line) if line.startswith(b"{") else None
-        if texts is None or len(texts) != 1:
-            return _Text(number, bad=bad, snippet=line)
-        data = texts.cast(pa.large_binary())[0].as_py()
-        if data is None:
-            return _Text(number)
-        text = data.decode("utf-8", "replace")
-        return _Text(number, text, text.encode() != data)
+        return replace_surrogates(text), marked != replace_surrogates(marked)
 
 
 def _is_regular(block: LineBlock) -> bool:
@@ -263,9 +248,8 @@ class JsonlFormat(LineFormat):
     endings = (".jsonl", ".jsonl.gz", ".jsonl.zst")
     _is_json: ClassVar[bool] = True
 
-    field: str | None = None  # None: found in `look_in`
+    field: str | None = None  # None: that of the first row
     on_bad: OnBad = "error"
-    look_in: tuple[InputFile, ...] = ()
 
     def options(self) -> dict[str, JSON]:
         return {"field": self.field, "on_bad": self.on_bad, **super().options()}
@@ -294,21 +278,26 @@ class JsonlFormat(LineFormat):
     def _batch(self, decoder: _TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
         """The documents of a block; its drops have the line of the file or range."""
         texts = decoder.decode_block(block.data) if _is_regular(block) else None
-        repaired = None
+        repaired, num_bad = None, 0
         if texts is not None and len(texts) == len(block.stops):
             reasons = {block.first_line + row: "no_text" for row in null_rows(texts)}
         else:
-            found = [decoder.decode_line(number, line) for number, line in _filled_lines(block)]
-            self._check(found, file)
-            reasons = {
-                row.line: "no_text" if row.bad is None else row.bad.reason
-                for row in found
-                if row.text is None
-            }
-            good = [row for row in found if row.bad is None]
-            texts, _ = strings_to_arrow([row.text for row in good])
-            repaired = np.array([row.is_repaired for row in good], np.bool_)
-        num_bad = sum(reason != "no_text" for reason in reasons.values())
+            found: list[tuple[str | None, bool]] = []
+            reasons = {}
+            for number, line in _filled_lines(block):
+                try:
+                    found.append(decoder.decode_line(line))
+                except BadRowError as bad:
+                    if self.on_bad == "error":
+                        before = 0 if self.range is None else self.range.lines_before(file)
+                        raise _bad_line(file, before + number, line, bad) from bad
+                    reasons[number] = bad.reason
+                    num_bad += 1
+                else:
+                    if found[-1][0] is None:
+                        reasons[number] = "no_text"
+            texts, _ = strings_to_arrow([text for text, _ in found])
+            repaired = np.array([is_repaired for _, is_repaired in found], np.bool_)
         return make_batch(
             texts,
             self.position_after(block),
@@ -317,26 +306,18 @@ class JsonlFormat(LineFormat):
             num_read=len(texts) + num_bad,
         )
 
-    def _check(self, found: list[_Text], file: InputFile) -> None:
-        """Refuse a bad row, unless such rows are to be left out."""
-        for row in found:
-            if row.bad is not None and self.on_bad == "error":
-                before = 0 if self.range is None else self.range.lines_before(file)
-                raise _bad_line(file, before + row.line, row.snippet, row.bad) from row.bad
-
     def _own_id(self, line: bytes, /) -> str | None:
         try:
             return own_id(read_object(line).get("id"))
         except BadRowError:
             return None
 
-    def settled(self, limits: BatchLimits, /) -> Self:
+    def settled(self, files: Sequence[InputFile], limits: BatchLimits, /) -> Self:
         """With the field of the first readable row of all files."""
-        if not self.look_in:
+        if self.field is not None:
             return self
-        found = (self._field_in(file, limits) for file in self.look_in)
-        field = next((field for field in found if field is not None), "text")
-        return replace(self, field=field, look_in=())
+        found = (self._field_in(file, limits) for file in files)
+        return replace(self, field=next((one for one in found if one is not None), "text"))
 
     def _field_in(self, file: InputFile, limits: BatchLimits) -> str | None:
         most = limits.most_input()
@@ -362,10 +343,8 @@ class JsonlSource(FileSource):
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         check_on_bad(on_bad)
-        files = list_files(where, suffixes=JsonlFormat.endings)
-        look_in = files if field is None else ()
-        format = JsonlFormat(field=field, on_bad=on_bad, look_in=look_in)
-        super().__init__(files, format, name=name or name_of(where), limits=limits)
+        format = JsonlFormat(field=field, on_bad=on_bad)
+        super().__init__(where, format, name=name, limits=limits)
 
 
 def check_on_bad(on_bad: str) -> None:
@@ -404,7 +383,7 @@ def _rows(
     file: InputFile, limits: BatchLimits, decode: Callable[[bytes], Object], on_bad: OnBad
 ) -> Iterator[tuple[int, Object]]:
     """Each row and its line, from 0."""
-    for block in line_blocks(file, start=0, first_line=0, limits=limits, is_json=True):
+    for block in JsonlFormat().blocks(file, None, limits):
         for number, line in _filled_lines(block):
             try:
                 row = decode(line)

@@ -9,17 +9,15 @@ lose none. A compressed file can only be read from its start, so it has no range
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, Self
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import zstandard
+import pyarrow as pa
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON, Cursor, OffsetArray
@@ -30,10 +28,8 @@ from shardmill.storage.files import InputFile, open_file
 _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _LOOK = 2**16  # bytes that show whether lines are long
-_COMPRESSED_CHUNK = 256 * 2**10
-_ZSTD_PIECE = 2**10  # unpacked at a time: four bytes can become 128 KiB, so to 32 MiB at most
 _COUNT_BYTES = 2**20
-_COMPRESSED = (".gz", ".zst")
+_CODECS = {"gz": "gzip", "zst": "zstd"}  # as Arrow calls them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,36 +47,6 @@ class LineBlock:
         for stop in self.stops.tolist():
             yield self.data[start:stop]
             start = stop
-
-
-def line_blocks(
-    file: InputFile,
-    *,
-    start: int,
-    first_line: int,
-    limits: BatchLimits,
-    stop: int | None = None,
-    is_json: bool = False,
-) -> Iterator[LineBlock]:
-    """Blocks within the limits, from byte `start` on, which must be the start of a line. Of a plain
-    file, `stop` (after `start`) ends them with the last line that begins before it.
-
-    A line may have `limits.most_input()` bytes, its end included; with `is_json` an escape such as
-    \\u0041 counts as the one byte of text that it may be.
-    """
-    most = limits.most_input()
-    # A little under the limit, so that a block with its last line usually is one batch.
-    cell = limits.num_bytes - limits.num_bytes // 16
-    with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
-        wanted = chunks if stop is None else _up_to_line_end(chunks, start, stop)
-        if most is not None:
-            wanted = _bounded(wanted, start, most, file, is_json=is_json)
-        for data in _whole_lines(wanted, start, cell):
-            for block in _cut_block(data, start, first_line, limits):
-                _check_lines(block, most, file, is_json=is_json)
-                start = block.end
-                first_line += len(block.stops)
-                yield block
 
 
 class _Length:
@@ -217,9 +183,9 @@ def _up_to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[
         start += len(chunk)
 
 
-def is_compressed(file: InputFile) -> bool:
-    """Whether the file's name ends as that of a compressed file."""
-    return file.name.lower().endswith(_COMPRESSED)
+def _codec(file: InputFile) -> str | None:
+    """How a file is compressed, by the ending of its name; None: not at all."""
+    return _CODECS.get(file.name.lower().rpartition(".")[2])
 
 
 def read_chunks(
@@ -227,40 +193,50 @@ def read_chunks(
 ) -> Generator[bytes, None, None]:
     """The decompressed bytes from `start` on, in pieces of about `size`. They continue after
     `stop`, but a file on object storage is fetched ahead only up to it."""
-    name = file.name.lower()
+    codec = _codec(file)
+    if codec is None and start > file.num_bytes:
+        raise _past_the_end(file, start, file.num_bytes)
+    with ExitStack() as stack:
+        opened = open_file(file, start, stop) if codec is None else open_file(file)
+        stream: Any = stack.enter_context(opened)
+        if codec is not None:
+            stream = stack.enter_context(_unpacked(file, stream, codec))
+            left = start  # decompression cannot seek
+            while left:
+                skipped = len(stream.read(min(left, _COUNT_BYTES)))
+                if not skipped:
+                    raise _past_the_end(file, start, start - left)
+                left -= skipped
+        while True:
+            # Up to `stop`, and after it in small steps to the end of a line.
+            wanted = size if stop is None else max(stop - start, 0) or _LOOK
+            chunk = stream.read(min(size, wanted))
+            if not chunk:
+                return
+            yield bytes(chunk)  # of a local file it is bytes already
+            start += len(chunk)
+
+
+@contextmanager
+def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[pa.NativeFile]:
+    """The decompressed bytes of an open file."""
     try:
-        if name.endswith(_COMPRESSED):
-            if file.num_bytes == 0:
-                # A decompressor would take this for a regular end.
-                raise EOFError("the file has 0 bytes, but even no data compresses to more")
-            with open_file(file) as raw:
-                yield from _skip(_unpacked(raw, name, size), start, file)
-        else:
-            yield from _plain_chunks(file, start, size, stop)
-    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        if file.num_bytes == 0:  # which Arrow takes for a regular end
+            raise OSError("the file has 0 bytes, but even no data compresses to more")
+        with pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec) as stream:
+            yield stream
+    except OSError as error:
+        if type(error) is not OSError or error.errno:  # not of Arrow
+            raise
         if "too much memory" in str(error):
             raise SourceError(
                 f"{file.place}: compressed with a window of more than 128 MiB (zstd --long), which "
                 "takes that much memory to read; compress it again without --long"
             ) from error
         raise SourceError(
-            f"{file.place}: the compressed data is damaged or truncated ({error}); "
+            f"{file.place}: the compressed data is damaged or truncated, or no {codec} ({error}); "
             "fetch or write the file again"
         ) from error
-
-
-def _plain_chunks(file: InputFile, start: int, size: int, stop: int | None) -> Iterator[bytes]:
-    if start > file.num_bytes:
-        raise _past_the_end(file, start, file.num_bytes)
-    with open_file(file, start, stop) as stream:
-        while True:
-            # Up to `stop`, and after it in small steps to the end of a line.
-            left = size if stop is None else max(stop - start, 0) or _LOOK
-            chunk = stream.read(min(size, left))
-            if not chunk:
-                return
-            yield bytes(chunk)  # of a local file it is bytes already
-            start += len(chunk)
 
 
 def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Iterator[bytes]:
@@ -275,57 +251,19 @@ def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Itera
                 return
 
 
-def stored_before(file: InputFile, num_bytes: int) -> int:
+def _stored_before(file: InputFile, codec: str, num_bytes: int) -> int:
     """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
-    unpacked = 0
+    stored = unpacked = 0
     with open_file(file) as raw:
-        for chunk in _unpacked(raw, file.name.lower(), _LOOK, step=_LOOK // 16):
-            unpacked += len(chunk)
-            if unpacked >= num_bytes:
-                return raw.tell() * num_bytes // unpacked
-    return file.num_bytes
-
-
-def _unpacked(
-    raw: io.RawIOBase, name: str, size: int, *, step: int = _COMPRESSED_CHUNK
-) -> Iterator[bytes]:
-    """The decompressed bytes: of gzip in pieces of `size`, of zstd for each `step` of input."""
-    if not name.endswith(".gz"):
-        yield from _zstd_chunks(raw, step)
-        return
-    with gzip.GzipFile(fileobj=raw) as stream:
-        while chunk := stream.read(size):
-            yield chunk
-
-
-def _zstd_chunks(raw: io.RawIOBase, step: int) -> Iterator[bytes]:
-    """Frame by frame: the stream reader of zstandard takes a truncated frame for the end."""
-    frame = None
-    while data := memoryview(raw.read(step) or b""):
-        start = 0
-        while piece := data[start : start + _ZSTD_PIECE]:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            if found := frame.decompress(piece):
-                yield found
-            start += len(piece)
-            if frame.eof:
-                start -= len(frame.unused_data)
-                frame = None
-    if frame is not None:
-        raise EOFError("the last zstd frame is not complete")
-
-
-def _skip(chunks: Iterator[bytes], start: int, file: InputFile) -> Iterator[bytes]:
-    """Without the first `start` bytes: decompression cannot seek."""
-    left = start
-    for chunk in chunks:
-        if left < len(chunk):
-            yield chunk[left:] if left else chunk
-            left = 0
-        else:
-            left -= len(chunk)
-    if left:
-        raise _past_the_end(file, start, start - left)
+        steps = SimpleNamespace(read=lambda _: raw.read(_LOOK // 16), close=raw.close, closed=False)
+        with _unpacked(file, steps, codec) as stream:
+            while chunk := stream.read(_LOOK // 16):
+                if raw.tell() > stored:  # so all that was read before is unpacked
+                    if unpacked >= num_bytes:
+                        break
+                    stored = raw.tell()
+                unpacked += len(chunk)
+    return stored * num_bytes // max(unpacked, 1)
 
 
 def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
@@ -387,18 +325,23 @@ class LineFormat(Format):
         done, _ = self._counts(file, position)
         if self.range is not None:
             return done - self.range.start
-        return stored_before(file, done) if is_compressed(file) else done
+        codec = _codec(file)
+        return done if codec is None else _stored_before(file, codec, done)
 
     def split(self, file: InputFile, num_bytes: int | None, /) -> Sequence[Self]:
         """Ranges of about one size, of a plain file that is larger than `num_bytes`."""
         num_ranges = 1 if num_bytes is None else -(-file.num_bytes // num_bytes)
-        if self.range is not None or num_ranges < 2 or is_compressed(file):
+        if self.range is not None or num_ranges < 2 or _codec(file):
             return (self,)
         edges = [number * file.num_bytes // num_ranges for number in range(num_ranges + 1)]
         return [replace(self, range=ByteRange(*pair)) for pair in pairwise(edges)]
 
     def blocks(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[LineBlock]:
-        """Blocks of the file's or the range's lines, from `position` on (None: the first)."""
+        """Blocks of the file's or the range's lines, from `position` on (None: the first).
+
+        A line may have `limits.most_input()` bytes, its end included; of JSON an escape such as
+        \\u0041 counts as the one byte of text that it may be.
+        """
         start: int | None
         start, line, stop = 0, 0, None
         if self.range is not None:
@@ -406,15 +349,20 @@ class LineFormat(Format):
         if position is not None:
             start, line = self._counts(file, position)
         if start is None or (stop is not None and start >= stop):
-            return iter(())
-        return line_blocks(
-            file,
-            start=start,
-            first_line=line,
-            limits=limits,
-            stop=stop,
-            is_json=self._is_json,
-        )
+            return
+        most = limits.most_input()
+        # A little under the limit, so that a block with its last line usually is one batch.
+        cell = limits.num_bytes - limits.num_bytes // 16
+        with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
+            wanted = chunks if stop is None else _up_to_line_end(chunks, start, stop)
+            if most is not None:
+                wanted = _bounded(wanted, start, most, file, is_json=self._is_json)
+            for data in _whole_lines(wanted, start, cell):
+                for block in _cut_block(data, start, line, limits):
+                    _check_lines(block, most, file, is_json=self._is_json)
+                    start = block.end
+                    line += len(block.stops)
+                    yield block
 
     def position_after(self, block: LineBlock) -> Cursor:
         position: Cursor = {"bytes": block.end, "lines": block.first_line + len(block.stops)}

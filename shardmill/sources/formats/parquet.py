@@ -32,14 +32,13 @@ from shardmill.sources.batches import (
     counts_of,
     cut,
     make_batch,
-    name_of,
     null_rows,
     runs,
     too_large,
 )
 from shardmill.sources.formats.jsonl import Object, own_id
 from shardmill.sources.source import FileSource, Format, InputRow, RowLocation
-from shardmill.storage.files import InputFile, Where, list_files, unreadable
+from shardmill.storage.files import InputFile, Where, unreadable
 from shardmill.storage.hub import HubFile, fetch_range
 from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import Range, RangedFile, blocks_of
@@ -153,8 +152,7 @@ class ParquetFormat(Format):
     kind = "parquet"
     endings = (".parquet",)
 
-    field: str | None = None  # the column that holds the text; checked or found in `look_in`
-    look_in: tuple[ParquetInput, ...] = ()
+    field: str | None = None  # the column that holds the text; None: found in the first file
     groups: RowGroups | None = None  # only these row groups; None: all
 
     @property
@@ -164,17 +162,15 @@ class ParquetFormat(Format):
     def options(self) -> dict[str, JSON]:
         return {"field": self.field, **({} if self.groups is None else self.groups.options())}
 
-    def settled(self, _limits: BatchLimits, /) -> Self:
-        """With the column of the first file."""
-        if not self.look_in:
-            return self
-        first = self.look_in[0]
+    def settled(self, files: Sequence[ParquetInput], _limits: BatchLimits, /) -> Self:
+        """With a column that is in the first file."""
+        first = files[0]
         with open_parquet(first) as parquet:
             columns = [
                 (one.name, _is_one_of(one.type, _TEXT_TYPES)) for one in parquet.schema_arrow
             ]
         field = choose_field(columns, wanted=self.field, where=str(first.place))
-        return replace(self, field=field, look_in=())
+        return replace(self, field=field)
 
     def size_hint(self, file: ParquetInput) -> int:
         """The column's size before compression."""
@@ -186,7 +182,7 @@ class ParquetFormat(Format):
         group, rows = counts_of(position, ("row_group", "rows"), file.name)
         with open_parquet(file) as parquet:
             metadata = parquet.metadata
-            whole = range(self._groups(metadata).start, group)
+            whole = range(self.groups.start if self.groups else 0, group)
             done = sum(_column_bytes(metadata, number, column) for number in whole)
             if group < metadata.num_row_groups:
                 share = rows / max(metadata.row_group(group).num_rows, 1)
@@ -228,9 +224,12 @@ class ParquetFormat(Format):
             for group, start, batch in self._left_rows(parquet, file, position, num_rows, [column]):
                 texts = batch.column(0).cast(pa.large_binary())
                 for first, stop in cut(byte_lengths(texts), limits):
+                    some = texts.slice(first, stop - first)
                     row = edges[group] + start + first
+                    ids = (f"{file.name}:row {row + number}" for number in null_rows(some))
+                    drops = [Drop(id=id, reason="no_text") for id in ids]
                     after: Cursor = {"row_group": group, "rows": start + stop}
-                    yield _batch(texts.slice(first, stop - first), file, row, after)
+                    yield make_batch(some, after, drops=drops)
 
     def rows(self, file: InputFile, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
         """Whole rows of a whole file.
@@ -293,16 +292,12 @@ class ParquetFormat(Format):
                 own = parquet.read_row_group(group, columns=["id"]).column(0)[rows - 1].as_py()
         return RowLocation(id=f"{file.name}:row {row}", file=file.name, row=row, own_id=own_id(own))
 
-    def _groups(self, metadata: pq.FileMetaData) -> RowGroups:
-        return self.groups or RowGroups(0, metadata.num_row_groups)
-
     def _sizes(self, file: ParquetInput) -> list[int]:
         """The column's size before compression in each row group."""
-        column = self.field
         with open_parquet(file) as parquet:
             metadata = parquet.metadata
-            groups = range(*self._groups(metadata))
-            return [_column_bytes(metadata, group, column) for group in groups]
+            groups = range(*(self.groups or (metadata.num_row_groups,)))
+            return [_column_bytes(metadata, group, self.field) for group in groups]
 
     def _left(self, file: ParquetInput, edges: list[int], position: JSON) -> tuple[range, int]:
         """The row groups that are left to read, and how many rows of the first are done."""
@@ -355,15 +350,7 @@ class ParquetSource(FileSource):
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
-        files = list_files(where, suffixes=ParquetFormat.endings)
-        format = ParquetFormat(field=field, look_in=files[:1])
-        super().__init__(files, format, name=name or name_of(where), limits=limits)
-
-
-def _batch(raw: pa.LargeBinaryArray, file: ParquetInput, row: int, position: Cursor) -> TextBatch:
-    """`row` is the number of the first one in its file, `position` that after the last."""
-    ids = (f"{file.name}:row {row + number}" for number in null_rows(raw))
-    return make_batch(raw, position, drops=(Drop(id=id, reason="no_text") for id in ids))
+        super().__init__(where, ParquetFormat(field=field), name=name, limits=limits)
 
 
 def _rows_at_a_time(num_bytes: int, num_rows: int, limits: BatchLimits) -> int:

@@ -20,12 +20,11 @@ from shardmill.sources.batches import (
     BatchLimits,
     counts_of,
     make_batch,
-    name_of,
     too_large,
 )
 from shardmill.sources.formats.lines import LineBlock, LineFormat
 from shardmill.sources.source import FileSource, Format, RowLocation
-from shardmill.storage.files import InputFile, Where, list_files, open_file
+from shardmill.storage.files import InputFile, Where, open_file
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +93,8 @@ class TextSource(FileSource):
     ) -> None:
         if split not in (None, "line"):
             raise OptionError("{split}: wanted None (a file is a document) or 'line'", split=split)
-        files = list_files(where, suffixes=TextFormat.endings)
         format = TextLineFormat() if split == "line" else TextFormat()
-        super().__init__(files, format, name=name or name_of(where), limits=limits)
+        super().__init__(where, format, name=name, limits=limits)
 
 
 def _lines_to_arrow(block: LineBlock) -> pa.LargeBinaryArray:
