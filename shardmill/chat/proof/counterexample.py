@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shardmill.chat.messages import Dropped
 from shardmill.chat.policy import ChatTemplate
 from shardmill.chat.proof.examples import Failure, TokenReader
 from shardmill.errors import MaskProofError, TemplateError
@@ -31,11 +32,13 @@ def refusal(
     small = _smallest(failure, attempt)
     draft = getattr(template, "draft", None)
     if small.ids is None and draft is not None:
-        with suppress(TemplateError):  # show the tokens of a dropped conversation if it can
+        # Show the tokens of a dropped conversation if it can.
+        with suppress(TemplateError, Dropped):
             small.ids, small.mask = draft(small.conversation)
     conversation = small.conversation
     lines = [
-        f"chat template {template.name!r} is refused ({{train_on}}, {{train_on_eot}}): {small}",
+        f"chat template {template.name!r} is refused ({{train_on}}, {{train_on_eot}}): "
+        f"{small.message}",
         f"the smallest conversation found that fails this check ({small.check}):",
         *("  " + json.dumps(dict(message), default=str) for message in conversation.messages),
     ]
