@@ -15,7 +15,7 @@ import pytest
 from shardmill.chat.jinja import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof import Certificate, prove_mask
-from shardmill.chat.proof.examples import NEEDED, battery, battery_sha256, match_turns
+from shardmill.chat.proof.examples import battery, battery_sha256, match_turns, stored
 from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.cli.app import as_flag
@@ -103,17 +103,17 @@ def test_a_certificate_says_what_was_proved(byte: ByteTokenizer) -> None:
     template = bind_template(known_template("four-marker"), byte)
     proved = prove_mask(template, byte)
     assert isinstance(proved, Certificate)
-    stored = json.loads(json.dumps(proved.to_json()))
-    assert stored["template"] == template.describe()
-    assert stored["tokenizer"] == byte.fingerprint
-    assert stored["policy"] == {"train_on": "assistant", "train_on_eot": True}
-    assert stored["end"] == "<|eot|>"
-    assert stored["battery"] == {
+    written = json.loads(json.dumps(proved.to_json()))
+    assert written["template"] == template.describe()
+    assert written["tokenizer"] == byte.fingerprint
+    assert written["policy"] == {"train_on": "assistant", "train_on_eot": True}
+    assert written["end"] == "<|eot|>"
+    assert written["battery"] == {
         "version": 1,
-        "sha256": battery_sha256(battery(["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>"])),
+        "sha256": "852e305ebe75b47ac0fe709c53a567a74ded60b7c1a5ae3d7fce8ddc667e2410",
         "conversations": 41,
     }
-    declined = [name for names in stored["declined"][ASKED].values() for name in names]
+    declined = [name for names in written["declined"][ASKED].values() for name in names]
     assert sorted(declined) == [
         "reasoning",
         "reasoning, turns",
@@ -123,7 +123,7 @@ def test_a_certificate_says_what_was_proved(byte: ByteTokenizer) -> None:
         "tools",
         "two tool results",
     ]
-    assert sorted(stored["checks"]) == [
+    assert sorted(written["checks"]) == [
         f"train_on={on}, train_on_eot={end}"
         for on in ("all", "assistant", "last-assistant")
         for end in ("false", "true")
@@ -133,8 +133,8 @@ def test_a_certificate_says_what_was_proved(byte: ByteTokenizer) -> None:
 
 def test_the_battery_covers_what_people_write() -> None:
     items = battery(["<x>"])
-    assert len(NEEDED) == 9
-    assert items.keys() > NEEDED.keys()
+    assert len(stored("needed")) == 9
+    assert items.keys() > stored("needed").keys()
     texts = [message.get("content") for chat in items.values() for message in chat.messages]
     assert {"", "   ", None} <= set(texts)
     assert any("<x>" in text for text in texts if text)

@@ -1,8 +1,8 @@
 """The conversations on which a loss mask is proved: one of them rendered, and one that fails shown.
 
 The battery is the same on every machine. Texts of different turns of a conversation share no word,
-so a turn in the wrong position is noticed. A template must keep the `NEEDED` ones; it may decline
-the others with a reason. `render_one` matches the turns that a template made with the messages;
+so a turn in the wrong position is noticed. A template must keep the needed ones; it may decline the
+optional ones with a reason. `render_one` matches the turns that a template made with the messages;
 `TokenReader` reads tokens back as text. `refusal` shows a wrong mask on the smallest conversation
 found that fails the same check, one token to a line, with what is trained and what should be.
 """
@@ -15,6 +15,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,136 +38,49 @@ from shardmill.records import ROLES, BoolArray, Conversation, IntArray
 BATTERY_VERSION = 1
 
 _MAX_LITERALS = 12
-_EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44b\U0001f3fd 1\ufe0f\u20e3"
-_MARKS = "e\u0301 a\u0300\u0301\u0302 \u1e14\u0300 \ud55c\uae00 \u1112\u1161\u11ab"
-_CJK = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3067\u3059\u3002\u4e2d\u6587\uff0c\u6807\u70b9"
-_RTL = "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u202eback\u202c"
-_LONG = " ".join(f"word{number}" for number in range(150))
 
 
-def _say(role: str, content: str | None, **others: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **others}
+@cache
+def stored(part: str) -> dict[str, Conversation]:
+    """The conversations of battery/needed.jsonl or optional.jsonl by their names.
 
-
-def _chat(*texts: str, system: str | None = None) -> Conversation:
-    """User and assistant in turn; a question at the end gets an answer."""
-    messages = [_say(("user", "assistant")[at % 2], text) for at, text in enumerate(texts)]
-    messages += [_say("assistant", "fine")] if len(texts) % 2 else []
-    return _talk(*([] if system is None else [_say("system", system)]), *messages)
-
-
-def _talk(*messages: dict[str, Any], tools: Sequence[dict[str, Any]] | None = None) -> Conversation:
-    return Conversation(messages=list(messages), tools=tools)
-
-
-PLAIN = _chat("what is a mill", "a house that grinds")
-"""The simplest one: a template's opening and end are learnt from it."""
-
-PADDED = _chat("  so ", "  wind and water  ")
-"""Blanks around the words: whether a template trims is learnt from it."""
-
-NEEDED: Mapping[str, Conversation] = {
-    "plain": PLAIN,
-    "several turns": _chat(
-        "first stone", "one, two", "second stone", "three, four", "third stone", "five!"
-    ),
-    "emoji": _chat(_EMOJI, f"yes {_EMOJI}"),
-    "combining marks": _chat(_MARKS, f"so {_MARKS}"),
-    "wide and right to left": _chat(f"{_CJK} {_RTL}", f"{_RTL} {_CJK}"),
-    "one letter": _chat("q", "r"),
-    "long": _chat(_LONG, _LONG.replace("word", "term")),
-    "code": _chat("show", "def f(x):\n    return x\n\n\nf(1)"),
-    "flags": _talk(
-        _say("user", "alpha"),
-        _say("assistant", "gamma", train=False),
-        _say("user", "delta"),
-        _say("assistant", "beta", train=True),
-    ),
-}
-"""A template that drops one of these is refused."""
-
-_BLANKS = {
-    "blanks around": PADDED,
-    "empty answer": _chat("say nothing", ""),
-    "empty question": _chat("", "who is there"),
-    "blank answer": _chat("say little", "   "),
-    "newlines behind": _chat("stop late\n\n", "so be it\n\n", "on"),
-    "newlines before": _chat("\n\nbegin late", "\nas you wish"),
-    "tabs": _chat("\ttabs\t", "\twhy not\t"),
-}
-
-_ROLE_ORDERS = {
-    "system": _chat("hello", "good day", system="be brief"),
-    "system, turns": _chat("u", "v", "w", "x", system="be kind"),
-    "empty system": _chat("ask", "tell", system=""),
-    "assistant first": _talk(_say("assistant", "welcome"), _say("user", "thanks")),
-    "assistant first, on": _talk(
-        _say("assistant", "in"), _say("user", "ok"), _say("assistant", "out")
-    ),
-    "two users": _talk(_say("user", "north"), _say("user", "south"), _say("assistant", "east")),
-    "two assistants": _talk(
-        _say("user", "red"), _say("assistant", "green"), _say("assistant", "blue")
-    ),
-    "open end": _talk(_say("user", "tick"), _say("assistant", "tock"), _say("user", "and")),
-    "trained question": _talk(
-        _say("user", "trained question", train=True), _say("assistant", "its reply")
-    ),
-}
-
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "find_quarry",
-        "description": "Where a stone comes from",
-        "parameters": {"type": "object", "properties": {"stone": {"type": "string"}}},
-    },
-}
-_CALL = {
-    "id": "call00001",
-    "type": "function",
-    "function": {"name": "find_quarry", "arguments": {"stone": "marble"}},
-}
-_ASKED = _say("user", "where is marble from")
-_CALLING = _say("assistant", None, tool_calls=[_CALL])
-_RESULT = _say("tool", "Carrara", name="find_quarry", tool_call_id="call00001")
-_TOLD = _say("assistant", "out of Italy")
-_ADD_UP = _say("user", "add up")
-_SEVEN = _say("assistant", "seven", reasoning_content="three plus four")
-_EIGHT = _say("assistant", "eight", reasoning_content="one beyond")
-
-_TOOLS = {
-    "tool call": _talk(_ASKED, _CALLING),
-    "tool call with words": _talk(_ASKED, {**_CALLING, "content": "let me look"}),
-    "tool result": _talk(_ASKED, _CALLING, _RESULT, _TOLD),
-    "two tool results": _talk(_ASKED, _CALLING, _RESULT, {**_RESULT, "content": "Paros"}, _TOLD),
-    "reasoning": _talk(_ADD_UP, _SEVEN),
-    "reasoning, turns": _talk(_ADD_UP, _SEVEN, _say("user", "once more"), _EIGHT),
-    "tools": _talk(_ASKED, _CALLING, _RESULT, _TOLD, tools=[_TOOL]),
-}
+    A template that drops a needed one is refused. Its opening and end are learnt from the needed
+    "plain", and whether it trims from the optional "blanks around".
+    """
+    text = (Path(__file__).parent / "battery" / f"{part}.jsonl").read_text("utf-8")
+    chats = [Conversation(**json.loads(line)) for line in text.splitlines()]
+    return {chat.id: chat for chat in chats}
 
 
 def battery(literals: Sequence[str] = ()) -> dict[str, Conversation]:
     """Every conversation by its name. `literals`: the markers of a template as text."""
-    injected = _injected(sorted(set(literals)))
-    every = {**NEEDED, **_BLANKS, **_ROLE_ORDERS, **_TOOLS, **injected}
-    return {name: replace(conversation, id=name) for name, conversation in every.items()}
+    return {**stored("needed"), **stored("optional"), **_injected(sorted(set(literals)))}
 
 
 def _injected(literals: Sequence[str]) -> dict[str, Conversation]:
     """The literal of every marker inside text, where it must stay text."""
-    found = {}
+    found: dict[str, Sequence[str]] = {}
     for literal in literals[:_MAX_LITERALS]:
         if literal.strip():
-            found[f"{literal} asked"] = _chat(f"see {literal} there", "indeed")
-            found[f"{literal} answered"] = _chat("well", f"a{literal}b {literal}")
+            found[f"{literal} asked"] = (f"see {literal} there", "indeed")
+            found[f"{literal} answered"] = ("well", f"a{literal}b {literal}")
     every = "".join(literals)
     if every.strip():
-        found["all markers"] = _chat(every, f"right {every}", "more")
-    return found
+        found["all markers"] = (every, f"right {every}", "more", "fine")
+    return {
+        name: Conversation(
+            messages=[
+                {"role": role, "content": text}
+                for role, text in zip(itertools.cycle(("user", "assistant")), texts)
+            ],
+            id=name,
+        )
+        for name, texts in found.items()
+    }
 
 
 def battery_sha256(items: Mapping[str, Conversation]) -> str:
-    chats = [[name, name in NEEDED, chat.messages] for name, chat in items.items()]
+    chats = [[name, name in stored("needed"), chat.messages] for name, chat in items.items()]
     tools = [chat.tools for chat in items.values()]
     return hashlib.sha256(json.dumps([chats, tools], sort_keys=True).encode()).hexdigest()
 

@@ -39,9 +39,6 @@ from shardmill.chat.policy import (
 )
 from shardmill.chat.proof.examples import (
     BATTERY_VERSION,
-    NEEDED,
-    PADDED,
-    PLAIN,
     Failure,
     ProofExample,
     TokenReader,
@@ -49,6 +46,7 @@ from shardmill.chat.proof.examples import (
     battery_sha256,
     refusal,
     render_one,
+    stored,
 )
 from shardmill.errors import MaskProofError
 from shardmill.records import JSON, ROLES, ChatExamples, Conversation, IntArray
@@ -94,7 +92,7 @@ def prove_mask(
         other = TrainPolicy(train_on=train_on, train_on_eot=end)
         if other != policy:
             judges.append(Judge(template, reader, other))
-            judges[-1].prove(NEEDED, may_decline=True)
+            judges[-1].prove(stored("needed"), may_decline=True)
     shape = judges[0].shape
     assert shape is not None
     return Certificate(
@@ -168,9 +166,9 @@ class Judge:
         """Judge every item; MaskProofError if one is wrong."""
         attempt: Callable[[Conversation], object] = self.learn
         try:
-            self.shape = self.learn(PLAIN)
+            self.shape = self.learn(stored("needed")["plain"])
             for name, conversation in items.items():
-                needed = name in NEEDED and not may_decline
+                needed = name in stored("needed") and not may_decline
                 attempt = partial(self.judge, needed=needed)
                 found = attempt(conversation)
                 if found == "trains_others":  # not a conversation it cannot write: a wrong mask
@@ -213,7 +211,7 @@ class Judge:
             raise example.failure("turns", "a conversation without an assistant was kept")
         last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
         shape = self._learn_shape(example, last)
-        padded = render_one(self.template, PADDED, self.policy)
+        padded = render_one(self.template, stored("optional")["blanks around"], self.policy)
         return shape if isinstance(padded, str) else self._learn_trim(padded, shape)
 
     def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
