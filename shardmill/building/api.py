@@ -22,7 +22,7 @@ from shardmill.building.resources import RunOn
 from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.workplace import has_unfinished_build
-from shardmill.chat.jinja import open_jinja_template
+from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
 from shardmill.chat.token_template import bind_template

@@ -27,7 +27,7 @@ from shardmill.building.scheduler import OnProgress
 from shardmill.building.worker import EncoderProvider, TokenRules
 from shardmill.building.workplace import target_of
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
-from shardmill.chat.proof import Certificate, prove_mask
+from shardmill.chat.proof.prove import Certificate, prove_mask
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError
 from shardmill.protocols import ConversationSource, Encoder, Tokenizer
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor

@@ -11,7 +11,7 @@ fit.py             examples to rows of one length
 from __future__ import annotations
 
 from shardmill.chat.fit import Fit, FittedRows, fit_rows
-from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
+from shardmill.chat.jinja.template import JinjaTemplate, open_jinja_template
 from shardmill.chat.policy import (
     REASONS,
     TRAIN_ON,
@@ -20,7 +20,7 @@ from shardmill.chat.policy import (
     TrainPolicy,
     assistant_mask,
 )
-from shardmill.chat.proof import Certificate, prove_mask
+from shardmill.chat.proof.prove import Certificate, prove_mask
 from shardmill.chat.template_spec import (
     KNOWN_TEMPLATES,
     Insert,

@@ -382,13 +382,6 @@ def open_file(path: Path, *, specials: Mapping[str, str] | None) -> HuggingFaceT
         raise TokenizerError(f"{path}: {problem}") from problem
 
 
-def open_pretrained(
-    spec: str, *, specials: Mapping[str, str] | None, revision: str | None
-) -> HuggingFaceTokenizer:
-    """A hub id, or a folder without a tokenizer.json, through transformers."""
-    return from_library(load_transformers(spec, revision), repr(spec), specials=specials)
-
-
 def from_library(
     loaded: Any, name: str, *, specials: Mapping[str, str] | None
 ) -> HuggingFaceTokenizer:

@@ -47,54 +47,49 @@ def open_tokenizer(
     `specials` maps names to literal strings, e.g. {"eot": "<|endoftext|>"}, and replaces the names
     in the model's own files. `revision` is for hub ids.
     """
-    path = Path(spec)
+    path, name = Path(spec), str(spec)
     if path.is_dir():
-        return _open_folder(path, specials, revision)
+        if revision is not None:
+            raise OptionError(f"{{revision}} is for hub ids; {path} is a folder", revision=revision)
+        path = _model_in(path)
+    elif not path.is_file():
+        byte = re.fullmatch(r"byte(?::(\d+))?", name)
+        if byte:
+            return ByteTokenizer(byte_offset=int(byte[1] or 0), specials=specials)
+        # What looks like a file is not sought on the hub, whose client would try for a minute.
+        if isinstance(spec, Path) or path.suffix in FILE_KINDS or not _HUB_ID.fullmatch(name):
+            raise TokenizerError(
+                f"{name!r}: no such file or folder; wanted 'byte', 'byte:<offset>', a .model file, "
+                "a tokenizer.json, a folder with one of them, or a hub id like 'owner/name'"
+            )
     if path.is_file():
-        return _open_file(path, specials)
-    name = str(spec)
-    byte = re.fullmatch(r"byte(?::(\d+))?", name)
-    if byte:
-        return ByteTokenizer(byte_offset=int(byte[1] or 0), specials=specials)
-    # What looks like a file is not sought on the hub, whose client would try for a minute.
-    if isinstance(spec, Path) or path.suffix in FILE_KINDS or not _HUB_ID.fullmatch(name):
-        raise TokenizerError(
-            f"{name!r}: no such file or folder; wanted 'byte', 'byte:<offset>', a .model file, a "
-            "tokenizer.json, a folder with one of them, or a hub id like 'owner/name'"
-        )
-    from shardmill.tokenizers.huggingface import open_pretrained
+        if path.suffix not in FILE_KINDS:
+            raise TokenizerError(
+                f"{path}: wanted a .model file (SentencePiece) or a tokenizer.json"
+            )
+        kind = import_module(FILE_KINDS[path.suffix])
+        return cast(Tokenizer, kind.open_file(path, specials=specials))
+    from shardmill.tokenizers.huggingface import from_library, load_transformers
 
-    return open_pretrained(name, specials=specials, revision=revision)
+    return from_library(load_transformers(name, revision), repr(name), specials=specials)
 
 
-def _open_file(path: Path, specials: Mapping[str, str] | None) -> Tokenizer:
-    if path.suffix not in FILE_KINDS:
-        raise TokenizerError(f"{path}: wanted a .model file (SentencePiece) or a tokenizer.json")
-    kind = import_module(FILE_KINDS[path.suffix])
-    return cast(Tokenizer, kind.open_file(path, specials=specials))
-
-
-def _open_folder(
-    folder: Path, specials: Mapping[str, str] | None, revision: str | None
-) -> Tokenizer:
-    if revision is not None:
-        raise OptionError(f"{{revision}} is for hub ids; {folder} is a folder", revision=revision)
+def _model_in(folder: Path) -> Path:
+    """The model's file; the folder itself if only transformers can read what is in it."""
     config = folder / "tokenizer.json"
     if config.is_file():
-        return _open_file(config, specials)
+        return config
     models = sorted(
         path for path in folder.iterdir() if path.suffix in FILE_KINDS and path.suffix != ".json"
     )
     if len(models) == 1 and not (folder / "tokenizer_config.json").is_file():
-        return _open_file(models[0], specials)
+        return models[0]
     if not any(folder.glob("*.json")):
         raise TokenizerError(
             f"{folder}: found {len(models)} .model files and no tokenizer.json; wanted one of "
             "them; name the file itself"
         )
-    from shardmill.tokenizers.huggingface import open_pretrained
-
-    return open_pretrained(str(folder), specials=specials, revision=None)
+    return folder
 
 
 def adapt_tokenizer(obj: Any) -> Tokenizer:

@@ -58,8 +58,7 @@ class ModelFacts:
     types: tuple[int, ...]  # by id: NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE
     model_type: str  # "unigram", "bpe", "word" or "char"
     byte_fallback: bool  # characters outside the vocabulary become bytes, not unknown
-    identity: bool  # the normaliser changes no character
-    keeps_whitespace: bool  # runs, leading and trailing whitespace stay
+    identity: bool  # the normaliser changes no character, and all whitespace stays
     escapes_whitespace: bool  # a space is stored as U+2581
 
 
@@ -85,8 +84,7 @@ def read_facts(data: bytes) -> ModelFacts:
         types=tuple(types),
         model_type=_MODEL_TYPES.get(_checked(trainer.get(_MODEL_TYPE, 1), int), "unknown"),
         byte_fallback=bool(trainer.get(_BYTE_FALLBACK, 0)),
-        identity=not normalizer.get(_CHARSMAP, b""),
-        keeps_whitespace=not normalizer.get(_EXTRA_WHITESPACE, 1),
+        identity=not (normalizer.get(_CHARSMAP, b"") or normalizer.get(_EXTRA_WHITESPACE, 1)),
         escapes_whitespace=bool(normalizer.get(_ESCAPE, 1)),
     )
 
@@ -257,7 +255,7 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
             facts={
                 "model_type": facts.model_type,
                 "byte_fallback": facts.byte_fallback,
-                "identity": facts.identity and facts.keeps_whitespace,
+                "identity": facts.identity,
             },
             library="sentencepiece",
             library_version=library.__version__,
@@ -289,8 +287,8 @@ class SentencePieceTokenizer(TokenizerWithSpecials):
     def round_trips(self, text: str) -> bool:
         """Whether decode(encode(text)) == text for sure; U+2581 is decoded as a space."""
         facts = self._facts
-        exact = facts.byte_fallback and facts.identity and facts.keeps_whitespace
-        return exact and facts.escapes_whitespace and SPACE_PIECE not in text
+        exact = facts.byte_fallback and facts.identity and facts.escapes_whitespace
+        return exact and SPACE_PIECE not in text
 
     def _decode_text(self, ids: IntArray) -> str:
         self._refuse_unknown(ids, (ids < 0) | (ids >= self.vocab_size))

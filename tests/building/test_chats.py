@@ -16,7 +16,7 @@ from shardmill.building import BuildSpec, build_chats, worker
 from shardmill.building import chats as render
 from shardmill.building.chats import SplitRule
 from shardmill.chat import Rendered, TrainPolicy, bind_template, known_template
-from shardmill.chat.proof import prove_mask
+from shardmill.chat.proof.prove import prove_mask
 from shardmill.errors import (
     BuildError,
     EngineMismatchError,

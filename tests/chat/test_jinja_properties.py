@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
+from shardmill.chat.jinja.template import JinjaTemplate, open_jinja_template
 from shardmill.chat.policy import TrainPolicy
 from shardmill.records import Conversation
 from tests.chat.jinja_kit import RIGHT, SPECIALS, make_tokenizer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
+from shardmill.chat.jinja.template import JinjaTemplate, open_jinja_template
 from shardmill.chat.policy import REASONS, ChatTemplate, TrainPolicy
 from shardmill.chat.template_spec import known_template
 from shardmill.chat.token_template import bind_template
@@ -430,10 +430,10 @@ def test_importing_the_package_needs_neither_jinja_nor_transformers() -> None:
     code = (
         "import sys\n"
         "for name in ('jinja2', 'transformers', 'tokenizers'): sys.modules[name] = None\n"
-        "import shardmill.chat, shardmill.chat.jinja, shardmill.chat.proof\n"
+        "import shardmill.chat\n"
         "from shardmill.errors import MissingExtraError\n"
         "class Own:\n    chat_template, apply_chat_template = 'x', print\n"
-        "try: shardmill.chat.jinja.open_jinja_template(Own())\n"
+        "try: shardmill.chat.open_jinja_template(Own())\n"
         "except MissingExtraError as described: print(described)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

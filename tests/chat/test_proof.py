@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardmill.chat.jinja import open_jinja_template
+from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
-from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.chat.proof.examples import battery, battery_sha256, match_turns, stored
+from shardmill.chat.proof.prove import Certificate, prove_mask
 from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.cli.app import as_flag

@@ -2,10 +2,8 @@
 
 `JinjaEngine` runs one template of one tokenizer exactly as transformers runs it: text, ids and
 assistant mask are those of `apply_chat_template`. Any error inside a template becomes a
-`TemplateError` with its line, if Jinja knows it. The clock is never read. Transformers renders in
-Jinja's immutable sandbox, so a template cannot reach files, processes or Python's internals, and a
-single range has at most 100,000 items. Time and memory are not limited: nested loops or a long
-string are noticed only when the template returns.
+`TemplateError` with its line, if Jinja knows it. The clock is never read. docs/chats.md says what
+the sandbox of transformers limits (files, processes) and what it does not (time, memory).
 
 `find_facts` refuses a template that cannot write a question and its answer, or whose answer does
 not follow its generation prompt. This is no proof: every conversation is checked again.

@@ -4,9 +4,3 @@ battery/     the conversations as JSON lines, as people write them
 examples.py  the conversations on which a mask is proved: one rendered, and one that fails shown
 prove.py     `prove_mask` and its checks
 """
-
-from __future__ import annotations
-
-from shardmill.chat.proof.prove import Certificate, prove_mask
-
-__all__ = ["Certificate", "prove_mask"]
