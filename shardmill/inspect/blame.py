@@ -28,7 +28,7 @@ from shardmill.inspect.inputs import Inputs, matched_inputs
 from shardmill.inspect.tokens import tokenizer_mismatch
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import ROLES, IntArray
-from shardmill.sources import RowLocation
+from shardmill.sources.source import RowLocation
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace
 

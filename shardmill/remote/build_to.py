@@ -215,7 +215,7 @@ def _take_lock(path: Path, url: str) -> LockedFile:
                 "another one with {scratch}",
                 scratch=...,
             ) from error
-        if not lock.try_exclusive():
+        if not lock.lock(wait=False):
             lock.close()
             raise BuildLockedError(
                 f"{url}: another process builds or sends this store now (it holds {path}); wait "

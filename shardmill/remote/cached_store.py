@@ -201,12 +201,13 @@ class Lease:
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
         self._file = file
-        file.set_time(time.time_ns())  # the kernel's own clock for files has steps of a few ms
+        now = time.time_ns()  # the kernel's own clock for files has steps of a few ms
+        os.utime(file.fileno(), ns=(now, now))
         file.inherit()
 
     def descriptor(self) -> int:
         """An open descriptor, for the caller to close; the file stays until then."""
-        return self._file.duplicate()
+        return os.dup(self._file.fileno())
 
     def close(self) -> None:
         """Release the file; may be called again."""
@@ -269,7 +270,7 @@ class FileCache:
             if is_ours:
                 lease = self._fetch(file, path, part, size, fetch)
             else:
-                file.shared()  # waits until the other is done, or dead
+                file.lock(shared=True)  # waits until the other is done, or dead
                 lease = _lease(file, path, size)
             return lease
         finally:
@@ -295,7 +296,7 @@ class FileCache:
                     "cache alone, and read again"
                 )
             part.rename(path)
-            file.shared()
+            file.lock(shared=True)
         return Lease(path, file)
 
     def _make_room(self, part: Path, size: int) -> None:
@@ -339,7 +340,7 @@ class FileCache:
     def _changing_names(self) -> Iterator[None]:
         lock = LockedFile(self.folder / _LOCK, create=True)
         try:
-            lock.exclusive()
+            lock.lock()
             yield
         finally:
             lock.close()
@@ -353,7 +354,7 @@ def _cached(path: Path, size: int) -> Lease | None:
         return None
     lease = None
     try:
-        file.shared()  # waits only for a moment, while it is removed or renamed
+        file.lock(shared=True)  # waits only for a moment, while it is removed or renamed
         lease = _lease(file, path, size)
     finally:
         if lease is None:
@@ -368,14 +369,14 @@ def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
 
 def _claim(part: LockedFile) -> bool:
     """Whether the part is ours to fetch; False if another fetches it. Under `.lock`."""
-    if part.try_exclusive():
+    if part.lock(wait=False):
         return True
-    if not part.try_shared():
+    if not part.lock(shared=True, wait=False):
         return False
     # It is not being fetched, and under .lock no fetch begins. Those who hold it shared waited for
     # a fetcher that died, and let go at once. With retries instead of a wait, many processes could
     # fail for ever.
-    part.exclusive()
+    part.lock()
     return True
 
 
@@ -386,7 +387,7 @@ def _removed(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        if not file.try_exclusive():
+        if not file.lock(wait=False):
             return False
         path.unlink(missing_ok=True)
         return True

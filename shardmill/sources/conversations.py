@@ -9,13 +9,12 @@ Whether a conversation makes sense is decided by the `chat` package.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
-from itertools import chain, islice
-from typing import Any, NamedTuple, cast
+from itertools import chain, groupby, islice
+from typing import Any, NamedTuple
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
@@ -54,49 +53,38 @@ MAX_HELD_BYTES = 512 * 2**20
 _NUM_KEYS = 20
 
 
-class FileRows(NamedTuple):
-    """Whole rows of one file."""
+class HubRows:
+    """Whole rows of a split of a hub dataset, whose client has no bound of a row."""
 
-    file: InputFile
+    def rows(self, split: HubSplit, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
+        for row in hub_rows(split, position):
+            assert isinstance(row.value, dict)
+            yield row._replace(value=without_nulls(row.value))
+
+
+class ChatInput(NamedTuple):
+    """Whole rows of one file, or of one split of a hub dataset."""
+
+    file: InputFile | HubSplit
     format: RowFormat
-
-    @property
-    def name(self) -> str:
-        return self.file.name
 
     def where(self, id: str) -> str:
         """A row as a person finds it."""
         return str(self.file.place).removesuffix(self.file.name) + id
 
     def rows(self, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
-        check_unchanged(self.file)
+        if isinstance(self.file, InputFile):
+            check_unchanged(self.file)
         yield from self.format.rows(self.file, position, limits)
-        check_unchanged(self.file)
-
-
-class HubRows(NamedTuple):
-    """Whole rows of one split of a hub dataset, whose client has no bound of a row."""
-
-    split: HubSplit
-
-    @property
-    def name(self) -> str:
-        return self.split.dataset
-
-    def where(self, id: str) -> str:
-        return f"hub dataset {id}"
-
-    def rows(self, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
-        for row in hub_rows(self.split, position):
-            assert isinstance(row.value, dict)
-            yield row._replace(value=without_nulls(row.value))
+        if isinstance(self.file, InputFile):
+            check_unchanged(self.file)
 
 
 class ChatCursor(NamedTuple):
     """After a position of an input, and after the first `done` items of the group that follows."""
 
     input: int  # its number
-    position: JSON | Callable[[], JSON]  # None: the input's start
+    position: Any  # JSON, or a function that gives it; None: the input's start
     done: int = 0
 
 
@@ -187,20 +175,13 @@ def _no_such_items(skip: int) -> SourceError:
     )
 
 
-def _trees_are_together(trees: Iterable[object]) -> bool:
-    """Does each tree's name come in one run only, and on every row? Keeps 8 bytes per tree."""
-    closed: set[bytes] = set()
-    current: str | None = None
-    for tree in trees:
-        if not isinstance(tree, str):
+def _are_together(trees: Iterable[str | None]) -> bool:
+    """Does each tree's name come in one run only, and on every row? Keeps the names."""
+    closed: set[str] = set()
+    for tree, _ in groupby(trees):
+        if tree is None or tree in closed:
             return False
-        if tree == current:
-            continue
-        key = hashlib.blake2b(tree.encode("utf-8", "replace"), digest_size=8).digest()
-        if key in closed:
-            return False
-        closed.add(key)
-        current = tree
+        closed.add(tree)
     return True
 
 
@@ -245,7 +226,7 @@ class ChatSource(NamedSource):
 
     def __init__(
         self,
-        inputs: Sequence[FileRows | HubRows],
+        inputs: Sequence[ChatInput],
         *,
         name: str,
         shape: str | None = None,
@@ -281,8 +262,8 @@ class ChatSource(NamedSource):
                 "on_bad": self._on_bad,
                 **asdict(self._rules),
                 "inputs": [
-                    next(prints) if isinstance(entry, FileRows) else entry.split.describe_rows()
-                    for entry in self._inputs
+                    file.describe_rows() if isinstance(file, HubSplit) else next(prints)
+                    for file, _ in self._inputs
                 ],
             }
         return dict(self._description)
@@ -290,8 +271,8 @@ class ChatSource(NamedSource):
     def stamp(self) -> JSON:
         """When each file was written, on this machine; null for a hub, whose commit is pinned."""
         return [
-            [entry.name, stamp_of_file(entry.file) if isinstance(entry, FileRows) else None]
-            for entry in self._inputs
+            [file.name, stamp_of_file(file) if isinstance(file, InputFile) else None]
+            for file, _ in self._inputs
         ]
 
     def size_hint(self) -> int | None:
@@ -303,7 +284,7 @@ class ChatSource(NamedSource):
         source = copy(self)
         source._description = None
         pairs = zip(self._inputs, files, strict=True)
-        source._inputs = tuple(cast(FileRows, entry)._replace(file=file) for entry, file in pairs)
+        source._inputs = tuple(entry._replace(file=file) for entry, file in pairs)
         return source
 
     def limited(self, num_bytes: int) -> ChatSource:
@@ -315,17 +296,17 @@ class ChatSource(NamedSource):
         return batched(self._groups(start), start, self.limits, self._to_json)
 
     def _files(self) -> list[InputFile]:
-        return [entry.file for entry in self._inputs if isinstance(entry, FileRows)]
+        return [file for file, _ in self._inputs if isinstance(file, InputFile)]
 
     def _to_json(self, cursor: ChatCursor) -> Cursor:
         position = cursor.position() if callable(cursor.position) else cursor.position
-        name = self._inputs[cursor.input].name
+        name = self._inputs[cursor.input].file.name
         return {"input": cursor.input, "name": name, "position": position, "done": cursor.done}
 
     def _parse(self, cursor: Cursor) -> ChatCursor:
         keys = ("input", "name", "position", "done")
         number, name, position, done = fields_of(cursor, keys, self.name, counts=("input", "done"))
-        if number >= len(self._inputs) or self._inputs[number].name != name:
+        if number >= len(self._inputs) or self._inputs[number].file.name != name:
             raise SourceError(
                 f"source {self.name!r}: the cursor is in input {number}, {name!r:.80}, which is "
                 f"not so among its {len(self._inputs):,}; resume with the input the cursor came "
@@ -335,7 +316,7 @@ class ChatSource(NamedSource):
 
     def _rows(self, start: ChatCursor) -> Iterator[tuple[int, InputRow]]:
         """Every row after a cursor, with the number of its input."""
-        position = start.position() if callable(start.position) else start.position
+        position = start.position
         for number in range(start.input, len(self._inputs)):
             for row in self._inputs[number].rows(position, self.limits):
                 yield number, row
@@ -404,7 +385,7 @@ class ChatSource(NamedSource):
             groups = self._read(ChatCursor(0, None), shape)
             rows = (row for group in groups for row in group.items)
             trees = (row.tree for row in rows if isinstance(row, TreeRow))
-            self._together = _trees_are_together(trees)
+            self._together = _are_together(trees)
             if not self._together:
                 logger.info("%s: rows of a tree are not together; all rows are held", self.name)
         return self._together

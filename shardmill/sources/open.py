@@ -18,7 +18,7 @@ from typing import Any, cast
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.sources.batches import BOM_BYTES, DEFAULT_LIMITS, BatchLimits, name_of
-from shardmill.sources.conversations import ChatSource, FileRows, HubRows
+from shardmill.sources.conversations import ChatInput, ChatSource, HubRows
 from shardmill.sources.formats.jsonl import (
     WHITE,
     JsonlFormat,
@@ -232,12 +232,12 @@ def open_chats(
         )
     rules = TreeRules(**{key: options.pop(key) for key in _TREE_OPTIONS if key in options})
     files = iter(_files_of([part for part in parts if part not in hubs]))
-    inputs: list[FileRows | HubRows] = []
+    inputs: list[ChatInput] = []
     for part in parts:
         if part in hubs:
-            inputs.append(HubRows(HubSplit(*_hub_dataset(str(part), options))))
+            inputs.append(ChatInput(HubSplit(*_hub_dataset(str(part), options)), HubRows()))
         else:
-            inputs += [FileRows(file, _row_format(file)) for file in next(files)]
+            inputs += [ChatInput(file, _row_format(file)) for file in next(files)]
     return ChatSource(
         inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
     )

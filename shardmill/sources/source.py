@@ -76,7 +76,7 @@ class RowLocation:
 class RowFormat(Protocol):
     """A format that reads whole rows, for conversations."""
 
-    def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
+    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
         """Rows from `position` on (None: the start)."""
 
 

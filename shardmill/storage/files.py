@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON
@@ -28,7 +27,6 @@ from shardmill.storage.object_store import (
     ObjectPath,
     check_object,
     list_objects,
-    open_object,
     open_object_at,
 )
 from shardmill.urls import Url
@@ -291,47 +289,31 @@ def fingerprint_files(files: Iterable[InputFile]) -> list[JSON]:
     """
     files = list(files)
     whole = sum(file.num_bytes for file in files) < FULL_HASH_BYTES
-    return [
-        {"file": file.name, "bytes": file.num_bytes, **content_of(file, whole=whole)}
-        for file in files
-    ]
+    return [fingerprint(file, whole=whole) for file in files]
 
 
 def has_content(file: InputFile, recorded: Mapping[str, JSON]) -> bool:
     """Whether a file has the content that `fingerprint_files` once recorded; names may differ."""
     if file.num_bytes != recorded["bytes"]:
         return False
-    now = content_of(file, whole="sha256" in recorded)
-    return now == {key: recorded[key] for key in recorded if key not in ("file", "bytes")}
+    return fingerprint(file, whole="sha256" in recorded) == {**recorded, "file": file.name}
 
 
-def content_of(file: InputFile, *, whole: bool) -> dict[str, JSON]:
-    """What identifies a file's content: a hash of all of it or of its ends, or its ETag."""
+def fingerprint(file: InputFile, *, whole: bool) -> dict[str, JSON]:
+    """Name, size and what identifies the content: a hash of all of it or of its ends, or what its
+    storage calls it."""
     check_unchanged(file)
-    path = file.place
-    try:
-        if not isinstance(path, Path):
-            if path.identity is not None:
-                kind, word = path.identity
-                return {kind: word}
-            with open_object(path, file.num_bytes) as stream:
-                return {"sha256_of_ends": _sha256_of_ends(stream, file.num_bytes)}
-        with path.open("rb") as local:
-            if whole:
-                return {"sha256": hashlib.file_digest(local, "sha256").hexdigest()}
-            return {"sha256_of_ends": _sha256_of_ends(local, file.num_bytes)}
-    except OSError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise unreadable(path, error) from error
-
-
-def _sha256_of_ends(stream: BinaryIO | io.RawIOBase, num_bytes: int) -> str:
-    """Of the first and the last 64 KiB, which may overlap."""
-    digest = hashlib.sha256(stream.read(END_BYTES) or b"")
-    stream.seek(max(num_bytes - END_BYTES, 0))
-    digest.update(stream.read(END_BYTES) or b"")
-    return digest.hexdigest()
+    facts: dict[str, JSON] = {"file": file.name, "bytes": file.num_bytes}
+    if isinstance(file.place, ObjectPath) and file.place.identity is not None:
+        kind, word = file.place.identity
+        return {**facts, kind: word}
+    with open_file(file, 0, END_BYTES) as stream:
+        if whole and isinstance(file.place, Path):
+            return {**facts, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        digest = hashlib.sha256(stream.read(END_BYTES) or b"")
+        stream.seek(max(file.num_bytes - END_BYTES, 0))  # the ends may overlap
+        digest.update(stream.read(END_BYTES) or b"")
+        return {**facts, "sha256_of_ends": digest.hexdigest()}
 
 
 def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:

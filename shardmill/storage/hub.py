@@ -107,7 +107,8 @@ class HubSplit:
             self.options = HubOptions(**options)
         except TypeError as error:
             raise OptionError(f"hub dataset {dataset}: {error}") from error
-        self.dataset = dataset
+        self.dataset = self.name = dataset
+        self.place = f"hub dataset {dataset}"
         self.retry = RetryPolicy(
             max_retries=self.options.max_retries, delay=self.options.retry_delay
         )
@@ -119,7 +120,7 @@ class HubSplit:
     @cached_property
     def revision(self) -> str:
         """The commit that the branch or tag named when this was first asked."""
-        where, wanted = f"hub dataset {self.dataset}", self.options.revision
+        where, wanted = self.place, self.options.revision
         if Path(self.dataset).exists():
             raise SourceError(
                 f"{where}: the working folder has a local folder of this name, and the client "

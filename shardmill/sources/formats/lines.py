@@ -9,6 +9,8 @@ lose none. A compressed file can only be read from its start, so it has no range
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +31,7 @@ _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _LOOK = 2**16  # bytes that show whether lines are long
 _COUNT_BYTES = 2**20
-_CODECS = {"gz": "gzip", "zst": "zstd"}  # as Arrow calls them
+_CODECS = {"gz": "gzip", "zst": "zstd"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,31 +77,20 @@ class _Length:
 def _bounded(
     chunks: Iterator[bytes], start: int, most: int, file: InputFile, *, is_json: bool
 ) -> Iterator[bytes]:
-    """The chunks, until the unfinished line is too long."""
+    """The chunks, until a line is too long. A chunk has fewer bytes than a line may have, so only
+    lines that cross from one chunk into the next are measured."""
     begin, length = start, _Length(is_json=is_json)
     for chunk in chunks:
-        newline = chunk.rfind(b"\n")
-        if newline >= 0:
-            begin, length = start + newline + 1, _Length(is_json=is_json)
+        end = chunk.find(b"\n") + 1
+        if length.add(chunk[: end or None]) > most:
+            found = "a line of {:,} bytes" if end else "{:,} bytes and no end of the line"
+            raise _too_long(file, begin, found.format(start + (end or len(chunk)) - begin), most)
+        if end:
+            last = chunk.rfind(b"\n") + 1
+            begin, length = start + last, _Length(is_json=is_json)
+            length.add(chunk[last:])
         start += len(chunk)
-        if length.add(chunk[newline + 1 :]) > most:
-            raise _too_long(file, begin, f"{start - begin:,} bytes and no end of the line", most)
         yield chunk
-
-
-def _check_lines(block: LineBlock, most: int | None, file: InputFile, *, is_json: bool) -> None:
-    """Refuse a whole line that is too long, to the byte."""
-    if most is None or len(block.data) <= most:
-        return
-    edges = np.concatenate(([0], block.stops))
-    for number in np.flatnonzero(np.diff(edges) > most).tolist():
-        begin, end = int(edges[number]), int(edges[number + 1])
-        length, found = _Length(is_json=is_json), 0
-        for piece in range(begin, end, _COUNT_BYTES):
-            found = length.add(block.data[piece : min(piece + _COUNT_BYTES, end)])
-        if found > most:
-            block_start = block.end - len(block.data)
-            raise _too_long(file, block_start + begin, f"a line of {end - begin:,} bytes", most)
 
 
 def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
@@ -218,15 +209,22 @@ def read_chunks(
 
 
 @contextmanager
-def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[pa.NativeFile]:
+def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[Any]:
     """The decompressed bytes of an open file."""
     try:
-        if file.num_bytes == 0:  # which Arrow takes for a regular end
-            raise OSError("the file has 0 bytes, but even no data compresses to more")
-        with pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec) as stream:
+        if file.num_bytes == 0:  # which decompressors take for a regular end
+            raise EOFError("the file has 0 bytes, but even no data compresses to more")
+        opened: Any
+        if codec == "gzip":  # by Python, which accepts zeros after the end as tape tools leave them
+            opened = gzip.GzipFile(fileobj=raw)
+        else:
+            opened = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+        with opened as stream:
             yield stream
-    except OSError as error:
-        if type(error) is not OSError or error.errno:  # not of Arrow
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and (
+            error.errno or type(error) not in (OSError, gzip.BadGzipFile)
+        ):  # not of a decompressor
             raise
         if "too much memory" in str(error):
             raise SourceError(
@@ -253,17 +251,14 @@ def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Itera
 
 def _stored_before(file: InputFile, codec: str, num_bytes: int) -> int:
     """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
-    stored = unpacked = 0
     with open_file(file) as raw:
-        steps = SimpleNamespace(read=lambda _: raw.read(_LOOK // 16), close=raw.close, closed=False)
-        with _unpacked(file, steps, codec) as stream:
-            while chunk := stream.read(_LOOK // 16):
-                if raw.tell() > stored:  # so all that was read before is unpacked
-                    if unpacked >= num_bytes:
-                        break
-                    stored = raw.tell()
-                unpacked += len(chunk)
-    return stored * num_bytes // max(unpacked, 1)
+        few = SimpleNamespace(
+            read=lambda size: raw.read(min(size, _LOOK // 16)), close=raw.close, closed=False
+        )
+        with _unpacked(file, few, codec) as stream:
+            while num_bytes > 0 and (chunk := stream.read(min(num_bytes, _COUNT_BYTES))):
+                num_bytes -= len(chunk)
+            return raw.tell()
 
 
 def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
@@ -359,7 +354,6 @@ class LineFormat(Format):
                 wanted = _bounded(wanted, start, most, file, is_json=self._is_json)
             for data in _whole_lines(wanted, start, cell):
                 for block in _cut_block(data, start, line, limits):
-                    _check_lines(block, most, file, is_json=self._is_json)
                     start = block.end
                     line += len(block.stops)
                     yield block

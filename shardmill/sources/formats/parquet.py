@@ -177,17 +177,13 @@ class ParquetFormat(Format):
         return sum(self._sizes(file))
 
     def bytes_before(self, file: InputFile, position: JSON) -> int:
-        """Of the last row group, its share of rows."""
-        column = self.field
+        """By the share of its rows."""
         group, rows = counts_of(position, ("row_group", "rows"), file.name)
         with open_parquet(file) as parquet:
-            metadata = parquet.metadata
-            whole = range(self.groups.start if self.groups else 0, group)
-            done = sum(_column_bytes(metadata, number, column) for number in whole)
-            if group < metadata.num_row_groups:
-                share = rows / max(metadata.row_group(group).num_rows, 1)
-                done += int(share * _column_bytes(metadata, group, column))
-        return done
+            edges = _row_edges(parquet.metadata)
+        start, stop = self.groups or (0, len(edges) - 1)
+        done = edges[group] + rows - edges[start]
+        return self.size_hint(file) * done // max(edges[stop] - edges[start], 1)
 
     def split(self, file: ParquetInput, num_bytes: int | None, /) -> Sequence[Self]:
         """Runs of row groups; reads the footer. A file without row groups is one piece."""
