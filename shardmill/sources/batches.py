@@ -85,7 +85,9 @@ class NamedSource:
         self.limits = limits
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
+        files = getattr(self, "files", None)
+        count = "" if files is None else f", files={len(files):,}"
+        return f"{type(self).__name__}({self.name!r}{count})"
 
     def size_hint(self) -> int | None:
         return None

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
+from functools import cached_property
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
@@ -73,11 +74,9 @@ class ChatInput(NamedTuple):
         return str(self.file.place).removesuffix(self.file.name) + id
 
     def rows(self, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
-        if isinstance(self.file, InputFile):
-            check_unchanged(self.file)
+        check_unchanged(self.file)
         yield from self.format.rows(self.file, position, limits)
-        if isinstance(self.file, InputFile):
-            check_unchanged(self.file)
+        check_unchanged(self.file)
 
 
 class ChatCursor(NamedTuple):
@@ -243,11 +242,7 @@ class ChatSource(NamedSource):
             self._check_rules(self._named)
         self._on_bad = on_bad
         self._found: ConversationShape | None = None
-        self._together: bool | None = None
         self._description: dict[str, JSON] | None = None
-
-    def __repr__(self) -> str:
-        return f"ChatSource({self.name!r}, inputs={len(self._inputs):,})"
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) and finds the shape; then remembers."""
@@ -357,8 +352,7 @@ class ChatSource(NamedSource):
         shape = self._shape()
         groups = self._read(start, shape)
         if shape is not None and shape.is_part_of_tree:
-            together = self._trees_are_together(shape)
-            groups = _groups_of_trees(groups, together=together, name=self.name)
+            groups = _groups_of_trees(groups, together=self._trees_are_together, name=self.name)
         yield from groups
 
     def _read(
@@ -379,16 +373,15 @@ class ChatSource(NamedSource):
             else:
                 yield ConversationGroup(items, end, row.repaired)
 
-    def _trees_are_together(self, shape: ConversationShape) -> bool:
+    @cached_property
+    def _trees_are_together(self) -> bool:
         """Reads all input once, so that the answer does not depend on where reading starts."""
-        if self._together is None:
-            groups = self._read(ChatCursor(0, None), shape)
-            rows = (row for group in groups for row in group.items)
-            trees = (row.tree for row in rows if isinstance(row, TreeRow))
-            self._together = _are_together(trees)
-            if not self._together:
-                logger.info("%s: rows of a tree are not together; all rows are held", self.name)
-        return self._together
+        groups = self._read(ChatCursor(0, None), self._shape())
+        rows = (row for group in groups for row in group.items)
+        found = _are_together(row.tree for row in rows if isinstance(row, TreeRow))
+        if not found:
+            logger.info("%s: rows of a tree are not together; all rows are held", self.name)
+        return found
 
     def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
         if self._on_bad == "skip":

@@ -20,16 +20,12 @@ from shardmill.sources.source import BadRowError
 
 Message = dict[str, Any]
 
-TREE_REASONS = {
+OASST_REASONS = {
     "duplicate_id": "an earlier message of its tree has this id",
     "missing_parent": "the message it answers is not in the data",
     "below_left_out": "it answers a message that was left out, directly or further up",
     "too_deep": "it is beyond the longest thread asked for",
     "no_root": "the messages above it form a circle",
-}
-"""Why a message is on no path, besides its own fault."""
-
-OASST_REASONS = TREE_REASONS | {
     "other_language": "not in the language asked for",
     "deleted": "marked as deleted, which was to be left out",
 }

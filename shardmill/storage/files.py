@@ -23,12 +23,8 @@ from pathlib import Path
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON
-from shardmill.storage.object_store import (
-    ObjectPath,
-    check_object,
-    list_objects,
-    open_object_at,
-)
+from shardmill.storage.object_store import ObjectPath, check_object, list_objects, open_object
+from shardmill.storage.ranges import blocks_of
 from shardmill.urls import Url
 
 logger = logging.getLogger(__name__)
@@ -36,6 +32,8 @@ logger = logging.getLogger(__name__)
 FULL_HASH_BYTES = 64 * 2**20
 """Up to this total size every byte is hashed; above it the two ends of each file."""
 END_BYTES = 64 * 2**10
+FIRST_BLOCK = 256 * 2**10
+"""Reading only the first lines of a remote file fetches no more than this."""
 
 Where = str | Path | Sequence[str | Path]
 
@@ -108,7 +106,8 @@ def _files_at(where: str | Path, suffixes: tuple[str, ...]) -> list[InputFile]:
     if _is_remote(where):
         found = list_objects(str(where), suffixes)
         return [InputFile(place=place, name=name, num_bytes=size) for place, name, size in found]
-    root, paths = find_local(_local_path(where), suffixes)
+    path = where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
+    root, paths = find_local(path, suffixes)
     return [_input_file(path, root) for path in paths]
 
 
@@ -118,11 +117,6 @@ def _is_remote(where: str | Path) -> bool:
         return False
     # Unlike Path.exists, this accepts a name that is too long for a disk.
     return not os.path.exists(where)  # noqa: PTH110
-
-
-def _local_path(where: str | Path) -> Path:
-    """The path of a local file, with or without "file://"."""
-    return where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
 
 
 def _input_file(path: Path, root: Path) -> InputFile:
@@ -242,10 +236,13 @@ def open_file(file: InputFile, start: int = 0, stop: int | None = None) -> Itera
     try:
         if isinstance(file.place, Path):
             stream = file.place.open("rb", buffering=0)
-            stream.seek(start)
         else:
-            stream = open_object_at(file.place, file.num_bytes, start, stop)
+            stop = file.num_bytes if stop is None else min(stop, file.num_bytes)
+            first = min(start + FIRST_BLOCK, stop)
+            blocks = [*blocks_of([(start, first)]), *blocks_of([(first, stop)])]
+            stream = open_object(file.place, file.num_bytes, blocks, is_slow_start=True)
         with stream:
+            stream.seek(start)
             yield stream
     except OSError as error:
         if error.errno is None:  # not of the system: of a decompressor, or one of ours
@@ -253,11 +250,13 @@ def open_file(file: InputFile, start: int = 0, stop: int | None = None) -> Itera
         raise unreadable(file.place, error) from error
 
 
-def check_unchanged(file: InputFile) -> None:
+def check_unchanged(file: object) -> None:
     """Refuse a file that is gone or has another size than when it was listed.
 
-    On object storage, also one with other content.
+    On object storage, also one with other content. Those of a commit of the hub never change.
     """
+    if not isinstance(file, InputFile):
+        return
     if not isinstance(file.place, Path):
         check_object(file.place, file.num_bytes)
         return

@@ -316,7 +316,7 @@ class LineFormat(Format):
     def size_hint(self, file: InputFile) -> int:
         return file.num_bytes if self.range is None else self.range.stop - self.range.start
 
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
+    def bytes_before(self, file: InputFile, position: JSON, /) -> int:
         done, _ = self._counts(file, position)
         if self.range is not None:
             return done - self.range.start

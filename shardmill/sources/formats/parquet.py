@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
@@ -49,38 +50,28 @@ _READ_BYTES = 2**20  # else all of a column chunk is fetched before its first ro
 _READ_ROWS = 1024  # decoded at a time at least, where batches are smaller: each time has a cost
 _PAGE = 4  # a page, which Arrow holds whole, may be this many times as large as a document
 _FOOTER_BYTES = 16 * 2**20  # of remembered footers
+_serialized_size = attrgetter("serialized_size")
 
 
 ParquetInput = InputFile | HubFile
 
 
-class _Footers:
-    """The footers of remote files that were used last: row groups of one file are often read in
-    turn."""
+_footers: dict[Hashable, pq.FileMetaData] = {}  # of remote files, in the order of their last use
+_footers_lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self._known: dict[Hashable, pq.FileMetaData] = {}
-        self._lock = threading.Lock()
 
-    def get(self, file: ParquetInput) -> pq.FileMetaData:
-        with self._lock:
-            footer = self._known.pop(file.place, None)
-            if footer is not None:
-                self._known[file.place] = footer  # now the last one used
-                return footer
+def _footer(file: ParquetInput) -> pq.FileMetaData:
+    """Remembered for the files used last: row groups of one file are often read in turn."""
+    with _footers_lock:
+        footer = _footers.pop(file.place, None)
+    if footer is None:
         with _open_ranges(file) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
             footer = parquet.metadata
-        with self._lock:
-            self._known[file.place] = footer
-            while len(self._known) > 1 and self._num_bytes() > _FOOTER_BYTES:
-                del self._known[next(iter(self._known))]
-        return footer
-
-    def _num_bytes(self) -> int:
-        return sum(footer.serialized_size for footer in self._known.values())
-
-
-_footers = _Footers()
+    with _footers_lock:
+        _footers[file.place] = footer
+        while len(_footers) > 1 and sum(map(_serialized_size, _footers.values())) > _FOOTER_BYTES:
+            del _footers[next(iter(_footers))]
+    return footer
 
 
 def _open_ranges(file: ParquetInput, blocks: Sequence[Range] = ()) -> RangedFile:
@@ -104,7 +95,7 @@ def open_parquet(
             with pq.ParquetFile(file.place, **options) as parquet:
                 yield parquet
             return
-        metadata, num_bytes = _footers.get(file), file.num_bytes
+        metadata, num_bytes = _footer(file), file.num_bytes
         wanted = [] if ahead is None else ahead(metadata)
         blocks = blocks_of((start, min(stop, num_bytes)) for start, stop in wanted)
         with (
@@ -176,7 +167,7 @@ class ParquetFormat(Format):
         """The column's size before compression."""
         return sum(self._sizes(file))
 
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
+    def bytes_before(self, file: InputFile, position: JSON, /) -> int:
         """By the share of its rows."""
         group, rows = counts_of(position, ("row_group", "rows"), file.name)
         with open_parquet(file) as parquet:
