@@ -1,25 +1,5 @@
 """Every exception shardmill raises on purpose.
 
-    ShardmillError
-    |-- MissingExtraError     (ImportError)        an optional dependency is not installed
-    |-- OptionError           (ValueError)         an argument or flag that makes no sense
-    |-- SourceError           (ValueError)         input that cannot be read as documents
-    |   `-- HubError          (ConnectionError)    the hub stayed unreachable after retries
-    |-- TokenizerError        (ValueError)         a tokenizer that cannot be opened or trusted
-    |   `-- EngineMismatchError                    a fast engine gave other ids than the reference
-    |-- TokenRangeError       (ValueError)         an id that does not fit the shard's dtype
-    |-- TemplateError         (ValueError)         a chat template that cannot be opened or trusted
-    |   `-- MaskProofError                         its loss mask is not proved right
-    |-- StoreError            (ValueError)
-    |   |-- StoreNotFoundError  (FileNotFoundError)  no finished store here
-    |   |-- StoreExistsError    (FileExistsError)    a finished store is only replaced on request
-    |   |-- ManifestError                            meta.json is not a valid manifest
-    |   `-- DamagedStoreError                        files that do not match their manifest
-    |-- StateMismatchError    (ValueError)         a saved position of other data or another order
-    `-- BuildError            (RuntimeError)
-        |-- BuildLockedError                       another process builds this store
-        `-- UnfinishedBuildError                   an earlier build must be resumed or discarded
-
 A message says what, where, found, wanted, and what to do next. Each class is also a built-in, so
 callers who do not know shardmill can still catch it.
 """

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -112,6 +112,12 @@ class OneThread:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """A `with` block that waits until no other thread is inside."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._lock
 
     def _begin(self) -> None:
         self._process, self._lock = os.getpid(), threading.RLock()

@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import fsspec
+
 __all__ = ["Fault", "LoopbackHub", "LoopbackS3", "Request"]
 
 
@@ -441,7 +443,8 @@ class LoopbackS3(_Loopback):
         return {"endpoint_url": self.url, "key": "test", "secret": "test"}
 
     def environment(self) -> dict[str, str]:
-        """The environment of a client process."""
+        """The environment of a client process; clients made in another one are forgotten here."""
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         return {
             **os.environ,
             "AWS_ENDPOINT_URL": self.url,

@@ -40,6 +40,13 @@ from shardmill.packing import BinAssignment, best_fit_decreasing, concatenate, f
 from tests.formats.packed import aligned_slowly, plain, write_spool
 
 
+def test_writers_have_the_attributes_of_the_specification(tmp_path: Path) -> None:
+    with MemmapShardWriter(str(tmp_path / "bins"), 0, 10, 0) as memmap:
+        assert memmap.output_dir == tmp_path / "bins"
+    with LegacyPickleWriter(str(tmp_path / "bins.npy")) as legacy:
+        assert legacy.output_path == tmp_path / "bins.npy"
+
+
 def test_memmap_writer_roundtrip() -> None:
     with tempfile.TemporaryDirectory() as tmpdir:
         writer = MemmapShardWriter(output_dir=tmpdir, num_bins=3, pack_size=10, total_seq_starts=6)

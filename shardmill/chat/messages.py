@@ -1,4 +1,4 @@
-"""Check conversations: well-formed messages, or one reason code.
+"""Check conversations: well-formed messages, or one reason why they are dropped.
 
 Nothing is trimmed, merged or invented. What passes has known roles, text that can be written in
 UTF-8, and boolean train flags. Tool calls and tool definitions become JSON text: a call is
@@ -10,7 +10,7 @@ of tokens writes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -58,54 +58,72 @@ REASONS = {
 and what a Jinja template did with them."""
 
 
+class Dropped(Exception):
+    """Why a conversation cannot be rendered: its text is one of `REASONS`."""
+
+
 def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
     """Whether a value is a JSON object of any class; fast for a dict."""
     return type(value) is dict or isinstance(value, Mapping)
 
 
-def check_tools(tools: object) -> tuple[str, ...] | str:
-    """One JSON text per definition, in order, or a reason code; None means no tools."""
-    texts = _texts(tools or (), lambda tool: _json(tool) if is_object(tool) else None)
-    if texts is None:
-        return "bad_tools"
-    return texts if all(map(has_bytes, texts)) else "invalid_unicode"
+def has_bytes(text: str) -> bool:
+    """Whether a text can be written in UTF-8; a lone surrogate cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _texts(values: object, write: Callable[[object], str | None]) -> tuple[str, ...] | None:
+def check_tools(tools: object) -> tuple[str, ...]:
+    """One JSON text per definition, in order; None means no tools."""
+    texts = tuple(_json(tool, "bad_tools") for tool in _listed(tools or (), "bad_tools"))
+    _check_unicode(texts)
+    return texts
+
+
+def _check_unicode(texts: Iterable[str]) -> None:
+    if not all(map(has_bytes, texts)):
+        raise Dropped("invalid_unicode")
+
+
+def _listed(values: object, reason: str) -> Sequence[object]:
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        return None
-    texts = tuple(map(write, values))
-    return None if None in texts else texts  # type: ignore[return-value]
+        raise Dropped(reason)
+    return values
 
 
-def _call_text(call: object) -> str | None:
-    if not is_object(call):
-        return None
-    inner = call.get("function", call)
-    if not is_object(inner):
-        return None
-    name, arguments = inner.get("name"), inner.get("arguments")
-    if not isinstance(name, str) or not name:
-        return None
-    if isinstance(arguments, str):
-        written = arguments.strip() if _is_json_object(arguments) else None
-    else:
-        written = _json(arguments) if is_object(arguments) else None
-    return None if written is None else f'{{"name": {_json(name)}, "arguments": {written}}}'
-
-
-def _json(value: object) -> str | None:
+def _json(value: object, reason: str) -> str:
+    """A JSON object as text."""
+    if not is_object(value):
+        raise Dropped(reason)
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
-        return None
+        raise Dropped(reason) from None
 
 
-def _is_json_object(text: str) -> bool:
-    try:
-        return isinstance(_DECODER.decode(text), dict)
-    except (ValueError, RecursionError):
-        return False
+def _call_text(call: object) -> str:
+    inner = call.get("function", call) if is_object(call) else None
+    name, arguments = (
+        (inner.get("name"), inner.get("arguments")) if is_object(inner) else (None, None)
+    )
+    if not isinstance(name, str) or not name:
+        raise Dropped("bad_tool_call")
+    if isinstance(arguments, str):
+        try:
+            decoded = _DECODER.decode(arguments)
+        except (ValueError, RecursionError):
+            decoded = None
+        if not isinstance(decoded, dict):
+            raise Dropped("bad_tool_call")
+        written = arguments.strip()
+    else:
+        written = _json(arguments, "bad_tool_call")
+    return f'{{"name": {_ENCODER.encode(name)}, "arguments": {written}}}'
 
 
 def _as_dict(value: object) -> dict[object, object]:
@@ -135,19 +153,51 @@ class CheckedMessage:
     train: bool | None = None  # its own flag; None leaves it to the policy
 
 
-def check_messages(messages: object) -> list[CheckedMessage] | str:
-    """The messages of a conversation, or the first thing wrong with it."""
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        return "not_a_list"
-    if not messages:
-        return "no_messages"
-    checked = []
-    for message in messages:
-        found = check_message(message)
-        if isinstance(found, str):
-            return found
-        checked.append(found)
-    return checked
+def check_messages(messages: object) -> list[CheckedMessage]:
+    """The messages of a conversation; Dropped with the first thing wrong with it."""
+    listed = _listed(messages, "not_a_list")
+    if not listed:
+        raise Dropped("no_messages")
+    return list(map(_check_message, listed))
+
+
+_UNREAD = ("function_call", "reasoning", "thinking")
+
+
+def _check_message(message: object) -> CheckedMessage:
+    if not is_object(message) or "role" not in message:
+        raise Dropped("bad_message")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if any(map(message.get, _UNREAD)) or message.get("weight", 1) not in (1, None):
+        raise Dropped("unread_key")
+    if "content" not in message and not calls:
+        raise Dropped("bad_message")
+    role = normal_role(message["role"])
+    if role is None:
+        raise Dropped("unknown_role")
+    if isinstance(content, (list, tuple)):
+        content = "".join(map(_part_text, content))
+    if not isinstance(content, str) and not (content is None and calls):
+        raise Dropped("content_not_text")
+    reasoning = message.get("reasoning_content")
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise Dropped("reasoning_not_text")
+    written = tuple(map(_call_text, _listed(calls or (), "bad_tool_call")))
+    _check_unicode((content or "", reasoning or "", *written))
+    if (calls or reasoning) and role != "assistant":
+        raise Dropped("not_the_assistants")
+    train = message.get("train")
+    if "train" in message and not isinstance(train, bool):
+        raise Dropped("bad_train_flag")
+    flag = train if isinstance(train, bool) else None
+    return CheckedMessage(ROLES.index(role), content, reasoning or "", written, flag)
+
+
+def _part_text(part: object) -> str:
+    text = part.get("text") if is_object(part) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise Dropped("content_part_not_text")
+    return text
 
 
 def trained_messages(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> BoolArray:
@@ -155,76 +205,6 @@ def trained_messages(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> 
     roles = np.array([message.role for message in checked], np.uint8)
     flags = [(at, m.train) for at, m in enumerate(checked) if m.train is not None]
     return trained_turns(roles, np.array([0, len(roles)]), flags, policy)
-
-
-def has_bytes(text: str) -> bool:
-    """Whether a text can be written in UTF-8; a lone surrogate cannot."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_UNREAD = ("function_call", "reasoning", "thinking")
-
-
-def check_message(message: object) -> CheckedMessage | str:
-    """One message, or the first thing wrong with it."""
-    if not is_object(message) or "role" not in message:
-        return "bad_message"
-    calls = message.get("tool_calls")
-    if any(map(message.get, _UNREAD)) or message.get("weight", 1) not in (1, None):
-        return "unread_key"
-    if "content" not in message and not calls:
-        return "bad_message"
-    role = normal_role(message["role"])
-    if role is None:
-        return "unknown_role"
-    reasoning = message.get("reasoning_content")
-    texts = _check_texts(message.get("content"), reasoning, calls)
-    if isinstance(texts, str):
-        return texts
-    if (calls or reasoning) and role != "assistant":
-        return "not_the_assistants"
-    train = message.get("train")
-    if "train" in message and not isinstance(train, bool):
-        return "bad_train_flag"
-    flag = train if isinstance(train, bool) else None
-    return CheckedMessage(ROLES.index(role), *texts, train=flag)
-
-
-def _check_texts(
-    content: object, reasoning: object, calls: object
-) -> tuple[str | None, str, tuple[str, ...]] | str:
-    """Content, reasoning and calls as text, or a reason code."""
-    if isinstance(content, (list, tuple)):
-        content = _join_parts(content)
-        if content is None:
-            return "content_part_not_text"
-    if not isinstance(content, str) and not (content is None and calls):
-        return "content_not_text"
-    if reasoning is not None and not isinstance(reasoning, str):
-        return "reasoning_not_text"
-    written = _texts(calls, _call_text) if calls else ()
-    if written is None:
-        return "bad_tool_call"
-    if not all(map(has_bytes, (content or "", reasoning or "", *written))):
-        return "invalid_unicode"
-    return content, reasoning or "", written
-
-
-def _join_parts(parts: Sequence[object]) -> str | None:
-    """The text of a content given as parts; None if a part is not text."""
-    texts = []
-    for part in parts:
-        text = part.get("text") if is_object(part) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            return None
-        texts.append(text)
-    return "".join(texts)
 
 
 def special_in_text(texts: Ragged, special_ids: Iterable[int]) -> OffsetArray:

@@ -52,11 +52,6 @@ def normal_role(role: object) -> str | None:
     return ROLE_NAMES.get(role.lower()) if isinstance(role, str) else None
 
 
-def _assistant_turns(roles: IntArray, _bounds: IntArray) -> BoolArray:
-    trained: BoolArray = roles == ASSISTANT
-    return trained
-
-
 def _last_assistant_turns(roles: IntArray, bounds: IntArray) -> BoolArray:
     trained: BoolArray = roles == ASSISTANT
     turns = np.flatnonzero(trained)
@@ -65,15 +60,11 @@ def _last_assistant_turns(roles: IntArray, bounds: IntArray) -> BoolArray:
     return trained
 
 
-def _all_turns(roles: IntArray, _bounds: IntArray) -> BoolArray:
-    return np.ones(len(roles), np.bool_)
-
-
 TrainOn = Literal["assistant", "last-assistant", "all"]
 TRAIN_ON: dict[TrainOn, Callable[[IntArray, IntArray], BoolArray]] = {
-    "assistant": _assistant_turns,
+    "assistant": lambda roles, _: roles == ASSISTANT,
     "last-assistant": _last_assistant_turns,
-    "all": _all_turns,
+    "all": lambda roles, _: np.ones(len(roles), np.bool_),
 }
 """Mask policies: (roles, bounds) as in `trained_turns` -> which turns are trained."""
 

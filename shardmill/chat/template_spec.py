@@ -31,6 +31,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -212,12 +213,15 @@ def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object
 # The known templates are plain records, so that importing this module runs nothing.
 
 
-def _chatml(opening: str, *end: Text) -> RoleSpec:
+def _line(start: str, stop: str, opening: str, *closing: Text) -> RoleSpec:
+    """A turn between two markers and a newline."""
     return RoleSpec(
-        before=(Marker("<|im_start|>"), Text(opening)),
-        end=(*end, Marker("<|im_end|>")),
-        after=(Text("\n"),),
+        before=(Marker(start), Text(opening)), end=(*closing, Marker(stop)), after=(Text("\n"),)
     )
+
+
+_chatml = partial(_line, "<|im_start|>", "<|im_end|>")
+_gemma = partial(_line, "<start_of_turn>", "<end_of_turn>")
 
 
 def _llama(role: str) -> RoleSpec:
@@ -225,15 +229,6 @@ def _llama(role: str) -> RoleSpec:
     return RoleSpec(before=header, end=(Marker("<|eot_id|>"),))
 
 
-def _gemma(name: str) -> RoleSpec:
-    return RoleSpec(
-        before=(Marker("<start_of_turn>"), Text(f"{name}\n")),
-        end=(Marker("<end_of_turn>"),),
-        after=(Text("\n"),),
-    )
-
-
-_EOT = (Marker("eot"),)
 _TOOL_INTRO = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -248,9 +243,8 @@ KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
     "four-marker": TemplateSpec(
         name="four-marker",
         roles={
-            "system": RoleSpec(before=(Marker("sys"),), end=_EOT),
-            "user": RoleSpec(before=(Marker("usr"),), end=_EOT),
-            "assistant": RoleSpec(before=(Marker("asst"),), end=_EOT),
+            role: RoleSpec(before=(Marker(name),), end=(Marker("eot"),))
+            for role, name in (("system", "sys"), ("user", "usr"), ("assistant", "asst"))
         },
     ),
     "chatml": TemplateSpec(
@@ -275,18 +269,14 @@ KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
         name="llama-3",
         begin=(Marker("<|begin_of_text|>"),),
         trim=True,
-        roles={
-            "system": _llama("system"),
-            "user": _llama("user"),
-            "assistant": _llama("assistant"),
-        },
+        roles={role: _llama(role) for role in ("system", "user", "assistant")},
     ),
     "gemma": TemplateSpec(
         name="gemma",
         begin=(Marker("<bos>"),),
         trim=True,
         fold_system="\n\n",
-        roles={"user": _gemma("user"), "assistant": _gemma("model")},
+        roles={"user": _gemma("user\n"), "assistant": _gemma("model\n")},
     ),
 }
 """Name -> template."""

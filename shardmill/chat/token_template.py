@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from shardmill.chat.messages import (
     CheckedMessage,
+    Dropped,
     check_messages,
     check_tools,
     has_bytes,
@@ -174,7 +175,7 @@ def bind_template(
     fixed = _fixed_pieces(spec)
     markers = _find_markers(spec, fixed, tokenizer)
     texts = sorted({part.text for one in fixed.values() for part in one if isinstance(part, Text)})
-    encoded = tokenizer.encode_batch(texts)
+    encoded = tokenizer.encode_batch(texts) if texts else Ragged.from_sequences([])
     for number in special_in_text(encoded, markers.values()).tolist():
         raise TokenizerError(
             f"template {spec.name!r}: {tokenizer!r} encodes the plain text {texts[number]!r} to a "
@@ -264,18 +265,12 @@ class PlacedText(NamedTuple):
 
 def lay_out(
     conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy
-) -> list[tuple[CheckedMessage, list[PlacedText]]] | str:
-    """The turns of a conversation, each with at least one text, or one of `REASONS`."""
+) -> list[tuple[CheckedMessage, list[PlacedText]]]:
+    """The turns of a conversation, each with at least one text; Dropped if it cannot be written."""
     messages = check_messages(conversation.messages)
-    if isinstance(messages, str):
-        return messages
     tools = check_tools(conversation.tools)
-    if isinstance(tools, str):
-        return tools
     for message in messages:
-        reason = _unsupported(message, tools, spec)
-        if reason is not None:
-            return reason
+        _check_support(message, tools, spec)
     untrimmed = messages
     if spec.trim:
         messages = [
@@ -286,10 +281,10 @@ def lay_out(
         # The system message becomes the beginning of the user turn after it, untrimmed.
         roles = [m.role for m in messages]
         if SYSTEM in roles[1:] or roles[:2] != [SYSTEM, USER]:
-            return "system_not_first"
+            raise Dropped("system_not_first")
         trained = trained_messages(messages, policy)
         if trained[0] != trained[1]:
-            return "mixed_train"
+            raise Dropped("mixed_train")
         text = f"{untrimmed[0].text}{spec.fold_system}{messages[1].text}"
         messages = [CheckedMessage(USER, text, train=bool(trained[0])), *messages[2:]]
     if tools and messages[0].role != SYSTEM:
@@ -300,20 +295,18 @@ def lay_out(
     ]
 
 
-def _unsupported(message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec) -> str | None:
-    """Why the template cannot write this, or None."""
+def _check_support(message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec) -> None:
     role = ROLES[message.role]
     if role == "system" and role not in spec.roles and spec.fold_system is None:
-        return "no_place_for_system"
+        raise Dropped("no_place_for_system")
     if role == "tool" and role not in spec.roles:
-        return "no_place_for_tool_results"
+        raise Dropped("no_place_for_tool_results")
     if message.calls and spec.tool_call is None:
-        return "no_place_for_tool_calls"
+        raise Dropped("no_place_for_tool_calls")
     if message.reasoning and spec.reasoning is None:
-        return "no_place_for_reasoning"
+        raise Dropped("no_place_for_reasoning")
     if tools and spec.tools is None:
-        return "no_place_for_tools"
-    return None
+        raise Dropped("no_place_for_tools")
 
 
 def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -> list[PlacedText]:
@@ -371,13 +364,13 @@ def collect_turns(
     forms = list(PLAIN_FORMS)
     numbers = {form: number for number, form in enumerate(forms)}
     texts: list[str] = []
-    roles, num_turns, kept = bytearray(), list[int](), list[int]()
+    roles, stops, kept = bytearray(), [0], list[int]()  # stops: of the turns of each conversation
     dropped, flags = list[tuple[int, str]](), list[tuple[int, bool]]()
     continued: list[int] = []  # texts that do not start a turn
     other_forms: list[tuple[int, int]] = []  # (text, form) where the form is not the plain one
     trim = spec.trim
     for position, conversation in enumerate(conversations):
-        turns_before, texts_before = len(roles), len(texts)
+        texts_before = len(texts)
         messages = conversation.messages
         for message in messages if type(messages) is list and not conversation.tools else ():
             if type(message) is not dict or len(message) != 2:
@@ -391,14 +384,15 @@ def collect_turns(
             texts.append(text.strip() if trim else text)
             roles.append(role)
         else:
-            if len(roles) > turns_before:
+            if len(roles) > stops[-1]:
                 kept.append(position)
-                num_turns.append(len(roles) - turns_before)
+                stops.append(len(roles))
                 continue
-        del texts[texts_before:], roles[turns_before:]
-        laid = lay_out(conversation, spec, policy)
-        if isinstance(laid, str):
-            dropped.append((position, laid))
+        del texts[texts_before:], roles[stops[-1] :]
+        try:
+            laid = lay_out(conversation, spec, policy)
+        except Dropped as why:
+            dropped.append((position, str(why)))
             continue
         for checked, placed in laid:
             if checked.train is not None:
@@ -412,19 +406,15 @@ def collect_turns(
                 other_forms.append((len(texts), number))
                 texts.append(text)
         kept.append(position)
-        num_turns.append(len(laid))
+        stops.append(len(roles))
+    bounds = np.array(stops)
     turn_roles = np.frombuffer(bytes(roles), np.uint8)
-    bounds = np.zeros(len(num_turns) + 1, np.int64)
-    np.cumsum(num_turns, out=bounds[1:])
-    first_texts = np.arange(len(texts))
-    if continued:
-        first_texts = np.delete(first_texts, continued)
+    first_texts = np.delete(np.arange(len(texts)), continued)
     form_of: IntArray = np.zeros(len(texts), np.intp)
     form_of[first_texts] = turn_roles
     form_of[first_texts[bounds[:-1]]] += len(ROLES)
-    if other_forms:
-        at, found = np.array(other_forms, np.intp).T
-        form_of[at] = found
+    at, found = np.array(other_forms, np.intp).reshape(-1, 2).T
+    form_of[at] = found
     return Turns(
         texts=texts,
         roles=turn_roles,
@@ -452,9 +442,7 @@ def assemble(
     Returns values and mask of all tokens; offsets, with text i and its fixed tokens at
     offsets[i]..offsets[i + 1]; and the number of trained tokens of each text.
     """
-    trained = trained_turn
-    if len(texts) != len(trained):
-        trained = np.repeat(trained, np.diff(turns.first_texts, append=len(texts)))
+    trained = np.repeat(trained_turn, np.diff(turns.first_texts, append=len(texts)))
     # The forms in one table: form f is left_of[f] + right_of[f] tokens from starts[f] on. A role
     # that the template has no turns for has no pieces, and no text uses its form.
     sides = [[name for name in side if name in pieces] for form in turns.forms for side in form]

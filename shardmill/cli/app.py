@@ -16,9 +16,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -28,6 +29,9 @@ from shardmill.arguments import nearest
 from shardmill.cli.terminal import StdoutError, indented, messages, watched_stdout
 from shardmill.errors import OptionError, ShardmillError, as_keyword
 from shardmill.urls import remember
+
+if TYPE_CHECKING:
+    from shardmill.cli.printing import Answer
 
 DONE, FOUND, MISTAKE, FAULT, STOPPED, CLOSED = 0, 1, 2, 70, 130, 141
 EXIT_CODES = {
@@ -46,7 +50,7 @@ _KINDS = {"valid integer": "a whole number", "valid number": "a number", "valid 
 _SYSTEM = re.compile(r"\[Errno [0-9]+\] ([A-Z][^:'\"]*): '([^']+)'")
 _EMPTY = re.compile(r"(--[a-z][a-z-]*)=")
 PROGRAM = "shardmill"
-# panel of the help -> command -> summary, the first sentence of its help
+# panel of the help -> command -> the first sentence of its help; its class has the others
 COMMANDS = {
     "Make": {
         "tokenizer": "Train a tokenizer, or look at one.",
@@ -79,12 +83,12 @@ COMMANDS = {
         "bench": "Measure this machine on your own data: tokenise, build, read.",
     },
 }
-# command -> its module and function, where they have another name
-_FUNCTIONS = {
+# command -> its module and class, where they have other names than info:InfoCommand
+_CLASSES = {
     "tokenizer": "tokenizer:app",
-    "build chats": "build:chats",
-    "push": "transfer:push",
-    "pull": "transfer:pull",
+    "build chats": "build:BuildChatsCommand",
+    "push": "transfer:PushCommand",
+    "pull": "transfer:PullCommand",
 }
 
 
@@ -100,7 +104,9 @@ class CommandGroup(TyperGroup):
             raise OptionError(
                 f"no command {name!r}; {guess} (`{ctx.command_path} --help` lists all)"
             )
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        ctx.find_root().command.called = f"{ctx.command_path} {found[0]}", found[1]
+        return found
 
 
 class RootGroup(CommandGroup):
@@ -114,12 +120,15 @@ class RootGroup(CommandGroup):
             for name, summary in commands.items()
         }
         self._loaded: set[str] = set()
+        self.called: tuple[str, Any] = PROGRAM, self
+        """The command that is called; this, or a group, when its command is missing or wrong."""
 
     def load(self, name: str) -> Any:
         """The command itself."""
         if name not in self._loaded:
-            module, _, function = _FUNCTIONS.get(name, f"{name}:{name}").partition(":")
-            found = getattr(import_module(f"shardmill.cli.commands.{module}"), function)
+            default = f"{name}:{name.capitalize()}Command"
+            module, _, found = _CLASSES.get(name, default).partition(":")
+            found = getattr(import_module(f"shardmill.cli.commands.{module}"), found)
             self.commands[name] = _as_command(self.commands[name], found)
             self._loaded.add(name)
         return self.commands[name]
@@ -129,15 +138,6 @@ class RootGroup(CommandGroup):
         if args[0] in self.commands:
             self.load(args[0])
         return super().resolve_command(ctx, args)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """The command that a call names, as far as its words can be followed."""
-
-    name: str  # "shardmill build chats"
-    command: Any  # of typer
-    debug: bool  # --debug was given before the command
 
 
 def open_app() -> RootGroup:
@@ -154,22 +154,6 @@ def open_app() -> RootGroup:
     assert isinstance(root, RootGroup)
     _adjust_parameters(root)
     return root
-
-
-def find_call(root: RootGroup, words: Sequence[str]) -> Call:
-    """The command that is called; the root, or a group, when its command is missing or wrong."""
-    command: Any = root
-    name, debug, rest = PROGRAM, False, list(words)
-    while rest and hasattr(command, "commands"):
-        word, *rest = _joined(rest) if command is root else rest
-        debug = debug or word == "--debug"
-        if word.startswith("-"):
-            continue
-        if word not in command.commands:
-            break
-        command = root.load(word) if command is root else command.commands[word]
-        name = f"{name} {word}"
-    return Call(name=name, command=command, debug=debug)
 
 
 def every_command(root: RootGroup) -> Iterator[tuple[str, Any]]:
@@ -196,21 +180,20 @@ def run(words: Sequence[str]) -> int:
     for word in words:
         remember(word)
     root = open_app()
-    call = find_call(root, words)
     with messages(PROGRAM):
         try:
             return _run(root, words)
         except _USAGE_ERROR as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 return MISTAKE  # the help was printed
-            return _refused(error, f"{usage_text(error, call, root)} (`{call.name} --help`)", call)
+            return _refused(error, usage_text(error, root), words)
         except ShardmillError as error:
-            return _refused(error, error_text(error, call.command), call)
+            return _refused(error, error_text(error, root.called[1]), words)
         except StdoutError as error:
-            return CLOSED if error.is_closed_pipe else _refused(error, f"stdout: {error}", call)
+            return CLOSED if error.is_closed_pipe else _refused(error, f"stdout: {error}", words)
         except OSError as error:  # a full disk, a folder that may not be written
             where = f"{error.filename}: " if error.filename is not None else ""
-            return _refused(error, f"{where}{error.strerror or error}", call)
+            return _refused(error, f"{where}{error.strerror or error}", words)
         except Exception:  # noqa: BLE001 - shown whole, with an exit code that no check has
             _say(f"{traceback.format_exc()}{PROGRAM}: a fault of shardmill, not of this call")
             return FAULT
@@ -243,8 +226,9 @@ def _run(root: RootGroup, words: Sequence[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _refused(error: BaseException, text: str, call: Call) -> int:
-    trace = "".join(traceback.format_exception(error)) if call.debug else ""
+def _refused(error: BaseException, text: str, words: Sequence[str]) -> int:
+    debug = "--debug" in takewhile(lambda word: word.startswith("-"), words)
+    trace = "".join(traceback.format_exception(error)) if debug else ""
     _say(f"{trace}{PROGRAM}: {indented(text)}")
     return MISTAKE
 
@@ -278,11 +262,12 @@ def _global_options(
 
 
 def _as_command(placeholder: Any, found: Any) -> Any:
-    """A function, or an app of several, as a command of typer."""
+    """A command's class, or an app of several, as a command of typer."""
     app = found
     if not isinstance(found, typer.Typer):
         app = typer.Typer(add_completion=False)
-        app.command(placeholder.name)(with_parameters(found))
+        help_text = f"{placeholder.help}\n\n{inspect.getdoc(found)}"
+        app.command(placeholder.name, help=help_text)(with_parameters(found))
     command: Any = typer.main.get_command(app)
     command.name, command.rich_help_panel = placeholder.name, placeholder.rich_help_panel
     for one in (command, *getattr(command, "commands", {}).values()):
@@ -291,23 +276,26 @@ def _as_command(placeholder: Any, found: Any) -> Any:
     return command
 
 
-def with_parameters(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """A command that takes a record of options as a function of the record's fields."""
-    record: Any = next(iter(get_type_hints(command).values()))
-    hints = get_type_hints(record, include_extras=True)
+def with_parameters(command: Any) -> Callable[..., int]:
+    """A command's class as a function of its fields, which prints what the command answers."""
+    hints = get_type_hints(command, include_extras=True)
     parameters = [
         _parameter(field.name, hints[field.name], field.default)
-        for field in fields(record)
+        for field in fields(command)
         if get_origin(hints[field.name]) is Annotated
     ]
 
-    def flat(**options: Any) -> int | None:
-        return command(record(**options))
+    def run(**options: Any) -> int:
+        answer: Answer | None = command(**options).run()
+        if answer is None:
+            return DONE
+        answer.print(as_json=options["as_json"])
+        return FOUND if answer.found else DONE
 
-    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
-    flat.__annotations__ = {one.name: one.annotation for one in parameters}
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return flat
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:
@@ -375,12 +363,14 @@ def as_flag(name: str, value: object) -> str:
     return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"
 
 
+def _typed(param: Any) -> str:
+    """An option or argument as the help names it."""
+    return str(next((flag for flag in param.opts if flag.startswith("--")), param.name.upper()))
+
+
 def error_text(error: ShardmillError, command: Any) -> str:
     """The message of one of our errors, with the options of this command as they are typed."""
-    typed = {}
-    for param in command.params:
-        flags = [flag for flag in param.opts if flag.startswith("--")]
-        typed[param.name] = flags[0] if flags else param.name.upper()
+    typed = {param.name: _typed(param) for param in command.params}
     typed |= {flag[2:].replace("-", "_"): flag for flag in typed.values() if flag[:2] == "--"}
 
     def write(name: str, value: object) -> str:
@@ -391,24 +381,25 @@ def error_text(error: ShardmillError, command: Any) -> str:
     return _SYSTEM.sub(lambda it: it[1] if it[2] in text[: it.start()] else it[0], text)
 
 
-def usage_text(error: Any, call: Call, root: RootGroup) -> str:
+def usage_text(error: Any, root: RootGroup) -> str:
     """What typer refused. Its classes are known by name: they move between its versions."""
     kind, param = type(error).__name__, getattr(error, "param", None)
+    name, command = root.called
     if kind == "NoSuchOption":
-        return _no_such_option(error.option_name, call, root)
-    if param is None or kind not in ("MissingParameter", "BadParameter"):
-        return str(error.format_message()).rstrip(".")
-    flags = [flag for flag in param.opts if flag.startswith("--")]
-    shown = flags[0] if flags else param.name.upper()
-    if kind == "MissingParameter":
-        return f"{shown} is missing" + (f": {param.help}" if param.help else "")
-    return _bad_value(shown, error.message)
+        text = _no_such_option(error.option_name, command, root)
+    elif param is None or kind not in ("MissingParameter", "BadParameter"):
+        text = str(error.format_message()).rstrip(".")
+    elif kind == "MissingParameter":
+        text = f"{_typed(param)} is missing" + (f": {param.help}" if param.help else "")
+    else:
+        text = _bad_value(_typed(param), error.message)
+    return f"{text} (`{name} --help`)"
 
 
-def _no_such_option(word: str, call: Call, root: RootGroup) -> str:
+def _no_such_option(word: str, called: Any, root: RootGroup) -> str:
     if word == "--debug":
         return "--debug goes before the command: shardmill --debug ..."
-    near = nearest(word, _flags(call.command))
+    near = nearest(word, _flags(called))
     if near is not None and near != word:
         return f"no option {word}; did you mean {near}?"
     others = [name for name, command in every_command(root) if word in _flags(command)]

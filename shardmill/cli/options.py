@@ -1,6 +1,7 @@
 """Options that several commands share, and values as people type them.
 
-A command takes one frozen record. A field is an option with the words of its annotation:
+A command is a frozen record of its options, its docstring is its help, and `run` gives its answer.
+A field is an option with the words of its annotation:
 
     out: Annotated[str, "Where the store goes."]                     --out, required
     resume: Annotated[bool, "Continue an unfinished build."] = False --resume
@@ -14,7 +15,6 @@ parameters of them; a field without such words is no option.
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,9 +88,3 @@ def read_state(path: Path) -> dict[str, Any]:
             f"--state {path}: a {type(found).__name__}, wanted a state that was saved as JSON"
         )
     return found
-
-
-def check_file(path: Path, name: str) -> None:
-    """Refuse to write where there is something other than a file: a link, device, pipe, folder."""
-    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise OptionError(f"{name} {path}: found a link, device, pipe or folder; wanted a new file")

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -67,12 +67,12 @@ def visible(text: str) -> str:
         return text
     joined = {found.start() for found in JOINED.finditer(text)}
     return "".join(
-        one if at in joined or one.isprintable() else _VISIBLE.get(one) or _escaped(one)
+        one if at in joined or one.isprintable() else _LINE_BREAK.get(one) or _escaped(one)
         for at, one in enumerate(text)
     )
 
 
-_VISIBLE = {"\n": "\\n\n"}
+_LINE_BREAK = {"\n": "\\n\n"}
 
 
 def _escaped(character: str) -> str:
@@ -87,7 +87,7 @@ def indented(text: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     number = ord(found[0])
     if number < 0x20:
-        return found[0].encode("unicode_escape").decode("ascii")
+        return _escaped(found[0])
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
@@ -135,14 +135,39 @@ def one_bar(title: str, *, of_bytes: bool = True) -> Iterator[Callable[[int, int
 # progress of a build
 
 
-class ProgressLines:
-    """A line for each source that moved, every `LINE_SECONDS`."""
+class BuildProgress:
+    """A bar for each source and one for the bytes that are sent; without bars, a line for each
+    source that moved, every `LINE_SECONDS`."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
+    def __init__(
+        self,
+        console: Console,
+        bars: Bars | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._bars, self._clock = console, bars, clock
+        self._tasks: dict[_Key, TaskID] = {}
         self._first: dict[_Key, tuple[Progress, float]] = {}  # and when it came
         self._moved: dict[_Key, str] = {}
         self._printed = clock()
+
+    def show(self, progress: Progress) -> None:
+        key, words = (progress.source, progress.feed), self.words(progress)
+        if self._bars is not None:
+            self._update(self._bars, key, progress.share, words)
+            return
+        self._moved[key] = words
+        if self._clock() - self._printed < LINE_SECONDS:
+            return
+        for (source, _), words in self._moved.items():
+            self._console.print(f"{source}: {words}", markup=False, highlight=False)
+        self._moved.clear()
+        self._printed = self._clock()
+
+    def push(self, done: int, total: int) -> None:
+        if self._bars is not None:
+            words = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
+            self._update(self._bars, ("push", -1), done / total if total else None, words)
 
     def words(self, progress: Progress) -> str:
         """12,345 documents, 6,789,012 tokens, 1.23M tokens/s, 45%, 0:01:02 left
@@ -150,7 +175,7 @@ class ProgressLines:
         What an earlier run did does not count as speed.
         """
         now = self._clock()
-        first, began = self._first.setdefault(_key(progress), (progress, now))
+        first, began = self._first.setdefault((progress.source, progress.feed), (progress, now))
         seconds, share = now - began, progress.share
         parts = [f"{progress.documents:,} documents", f"{progress.tokens:,} tokens"]
         if seconds > 0:
@@ -163,51 +188,19 @@ class ProgressLines:
                 parts.append(f"{minutes // 60}:{minutes % 60:02}:{left:02} left")
         return ", ".join(parts)
 
-    def show(self, progress: Progress) -> None:
-        self._moved[_key(progress)] = self.words(progress)
-        if self._clock() - self._printed < LINE_SECONDS:
-            return
-        for (source, _), words in self._moved.items():
-            self._console.print(f"{source}: {words}", markup=False, highlight=False)
-        self._moved.clear()
-        self._printed = self._clock()
-
-    def push(self, done: int, total: int) -> None:
-        pass
-
-
-class ProgressDisplay(ProgressLines):
-    """A bar for each source, and one for the bytes that are sent."""
-
-    def __init__(self, console: Console, bars: Bars) -> None:
-        super().__init__(console)
-        self._bars = bars
-        self._tasks: dict[_Key, TaskID] = {}
-
-    def show(self, progress: Progress) -> None:
-        self._update(_key(progress), progress.share, self.words(progress))
-
-    def push(self, done: int, total: int) -> None:
-        words = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
-        self._update(("push", -1), done / total if total else None, words)
-
-    def _update(self, key: _Key, share: float | None, words: str) -> None:
+    def _update(self, bars: Bars, key: _Key, share: float | None, words: str) -> None:
         if key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(key[0], total=None, words="")
+            self._tasks[key] = bars.add_task(key[0], total=None, words="")
         total = None if share is None else 1.0
-        self._bars.update(self._tasks[key], completed=share or 0.0, total=total, words=words)
-
-
-def _key(progress: Progress) -> _Key:
-    return progress.source, progress.feed
+        bars.update(self._tasks[key], completed=share or 0.0, total=total, words=words)
 
 
 @contextmanager
-def build_progress(console: Console | None = None) -> Iterator[ProgressLines]:
+def build_progress(console: Console | None = None) -> Iterator[BuildProgress]:
     """Progress of a build on stderr, or on `console`: bars on a terminal, else lines."""
     console = console or SafeConsole(stderr=True, soft_wrap=True)
     if not console.is_terminal:
-        yield ProgressLines(console)
+        yield BuildProgress(console)
         return
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
 
@@ -218,7 +211,7 @@ def build_progress(console: Console | None = None) -> Iterator[ProgressLines]:
         TextColumn("{task.fields[words]}", markup=False),
     )
     with safe_bars(*columns, console=console) as bars:
-        yield ProgressDisplay(console, bars)
+        yield BuildProgress(console, bars)
 
 
 # stdout and stderr
@@ -232,41 +225,43 @@ class StdoutError(Exception):
         self.is_closed_pipe = isinstance(cause, BrokenPipeError)
 
 
-class _Stdout:
-    """stdout, whose errors are `StdoutError`s."""
+class _SafeStream:
+    """A stream whose text is cleaned; `raises` gives the error for a write that fails."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(
+        self,
+        file: Any,
+        clean: Callable[[str], str],
+        raises: Callable[[OSError], Exception] = lambda error: error,
+    ) -> None:
+        self._file, self._clean, self._raises = file, clean, raises
+
+    @property
+    def rich_proxied_file(self) -> _SafeStream:
+        """What rich writes to, since `SafeConsole` escapes and adds colours."""
+        return _SafeStream(self._file, str, self._raises)
 
     def write(self, text: str) -> int:
-        with _stdout_errors():
-            return self._file.write(text)
+        try:
+            self._file.write(self._clean(text))
+        except OSError as error:
+            raise self._raises(error) from error
+        return len(text)
 
     def flush(self) -> None:
-        with _stdout_errors():
+        try:
             self._file.flush()
+        except OSError as error:
+            raise self._raises(error) from error
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def close(self) -> None:
+        """Nothing: libraries close a stream that they found, and this file is not ours."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
-
-
-class _Escaping:
-    """A stream whose text is escaped. rich writes past it, since `SafeConsole` escapes."""
-
-    def __init__(self, file: Any, *, scrubs: bool) -> None:
-        self.rich_proxied_file = file
-        self._scrubs = scrubs
-
-    def write(self, text: str) -> int:
-        self.rich_proxied_file.write(printable(scrub(text) if self._scrubs else text))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
 
 
 @contextmanager
@@ -278,13 +273,17 @@ def watched_stdout() -> Iterator[None]:
     file = sys.stdout
     if isinstance(file, io.TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
-    watched = _Stdout(file)
+    stream = _SafeStream(file, printable, StdoutError)
     try:
-        with redirect_stdout(cast(TextIO, _Escaping(watched, scrubs=False))):
+        with redirect_stdout(cast(TextIO, stream)):
             yield
-        watched.flush()
+        stream.flush()
     except StdoutError:
-        _discard(file)
+        # what is still buffered goes nowhere: else the interpreter fails to flush it at its end
+        with suppress(io.UnsupportedOperation):  # not a file of the system
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, file.fileno())
+            os.close(nowhere)
         raise
 
 
@@ -295,44 +294,23 @@ def messages(*loggers: str) -> Iterator[None]:
     file = sys.stderr
     if isinstance(file, io.TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
-    stream = cast(TextIO, _Escaping(file, scrubs=True))
+    stream = cast(TextIO, _SafeStream(file, lambda text: printable(scrub(text))))
     handler = logging.StreamHandler(stream)
     handler.setLevel(logging.INFO)
     handler.setFormatter(_Lines())
-    silent = logging.NullHandler()  # else Python prints what has no handler
-    named = [logging.getLogger(name) for name in loggers]
-    levels = [logger.level for logger in named]
-    logging.getLogger().addHandler(silent)
-    for logger in named:
-        logger.addHandler(handler)
-        if logger.getEffectiveLevel() > logging.INFO:
-            logger.setLevel(logging.INFO)
-    try:
-        with redirect_stderr(stream):
-            yield
-    finally:
-        logging.getLogger().removeHandler(silent)
-        for logger, level in zip(named, levels, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(level)
+    with ExitStack() as undo:
+        silent = logging.NullHandler()  # else Python prints what has no handler
+        for name, one in {"": silent, **dict.fromkeys(loggers, handler)}.items():
+            logger = logging.getLogger(name)
+            undo.callback(logger.setLevel, logger.level)
+            undo.callback(logger.removeHandler, one)
+            logger.addHandler(one)
+            if name and logger.getEffectiveLevel() > logging.INFO:
+                logger.setLevel(logging.INFO)
+        undo.enter_context(redirect_stderr(stream))
+        yield
 
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return indented(super().format(record))
-
-
-@contextmanager
-def _stdout_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StdoutError(error) from error
-
-
-def _discard(file: TextIO) -> None:
-    """Send what is still buffered nowhere: else the interpreter fails to flush it at its end."""
-    with suppress(io.UnsupportedOperation):  # not a file of the system
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, file.fileno())
-        os.close(nowhere)

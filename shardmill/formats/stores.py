@@ -19,7 +19,6 @@ from shardmill.formats.token_files import (
     BATCH_DOCUMENTS,
     ForeignFile,
     TokenizerFacts,
-    all_batches,
     document_cuts,
 )
 from shardmill.records import JSON, OffsetArray, Ragged
@@ -98,7 +97,8 @@ def store_from_files(
     try:
         _write(files, staged, options)
         copied = StoreSplit(staged, options.split).batches()
-        parity = check_documents(all_batches(files), copied, f"{files[0].path} and {target}")
+        given = (batch for file in files for batch in file.batches())
+        parity = check_documents(given, copied, f"{files[0].path} and {target}")
         publish_folder(staged, target, overwrite=False)
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -19,7 +19,7 @@ and three more, in tokens, one line per document.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,16 +89,6 @@ class ForeignFile:
             )
 
 
-def all_batches(files: Sequence[ForeignFile]) -> Iterator[Ragged]:
-    """The documents of all files, one file after another."""
-    return (batch for file in files for batch in file.batches())
-
-
-def one_document(num_tokens: int) -> Callable[[int, int], OffsetArray]:
-    """The ends of a file that is a single document."""
-    return lambda start, stop: np.full(stop - start, num_tokens, np.int64)
-
-
 def ends_in(ends: OffsetArray) -> Callable[[int, int], OffsetArray]:
     """The ends in an array, mapped or not."""
     return lambda start, stop: ends[start:stop].astype(np.int64)
@@ -120,7 +110,8 @@ def documents_of(
     Separator 9: tokens 4 9 5 6 9 7 end at 2, 5, 6; when it comes first, at 1, 4, 6.
     """
     if separator is None or not len(tokens):
-        return (1 if len(tokens) else 0), one_document(len(tokens))
+        ends = np.full(min(len(tokens), 1), len(tokens))
+        return len(ends), ends_in(ends)
     after = 0 if separator.first else 1
     found = [
         np.flatnonzero(tokens[start : start + BATCH_TOKENS] == separator.token) + start + after
@@ -223,7 +214,7 @@ def open_datatrove(
         num_documents = whole_tokens(beside["index"], file_size(beside["index"]), "<u8")
         ends = ends_in(map_tokens(beside["index"], "<i8", 0, num_documents))
     else:
-        num_documents, ends = min(num_tokens, 1), one_document(num_tokens)
+        num_documents, ends = documents_of(map_tokens(path, stored, 0, num_tokens), None)
     return ForeignFile(
         path=path,
         dtype=stored,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import get_args
 
 import shardmill
 from shardmill.errors import OptionError, ShardmillError, StoreNotFoundError
@@ -21,22 +21,20 @@ from shardmill.inspect.blame import blame_token
 from shardmill.inspect.inputs import find_inputs
 from shardmill.inspect.stores import OpenStore, Shelf, shard_page
 from shardmill.loading import SampleStream
-from shardmill.loading.config import DataConfig
+from shardmill.loading.config import DataConfig, open_stream
 from shardmill.loading.order import Shuffle
 from shardmill.records import JSON
 from shardmill.store import verify
+from shardmill.store.readers import PackSpace
 
 log = logging.getLogger(__name__)
 
 MOST_PAGE = 500
 """Entries of a list in one answer."""
-MOST_VIEW = 10_000
-"""Tokens of a document or row in one answer."""
 MOST_PROBLEMS = 1000
 _MOST_STREAMS = 4
 _MOST_TEXT = 1000  # characters of a value
 _DIGITS = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_SHUFFLES: tuple[Shuffle, ...] = get_args(Shuffle)
 _AROUND, _MOST_OWN = 200, 300  # characters around a token whose origin is shown, and its own
 _NOTES = {
     "text": "",
@@ -153,20 +151,19 @@ class Check:
         def note(done: int, total: int) -> None:
             self._progress = done, total
 
+        state, problems = "failed", list[str]()
         try:
             problems = verify(self.folder, on_progress=note).problems
+            state = "done"
         except (ShardmillError, OSError) as error:
-            self._end("failed", [str(error)])
+            problems = [str(error)]
         except BaseException as error:
-            self._end("failed", [f"{self.folder}: the check broke off: {error!r}"])
+            problems = [f"{self.folder}: the check broke off: {error!r}"]
             raise
-        else:
-            self._end("done", problems)
-
-    def _end(self, state: str, problems: list[str]) -> None:
-        with self._lock:
-            self._state, self._problems = state, problems
-        log.info("%s: verified, %d problems", self.folder, len(problems))
+        finally:
+            with self._lock:
+                self._state, self._problems = state, problems
+            log.info("%s: verified, %d problems", self.folder, len(problems))
 
 
 class Desk:
@@ -179,28 +176,34 @@ class Desk:
         self.shelf, self.config = shelf, config
         self.inputs = find_inputs(shelf, inputs)
         self.checks = [Check(path) for path in shelf.paths]
-        self._lock = threading.Lock()
-        self._streams: OrderedDict[tuple[rows.OrderOptions, int], SampleStream] = OrderedDict()
+        self.mixture = lru_cache(_MOST_STREAMS)(self._open_mixture)
 
     def check(self, query: Query) -> Check:
         number = query.number("store")
         self.shelf.path(number)
         return self.checks[number]
 
-    def mixture(self, order: rows.OrderOptions, global_batch_size: int) -> SampleStream:
-        """The config's stream; the last few are kept, since opening large stores takes a while."""
+    def split(self, query: Query) -> tuple[OpenStore, str]:
+        """The store and the split that a request names; an only split need not be named."""
+        opened = self.shelf.store(query.number("store"))
+        only = opened.splits[0] if len(opened.splits) == 1 else None
+        return opened, query.choice("split", opened.splits, only)
+
+    def plan(self, query: Query) -> tuple[OpenStore, str, PackSpace]:
+        """The store and the plan that a request names."""
+        opened, name = self.shelf.store(query.number("store")), query.text("plan")
+        return opened, name, opened.plan(name, query.optional("split"))
+
+    def _open_mixture(
+        self, seq_len: int, seed: int | None, shuffle: Shuffle | None, global_batch_size: int
+    ) -> SampleStream:
+        """The config's stream. `mixture` keeps the last few: opening large stores takes a while."""
         if self.config is None:
             raise StoreNotFoundError(
                 "no mixture: wanted store=NUMBER, or `shardmill view --config train.toml`"
             )
-        key = order, global_batch_size
-        with self._lock:
-            if key not in self._streams:
-                self._streams[key] = rows.config_stream(self.config, order, global_batch_size)
-                while len(self._streams) > _MOST_STREAMS:
-                    self._streams.popitem(last=False)
-            self._streams.move_to_end(key)
-            return self._streams[key]
+        config = replace(self.config, shuffle=shuffle or self.config.shuffle)
+        return open_stream(config, seq_len=seq_len, global_batch_size=global_batch_size, seed=seed)
 
 
 def stores(desk: Desk, query: Query) -> JSON:  # noqa: ARG001 - every answer has this shape
@@ -233,42 +236,9 @@ def verify_start(desk: Desk, query: Query) -> JSON:
     return check.facts()
 
 
-def document_list(desk: Desk, query: Query) -> JSON:
-    return documents.document_page(*_split(desk, query), query.page())
-
-
-def document(desk: Desk, query: Query) -> JSON:
-    number, page = query.number("document"), query.page(2000, most=MOST_VIEW)
-    return documents.document_view(*_split(desk, query), number, page)
-
-
-def histogram(desk: Desk, query: Query) -> JSON:
-    return documents.histogram(*_split(desk, query))
-
-
-def search(desk: Desk, query: Query) -> JSON:
-    opened, split = _split(desk, query)
-    kind = query.choice("kind", documents.KINDS, "text")
-    return documents.search(opened, split, kind, query.text("q"), query.optional("after"))
-
-
-def plan(desk: Desk, query: Query) -> JSON:
-    return rows.plan_facts(*_plan(desk, query))
-
-
-def plan_rows(desk: Desk, query: Query) -> JSON:
-    sort = query.choice("sort", ("row", "waste"), "row")
-    return rows.row_page(*_plan(desk, query), query.page(), sort)
-
-
-def plan_row(desk: Desk, query: Query) -> JSON:
-    number = query.number("row")
-    return rows.row_view(*_plan(desk, query), number, query.page(MOST_VIEW, most=MOST_VIEW))
-
-
 def blame(desk: Desk, query: Query) -> JSON:
     """The row that a token came from; of a long text only what is around the token."""
-    opened, split = _split(desk, query)
+    opened, split = desk.split(query)
     token, number = query.number("token"), query.number("store")
     inputs = desk.inputs[number]() if number in desk.inputs else None
     texts = opened.reading.texts
@@ -298,72 +268,6 @@ def blame(desk: Desk, query: Query) -> JSON:
     }
 
 
-def step(desk: Desk, query: Query) -> JSON:
-    world = query.number("world", 1, least=1, most=2**20)
-    batch_size = query.number("batch_size", least=1, most=2**16)
-    rank = query.number("rank", 0, most=world - 1)
-    number = query.number("step", most=2**40)
-    page = query.page(16, most=64)
-    tokens = query.number("from", 0), query.number("tokens", 2048, least=1, most=MOST_VIEW)
-    stream, apart = _stream(desk, query, world * batch_size)
-    moment = rows.Moment(
-        stream=stream,
-        samples=number * world * batch_size,
-        rank=rank,
-        world=world,
-        batch_size=batch_size,
-        documents=apart,
-    )
-    return rows.step_facts(moment, desk.shelf, page, tokens)
-
-
-def mixture(desk: Desk, query: Query) -> JSON:
-    samples = query.whole("samples", least=1, most=2**50)
-    points = query.whole("points", least=1, most=2000)
-    batch = query.number("world", 1, least=1, most=2**20) * query.number(
-        "batch_size", 1, least=1, most=2**16
-    )
-    stream = desk.mixture(_order(query, 1024), batch)
-    facts = rows.mixture_facts(stream, desk.shelf, samples, points)
-    return {**facts, "seq_len": stream.seq_len, "global_batch_size": batch, "seed": stream.seed}
-
-
-def _split(desk: Desk, query: Query) -> tuple[OpenStore, str]:
-    opened = desk.shelf.store(query.number("store"))
-    only = opened.splits[0] if len(opened.splits) == 1 else None
-    return opened, query.choice("split", opened.splits, only)
-
-
-def _plan(desk: Desk, query: Query) -> tuple[OpenStore, str, str | None]:
-    opened = desk.shelf.store(query.number("store"))
-    return opened, query.text("plan"), query.optional("split")
-
-
-def _stream(desk: Desk, query: Query, global_batch_size: int) -> tuple[SampleStream, bool]:
-    """The stream, and whether labels across documents are ignored."""
-    config, apart = desk.config, query.optional("documents")
-    if apart not in (None, "0", "1"):
-        raise OptionError(f"documents={apart[:40]!r}: wanted 0 or 1")
-    if query.optional("store") is None:
-        stream = desk.mixture(_order(query, None), global_batch_size)
-        own = config is not None and config.pack_sequences
-        return stream, own if apart is None else apart == "1"
-    if query.optional("plan") is not None:
-        opened, name, split = _plan(desk, query)
-        order = _order(query, opened.plan(name).plan.facts.options.seq_len)
-        return rows.store_stream(opened, split, name, order), apart == "1"
-    return rows.store_stream(*_split(desk, query), None, _order(query, None)), apart == "1"
-
-
-def _order(query: Query, seq_len: int | None) -> rows.OrderOptions:
-    chosen = query.choice("shuffle", _SHUFFLES, "default")
-    return rows.OrderOptions(
-        seq_len=query.number("seq_len", seq_len, least=1, most=2**24),
-        seed=query.whole("seed"),
-        shuffle=next((one for one in _SHUFFLES if one == chosen), None),
-    )
-
-
 Answer = Callable[[Desk, Query], JSON]
 
 _STORE = "/api/stores/{store}"
@@ -372,18 +276,18 @@ GET: Mapping[str, Answer] = {
     _STORE: store,
     f"{_STORE}/shards": shards,
     f"{_STORE}/verify": verify_state,
-    f"{_STORE}/documents": document_list,
-    f"{_STORE}/documents/{{document}}": document,
-    f"{_STORE}/histogram": histogram,
-    f"{_STORE}/search": search,
-    f"{_STORE}/plans/{{plan}}": plan,
-    f"{_STORE}/plans/{{plan}}/rows": plan_rows,
-    f"{_STORE}/plans/{{plan}}/rows/{{row}}": plan_row,
+    f"{_STORE}/documents": documents.document_page,
+    f"{_STORE}/documents/{{document}}": documents.document_view,
+    f"{_STORE}/histogram": documents.histogram,
+    f"{_STORE}/search": documents.search,
+    f"{_STORE}/plans/{{plan}}": rows.plan_facts,
+    f"{_STORE}/plans/{{plan}}/rows": rows.row_page,
+    f"{_STORE}/plans/{{plan}}/rows/{{row}}": rows.row_view,
     f"{_STORE}/blame": blame,
-    "/api/step": step,
-    "/api/mixture": mixture,
+    "/api/step": rows.step,
+    "/api/mixture": rows.mixture,
 }
-LONG: tuple[Answer, ...] = (search, blame, step)
+LONG: tuple[Answer, ...] = (documents.search, blame, rows.step)
 """Answers that may take a second or more."""
 POST: Mapping[str, Answer] = {f"{_STORE}/verify": verify_start}
 """Everything that does more than read."""

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
-
-import numpy as np
+from typing import cast
 
 from shardmill.chat import ChatTemplate
 from shardmill.errors import OptionError
 from shardmill.inspect.blame_lookup import (
     ChatLookup,
     FoundBy,
+    Kind,
+    Piece,
     SourceLookup,
     document_span,
     stored_ids,
@@ -28,13 +28,11 @@ from shardmill.inspect.inputs import Inputs, matched_inputs
 from shardmill.inspect.tokens import tokenizer_mismatch
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import ROLES, IntArray
-from shardmill.sources.source import RowLocation
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace
 
 __all__ = ["Blame", "blame_document", "blame_token", "blame_tokens"]
 
-Kind: TypeAlias = Literal["text", "end", "template", "turn"]
 _REPLACEMENT = "\ufffd"
 
 
@@ -125,109 +123,90 @@ def blame_tokens(
     if problem is not None:
         raise OptionError(problem)
     sources = matched_inputs(store.manifest, inputs)
-    texts: SourceLookup | None = None
+    lookup: ChatLookup | SourceLookup
     if store.is_chat:
         (source,) = cast(Sequence[ConversationSource], sources)
-        chats = ChatLookup(store.manifest, tokenizer, template, source)
+        lookup = ChatLookup(store, tokenizer, source, template)
     else:
-        texts = SourceLookup(store, tokenizer, cast(Sequence[Source], sources), fill)
+        lookup = SourceLookup(store, tokenizer, cast(Sequence[Source], sources), fill)
     starts = store.document_starts(split)
     found: list[Blame] = []
     token = tokens.start
     while token < tokens.stop:
         document = int(starts.searchsorted(token, "right")) - 1  # never one without tokens
-        first, stop = document_span(store, split, document)
-        offsets = range(token - first, min(stop, tokens.stop) - first)
-        ids = stored_ids(store, split, document)
-        if texts is not None:
-            facts = _document_facts(texts, split, document, offsets)
-        else:
-            facts = _conversation_facts(chats, store, split, document, ids, offsets)
-        found += [
-            Blame(
-                split=split,
-                token=first + offset,
-                token_id=int(ids[offset]),
-                document=document,
-                offset=offset,
-                **one,
-            )
-            for offset, one in zip(offsets, facts, strict=True)
-        ]
-        token = min(stop, tokens.stop)
+        stop = min(document_span(store, split, document)[1], tokens.stop)
+        found += _blames(lookup, split, document, range(token, stop))
+        token = stop
     return found
 
 
-def _document_facts(
-    lookup: SourceLookup, split: str, document: int, offsets: range
-) -> Iterator[dict[str, Any]]:
-    """Those fields of `Blame` that depend on the row."""
-    text, location, feed, found_by = lookup.find(split, document)
-    encoded = np.array(lookup.tokenizer.encode(text), np.int64)
-    span_at = span_finder(lookup.tokenizer, text, encoded)
-    row = _row_facts(lookup.store, feed, location, found_by)
-    for offset in offsets:
-        kind = "text" if offset < len(encoded) else "end"
-        start, stop = (span_at(offset) if kind == "text" else None) or (None, None)
-        yield {**row, "kind": kind, "text": text, "start": start, "stop": stop}
-
-
-def _conversation_facts(
-    lookup: ChatLookup, store: Store, split: str, document: int, ids: IntArray, offsets: range
-) -> Iterator[dict[str, Any]]:
-    """The same of a conversation, whose ids these are."""
-    conversation, location = lookup.find(split, document, ids)
-    with closing(ChatSpace(store, split)) as space:
-        example = space.examples([document])
-    row = _row_facts(store, 0, location, "counting")
-    pieces = lookup.pieces(conversation)
-    spans = [
-        span_finder(lookup.tokenizer, piece.text, ids[piece.start : piece.stop])
-        for piece in pieces or ()
-    ]
-    for offset in offsets:
-        facts: dict[str, Any] = {**row, "text": "", "start": None, "stop": None}
-        turn = int(example.turn_starts.searchsorted(offset, "right")) - 1
-        if turn >= 0:
-            facts |= {"turn": turn, "role": ROLES[int(example.turn_roles[turn])]}
-        facts["kind"] = "turn" if pieces is None and turn >= 0 else "template"
-        for piece, span_at in zip(pieces or (), spans, strict=True):
+def _blames(
+    lookup: ChatLookup | SourceLookup, split: str, document: int, tokens: range
+) -> Iterator[Blame]:
+    """Where some tokens of one document came from."""
+    store = lookup.store
+    ids, first = stored_ids(store, split, document), document_span(store, split, document)[0]
+    found = lookup.find(split, document)
+    spans = [span_finder(lookup.tokenizer, piece, ids) for piece in found.pieces]
+    example = None
+    if store.is_chat:
+        with closing(ChatSpace(store, split)) as space:
+            example = space.examples([document])
+    for offset in range(tokens.start - first, tokens.stop - first):
+        kind, text, start, stop, part, turn = found.other, found.text, None, None, None, -1
+        if example is not None:
+            turn = int(example.turn_starts.searchsorted(offset, "right")) - 1
+        if turn < 0 and kind == "turn":
+            kind = "template"
+        for piece, span_at in zip(found.pieces, spans, strict=True):
             if piece.start <= offset < piece.stop:
-                facts |= {"kind": "text", "text": piece.content, "part": piece.part}
-                span = span_at(offset - piece.start)
-                if span is not None:
-                    facts |= {"start": span[0] + piece.lead, "stop": span[1] + piece.lead}
-        yield facts
-
-
-def _row_facts(store: Store, feed: int, location: RowLocation, found_by: FoundBy) -> dict[str, Any]:
-    return {
-        "source": str(store.manifest.sources[feed].get("name")),
-        "file": location.file,
-        "row": location.row,
-        "row_id": location.id,
-        "own_id": location.own_id,
-        "found_by": found_by,
-    }
+                kind, text, part = "text", piece.content, piece.part
+                start, stop = span_at(offset - piece.start) or (None, None)
+        yield Blame(
+            split=split,
+            token=first + offset,
+            token_id=int(ids[offset]),
+            document=document,
+            offset=offset,
+            source=str(store.manifest.sources[found.feed].get("name")),
+            file=found.location.file,
+            row=found.location.row,
+            row_id=found.location.id,
+            own_id=found.location.own_id,
+            kind=kind,
+            text=text,
+            start=start,
+            stop=stop,
+            turn=turn if turn >= 0 else None,
+            role=ROLES[int(example.turn_roles[turn])]
+            if example is not None and turn >= 0
+            else None,
+            part=part,
+            found_by=found.found_by,
+        )
 
 
 def span_finder(
-    tokenizer: Tokenizer, text: str, ids: IntArray
+    tokenizer: Tokenizer, piece: Piece, stored: IntArray
 ) -> Callable[[int], tuple[int, int] | None]:
-    """A function from the number of a token to its characters start..stop of `text`.
+    """A function from the number of a token of the piece to its characters start..stop of the
+    piece's content. `stored` are the ids that the piece is in.
 
     Exact where the tokenizer has `spans`, as those of this library do. For any other, the text is
     decoded up to the token and compared; what does not decode to the text has no characters.
     """
     spans = getattr(tokenizer, "spans", None)
-    known = spans(text) if callable(spans) else None
-    if known is not None and len(known) == len(ids):
-        return lambda at: (int(known[at][0]), int(known[at][1]))
+    known = spans(piece.text) if callable(spans) else None
+    if known is not None and len(known) == piece.stop - piece.start:
+        return lambda at: (int(known[at][0]) + piece.lead, int(known[at][1]) + piece.lead)
+    ids = stored[piece.start : piece.stop]
 
     def decoded_span(at: int) -> tuple[int, int] | None:
-        before = _reached(tokenizer.decode(ids[:at]), text)
-        after = _reached(tokenizer.decode(ids[: at + 1]), text)
-        return None if before is None or after is None else (before[0], after[1])
+        before = _reached(tokenizer.decode(ids[:at]), piece.text)
+        after = _reached(tokenizer.decode(ids[: at + 1]), piece.text)
+        if before is None or after is None:
+            return None
+        return before[0] + piece.lead, after[1] + piece.lead
 
     return decoded_span
 

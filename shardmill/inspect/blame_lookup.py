@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import accumulate, permutations
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,17 +29,18 @@ from shardmill.chat import (
 )
 from shardmill.chat.token_template import Names, lay_out
 from shardmill.errors import OptionError, SourceError
-from shardmill.protocols import ConversationSource, Source, Tokenizer, continues
-from shardmill.records import Conversation, ConversationBatch, Cursor, IntArray, OffsetArray
+from shardmill.protocols import ConversationSource, Source, Texts, Tokenizer, continues
+from shardmill.records import Conversation, Cursor, IntArray, OffsetArray, TextBatch
 from shardmill.sources import CHAT_REASONS, ChatSource
 from shardmill.sources.source import FileSource, RowLocation, read_document
-from shardmill.store import Manifest, Origins, Store, read_origins
+from shardmill.store import Origins, Store, read_origins
 from shardmill.store.origins import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.store.readers import open_tokens
 
 log = logging.getLogger(__name__)
 
 FoundBy: TypeAlias = Literal["origins", "counting"]
+Kind: TypeAlias = Literal["text", "end", "template", "turn"]
 _Order: TypeAlias = tuple[str, ...]  # of splits
 
 _MOST_ORDERS = 4
@@ -64,12 +64,33 @@ def stored_ids(store: Store, split: str, document: int) -> IntArray:
         return space.read(*document_span(store, split, document))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Region:
+class Piece(NamedTuple):
+    """Some tokens of a document or conversation that one text became."""
+
+    start: int  # in the document; one that was cut may end before `stop`
+    stop: int
+    part: str | None  # "content", "reasoning", "tool_call" or "tools"; None: of a document
+    text: str  # as it was encoded
+    content: str  # of its row or message, where that holds the whole text; else the text
+    lead: int  # characters of the content before the text
+
+
+class FoundRow(NamedTuple):
+    """The row that a document or conversation came from."""
+
+    location: RowLocation
+    feed: int
+    found_by: FoundBy
+    pieces: list[Piece]  # the runs of tokens that are its texts, in order
+    other: Kind  # what all other tokens are
+    text: str = ""  # that is shown with them
+
+
+class _Region(NamedTuple):
     """A part of the input, and which of its documents is wanted."""
 
     source: Source
-    index: int  # among the documents that the source gives
+    at: int  # the number of the document among those that the source gives
     feed: int
     rows_before: int | None
     found_by: FoundBy
@@ -77,12 +98,37 @@ class _Region:
 
 
 class _Picked(NamedTuple):
-    """One text, and how to find it again."""
+    """One text or conversation, and how to find it again."""
 
-    text: str
+    value: Any
     cursor: Cursor | None  # of the batch before it
     number: int  # after that
-    given: int  # texts of the source before it
+    given: int  # values of the source before it
+
+
+def _pick(
+    source: Source | ConversationSource,
+    kept: Callable[[Any, int], OffsetArray],
+    indexes: Sequence[int],
+) -> dict[int, _Picked]:
+    """The documents with these numbers, which rise, of those that became documents of the store:
+    `kept` gives their numbers in a batch, from its values and how many came before."""
+    wanted, picked = list(indexes), dict[int, _Picked]()
+    seen = given = 0
+    cursor: Cursor | None = None
+    for batch in source.batches():
+        values = batch.texts if isinstance(batch, TextBatch) else batch.conversations
+        numbers = kept(values, given)
+        while wanted and wanted[0] < seen + len(numbers):
+            number = int(numbers[wanted[0] - seen])
+            picked[wanted.pop(0)] = _Picked(values[number], cursor, number, given + number)
+        if not wanted:
+            return picked
+        seen, given, cursor = seen + len(numbers), given + len(values), batch.cursor
+    raise SourceError(
+        f"source {source.name!r} gives {seen:,} documents, but the store was built from more: "
+        "the input is not the one of the build"
+    )
 
 
 class SourceLookup:
@@ -107,20 +153,23 @@ class SourceLookup:
             log.warning("%s: has no table of origins: the input is counted", store.folder)
         self._grains: dict[int, Sequence[Source]] = {}
 
-    def find(self, split: str, document: int) -> tuple[str, RowLocation, int, FoundBy]:
-        """The text of a document, its row, and the number of its feed."""
+    def find(self, split: str, document: int) -> FoundRow:
+        """The row of a document."""
         if self._origins is not None:
             region = self._by_table(self._origins, split, document)
         else:
             region = self._by_counting(split, document)
-        (picked,) = self._pick(region.source, [region.index]).values()
-        if not self._holds(split, document, picked.text, cut=region.cut):
+        (picked,) = _pick(region.source, self._kept, [region.at]).values()
+        text = str(picked.value)
+        if not self._holds(split, document, text, cut=region.cut):
             raise SourceError(
                 f"{self.store.folder}: document {document:,} of split {split!r} holds other "
                 f"tokens than source {region.source.name!r} gives now in its place: the input "
                 "changed where its fingerprint does not look, or the library of the tokenizer did"
             )
-        return picked.text, _locate(region, picked), region.feed, region.found_by
+        piece = Piece(0, len(self.tokenizer.encode(text)), None, text, text, 0)
+        location = _locate(region, picked)
+        return FoundRow(location, region.feed, region.found_by, [piece], "end", text)
 
     def _by_table(self, origins: Origins, split: str, document: int) -> _Region:
         """The grain of a document; the whole feed when the input is cut differently now."""
@@ -143,7 +192,7 @@ class SourceLookup:
         )
         return _Region(
             source=grain or self._sources[feed],
-            index=before + document - firsts[split],
+            at=before + document - firsts[split],
             feed=feed,
             rows_before=rows if numbered else None,
             found_by="origins" if grain else "counting",
@@ -162,7 +211,7 @@ class SourceLookup:
 
     def _by_counting(self, split: str, document: int) -> _Region:
         """The number of a document among all of the one source, without a table."""
-        store = self.store
+        store, source = self.store, self._sources[0]
         if len(self._sources) > 1:
             raise OptionError(
                 f"{store.folder}: was built from {len(self._sources)} sources and has no table of "
@@ -170,10 +219,26 @@ class SourceLookup:
                 "with this version"
             )
         counts = {one: store.num_documents(one) for one in store.splits if store.num_documents(one)}
-        found = {order: _index(counts, order, split, document) for order in self._orders(counts)}
-        if len(set(found.values())) > 1:
-            found = self._proved(counts, found, (split, document))
-        if len(set(found.values())) > 1:
+        # the wanted document, and the first of each split: those show which order is right
+        probes = [(split, document), *((one, 0) for one in counts)]
+        found = {
+            order: [_index(counts, order, *probe) for probe in probes]
+            for order in self._orders(counts)
+        }
+        if len({indexes[0] for indexes in found.values()}) > 1:
+            every = sorted({index for indexes in found.values() for index in indexes})
+            texts = {at: str(one.value) for at, one in _pick(source, self._kept, every).items()}
+            right = {
+                order: indexes
+                for order, indexes in found.items()
+                if all(
+                    self._holds(*probe, texts[index], cut=probe[1] == counts[probe[0]] - 1)
+                    for probe, index in zip(probes, indexes, strict=True)
+                )
+            }
+            # any one when none is right, so that the error is that of the text
+            found = right or dict(list(found.items())[:1])
+        if len({indexes[0] for indexes in found.values()}) > 1:
             orders = " or ".join(",".join(order) for order in found)
             raise OptionError(
                 f"{store.folder}: has equal texts, so its splits may have been filled in the order "
@@ -181,8 +246,8 @@ class SourceLookup:
                 fill=...,
             )
         return _Region(
-            source=self._sources[0],
-            index=next(iter(found.values())),
+            source=source,
+            at=next(iter(found.values()))[0],
             feed=0,
             rows_before=None,
             found_by="counting",
@@ -203,51 +268,11 @@ class SourceLookup:
         else:
             yield from permutations(sorted(counts))
 
-    def _proved(
-        self, counts: dict[str, int], found: dict[_Order, int], wanted: tuple[str, int]
-    ) -> dict[_Order, int]:
-        """The orders in which the first document of each split, and the wanted one, are the right
-        texts; any one when none is, so that the error is that of the text."""
-        probes = {*((one, 0) for one in counts), wanted}
-        indexes = {
-            (order, probe): _index(counts, order, *probe) for order in found for probe in probes
-        }
-        picked = self._pick(self._sources[0], sorted({*indexes.values()}))
-        right = [
-            order
-            for order in found
-            if all(
-                self._holds(
-                    split,
-                    number,
-                    picked[indexes[order, (split, number)]].text,
-                    cut=number == counts[split] - 1,
-                )
-                for split, number in probes
-            )
-        ]
-        return {order: found[order] for order in right or list(found)[:1]}
-
-    def _pick(self, source: Source, indexes: Sequence[int]) -> dict[int, _Picked]:
-        """The texts of the documents with these numbers, which rise."""
-        wanted, picked = list(indexes), dict[int, _Picked]()
-        seen = given = 0
-        cursor: Cursor | None = None
-        for batch in source.batches():
-            numbers = np.arange(len(batch.texts))
-            if self._has_empty:  # a text without tokens became no document
-                numbers = np.flatnonzero(self.tokenizer.encode_batch(batch.texts).lengths > 0)
-            while wanted and wanted[0] < seen + len(numbers):
-                number = int(numbers[wanted[0] - seen])
-                text = str(batch.texts[number].as_py())
-                picked[wanted.pop(0)] = _Picked(text, cursor, number, given + number)
-            if not wanted:
-                return picked
-            seen, given, cursor = seen + len(numbers), given + len(batch.texts), batch.cursor
-        raise SourceError(
-            f"source {source.name!r} gives {seen:,} documents, but the store was built from more: "
-            "the input is not the one of the build"
-        )
+    def _kept(self, texts: Texts, given: int) -> OffsetArray:  # noqa: ARG002
+        """Numbers of the texts that became documents: those without tokens did not."""
+        if not self._has_empty:
+            return np.arange(len(texts))
+        return np.flatnonzero(self.tokenizer.encode_batch(texts).lengths > 0)
 
     def _holds(self, split: str, document: int, text: str, *, cut: bool) -> bool:
         """Whether this text is the document; with `cut`, whether it begins with it."""
@@ -267,20 +292,9 @@ def _locate(region: _Region, picked: _Picked) -> RowLocation:
     )
     if found is None:
         return RowLocation(id=f"{region.source.name}: document {picked.given}", row=picked.given)
-    if found[0] != picked.text:
+    if found[0] != str(picked.value):
         raise SourceError(f"source {region.source.name!r} changed while it was read: try again")
     return found[1]
-
-
-class Piece(NamedTuple):
-    """Some tokens of a conversation that one text became."""
-
-    start: int  # in the conversation
-    stop: int
-    part: str
-    text: str  # as it was encoded
-    content: str  # of its message, where that holds the whole text; else the text
-    lead: int  # characters of the content before the text
 
 
 class ChatLookup:
@@ -288,11 +302,12 @@ class ChatLookup:
 
     def __init__(
         self,
-        manifest: Manifest,
+        store: Store,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
         source: ConversationSource,
+        template: ChatTemplate | None,
     ) -> None:
+        manifest = store.manifest
         facts = manifest.options["chat"]
         recorded = facts["template"]
         if template is None and "spec" not in recorded:
@@ -307,7 +322,7 @@ class ChatLookup:
                 f"the template {template.name!r} is not the one that the store was rendered with "
                 f"({recorded.get('name')!r}, sha256 {recorded.get('sha256', '')[:12]}): use that"
             )
-        self.tokenizer = tokenizer
+        self.store, self.tokenizer = store, tokenizer
         self._template, self._source = template, source
         self._policy = TrainPolicy(train_on=facts["train_on"], train_on_eot=facts["train_on_eot"])
         self._rule = SplitRule(seed=manifest.seed, val_fraction=facts["val_fraction"])
@@ -317,36 +332,30 @@ class ChatLookup:
             for reason in manifest.ledger.documents.dropped
         )
 
-    def find(self, split: str, number: int, stored: IntArray) -> tuple[Conversation, RowLocation]:
-        """The conversation that became example `number` of a split, whose ids are `stored`."""
-        wanted = self._rule.splits.index(split)
-        given = seen = 0
-        cursor: Cursor | None = None
-        for batch in self._source.batches():
-            splits = self._rule.assign(batch.conversations, first=given)
-            kept = self._kept(batch)
-            mine = kept[splits[kept] == wanted]
-            if number < seen + len(mine):
-                at = int(mine[number - seen])
-                found = batch.conversations[at]
-                rendered = self._template.render([found], self._policy)
-                if len(rendered.kept) != 1 or not np.array_equal(
-                    rendered.examples.ids.values, stored
-                ):
-                    break
-                return found, self._locate(cursor, at, found)
-            given, seen, cursor = given + len(batch.conversations), seen + len(mine), batch.cursor
-        raise SourceError(
-            f"source {self._source.name!r}: what is in the place of example {number:,} of split "
-            f"{split!r} gives other tokens than the store holds: the input is not that of the "
-            "build, or a library changed"
-        )
+    def find(self, split: str, document: int) -> FoundRow:
+        """The row of a conversation."""
 
-    def _kept(self, batch: ConversationBatch) -> OffsetArray:
-        """Numbers of the conversations that became examples."""
-        if not self._drops:
-            return np.arange(len(batch.conversations))
-        return self._template.render(batch.conversations, self._policy).kept
+        def kept(conversations: Sequence[Conversation], given: int) -> OffsetArray:
+            numbers: OffsetArray = np.arange(len(conversations))
+            if self._drops:
+                numbers = self._template.render(conversations, self._policy).kept
+            splits = self._rule.assign(conversations, first=given)
+            mine: OffsetArray = numbers[splits[numbers] == self._rule.splits.index(split)]
+            return mine
+
+        (picked,) = _pick(self._source, kept, [document]).values()
+        rendered = self._template.render([picked.value], self._policy)
+        stored = stored_ids(self.store, split, document)
+        if len(rendered.kept) != 1 or not np.array_equal(rendered.examples.ids.values, stored):
+            raise SourceError(
+                f"source {self._source.name!r}: what is in the place of example {document:,} of "
+                f"split {split!r} gives other tokens than the store holds: the input is not that "
+                "of the build, or a library changed"
+            )
+        location = self._locate(picked.cursor, picked.number, picked.value)
+        pieces = self._pieces(picked.value)
+        other: Kind = "turn" if pieces is None else "template"
+        return FoundRow(location, 0, "counting", pieces or [], other)
 
     def _locate(self, cursor: Cursor | None, number: int, found: Conversation) -> RowLocation:
         source = self._source
@@ -363,14 +372,13 @@ class ChatLookup:
         own = None if found.id.startswith(f"{name}:") else found.id
         return RowLocation(id=found.id, file=name, row=row, own_id=own)
 
-    def pieces(self, conversation: Conversation) -> list[Piece] | None:
-        """The runs of tokens that are texts of the conversation, in order; all others are the
-        template's. None for a template that does not separate them."""
+    def _pieces(self, conversation: Conversation) -> list[Piece] | None:
+        """The texts of the conversation; all other tokens are the template's. None for a template
+        that does not separate them."""
         template = self._template
         if not isinstance(template, TokenTemplate):
             return None
         turns = lay_out(conversation, template.spec, self._policy)
-        assert not isinstance(turns, str), "it was rendered"
         # A system turn for tools may have been put in front, or a system message folded into the
         # next.
         shift = len(turns) - len(conversation.messages)

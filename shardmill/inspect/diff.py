@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from shardmill.inspect.document_diff import (
     SplitDocuments,
     compare_documents,
 )
+from shardmill.records import JSON
+from shardmill.storage.files import describe_difference
 from shardmill.store import Manifest, Store, open_store, read_exclusions
 from shardmill.store.manifest import ListedFile, ShardEntry, SplitEntry
 
@@ -87,10 +89,9 @@ def _excluded(left: Store, right: Store) -> Iterator[str]:
 
 
 def _trained_shares(a: Manifest, b: Manifest) -> tuple[float, float] | None:
-    ledgers = a.ledger, b.ledger
     before, now = (
         None if one.chat is None else one.chat.trained_tokens / max(one.tokens.kept, 1)
-        for one in ledgers
+        for one in (a.ledger, b.ledger)
     )
     return None if before is None or now is None else (before, now)
 
@@ -103,109 +104,29 @@ def differing_facts(a: Manifest, b: Manifest) -> dict[str, tuple[str, ...]]:
     """
     before, now = (msgspec.to_builtins(manifest) for manifest in (a, b))
     chats = [one["options"].pop("chat", None) for one in (before, now)]
-    tokenizers: list[Any] = [{name: one[name] for name in _TOKENIZER} for one in (before, now)]
+    tokenizers = [{name: one[name] for name in _TOKENIZER} for one in (before, now)]
+    options = [{k: one[k] for k in one if k not in _ELSEWHERE} for one in (before, now)]
+    sources = [
+        {f"source {n}": each for n, each in enumerate(one["sources"])} for one in (before, now)
+    ]
     sections = {
-        "tokenizer": changes(*tokenizers),
-        "template": changes(*chats),
-        "options": changes(_without(before, _ELSEWHERE), _without(now, _ELSEWHERE)),
-        "sources": _source_changes(before["sources"], now["sources"]),
-        "splits": _split_changes(a.splits, b.splits),
-        "ledger": changes(before["ledger"], now["ledger"]),
+        "tokenizer": describe_difference(tokenizers[0], tokenizers[1]),
+        "template": describe_difference(chats[0], chats[1]),
+        "options": describe_difference(options[0], options[1]),
+        "sources": describe_difference(sources[0], sources[1]),
+        "splits": list(_split_changes(a.splits, b.splits)),
+        "ledger": describe_difference(before["ledger"], now["ledger"]),
     }
+    if not sections["sources"] and sources[0] != sources[1]:
+        sections["sources"] = ["the same files, recorded with other facts"]
     found = {}
     for name, section in sections.items():
-        lines = list(section)
-        if len(lines) > _SHOWN:
-            lines = [*lines[:_SHOWN], f"and {len(lines) - _SHOWN:,} more"]
+        lines = [line.removeprefix(": ") for line in section[:_SHOWN]]
+        if len(section) > _SHOWN:
+            lines.append(f"and {len(section) - _SHOWN:,} more")
         if lines:
             found[name] = tuple(lines)
     return found
-
-
-def changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Each leaf in which two JSON values differ."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in dict.fromkeys([*before, *now]):
-            yield from changes(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for at, (old, new) in enumerate(zip(before, now, strict=True)):
-            yield from changes(old, new, f"{path}[{at}]")
-    elif before != now:
-        yield f"{path + ': ' if path else ''}{_short(before)} -> {_short(now)}"
-
-
-def _source_changes(before: list[Any], now: list[Any]) -> Iterator[str]:
-    """How files are read, then which they are. A manifest may hold anything about its sources."""
-    found = [
-        *changes([_bare(one) for one in before], [_bare(one) for one in now]),
-        *_file_changes(*(dict(_files(sources)) for sources in (before, now))),
-    ]
-    if not found and before != now:
-        found.append("the same files, recorded with other facts")
-    yield from found
-
-
-def _file_changes(
-    old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
-) -> Iterator[str]:
-    for word, names in (("removed", old.keys() - new.keys()), ("added", new.keys() - old.keys())):
-        if names:
-            some = ", ".join(sorted(names)[:5])
-            yield f"{word} {len(names):,} files: {some}{', ...' if len(names) > 5 else ''}"
-    for name in old:
-        if name in new and _changed(old[name], new[name]):
-            sizes = [entry.get("bytes") for entry in (old[name], new[name])]
-            shown = [f"{size:,}" if isinstance(size, int) else repr(size) for size in sizes]
-            yield f"changed {name}: {shown[0]} -> {shown[1]} bytes"
-    left, right = [n for n in old if n in new], [n for n in new if n in old]
-    for first, second in zip(left, right, strict=True):
-        if first != second:
-            yield f"other order of files, first: {first} -> {second}"
-            break
-
-
-def _files(sources: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, entry) of all files, in order; files of one name in several sources are numbered."""
-    seen: dict[str, int] = {}
-    for source in sources:
-        for part in _leaves(source):
-            for entry in part["files"] if isinstance(part.get("files"), list) else ():
-                facts = entry if isinstance(entry, dict) else {"file": entry}
-                name = facts.get("file", facts)
-                name = name if isinstance(name, str) else _short(name)
-                seen[name] = seen.get(name, 0) + 1
-                yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), facts
-
-
-def _leaves(source: Any) -> Iterator[Mapping[str, Any]]:
-    if _is_concat(source):
-        for part in source["parts"]:
-            yield from _leaves(part)
-    elif isinstance(source, dict):
-        yield source
-
-
-def _bare(source: Any) -> Any:
-    """A source without its files, where it lists them."""
-    if not isinstance(source, dict):
-        return source
-    bare = _without(source, {"files"} if isinstance(source.get("files"), list) else set())
-    if _is_concat(source):
-        bare["parts"] = [_bare(part) for part in source["parts"]]
-    return bare
-
-
-def _is_concat(source: Any) -> bool:
-    return (
-        isinstance(source, dict)
-        and source.get("kind") == "concat"
-        and isinstance(source.get("parts"), list)
-    )
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the content differs, by the facts that both record."""
-    return any(old[key] != new[key] for key in old.keys() & new.keys() if key != "file")
 
 
 def _split_changes(
@@ -213,10 +134,10 @@ def _split_changes(
 ) -> Iterator[str]:
     for name in dict.fromkeys([*before, *now]):
         old, new = (_counts(splits.get(name)) for splits in (before, now))
-        found = list(changes(old, new, name))
+        found = describe_difference(cast(JSON, old), cast(JSON, new), name)
         if not found and _hashes(before[name]) != _hashes(now[name]):
-            files = list(changes(_hashes(before[name]), _hashes(now[name])))
-            found = [f"{name}: other bytes in {len(files):,} files"]
+            files = _hashes(before[name]).items() ^ _hashes(now[name]).items()
+            found = [f"{name}: other bytes in {len({file for file, _ in files}):,} files"]
         yield from found
 
 
@@ -234,12 +155,3 @@ def _hashes(split: SplitEntry) -> dict[str, str]:
     if split.chat is not None:
         files += [split.chat.mask, split.chat.turns, split.chat.roles]
     return {entry.file: entry.sha256 for entry in files}
-
-
-def _without(facts: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if name not in names}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

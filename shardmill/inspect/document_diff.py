@@ -2,17 +2,18 @@
 
 Each document is hashed (128 bits of its tokens, 64 of its loss mask), so stores of other dtypes and
 shards can be compared. Documents at the front of two splits that are in shards of equal hashes are
-not read. Memory is a bit for each document, one heap of records, and 16 bytes for each text that
-both stores hold unequally often; the rest, 40 bytes a document, is in a temporary folder.
+not read. Memory is one heap of records, and 16 bytes for each text that both stores hold unequally
+often; the rest, at most 58 bytes a document, is in temporary files without a name.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,8 +25,6 @@ from shardmill.store import Store
 from shardmill.store.readers import TokenSpace, open_tokens
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
-Chunks: TypeAlias = Iterator[tuple[Hashes, OffsetArray]]
-_LeaveOut: TypeAlias = tuple[Callable[[int], None], Callable[[int], None]]
 
 HEAP_RECORDS = 2**20
 _MOST_HEAPS = 256  # open files of a store, and a process may have a thousand
@@ -81,17 +80,23 @@ def compare_documents(a: Store, b: Store) -> tuple[tuple[SplitDocuments, ...], i
         common_prefix(a, b, name, masks=masks) if name in a.splits and name in b.splits else 0
         for name in names
     ]
-    with tempfile.TemporaryDirectory(prefix="shardmill-diff-") as temporary, ExitStack() as stack:
-        total = max(sum(map(store.num_documents, store.splits)) for store in (a, b))
-        num_heaps = min(_MOST_HEAPS, -(-(total - sum(skip)) // HEAP_RECORDS) or 1)
-        sides = []
-        for number, store in enumerate((a, b)):
-            folder = Path(temporary, str(number))
-            folder.mkdir()
-            side = stack.enter_context(closing(_Side(store, names, skip, folder, num_heaps)))
-            side.read(masks=masks)
-            sides.append(side)
-        return _compare(sides[0], sides[1], num_heaps)
+    total = max(sum(map(store.num_documents, store.splits)) for store in (a, b))
+    num_heaps = min(_MOST_HEAPS, -(-(total - sum(skip)) // HEAP_RECORDS) or 1)
+    with ExitStack() as files:
+        left, right = (_Side(store, names, skip) for store in (a, b))
+        for side in (left, right):
+            opened = (files.enter_context(tempfile.TemporaryFile()) for _ in range(num_heaps))
+            side.read(list(opened), masks=masks)
+        return _compare(left, right, num_heaps)
+
+
+def _on_disk(dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
+    """An array of zeros in a file, which goes with the array. It has one entry more: a file must
+    not be empty."""
+    with tempfile.TemporaryFile() as file:
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, not a crash later
+            os.posix_fallocate(file.fileno(), 0, (size + 1) * np.dtype(dtype).itemsize)
+        return np.memmap(file, dtype, "w+", shape=size + 1)
 
 
 class _Side:
@@ -100,103 +105,88 @@ class _Side:
     Such a number is called a place below.
     """
 
-    def __init__(
-        self, store: Store, names: list[str], skip: list[int], folder: Path, num_heaps: int
-    ) -> None:
+    def __init__(self, store: Store, names: list[str], skip: list[int]) -> None:
         self.store, self.names, self.skip = store, names, skip
         there = [store.num_documents(name) if name in store.splits else 0 for name in names]
-        left = np.array(there, np.int64) - np.array(skip, np.int64)
-        self.edges: OffsetArray = np.concatenate(([0], np.cumsum(left))).astype(np.int64)
-        self.heaps = Heaps(folder, num_heaps)
-        self._shared = np.zeros(-(-int(self.edges[-1]) // 8), np.uint8)  # a bit for each place
-        self._sequence = (folder / "sequence").open("w+b")  # the first hash of every document
+        self.edges: OffsetArray = np.cumsum([0, *np.subtract(there, skip)], dtype=np.int64)
+        size = int(self.edges[-1])
+        self.hashes: Hashes = _on_disk(np.uint64, size)  # the first hash of every document
+        self.shared: BoolArray = _on_disk(np.bool_, size)  # it is in both
+        self.masked: BoolArray = _on_disk(np.bool_, size)  # and other tokens of it are trained
+        # Records (n, 4) in files: two hashes of a document, that of its mask, its place. Equal
+        # documents are in the heap of one number, and one heap at a time fits into memory.
+        self._heaps: Sequence[Any] = ()
 
-    def read(self, *, masks: bool) -> None:
-        place = 0
+    def read(self, heaps: Sequence[Any], *, masks: bool) -> None:
+        """Hash the documents, and sort their records into `heaps`, which are open files."""
+        self._heaps, place = heaps, 0
         for name, skip in zip(self.names, self.skip, strict=True):
             if name not in self.store.splits:
                 continue
             for hashes in document_hashes(self.store, name, skip, masks=masks):
-                places = np.arange(place, place + len(hashes), dtype=np.uint64)
-                self.heaps.add(np.column_stack((hashes, places)))
-                self._sequence.write(np.ascontiguousarray(hashes[:, 0]).data)
-                place += len(hashes)
-        self._sequence.flush()
+                stop = place + len(hashes)
+                self.hashes[place:stop] = hashes[:, 0]
+                records = np.column_stack((hashes, np.arange(place, stop, dtype=np.uint64)))
+                number = hashes[:, 0] % np.uint64(len(heaps))
+                order = np.argsort(number, kind="stable")
+                edges = np.searchsorted(number[order], np.arange(len(heaps) + 1, dtype=np.uint64))
+                for file, (low, high) in zip(heaps, pairwise(edges.tolist()), strict=True):
+                    file.write(records[order[low:high]].data)
+                place = stop
 
-    def share(self, places: OffsetArray) -> None:
-        """Note places that are in both."""
-        np.bitwise_or.at(self._shared, places >> 3, (1 << (places & 7)).astype(np.uint8))
+    def heap(self, at: int) -> Hashes:
+        self._heaps[at].seek(0)
+        return np.fromfile(self._heaps[at], np.uint64).reshape(-1, 4)
 
-    def leave_out(self, place: int) -> None:
-        """A place that is not in both after all."""
-        self._shared[place >> 3] &= np.uint8(~(1 << (place & 7)) & 0xFF)
+    def in_both(self, split: int) -> tuple[Hashes, OffsetArray]:
+        """Hashes and places of the documents of a split that are in both, in order."""
+        low, high = self.edges[split : split + 2].tolist()
+        count = int(np.count_nonzero(self.shared[low:high]))
+        hashes, places, done = _on_disk(np.uint64, count), _on_disk(np.int64, count), 0
+        for start in range(low, high, _CHUNK):
+            found = np.flatnonzero(self.shared[start : min(start + _CHUNK, high)]) + start
+            part = slice(done, done + len(found))
+            hashes[part], places[part], done = self.hashes[found], found, part.stop
+        return hashes[:count], places[:count]
 
-    def only_here(self, split: int) -> tuple[int, ...]:
-        """Numbers of the first few documents of a split that are not in both."""
+    def first(self, flags: BoolArray, split: int, *, wanted: bool) -> tuple[int, ...]:
+        """Numbers of the first few documents of a split with this flag."""
         found: list[int] = []
-        for low, shared in self._chunks(split):
-            found += (np.flatnonzero(~shared)[:_SHOWN] + low).tolist()
-            if len(found) >= _SHOWN:
+        at, high = self.edges[split : split + 2].tolist()
+        while at < high and len(found) < _SHOWN:
+            at += int((np.argmax if wanted else np.argmin)(flags[at:high]))
+            if flags[at] != wanted:
                 break
-        return tuple(self._number(split, place) for place in found[:_SHOWN])
-
-    def in_both(self, split: int) -> Chunks:
-        """(hashes, places) of the documents of a split that are in both, in order."""
-        for low, shared in self._chunks(split):
-            self._sequence.seek(8 * low)
-            hashes = np.fromfile(self._sequence, np.uint64, len(shared))
-            yield hashes[shared], np.flatnonzero(shared) + low
+            found.append(self._number(split, at))
+            at += 1
+        return tuple(found)
 
     def where(self, split: int, place: int) -> DocumentPlace:
         name, number = self.names[split], self._number(split, place)
         token = int(self.store.document_starts(name)[number])
         return DocumentPlace(split=name, document=number, token=token)
 
-    def numbers(self, places: OffsetArray, split: int) -> tuple[int, ...]:
-        """Those of a split among some places, as numbers of documents."""
-        low, high = self.edges[split : split + 2]
-        mine = np.sort(places[(places >= low) & (places < high)])
-        return tuple(self._number(split, place) for place in mine[:_SHOWN].tolist())
-
     def _number(self, split: int, place: int) -> int:
         return int(place - self.edges[split]) + self.skip[split]
-
-    def _chunks(self, split: int) -> Iterator[tuple[int, BoolArray]]:
-        """(first place, which are in both) through a split."""
-        low, high = self.edges[split : split + 2].tolist()
-        for start in range(low, high, _CHUNK):
-            stop = min(start + _CHUNK, high)
-            bits = np.unpackbits(self._shared[start // 8 : -(-stop // 8)], bitorder="little")
-            yield start, bits[start % 8 :][: stop - start].astype(np.bool_)
-
-    def close(self) -> None:
-        self.heaps.close()
-        self._sequence.close()
 
 
 def _compare(a: _Side, b: _Side, num_heaps: int) -> tuple[tuple[SplitDocuments, ...], int]:
     both = np.array(a.skip, np.int64)
     other_mask, anywhere = np.zeros(len(a.names), np.int64), sum(a.skip)
-    masked: OffsetArray = np.empty(0, np.int64)
-    surpluses: list[tuple[Hashes, OffsetArray, OffsetArray]] = []
+    surpluses = []
     for at in range(num_heaps):
-        found = match(a.heaps.heap(at), b.heaps.heap(at), (a.edges, b.edges))
-        a.share(found.shared[0])
-        b.share(found.shared[1])
-        both += found.both
-        other_mask += found.other_mask
-        anywhere += found.both_anywhere
-        surpluses.append(found.surplus)
-        masked = _first_few(np.append(masked, found.masked), a.edges)
+        surplus, pairs, masked, pairs_anywhere = match(a, b, at)
+        surpluses.append(surplus)
+        both += pairs
+        other_mask += masked
+        anywhere += pairs_anywhere
     hashes, more, split = (np.concatenate(column) for column in zip(*surpluses, strict=True))
     left, right = (np.diff(side.edges) + np.array(side.skip) for side in (a, b))
     splits = []
     for at, name in enumerate(a.names):
         mine = np.flatnonzero(split == at)
         mine = mine[np.argsort(hashes[mine], kind="stable")]
-        streams, leave_out = (a.in_both(at), b.in_both(at)), (a.leave_out, b.leave_out)
-        broken = align(streams, (hashes[mine], more[mine]), leave_out)
-        order = broken and OrderBreak(a=a.where(at, broken[0]), b=b.where(at, broken[1]))
+        order = align(a, b, at, hashes[mine], more[mine])
         splits.append(
             SplitDocuments(
                 split=name,
@@ -204,22 +194,13 @@ def _compare(a: _Side, b: _Side, num_heaps: int) -> tuple[tuple[SplitDocuments, 
                 only_a=int(left[at] - both[at]),
                 only_b=int(right[at] - both[at]),
                 other_mask=int(other_mask[at]),
-                first_only_a=a.only_here(at),
-                first_only_b=b.only_here(at),
-                first_other_mask=a.numbers(masked, at),
+                first_only_a=a.first(a.shared, at, wanted=False),
+                first_only_b=b.first(b.shared, at, wanted=False),
+                first_other_mask=a.first(a.masked, at, wanted=True),
                 order=order,
             )
         )
     return tuple(splits), anywhere - int(both.sum())
-
-
-def _first_few(places: OffsetArray, edges: OffsetArray) -> OffsetArray:
-    """The first few places of every split."""
-    ordered = np.sort(places)
-    starts = np.searchsorted(ordered, edges[:-1])
-    rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(starts, append=len(ordered)))
-    few: OffsetArray = ordered[rank < _SHOWN]
-    return few
 
 
 # --- what is equal at the front, without reading tokens
@@ -231,20 +212,14 @@ def common_prefix(a: Store, b: Store, split: str, *, masks: bool) -> int:
     num_tokens = _equal_tokens(a, b, split)
     if not num_tokens:
         return 0
-    left, right = (store.document_starts(split) for store in (a, b))
-    equal = _first_difference(left, right)
+    starts = a.document_starts(split)
+    equal = _first_difference(starts, b.document_starts(split))
     if masks:
         bits = [store.chat_arrays(split).mask_bits for store in (a, b)]
-        num_tokens = min(num_tokens, 8 * _first_difference(bits[0], bits[1], whole=True))
-    ends = [
-        int(starts[equal]) if equal < len(starts) else store.num_tokens(split)
-        for store, starts in ((a, left), (b, right))
-    ]
-    if ends[0] == ends[1] <= num_tokens:
-        return equal
+        num_tokens = min(num_tokens, 8 * _first_difference(bits[0], bits[1]))
     # the last of the equal starts may belong to documents that end at different tokens
-    inside = int(np.searchsorted(left[:equal], num_tokens, side="right"))
-    return max(0, min(inside, equal) - 1)
+    inside = int(np.searchsorted(starts[:equal], num_tokens, side="right"))
+    return max(0, inside - 1)
 
 
 def _equal_tokens(a: Store, b: Store, split: str) -> int:
@@ -259,48 +234,34 @@ def _equal_tokens(a: Store, b: Store, split: str) -> int:
     return total
 
 
-def _first_difference(a: npt.NDArray[Any], b: npt.NDArray[Any], *, whole: bool = False) -> int:
-    """How many entries are equal from the front. `whole`: of arrays that are entirely equal, one
-    more than there are, since nothing follows either of them."""
+def _first_difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    """How many entries are equal from the front."""
     shorter = min(len(a), len(b))
     for low in range(0, shorter, _CHUNK):
         part = slice(low, min(low + _CHUNK, shorter))
         differ = np.flatnonzero(a[part] != b[part])
         if len(differ):
             return low + int(differ[0])
-    return shorter + int(whole and len(a) == len(b))
+    return shorter
 
 
 # --- which documents are in both
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Matched:
-    """What was found in one pair of heaps."""
+def match(
+    a: _Side, b: _Side, heap: int
+) -> tuple[tuple[Hashes, OffsetArray, OffsetArray], OffsetArray, OffsetArray, int]:
+    """Pair equal documents of a heap as often as both sides have them, within splits of one name.
 
-    shared: tuple[OffsetArray, OffsetArray]  # places of each side whose document both have
-    surplus: tuple[Hashes, OffsetArray, OffsetArray]  # of documents in both: the first hash, how
-    # many more a has (below 0: b has more), the split
-    both: OffsetArray  # (splits,) pairs
-    both_anywhere: int  # pairs, whatever their splits
-    other_mask: OffsetArray  # (splits,) pairs of equal tokens and unequal masks
-    masked: OffsetArray  # places in a of such
-
-
-def match(a: Hashes, b: Hashes, edges: tuple[OffsetArray, OffsetArray]) -> Matched:
-    """Pair equal documents as often as both sides have them, within splits of one name.
-
-    `edges` of each side: the place of the first document of every split, and one after all.
+    Marks those that both have. Returns of documents that both have unequally often the first hash,
+    how many more a has (below 0: b has more) and the split; then the number of pairs in each split,
+    those of unequal masks among them, and the number of pairs whatever their splits.
     """
-    records = np.concatenate((a, b))
-    left = np.repeat([True, False], [len(a), len(b)])
+    parts = a.heap(heap), b.heap(heap)
+    records = np.concatenate(parts)
+    left = np.repeat([True, False], [len(part) for part in parts])
     place = records[:, 3].astype(np.int64)
-    split = np.concatenate(
-        [
-            np.searchsorted(ends, places, side="right") - 1
-            for ends, places in zip(edges, (place[left], place[~left]), strict=True)
-        ]
-    )
+    split = np.where(left, *(np.searchsorted(s.edges, place, side="right") - 1 for s in (a, b)))
     columns = (records[:, 0], records[:, 1], split, records[:, 2])
     # groups of equal documents; of those in one split; of those with one mask
     document, inside, masked = (_numbered(columns[:width]) for width in (2, 3, 4))
@@ -311,22 +272,19 @@ def match(a: Hashes, b: Hashes, edges: tuple[OffsetArray, OffsetArray]) -> Match
     owner = inside[np.unique(masked, return_index=True)[1]]  # the group of each group with one mask
     other = pairs.copy()
     np.subtract.at(other, owner, with_mask)
-    both, other_mask = np.zeros((2, len(edges[0]) - 1), np.int64)
+    both, other_mask = np.zeros((2, len(a.names)), np.int64)
     np.add.at(both, split[first], pairs)
     np.add.at(other_mask, split[first], other)
     # rows of a without a partner of the same mask: of each group as many as pairs have other masks
     rows = np.flatnonzero(left & (_ranks(2 * masked + left, place) >= with_mask[masked]))
     rows = rows[_ranks(inside[rows], place[rows]) < other[inside[rows]]]
+    a.masked[place[rows]] = True
     common = (pairs > 0)[inside]
+    a.shared[place[common & left]] = True
+    b.shared[place[common & ~left]] = True
     uneven = np.flatnonzero((pairs > 0) & (more != 0))
-    return Matched(
-        shared=(place[common & left], place[common & ~left]),
-        surplus=(records[first[uneven], 0], more[uneven], split[first[uneven]]),
-        both=both,
-        both_anywhere=int(_counts(document, left).min(axis=1).sum()),
-        other_mask=other_mask,
-        masked=place[rows],
-    )
+    surplus = records[first[uneven], 0], more[uneven], split[first[uneven]]
+    return surplus, both, other_mask, int(_counts(document, left).min(axis=1).sum())
 
 
 def _numbered(columns: tuple[Hashes | OffsetArray, ...]) -> OffsetArray:
@@ -360,92 +318,52 @@ def _ranks(keys: OffsetArray, place: OffsetArray) -> OffsetArray:
 # --- whether they come in the same order
 
 
-def align(
-    streams: tuple[Chunks, Chunks], surplus: tuple[Hashes, OffsetArray], leave_out: _LeaveOut
-) -> tuple[int, int] | None:
-    """The places where the order of the documents that both have first differs, or None.
+def align(a: _Side, b: _Side, split: int, surplus: Hashes, more: OffsetArray) -> OrderBreak | None:
+    """Where the order of the documents that both have first differs, or None.
 
     A document that one side has more often is passed over where the other side continues without
-    it, so leaving out one of several equal documents is no other order. `surplus` holds the hashes
-    of such documents, sorted, and how many more a has; `leave_out` is called with each place that
-    is passed over.
+    it, so leaving out one of several equal documents is no other order. It is then marked as one
+    that is not in both. `surplus` holds the hashes of such documents, sorted, and `more` how many
+    more a has.
     """
-    a, b = _Stream(streams[0]), _Stream(streams[1])
-    left = _Left(*surplus)
-    found, window = None, _LEAST
-    while a.fill() and b.fill():
-        size = min(len(a.hashes), len(b.hashes), window)
-        parts = np.flatnonzero(a.hashes[:size] != b.hashes[:size])
+
+    def passed(side: _Side, one: np.uint64, place: int) -> bool:
+        """Whether this side still has more of this document; then this one is passed over."""
+        sign = 1 if side is a else -1
+        at = int(np.searchsorted(surplus, one))
+        if at == len(surplus) or surplus[at] != one or sign * more[at] <= 0:
+            return False
+        more[at] -= sign
+        side.shared[place] = False
+        return True
+
+    (left, left_places), (right, right_places) = a.in_both(split), b.in_both(split)
+    found, window, i, j = None, _LEAST, 0, 0
+    while i < len(left) and j < len(right) and found is None:
+        size = min(len(left) - i, len(right) - j, window)
+        parts = np.flatnonzero(left[i : i + size] != right[j : j + size])
         step = int(parts[0]) if len(parts) else size
-        a.skip(step)
-        b.skip(step)
+        i, j = i + step, j + step
         if not len(parts):
             window = min(2 * window, _CHUNK)
             continue
         window = _LEAST
-        if left.take(a.hashes[0], 1):
-            leave_out[0](a.skip(1))
-        elif left.take(b.hashes[0], -1):
-            leave_out[1](b.skip(1))
+        if passed(a, left[i], left_places[i]):
+            i += 1
+        elif passed(b, right[j], right_places[j]):
+            j += 1
         else:
-            found = int(a.places[0]), int(b.places[0])
-            break
-    for stream, sign, leave in ((a, 1, leave_out[0]), (b, -1, leave_out[1])):
-        while (
-            stream.fill()
-        ):  # after the last common document the first surplus ones have no partner
-            for at in left.among(stream.hashes).tolist():
-                if left.take(stream.hashes[at], sign):
-                    leave(int(stream.places[at]))
-            stream.skip(len(stream.hashes))
+            found = OrderBreak(a=a.where(split, left_places[i]), b=b.where(split, right_places[j]))
+    # after the last common document the first surplus ones have no partner
+    for side, hashes, places, rest in ((a, left, left_places, i), (b, right, right_places, j)):
+        for low in range(rest, len(hashes), _CHUNK):
+            uneven = np.isin(hashes[low : low + _CHUNK], surplus[more != 0])
+            for at in (np.flatnonzero(uneven) + low).tolist():
+                passed(side, hashes[at], places[at])
     return found
 
 
-class _Stream:
-    """Chunks as one run with a front."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = chunks
-        self.hashes: Hashes = np.empty(0, np.uint64)
-        self.places: OffsetArray = np.empty(0, np.int64)
-
-    def fill(self) -> bool:
-        """Whether there is anything more; then the front is here."""
-        while not len(self.hashes):
-            found = next(self._chunks, None)
-            if found is None:
-                return False
-            self.hashes, self.places = found
-        return True
-
-    def skip(self, count: int) -> int:
-        """The place at the front, which is passed with `count - 1` others."""
-        place = int(self.places[0])
-        self.hashes, self.places = self.hashes[count:], self.places[count:]
-        return place
-
-
-class _Left:
-    """How many documents more one side still has."""
-
-    def __init__(self, hashes: Hashes, more: OffsetArray) -> None:
-        self._hashes, self._more = hashes, more.copy()
-
-    def take(self, one: np.uint64, sign: int) -> bool:
-        """Whether the side of this sign has one more of this document; then it is passed over."""
-        at = int(np.searchsorted(self._hashes, one))
-        known = at < len(self._hashes) and self._hashes[at] == one
-        if not known or sign * self._more[at] <= 0:
-            return False
-        self._more[at] -= sign
-        return True
-
-    def among(self, hashes: Hashes) -> OffsetArray:
-        """Which of these may be taken."""
-        return np.flatnonzero(np.isin(hashes, self._hashes[self._more != 0]))
-
-
-# --- hashes of documents, and heaps of them
+# --- hashes of documents
 
 
 def document_hashes(store: Store, split: str, first: int, *, masks: bool) -> Iterator[Hashes]:
@@ -518,38 +436,3 @@ def _mix(values: Hashes) -> Hashes:
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Hashes = values ^ (values >> np.uint64(31))
     return mixed
-
-
-class Heaps:
-    """Records of one store, (n, 4): two hashes of a document, that of its mask, its place.
-
-    They are sorted into heaps by their hash: equal documents are in the heap of one number, and one
-    heap at a time fits into memory.
-    """
-
-    def __init__(self, folder: Path, count: int) -> None:
-        """`count` heaps; one is kept in memory, more in files of `folder`."""
-        self._parts: list[Hashes] = []
-        names = [f"{at:03d}" for at in range(count)] if count > 1 else []
-        self._files = [(folder / name).open("w+b") for name in names]
-
-    def add(self, records: Hashes) -> None:
-        if not self._files:
-            self._parts.append(records)
-            return
-        heaps = records[:, 0] % np.uint64(len(self._files))
-        order = np.argsort(heaps, kind="stable")
-        edges = np.searchsorted(heaps[order], np.arange(len(self._files) + 1, dtype=np.uint64))
-        sorted_records = records[order]
-        for at, file in enumerate(self._files):
-            file.write(np.ascontiguousarray(sorted_records[edges[at] : edges[at + 1]]).data)
-
-    def heap(self, at: int) -> Hashes:
-        if not self._files:
-            return np.concatenate([np.empty((0, 4), np.uint64), *self._parts])
-        self._files[at].seek(0)
-        return np.fromfile(self._files[at], np.uint64).reshape(-1, 4)
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()

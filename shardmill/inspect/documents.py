@@ -13,16 +13,19 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.inspect.stores import NotThereError, OpenStore
-from shardmill.inspect.tokens import LEAD, TAIL, Tokens, TokenTexts, preview, shown
+from shardmill.inspect.tokens import LEAD, MOST_VIEW, TAIL, Tokens, TokenTexts, preview, shown
 from shardmill.records import JSON, ROLES, BoolArray, IntArray
 from shardmill.store import read_origins
 from shardmill.store.origins import FEED
+
+if TYPE_CHECKING:
+    from shardmill.inspect.api import Desk, Query
 
 PREVIEW = 160  # characters
 _PREVIEW_TOKENS = 96
@@ -36,14 +39,15 @@ MOST_QUERY = 200  # characters
 _TOKENS = 4096  # of a document, searched at a time
 _PAGE = 256  # documents whose starts are read at a time
 _CURSOR = re.compile(r"([0-9]{1,16})\.([0-9]{1,16})", re.ASCII)
-KINDS = ("text", "id", "source")
 
 
-def document_page(opened: OpenStore, split: str, page: tuple[int, int]) -> dict[str, JSON]:
+def document_page(desk: Desk, query: Query) -> JSON:
     """Some documents in their order, with how they begin."""
+    opened, split = desk.split(query)
+    start, limit = query.page()
     total = opened.store.num_documents(split)
-    first = min(page[0], total)
-    edges = opened.spans(split, first, min(first + page[1], total)).tolist()
+    first = min(start, total)
+    edges = opened.spans(split, first, min(first + limit, total)).tolist()
     documents: list[JSON] = []
     for number, (start, stop) in enumerate(pairwise(edges), first):
         role, text = beginning(opened, split, start, stop)
@@ -114,17 +118,17 @@ def trained_in(opened: OpenStore, split: str, start: int, stop: int) -> int | No
     return sum(int(np.count_nonzero(mask)) for mask in masks)
 
 
-def document_view(
-    opened: OpenStore, split: str, number: int, page: tuple[int, int]
-) -> dict[str, JSON]:
+def document_view(desk: Desk, query: Query) -> JSON:
     """The tokens start..start + limit of a document, and its turns."""
+    number, (skip, limit) = query.number("document"), query.page(2000, most=MOST_VIEW)
+    opened, split = desk.split(query)
     total = opened.store.num_documents(split)
     if number >= total:
         has = f"has {total:,}, numbered 0 to {total - 1:,}" if total else "is empty"
         raise NotThereError(f"there is no document {number:,}: split {split!r} {has}")
     begin, end = opened.spans(split, number, number + 1).tolist()
-    start = min(begin + page[0], end)
-    stop = min(start + page[1], end)
+    start = min(begin + skip, end)
+    stop = min(start + limit, end)
     lead, tail = max(begin, start - LEAD), min(end, stop + TAIL)
     tokens = Tokens(
         ids=opened.open_tokens(split).read(lead, tail),
@@ -183,8 +187,9 @@ def _turns(
     return turn, turns
 
 
-def histogram(opened: OpenStore, split: str) -> dict[str, JSON]:
+def histogram(desk: Desk, query: Query) -> JSON:
     """Lengths of documents by powers of two. Made once."""
+    opened, split = desk.split(query)
     return opened.keep(("histogram", split), lambda: _histogram(opened, split))
 
 
@@ -198,12 +203,7 @@ def _histogram(opened: OpenStore, split: str) -> dict[str, JSON]:
     if not looked_at:
         nothing: dict[str, JSON] = dict.fromkeys(("shortest", "longest", "mean", "median"))
         return {"bins": [], **nothing, "looked_at": 0, "documents": total}
-    # lengths 0 | 1 | 2 3 | 4 5 6 7 | ...
-    edges = 1 << np.arange(63, dtype=np.int64)
-    counts = np.zeros(64, np.int64)
-    for start in range(0, looked_at, _BLOCK):
-        bins = np.searchsorted(edges, lengths[start : start + _BLOCK], side="right")
-        counts += np.bincount(bins, minlength=64)
+    counts = np.bincount(np.frexp(lengths)[1])  # lengths 0 | 1 | 2 3 | 4 5 6 7 | ...
     used = np.flatnonzero(counts)
     middle = (looked_at - 1) // 2, looked_at // 2
     facts: dict[str, JSON] = {
@@ -233,10 +233,11 @@ def even_runs(total: int, most: int, run: int) -> list[tuple[int, int]]:
     return [(start, start + run) for start in starts]
 
 
-def search(
-    opened: OpenStore, split: str, kind: str, text: str, after: str | None
-) -> dict[str, JSON]:
+def search(desk: Desk, query: Query) -> JSON:
     """Documents that match, in their order; continues `after` the "next" of an earlier answer."""
+    opened, split = desk.split(query)
+    kind = query.choice("kind", ("text", "id", "source"), "text")
+    text, after = query.text("q"), query.optional("after")
     total, cursor = opened.store.num_documents(split), (0, 0)
     if after is not None:
         known = _CURSOR.fullmatch(after)

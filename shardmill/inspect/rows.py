@@ -7,17 +7,16 @@ asked for; of a plan with many rows evenly spread ones are counted, and the answ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from shardmill.errors import OptionError
 from shardmill.inspect.documents import even_runs
-from shardmill.inspect.stores import NO_TOKENIZER, NotThereError, OpenStore, Shelf
-from shardmill.inspect.tokens import MOST_CHARACTERS, Reading, shown, some_of
+from shardmill.inspect.stores import NO_TOKENIZER, NotThereError, OpenStore, Shelf, plan_line
+from shardmill.inspect.tokens import MOST_CHARACTERS, MOST_VIEW, Reading, shown, some_of
 from shardmill.loading import (
     PackSource,
     PlannedSample,
@@ -26,12 +25,14 @@ from shardmill.loading import (
     TokenSource,
     plan_step,
 )
-from shardmill.loading.config import DataConfig, open_stream
 from shardmill.loading.order import Shuffle
 from shardmill.loading.rows import Documents
 from shardmill.records import IGNORE_INDEX, JSON, BoolArray, OffsetArray
 from shardmill.store.readers import PackedRows, PackSpace, RowPieces
 from shardmill.store.readers.documents import mask_labels
+
+if TYPE_CHECKING:
+    from shardmill.inspect.api import Desk, Query
 
 LOOK_AT_ALL = 2**21
 """Rows of a plan that are all counted; of more, a part is."""
@@ -41,6 +42,7 @@ MOST_TOKENS = 2**16
 """Of all rows of one answer."""
 _BLOCK = 2**14  # rows at a time
 _BINS = 32
+_SHUFFLES: tuple[Shuffle, ...] = get_args(Shuffle)
 _SAMPLES, _SOME_SAMPLES = 10_000, 1000  # of a mixture, without phases and at least with them
 _POINTS = 200  # of a mixture, for all phases
 _LEAST_SAMPLES = 25  # between two points, or a share would be of a few samples
@@ -59,29 +61,23 @@ class Fill:
     emptiest: OffsetArray  # (k,) numbers of rows, the emptiest first
 
 
-def plan_facts(opened: OpenStore, name: str, split: str | None) -> dict[str, JSON]:
+def plan_facts(desk: Desk, query: Query) -> JSON:
     """A plan at a glance."""
-    space = opened.plan(name, split)
-    facts, fill = space.plan.facts, _fill(opened, name, space)
+    opened, name, space = desk.plan(query)
+    fill = _fill(opened, name, space)
     bins = zip(pairwise(fill.edges.tolist()), fill.counts.tolist(), strict=True)
     return {
-        "name": name,
-        "split": facts.split,
-        "seq_len": facts.options.seq_len,
-        "room": facts.options.capacity,
-        "rows": facts.metrics.num_rows,
-        "utilisation": facts.utilisation,
+        **plan_line(name, space.plan),
+        "room": space.plan.facts.options.capacity,
         "looked_at": fill.looked_at,
         "histogram": [{"from": low, "to": high, "count": count} for (low, high), count in bins],
     }
 
 
-def row_page(
-    opened: OpenStore, name: str, split: str | None, page: tuple[int, int], sort: str
-) -> dict[str, JSON]:
+def row_page(desk: Desk, query: Query) -> JSON:
     """Some rows: in their order, or the emptiest first."""
-    space = opened.plan(name, split)
-    start, limit = page
+    sort, (start, limit) = query.choice("sort", ("row", "waste"), "row"), query.page()
+    opened, name, space = desk.plan(query)
     if sort == "waste":
         order = _fill(opened, name, space).emptiest
         total, rows = len(order), order[start : start + limit]
@@ -108,18 +104,17 @@ def _plan_row(space: PackSpace, pieces: RowPieces, at: int, number: int) -> dict
     }
 
 
-def row_view(
-    opened: OpenStore, name: str, split: str | None, number: int, page: tuple[int, int]
-) -> dict[str, JSON]:
+def row_view(desk: Desk, query: Query) -> JSON:
     """A row token by token; a token of no piece has the piece -1."""
-    space = opened.plan(name, split)
+    number, (start, limit) = query.number("row"), query.page(MOST_VIEW, most=MOST_VIEW)
+    opened, _, space = desk.plan(query)
     if number >= len(space):
         total = len(space)
         has = f"has {total:,}, numbered 0 to {total - 1:,}" if total else "is empty"
         raise NotThereError(f"there is no row {number:,}: the plan {has}")
     pieces, rows = space.pieces([number]), space.rows([number])
-    start = min(page[0], space.row_len)
-    stop = min(start + page[1], space.row_len)
+    start = min(start, space.row_len)
+    stop = min(start + limit, space.row_len)
     starts, ends = pieces.columns, pieces.columns + pieces.lengths
     column = np.arange(start, stop)
     owner = np.searchsorted(starts, column, side="right") - 1
@@ -257,64 +252,77 @@ def pack_columns(found: PackedRows, documents: Documents) -> tuple[tuple[int, in
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderOptions:
-    """What decides which sample comes when. None: as the config says, else 0 and "global"."""
-
-    seq_len: int
-    seed: int | None
-    shuffle: Shuffle | None
-
-
-def store_stream(
-    opened: OpenStore, split: str | None, plan: str | None, order: OrderOptions
-) -> SampleStream:
-    """The order of one store: windows of a split, or rows of a plan."""
-    source: RowSource
-    if plan is not None:
-        source = opened.pack_source(plan, split)
-        if source.seq_len != order.seq_len:
-            raise OptionError(
-                f"seq_len={order.seq_len:,}: the rows of plan {plan!r} have {source.seq_len:,}"
-            )
-    elif opened.is_chat:
-        raise OptionError(
-            f"{opened.folder}: conversations are trained on in rows of a pack plan; wanted "
-            f"plan=NAME, of its plans: {opened.plan_names()}"
-        )
-    else:
-        source = TokenSource(opened, seq_len=order.seq_len, split=split)
-    return SampleStream([source], seed=order.seed or 0, shuffle=order.shuffle or "global")
-
-
-def config_stream(config: DataConfig, order: OrderOptions, global_batch_size: int) -> SampleStream:
-    """The mixture of a config."""
-    return open_stream(
-        replace(config, shuffle=order.shuffle or config.shuffle),
-        seq_len=order.seq_len,
-        global_batch_size=global_batch_size,
-        seed=order.seed,
-    )
-
-
-def step_facts(
-    moment: Moment, shelf: Shelf, rows: tuple[int, int], tokens: tuple[int, int]
-) -> dict[str, JSON]:
-    """Some rows of a batch, and some of their tokens; both as (start, limit).
+def step(desk: Desk, query: Query) -> JSON:
+    """Some rows of a batch, and some of their tokens.
 
     At least one row, then as many as do not have too much text.
     """
-    chosen = moment.plan()[rows[0] : rows[0] + rows[1]]
-    most = max(1, min(tokens[1], MOST_TOKENS // max(1, len(chosen))))
+    world = query.number("world", 1, least=1, most=2**20)
+    batch_size = query.number("batch_size", least=1, most=2**16)
+    rank = query.number("rank", 0, most=world - 1)
+    number = query.number("step", most=2**40)
+    start, limit = query.page(16, most=64)
+    column = query.number("from", 0)
+    num_tokens = query.number("tokens", 2048, least=1, most=MOST_VIEW)
+    stream, apart = _stream(desk, query, world * batch_size)
+    moment = Moment(
+        stream=stream,
+        samples=number * world * batch_size,
+        rank=rank,
+        world=world,
+        batch_size=batch_size,
+        documents=apart,
+    )
+    chosen = moment.plan()[start : start + limit]
+    most = max(1, min(num_tokens, MOST_TOKENS // max(1, len(chosen))))
     found: list[JSON] = []
     characters = 0
     for plan in chosen:
-        row = _step_row(read_row(moment, plan), shelf, (tokens[0], most))
+        row = _step_row(read_row(moment, plan), desk.shelf, (column, most))
         found.append(row)
         characters += sum(map(len, row["view"]["texts"]))
         if characters > MOST_CHARACTERS:
             break
-    return {**moment.facts(), "stop": moment.stop, "start": rows[0], "rows": found}
+    return {**moment.facts(), "stop": moment.stop, "start": start, "rows": found}
+
+
+def _stream(desk: Desk, query: Query, global_batch_size: int) -> tuple[SampleStream, bool]:
+    """The order of the mixture, of windows of a split, or of rows of a plan; and whether labels
+    across documents are ignored."""
+    apart = query.optional("documents")
+    if apart not in (None, "0", "1"):
+        raise OptionError(f"documents={apart[:40]!r}: wanted 0 or 1")
+    if query.optional("store") is None:
+        stream = desk.mixture(*_order(query, None), global_batch_size)
+        own = desk.config is not None and desk.config.pack_sequences
+        return stream, own if apart is None else apart == "1"
+    source: RowSource
+    if query.optional("plan") is not None:
+        opened, name, space = desk.plan(query)
+        seq_len, seed, shuffle = _order(query, space.plan.facts.options.seq_len)
+        source = opened.pack_source(name)
+        if source.seq_len != seq_len:
+            raise OptionError(
+                f"seq_len={seq_len:,}: the rows of plan {name!r} have {source.seq_len:,}"
+            )
+    else:
+        opened, split = desk.split(query)
+        seq_len, seed, shuffle = _order(query, None)
+        if opened.is_chat:
+            raise OptionError(
+                f"{opened.folder}: conversations are trained on in rows of a pack plan; wanted "
+                f"plan=NAME, of its plans: {opened.plan_names()}"
+            )
+        source = TokenSource(opened, seq_len=seq_len, split=split)
+    stream = SampleStream([source], seed=seed or 0, shuffle=shuffle or "global")
+    return stream, apart == "1"
+
+
+def _order(query: Query, seq_len: int | None) -> tuple[int, int | None, Shuffle | None]:
+    """seq_len, seed and shuffle. None: as the config says, else 0 and "global"."""
+    chosen = query.choice("shuffle", _SHUFFLES, "default")
+    shuffle = next((one for one in _SHUFFLES if one == chosen), None)
+    return query.number("seq_len", seq_len, least=1, most=2**24), query.whole("seed"), shuffle
 
 
 def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
@@ -336,14 +344,8 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
             for number, first, last in plan.documents
         ]
     return {
-        "sample": plan.sample,
-        "source": plan.source,
+        **asdict(plan),
         "path": str(plan.path),
-        "split": plan.split,
-        "epoch": plan.epoch,
-        "window": plan.window,
-        "start": plan.start,
-        "stop": plan.stop,
         "documents": documents,
         "edges": row.edges.tolist(),
         "view": shown(tokens, reading, trained=row.trained[start:stop], piece=piece),
@@ -353,14 +355,17 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
 # --- a mixture
 
 
-def mixture_facts(
-    stream: SampleStream, shelf: Shelf, samples: int | None, points: int | None
-) -> dict[str, JSON]:
+def mixture(desk: Desk, query: Query) -> JSON:
     """Shares of the sources over the first `samples` samples, in `points` parts.
 
     Without `samples` every phase is there; without `points` every phase has its own, so no share
     is of two phases.
     """
+    samples = query.whole("samples", least=1, most=2**50)
+    points = query.whole("points", least=1, most=2000)
+    world = query.number("world", 1, least=1, most=2**20)
+    batch = world * query.number("batch_size", 1, least=1, most=2**16)
+    stream = desk.mixture(*_order(query, 1024), batch)
     phases = [start for start, _ in stream.shares()]
     if samples is None:
         samples = max(2 * phases[-1], _SOME_SAMPLES) if phases[-1] else _SAMPLES
@@ -375,14 +380,16 @@ def mixture_facts(
     else:
         edges = np.linspace(0, samples, points + 1)
     ends = np.unique(edges.astype(np.int64)).tolist()
-    counts = [stream.counts(end).tolist() for end in ends]
+    counts = np.array([stream.counts(end) for end in ends])
+    new = np.diff(counts, axis=0)
+    shares = new / new.sum(axis=1, keepdims=True)
     return {
         "samples": samples,
         "sources": [
             {
                 "name": one.name,
                 "path": str(one.path),
-                "store": _store_name(one, shelf),
+                "store": _store_name(one, desk.shelf),
                 "split": one.split,
                 "rows": len(one),
             }
@@ -393,17 +400,17 @@ def mixture_facts(
             for start, shares in stream.shares()
         ],
         "points": [
-            {"sample": last, "shares": _shares(before, now), "counts": [*now]}
-            for last, (before, now) in zip(ends[1:], pairwise(counts), strict=True)
+            {"sample": last, "shares": part, "counts": total}
+            for last, part, total in zip(
+                ends[1:], shares.tolist(), counts[1:].tolist(), strict=True
+            )
         ],
+        "seq_len": stream.seq_len,
+        "global_batch_size": batch,
+        "seed": stream.seed,
     }
 
 
 def _store_name(source: RowSource, shelf: Shelf) -> str | None:
     number = None if source.split is None else shelf.find(source.path)
     return None if number is None else shelf.names[number]
-
-
-def _shares(before: Sequence[int], now: Sequence[int]) -> list[JSON]:
-    new = [after - first for first, after in zip(before, now, strict=True)]
-    return [count / sum(new) for count in new]

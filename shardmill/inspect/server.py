@@ -122,7 +122,7 @@ def build_app(desk: Desk, hosts: Hosts, page: Path = PAGE) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return _Guard(app, hosts)
+    return _guard(app, hosts)
 
 
 def _files(page: Path) -> Iterator[tuple[str, Path]]:
@@ -204,46 +204,43 @@ async def _broken(request: Request, error: Exception) -> Response:  # noqa: ARG0
     return _error(500, "an error in shardmill itself; the terminal that it runs in shows it")
 
 
-class _Guard:
+def _guard(app: ASGIApp, hosts: Hosts) -> ASGIApp:
     """Comes before everything else: who may ask, and the headers of every answer."""
+    extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']}: this server speaks plain HTTP alone")
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
                 message["headers"] = [*message["headers"], *extra]
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (self._app if refusal is None else refusal)(scope, receive, guarded)
+        refusal = _refusal(scope, hosts)
+        await (app if refusal is None else refusal)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        found = headers.get("host", [])
-        if len(found) != 1:
-            return _error(400, f"{len(found)} Host headers; wanted one")
-        if not self._hosts.known(found[0]):
-            return _error(421, f"Host {found[0][:80]!r}: wanted the address it printed")
-        asked_by = headers.get("sec-fetch-site", ["none"])[0]
-        if scope["path"].startswith("/api/") and asked_by not in ("same-origin", "none"):
-            return _error(403, "asked by a page of another site; only our own page may")
-        if scope["method"] == "POST":
-            return _foreign_post(headers, f"http://{found[0]}")
+    return guarded
+
+
+def _refusal(scope: Scope, hosts: Hosts) -> Response | None:
+    """Why this request is not answered: it may be of a page of another site."""
+    headers: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    found = headers.get("host", [])
+    if len(found) != 1:
+        return _error(400, f"{len(found)} Host headers; wanted one")
+    if not hosts.known(found[0]):
+        return _error(421, f"Host {found[0][:80]!r}: wanted the address it printed")
+    asked_by = headers.get("sec-fetch-site", ["none"])[0]
+    if scope["path"].startswith("/api/") and asked_by not in ("same-origin", "none"):
+        return _error(403, "asked by a page of another site; only our own page may")
+    if scope["method"] != "POST":
         return None
-
-
-def _foreign_post(headers: dict[str, list[str]], own: str) -> Response | None:
-    """Why this POST is not of our own page; None when it may be."""
     if headers.get("x-shardmill") != ["1"]:
         return _error(403, "POST without the header X-Shardmill: 1, which our own page sends")
+    own = f"http://{found[0]}"
     origin = headers.get("origin", [own])
     if [one.lower() for one in origin] != [own.lower()]:
         return _error(403, f"Origin {origin[0][:80]!r}: wanted {own}")

@@ -130,9 +130,9 @@ class OpenStore:
         key = ("plan", name, found.fingerprint)
         return self.keep(key, partial(PackSpace, self.store, found, pad_id=pad_id))
 
-    def pack_source(self, name: str, split: str | None = None) -> PackSource:
+    def pack_source(self, name: str) -> PackSource:
         """The rows of a plan as a source of a training."""
-        plan = self.plan(name, split).plan
+        plan = self.plan(name).plan
         key = ("source", name, plan.fingerprint, self.exclusions.sha256)
         return self.keep(key, partial(PackSource, self.folder, plan.path))
 
@@ -212,16 +212,15 @@ class Tokenizers:
     def __init__(self, names: Sequence[str], specials: Mapping[str, str] | None) -> None:
         self._opened = [(name, TokenTexts(open_named(name, specials))) for name in names]
 
-    def of(self, store: Store) -> tuple[str | None, Reading]:
-        """The name of the store's own one, and how its ids are read."""
+    def of(self, store: Store) -> Reading:
+        """How the ids of a store are read: with its own tokenizer, if that was named."""
         problems, markers = [], marker_ids(store)
         for name, texts in self._opened:
             problem = tokenizer_mismatch(store.manifest, texts.tokenizer, f"--tokenizer {name}")
             if problem is None:
-                return name, Reading(texts=texts, why=None, markers=markers)
+                return Reading(name=name, texts=texts, why=None, markers=markers)
             problems.append(problem)
-        why = "; ".join(problems) or NO_TOKENIZER
-        return None, Reading(texts=None, why=why, markers=markers)
+        return Reading(texts=None, why="; ".join(problems) or NO_TOKENIZER, markers=markers)
 
 
 class Shelf:
@@ -256,7 +255,7 @@ class Shelf:
                     self._open.move_to_end(number)
                     return known[1]
             store = open_store(path)
-            opened = OpenStore(store, self._tokenizers.of(store)[1])
+            opened = OpenStore(store, self._tokenizers.of(store))
             with self._lock:
                 self._open[number] = stamp, opened
                 self._open.move_to_end(number)
@@ -322,7 +321,7 @@ class Shelf:
             "vocab_size": manifest.vocab_size,
             "fingerprint": store.fingerprint,
             "tokenizer": {
-                "name": self._tokenizers.of(store)[0],
+                "name": opened.reading.name,
                 "open": opened.reading.texts is not None,
                 "why": opened.reading.why,
                 "fingerprint": manifest.tokenizer_fingerprint,
@@ -330,7 +329,7 @@ class Shelf:
             "splits": [_split_facts(manifest, name) for name in store.splits],
             **plain,
             "repaired": plain["ledger"]["repaired"],
-            "plans": [_plan_line(name, plan) for name, plan in opened.plans().items()],
+            "plans": [plan_line(name, plan) for name, plan in opened.plans().items()],
             "exclusions": _exclusion_facts(opened),
         }
 
@@ -363,7 +362,7 @@ def _split_facts(manifest: Manifest, name: str) -> dict[str, JSON]:
     }
 
 
-def _plan_line(name: str, plan: StoredPlan | StoreError) -> dict[str, JSON]:
+def plan_line(name: str, plan: StoredPlan | StoreError) -> dict[str, JSON]:
     """A plan in the list; one that cannot be used has its reason."""
     if isinstance(plan, StoreError):
         return {"name": name, "error": str(plan)}

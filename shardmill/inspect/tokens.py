@@ -36,6 +36,9 @@ LEAD, TAIL = 32, 8
 """Tokens before and after the wanted ones that are decoded with them: a character has at most four
 bytes, and a tokenizer may look at what comes before a token."""
 
+MOST_VIEW = 10_000
+"""Tokens of a document or row in one answer."""
+
 MOST_TEXT = 300
 """Characters of one token that are shown."""
 
@@ -61,14 +64,11 @@ class TokenTexts:
     """The texts of the tokens of one tokenizer. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.decode = tokenizer, tokenizer.decode
         self._known: dict[int, tuple[int, str | None]] = {}  # id: length, and what it adds
         self._lock = threading.Lock()
         anchor = tokenizer.encode("a")[-1:]
         self._anchor = anchor, self.decode(np.array(anchor, np.int64))
-
-    def decode(self, ids: IntArray) -> str:
-        return self.tokenizer.decode(ids)
 
     def fitting(self, ids: IntArray) -> int:
         """How many of the ids may be decoded at once; at least one, if there is one."""
@@ -152,6 +152,7 @@ class Reading:
     texts: TokenTexts | None  # None: there is no tokenizer
     why: str | None  # then: why, and what to do
     markers: IntArray  # ids that are structure
+    name: str | None = None  # of the tokenizer, as it was named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from shardmill.errors import OptionError
 from shardmill.loading.config import DataConfig, open_stream, read_config
 from shardmill.loading.loader import Loader
 from shardmill.loading.order import SampleStream, Shuffle
-from shardmill.loading.packed_rows import PackSource
+from shardmill.loading.packed_rows import PackSource, checked_plan
 from shardmill.loading.rows import RowSource, TokenSource, TokenStore
 from shardmill.store import Store, StoredPlan, plans_of
 from shardmill.store.readers.token_space import find_split
@@ -175,15 +175,7 @@ def _open(store: Any, seq_len: int, split: str) -> RowSource:
         return TokenSource(store, seq_len=seq_len, split=split)
     folder, _, plan = str(store).rpartition("@")
     if folder and plan and not Path(store).exists():
-        source = PackSource(folder, plan)
-        if (source.seq_len, source.split) != (seq_len, split):
-            source.close()
-            raise OptionError(
-                f"{store}: this plan is of split {source.split!r} with {{seq_len}}; wanted "
-                f"{split!r} with {seq_len:,}",
-                seq_len=source.seq_len,
-            )
-        return source
+        return checked_plan(PackSource(folder, plan), seq_len, split, str(store))
     found = find_split(store, split)
     if found is None or not found[0].is_chat:
         return TokenSource(store, seq_len=seq_len, split=split)

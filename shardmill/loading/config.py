@@ -26,7 +26,7 @@ from shardmill.loading.config_reader import (
     written_values,
 )
 from shardmill.loading.order import SampleStream, Shuffle
-from shardmill.loading.packed_rows import PackSource
+from shardmill.loading.packed_rows import PackSource, checked_plan
 from shardmill.loading.rows import TokenSource
 from shardmill.sampling.shares import whole_shares
 from shardmill.store import Store
@@ -310,10 +310,17 @@ def _open_source(
     config: DataConfig, entry: DatasetConfig, seq_len: int, eos: int | None
 ) -> TokenSource | PackSource:
     """The table's file pattern and dtype are for plain folders; a store has its own."""
-    if entry.plan is not None:
-        return _open_plan(config, entry, entry.plan, seq_len)
-    name = entry.name or None
-    found = meant_split(entry.path, entry.split or config.split)
+    name, plan = entry.name or None, entry.plan
+    found = meant_split(entry.path, None if plan else entry.split or config.split)
+    if plan is not None:
+        if found is None:
+            raise OptionError(
+                f"{config.file}: plan = {plan!r}, but {entry.path} is not a store, so it has no "
+                "plans"
+            )
+        source = PackSource(found[0].folder, plan, name=name, reader=config.reader)
+        at = f"{config.file}: plan {plan!r} of {entry.path}"
+        return checked_plan(source, seq_len, entry.split or config.split, at)
     if found is not None:
         store, own_split = found
         if entry.file_pattern not in (None, EVERY_FILE):
@@ -338,25 +345,6 @@ def _open_source(
     pattern = entry.file_pattern or config.file_pattern
     folder = open_token_folder(entry.path, pattern, dtype=entry.dtype or config.dtype)
     return TokenSource(folder, seq_len=seq_len, name=name, eos_token_id=eos, reader=config.reader)
-
-
-def _open_plan(config: DataConfig, entry: DatasetConfig, plan: str, seq_len: int) -> PackSource:
-    found = meant_split(entry.path, None)
-    if found is None:
-        raise OptionError(
-            f"{config.file}: plan = {plan!r}, but {entry.path} is not a store, so it has no plans"
-        )
-    source = PackSource(found[0].folder, plan, name=entry.name or None, reader=config.reader)
-    split = entry.split or config.split
-    problem = None
-    if split not in (None, source.split):
-        problem = f"is of split {source.split!r}, but split = {split!r}"
-    elif source.seq_len != seq_len:
-        problem = f"has seq_len {source.seq_len:,}, but the run has {seq_len:,}"
-    if problem is not None:
-        source.close()
-        raise OptionError(f"{config.file}: plan {plan!r} of {entry.path} {problem}")
-    return source
 
 
 # writing

@@ -72,31 +72,29 @@ def written_values(record: Any) -> dict[str, Any]:
 def read_file(path: str | Path) -> dict[str, Any]:
     """The values of a `.toml`, `.yaml`, `.yml` or `.json` file, which holds one table."""
     path = Path(path)
-    parsers: dict[str, Callable[[str, str], object]] = {
-        ".toml": _parse_toml,
-        ".json": _parse_json,
-        ".yaml": _parse_yaml,
-        ".yml": _parse_yaml,
+    formats: dict[str, tuple[str, Callable[[str, str], object]]] = {
+        ".toml": ("TOML", lambda text, _: tomllib.loads(text)),
+        ".json": ("JSON", _parse_json),
+        ".yaml": ("YAML", _parse_yaml),
+        ".yml": ("YAML", _parse_yaml),
     }
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise OptionError(f"{path}: cannot be read as a config: {error}") from error
-    parse = parsers.get(path.suffix.lower())
-    if parse is None:
-        raise OptionError(f"{path}: wanted a config that ends in {', '.join(parsers)}")
-    found = parse(text, str(path))
+    if path.suffix.lower() not in formats:
+        raise OptionError(f"{path}: wanted a config that ends in {', '.join(formats)}")
+    name, parse = formats[path.suffix.lower()]
+    try:
+        found = parse(text, str(path))
+    except OptionError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path}: not {name}: {error}") from error
     if not isinstance(found, dict):
         kind = "nothing" if found is None else type(found).__name__
         raise OptionError(f"{path}: found {kind}, wanted tables")
     return found
-
-
-def _parse_toml(text: str, file: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{file}: not TOML: {error}") from error
 
 
 def _parse_json(text: str, file: str) -> object:
@@ -106,12 +104,7 @@ def _parse_json(text: str, file: str) -> object:
             raise OptionError(f"{file}: the key {max(keys, key=keys.count)!r} is written twice")
         return dict(pairs)
 
-    try:
-        return json.loads(text, object_pairs_hook=refuse_duplicates)
-    except OptionError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{file}: not JSON: {error}") from error
+    return json.loads(text, object_pairs_hook=refuse_duplicates)
 
 
 def _parse_yaml(text: str, file: str) -> object:
@@ -162,10 +155,8 @@ def _parse_yaml(text: str, file: str) -> object:
             return loader.construct_document(node)
         finally:
             loader.dispose()
-    except OptionError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise OptionError(f"{file}: not YAML: {error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 # overrides
@@ -258,19 +249,14 @@ def _with_value(
 
 
 def make_record(
-    cls: type[Record],
-    values: object,
-    *,
-    file: str,
-    sources: Mapping[str, str] | None = None,
-    path: str = "",
+    cls: type[Record], values: object, *, file: str, sources: Mapping[str, str] | None = None
 ) -> Record:
     """`values` as an instance of `cls`, or one OptionError with every problem.
 
     `file` and `sources` (from `apply_overrides`) say where a wrong value was written.
     """
     problems: list[tuple[str, str]] = []
-    record = _convert(cls, values, path, problems)
+    record = _convert(cls, values, "", problems)
     refuse((f"{key}: {problem}" for key, problem in problems), file, sources)
     return record  # type: ignore[no-any-return]
 

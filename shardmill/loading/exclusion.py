@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -76,13 +76,6 @@ class ExcludedItems:
                 f"token, so nothing can replace them; give it weight 0, leave it out, or remove an "
                 f"entry with `shardmill exclude --remove`"
             )
-
-
-@runtime_checkable
-class Excluding(Protocol):
-    """A source that knows its exclusions."""
-
-    excluded: ExcludedItems | None  # None: nothing is excluded
 
 
 def replacements(items: OffsetArray, excluded: ExcludedItems, order: Permutation) -> OffsetArray:

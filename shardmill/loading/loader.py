@@ -26,7 +26,7 @@ from shardmill.machine import check_memory
 from shardmill.protocols import Closing
 from shardmill.records import JSON, Batch, OffsetArray
 from shardmill.sampling.order import by_value
-from shardmill.store.readers.documents import Borders, cut_segments, mask_labels
+from shardmill.store.readers.documents import Borders, Segments, cut_segments, mask_labels
 from shardmill.threads import OneThread, Prefetcher
 
 try:
@@ -296,24 +296,14 @@ class BatchMaker:
             for source, rows in by_value(step.source):
                 chosen = None if isinstance(rows, slice) else rows  # a slice: all of one source
                 self._sources[source].fill_unchecked(step.item[rows], input_ids, labels, chosen)
-        segments = None
+        apart: dict[str, Any] = {}
         if self._documents:
             borders = borders_of(self._sources, step)
             mask_labels(labels, borders)
             segments = cut_segments(borders)
+            apart = {name: getattr(segments, name) for name in Segments.__dataclass_fields__}
         self._readahead.after(number)
-        return Batch(
-            input_ids=input_ids,
-            labels=labels,
-            doc_ids=None if segments is None else segments.doc_ids,
-            position_ids=None if segments is None else segments.position_ids,
-            cu_seqlens=None if segments is None else segments.cu_seqlens,
-            max_seqlen=None if segments is None else segments.max_seqlen,
-            samples=step.samples,
-            source=step.source,
-            epoch=step.epoch,
-            item=step.item,
-        )
+        return Batch(input_ids=input_ids, labels=labels, **apart, **step._asdict())
 
 
 def borders_of(sources: Sequence[RowSource], step: Step) -> Borders:
@@ -361,7 +351,7 @@ class Readahead:
     def __init__(self, steps: Steps, *, ask: bool | None) -> None:
         self._steps = steps
         self._watch = ask is None
-        preads = any(getattr(one, "reader", "mapped") == "pread" for one in steps.stream.sources)
+        preads = any(one.reader == "pread" for one in steps.stream.sources)
         self._counted = disk_reads if preads else disk_waits
         self._until = 0 if ask is not True else None  # the step at which to stop; None: never
         self._asked = 0  # steps before this one were asked for, or have been read

@@ -9,8 +9,6 @@ reading a token.
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ import numpy.typing as npt
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
-from shardmill.loading.exclusion import ExcludedItems, Excluding, exclusion_facts
+from shardmill.loading.exclusion import ExcludedItems, exclusion_facts
 from shardmill.loading.rows import Documents, RowSource
 from shardmill.machine import check_memory
 from shardmill.records import JSON, OffsetArray
@@ -41,6 +39,7 @@ from shardmill.sampling import (
 )
 from shardmill.sampling.order import by_value, fingerprint_of
 from shardmill.sampling.shares import whole_shares
+from shardmill.threads import OneThread
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,9 @@ class SampleStream:
         }
         self.order_fingerprint = self._mixture.fingerprint
         self._excluded = self._find_excluded()
-        self._lock = (os.getpid(), threading.Lock())
+        # A fork while another thread is inside does no harm: the cache that it guards is only ever
+        # replaced as a whole.
+        self._one_thread = OneThread("SampleStream")
 
     @property
     def epoch_samples(self) -> int | None:
@@ -136,12 +137,12 @@ class SampleStream:
 
     def take_all(self, samples: npt.ArrayLike) -> MixedSamples:
         """The same as if nothing were excluded: what each sample replaces. Not for training."""
-        with self._locked():
+        with self._one_thread.waiting():
             return self._mixture.take(samples)
 
     def counts(self, num_samples: SupportsIndex) -> OffsetArray:
         """How many of the first `num_samples` samples are of each source."""
-        with self._locked():
+        with self._one_thread.waiting():
             return self._mixture.counts(num_samples)
 
     def shares(self) -> tuple[tuple[int, tuple[Fraction, ...]], ...]:
@@ -167,18 +168,11 @@ class SampleStream:
         used = {number for number, share in shares if share}
         found = {}
         for number, source in enumerate(self.sources):
-            if isinstance(source, Excluding) and source.excluded is not None:
+            if source.excluded is not None:
                 found[number] = source.excluded
                 if number in used:
                     source.excluded.check_left()
         return found
-
-    def _locked(self) -> threading.Lock:
-        """The lock of this process. A child that was forked while another thread held it takes a
-        new one: the cache that it guards is only ever replaced as a whole."""
-        if self._lock[0] != os.getpid():
-            self._lock = (os.getpid(), threading.Lock())
-        return self._lock[1]
 
 
 def _orders(sources: Sequence[RowSource], shuffle: Shuffle) -> OrderFactory:
@@ -262,14 +256,6 @@ class Step(NamedTuple):
     item: OffsetArray  # (n,)
 
 
-class _Chunk(NamedTuple):
-    """The steps `first..stop`."""
-
-    first: int
-    stop: int
-    table: OffsetArray  # (steps, 3, batch_size) source, epoch and item
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """Which part of a step a rank reads."""
@@ -308,28 +294,29 @@ class Steps:
         self.stream, self.shape = stream, shape
         self.start, self.num_steps = start, num_steps
         self._first = shape.samples_at(start).start  # of this rank
-        # enough for a step and those up to the horizon, also when a chunk is one step
-        self._kept: deque[_Chunk] = deque(maxlen=2 + HORIZON)
-        self._last = _Chunk(0, 0, np.empty((0, 3, shape.batch_size), np.int64))
+        # (first step, (steps, 3, batch_size) source, epoch and item), newest first: enough for a
+        # step and those up to the horizon, also when a table is one step
+        self._kept: deque[tuple[int, OffsetArray]] = deque(maxlen=2 + HORIZON)
 
     def at(self, step: int) -> Step:
-        chunk = self._last
-        if not chunk.first <= step < chunk.stop:
-            chunk = self._last = self._chunk_of(step)
+        for first, table in self._kept:
+            if first <= step < first + len(table):
+                break
+        else:
+            first, table = step, self._table(step)
+            self._kept.appendleft((first, table))
         # copied: a batch that is kept must not keep the orders of a hundred others
-        source, epoch, item = chunk.table[step - chunk.first].copy()
+        source, epoch, item = table[step - first].copy()
         begin = self._first + step * self.shape.step_samples
         return Step(range(begin, begin + self.shape.batch_size), source, epoch, item)
 
-    def _chunk_of(self, step: int) -> _Chunk:
-        for chunk in reversed(self._kept):
-            if chunk.first <= step < chunk.stop:
-                return chunk
-        size = self.shape.batch_size
-        last = self._kept[-1] if self._kept else None
-        samples = FIRST_CHUNK
-        if last is not None and last.stop == step:
-            samples = min(CHUNK, 4 * last.table[:, 0].size)
+    def _table(self, step: int) -> OffsetArray:
+        """The order from `step` on, of more steps than last time when those were just before."""
+        size, samples = self.shape.batch_size, FIRST_CHUNK
+        if self._kept:
+            first, table = self._kept[0]
+            if first + len(table) == step:
+                samples = min(CHUNK, 4 * len(table) * size)
         count = max(1, samples // size)
         if self.num_steps is not None:
             count = min(count, self.num_steps - step)
@@ -337,8 +324,7 @@ class Steps:
         numbers = np.add.outer(starts, np.arange(size))
         found = self.stream.take(numbers.reshape(-1))
         columns = [one.reshape(numbers.shape) for one in (found.source, found.epoch, found.item)]
-        self._kept.append(_Chunk(step, step + count, np.stack(columns, axis=1)))
-        return self._kept[-1]
+        return np.stack(columns, axis=1)
 
 
 _ROW_BYTES = 500  # of the description of a row, and of its order

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import Fit, FitCounts, FitPlan, FittedRows, fit_rows, plan_fit
 from shardmill.errors import OptionError
-from shardmill.loading.exclusion import ExcludedItems, excluded_rows
-from shardmill.loading.rows import RowSpan, StoredRows, checked_name
+from shardmill.loading.exclusion import excluded_rows
+from shardmill.loading.rows import RowSource, RowSpan, checked_name
 from shardmill.records import (
     Batch,
     BoolArray,
@@ -152,7 +152,7 @@ def checked_pad_id(manifest: Manifest, where: str, asked: int | None) -> int:
     return pad_id
 
 
-class PackSource(StoredRows):
+class PackSource(RowSource):
     """Every row of a pack plan over a chat store: a read-only sequence without a state.
 
     `plan`: its name ("train-8192", as `shardmill pack --list` prints it), its path, or its
@@ -164,8 +164,6 @@ class PackSource(StoredRows):
     so that nothing attends to it but itself; what `align_to` put between two pieces belongs to the
     first, after all its tokens, where causal attention does not see it.
     """
-
-    _unit = "row"
 
     def __init__(
         self,
@@ -186,14 +184,14 @@ class PackSource(StoredRows):
         self._space = PackSpace(store, found, pad_id=self.pad_id, reader=reader)
         self.reader = self._space.reader
         self.path = store.folder
-        self.split: str | None = found.facts.split  # never None: a plan is of a store
+        self.split = found.facts.split  # never None: a plan is of a store
         self.plan = found.path
         self.seq_len = found.facts.options.seq_len
         self.name = checked_name(self.path.name if name is None else name)
         self.fingerprint = found.fingerprint
         self.num_tokens = found.facts.metrics.num_tokens
         self.window_bytes = found.facts.row_len * self._space.dtype.itemsize
-        self.excluded: ExcludedItems | None = excluded_rows(
+        self.excluded = excluded_rows(
             read_exclusions(store).spans(found.facts.split), self._space, name=self.name
         )
 
@@ -235,11 +233,9 @@ class PackSource(StoredRows):
         return RowSpan(int(starts[0]), int(stops[-1]), tuple(documents))
 
     def prefetch(self, items: npt.ArrayLike) -> None:
-        """Ask the kernel to read these rows ahead: a system call per piece; returns at once."""
         self._space.prefetch(items)
 
     def close(self) -> None:
-        """Release the token files; may be called again."""
         self._space.close()
 
     def __repr__(self) -> str:
@@ -247,3 +243,16 @@ class PackSource(StoredRows):
             f"PackSource({str(self.path)!r}, {self.plan.stem!r}, name={self.name!r}, "
             f"seq_len={self.seq_len:,}, rows={len(self):,}, reader={self.reader!r})"
         )
+
+
+def checked_plan(source: PackSource, seq_len: int, split: str | None, at: str) -> PackSource:
+    """The source, if its plan is of this length and split (None: any); else it is closed."""
+    wanted = split or source.split
+    if (source.seq_len, source.split) != (seq_len, wanted):
+        source.close()
+        raise OptionError(
+            f"{at}: this plan is of split {source.split!r} with {{seq_len}}; wanted {wanted!r} "
+            f"with {seq_len:,}",
+            seq_len=source.seq_len,
+        )
+    return source

@@ -1,6 +1,6 @@
-"""Sources of rows: the protocol that every source follows, and windows of token files.
+"""Sources of rows: what every source is, and windows of token files.
 
-Whatever follows `RowSource` can be mixed, shuffled, resumed and divided over ranks with every other
+Every `RowSource` can be mixed, shuffled, resumed and divided over ranks with every other
 source. The files of a folder without a manifest are read as one run of tokens, sorted by name: a
 window may begin in one file and end in the next.
 """
@@ -8,10 +8,10 @@ window may begin in one file and end in the next.
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +49,7 @@ class RowSpan(NamedTuple):
     documents: Documents | None  # None when it is not known where documents begin
 
 
-@runtime_checkable
-class RowSource(Protocol):
+class RowSource(ABC):
     """A read-only sequence of rows without a state. Threads may share it; it pickles by path."""
 
     path: Path  # the store's folder, or the folder of tokens
@@ -60,39 +59,28 @@ class RowSource(Protocol):
     fingerprint: str  # equal fingerprints, equal rows
     num_tokens: int  # in all rows
     window_bytes: int  # of one row on disk, about
+    reader: str  # "mapped" or "pread"
+    excluded: ExcludedItems | None = None  # rows that a stream must not give
+    _unit = "row"  # what a row is called in messages
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def fill_unchecked(
-        self,
-        items: OffsetArray,
-        input_ids: OffsetArray,
-        labels: OffsetArray,
-        rows: OffsetArray | None = None,
-    ) -> None:
-        """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-
+    @abstractmethod
     def borders(self, items: OffsetArray) -> Borders:
         """Where documents begin in these rows of `seq_len + 1` tokens; an OptionError when that is
         not known, also for no items."""
 
+    @abstractmethod
     def span(self, item: int) -> RowSpan: ...
 
+    @abstractmethod
     def prefetch(self, items: npt.ArrayLike) -> None:
-        """Ask the kernel to read these rows ahead; returns at once."""
-
-    def close(self) -> None: ...
-
-
-class StoredRows:
-    """`fill` for a source that has `_read`."""
-
-    seq_len: int
-    window_bytes: int
-    _unit: str  # what a row is called in messages
+        """Ask the kernel to read these rows ahead, with system calls; returns at once."""
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def close(self) -> None:
+        """Release the token files; may be called again."""
 
     @abstractmethod
     def _read(self, items: OffsetArray) -> tuple[IntArray, BoolArray | None]:
@@ -166,7 +154,7 @@ class TokenStore(Protocol):
     def document_starts(self, split: str) -> OffsetArray: ...
 
 
-class TokenSource(StoredRows):
+class TokenSource(RowSource):
     """Every whole window of a split or a folder: a read-only sequence without a state.
 
     Window `i` begins at token `i * seq_len`; its inputs are `seq_len` tokens, its labels the same
@@ -218,7 +206,7 @@ class TokenSource(StoredRows):
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
         self.eos_token_id = check_eos(space, eos_token_id, self.name)
-        self.excluded: ExcludedItems | None = self._find_excluded()
+        self.excluded = self._find_excluded()
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -271,11 +259,9 @@ class TokenSource(StoredRows):
         return RowSpan(start, stop, None if starts is None else _cut_out(starts, start, stop))
 
     def prefetch(self, items: npt.ArrayLike) -> None:
-        """Ask the kernel to read these windows ahead: a system call each; returns at once."""
         self._windows.prefetch(items)
 
     def close(self) -> None:
-        """Release all maps; may be called again."""
         self._windows.space.close()
         self._documents = None
 

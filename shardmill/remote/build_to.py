@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from shardmill.urls import Url
 
 log = logging.getLogger(__name__)
 
-_STORE, _LOCK = "store", "lock"
+_STORE = "store"
 _PASSING = "passing-"  # how the names of folders begin that no later run needs
 
 
@@ -188,39 +188,35 @@ def _discard(folder: Path) -> None:
 @contextmanager
 def _locked(home: Path, url: str) -> Iterator[None]:
     """The scratch folder of a URL, locked; removed at the end if it is empty."""
-    path = home / _LOCK
-    lock = _take_lock(path, url)
-    try:
+    with closing(_take_lock(home, url)):
         for left in home.glob(f"{_PASSING}*"):
             shutil.rmtree(left)
-        yield
-    finally:
-        if list(home.glob("*")) == [path]:
-            path.unlink()
-            with suppress(OSError):  # something was put there just now
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # something is in it
                 home.rmdir()
-        lock.close()
 
 
-def _take_lock(path: Path, url: str) -> LockedFile:
+def _take_lock(home: Path, url: str) -> LockedFile:
     while True:  # again, if the last holder removed it in between
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = LockedFile(path, create=True)
+            home.mkdir(parents=True, exist_ok=True)
+            lock = LockedFile(home)
         except FileNotFoundError:
             continue
         except OSError as error:
             raise StoreError(
-                f"{path.parent}: cannot be the scratch folder of {url}: {error.strerror}; choose "
-                "another one with {scratch}",
+                f"{home}: cannot be the scratch folder of {url}: {error.strerror}; choose another "
+                "one with {scratch}",
                 scratch=...,
             ) from error
         if not lock.lock(wait=False):
             lock.close()
             raise BuildLockedError(
-                f"{url}: another process builds or sends this store now (it holds {path}); wait "
+                f"{url}: another process builds or sends this store now (it holds {home}); wait "
                 "for it"
             )
-        if lock.is_at(path):
+        if lock.is_at(home):
             return lock
         lock.close()

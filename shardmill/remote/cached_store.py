@@ -30,10 +30,9 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -41,20 +40,17 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, StoreError
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray
-from shardmill.remote.contents import Contents, list_remote, remote_contents
+from shardmill.remote.contents import list_remote, remote_contents
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.remote.transfer import check_size, fetch, in_parallel
 from shardmill.storage.atomic import LockedFile
 from shardmill.store import Exclusions
 from shardmill.store.layout import DTYPES
-from shardmill.store.manifest import SplitEntry, decode_manifest, fingerprint
+from shardmill.store.manifest import SplitEntry, fingerprint
 from shardmill.store.readers import TokenSpace
 from shardmill.store.readers.files import ShardFiles
 from shardmill.store.store import map_index
 from shardmill.urls import Url
-
-How: TypeAlias = tuple[Url, str, int, int, dict[str, Any]]
-"""URL, folder of the cache, its bytes, threads, options of the client."""
 
 
 def open_remote(
@@ -70,22 +66,24 @@ def open_remote(
     `max_bytes` bounds the whole folder `cache`: all processes that share it must give the same.
     What is excluded is fixed when the store is opened.
     """
-    how = (Url(url), str(Path(cache).absolute()), max_bytes, workers, dict(storage_options or {}))
-    remote = open_folder(url, storage_options)
-    return RemoteStore(remote_contents(remote, list_remote(remote)), how)
+    files = FileCache(cache, max_bytes)
+    return RemoteStore(Url(url), files, whole_number(workers, "workers"), storage_options)
 
 
 class RemoteStore(Closing):
     """A finished store on object storage. Made by `open_remote`; threads may share it."""
 
-    def __init__(self, contents: Contents, how: How) -> None:
-        self._url, folder, max_bytes, workers, self._options = how
-        self.url = str(self._url)  # without secrets
-        if contents.kind != "store":
+    def __init__(
+        self, url: Url, cache: FileCache, workers: int, options: Mapping[str, Any] | None
+    ) -> None:
+        self._url, self._cache, self._workers = url, cache, workers
+        self._options = dict(options or {})
+        self.url = str(url)  # without secrets
+        self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
+        contents = remote_contents(self._remote(), list_remote(self._remote()))
+        if contents.store is None:
             raise OptionError(f"{self.url}: a {contents.kind}, not a store: pull it to read it")
-        self._how, self._contents = how, contents
-        self._workers = whole_number(workers, "workers")
-        self.manifest = decode_manifest(contents.manifest, where=self.url)
+        self.manifest, self._manifest_sha256 = contents.store, contents.manifest_sha256
         self.splits: tuple[str, ...] = tuple(self.manifest.splits)
         self.dtype: str = DTYPES[self.manifest.token_dtype]
         self.fingerprint = fingerprint(self.manifest)
@@ -95,9 +93,7 @@ class RemoteStore(Closing):
         self.name = self.url.rstrip("/").rpartition("/")[2]
         self.is_chat = any(split.chat is not None for split in self.manifest.splits.values())
         self._facts = {fact.name: fact for fact in contents.files}
-        self._cache = FileCache(folder, max_bytes)
-        self.folder = self._cache.folder / contents.manifest_sha256[:32]  # of its cached files
-        self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
+        self.folder = cache.folder / contents.manifest_sha256[:32]  # of its cached files
         self._indexes: dict[str, Lease] = {}
         self._hold_indexes()
 
@@ -124,9 +120,7 @@ class RemoteStore(Closing):
 
     def lease(self, name: str) -> Lease:
         """A file of the store, which is fetched if it is not in the cache."""
-        if self._opened is None or self._opened[0] != os.getpid():  # no client survives a fork
-            self._opened = os.getpid(), open_folder(self._url.reveal(), self._options)
-        fact, remote = self._facts[name], self._opened[1]
+        fact, remote = self._facts[name], self._remote()
         size = check_size(remote, fact, fact.size)
 
         def bring(part: Path) -> None:
@@ -140,13 +134,19 @@ class RemoteStore(Closing):
         for lease in indexes.values():
             lease.close()
 
+    def _remote(self) -> RemoteFolder:
+        if self._opened is None or self._opened[0] != os.getpid():  # no client survives a fork
+            self._opened = os.getpid(), open_folder(self._url.reveal(), self._options)
+        return self._opened[1]
+
     def _hold_indexes(self) -> None:
         names = [split.index.file for split in self.manifest.splits.values()]
         leases = in_parallel(self._workers, self.lease, names)
         self._indexes = dict(zip(names, leases, strict=True))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self._how, self._contents.manifest_sha256)
+        how = self._url, self._cache, self._workers, self._options
+        return _reopen, (how, self._manifest_sha256)
 
     def __repr__(self) -> str:
         return f"RemoteStore({self.url!r}, splits={list(self.splits)})"
@@ -168,23 +168,19 @@ class RemoteFiles(ShardFiles):
     def open(self, shard: int) -> int:
         """A descriptor of the file in the cache, which stays there until the last copy of the
         descriptor is closed."""
-        lease = self._store.lease(self._names[shard])
-        try:
+        with closing(self._store.lease(self._names[shard])) as lease:
             return lease.descriptor()
-        finally:
-            lease.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFiles, (self._store, self._split)
 
 
-def _reopen(how: How, wanted: str) -> RemoteStore:
-    url, cache, max_bytes, workers, options = how
-    store = open_remote(
-        url.reveal(), cache=cache, max_bytes=max_bytes, workers=workers, storage_options=options
-    )
-    if store._contents.manifest_sha256 != wanted:
-        raise DamagedStoreError(f"{url}: was replaced since this store was pickled; open it again")
+def _reopen(how: tuple[Url, FileCache, int, dict[str, Any]], wanted: str) -> RemoteStore:
+    store = RemoteStore(*how)
+    if store._manifest_sha256 != wanted:
+        raise DamagedStoreError(
+            f"{store.url}: was replaced since this store was pickled; open it again"
+        )
     return store
 
 
@@ -217,13 +213,6 @@ class Lease:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    used: int  # last use, in ns
-    path: Path
-    size: int  # a part that is being fetched counts in full
-
-
 class FileCache:
     """Files under `folder`, at most `max_bytes` of them."""
 
@@ -252,63 +241,53 @@ class FileCache:
         """Fetch the file, or wait for another thread that does; None if we must look again."""
         part = path.with_name(f".{path.name}.{size}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._changing_names():
+        with self._changing_names(), ExitStack() as undo:
             if path.exists():
                 if path.lstat().st_size == size:
                     return None  # another thread was quicker
                 path.unlink()  # it was cut: fetch it again
             file = LockedFile(part, create=True)
-            try:
-                is_ours = _claim(file)
-                if is_ours:
-                    self._make_room(part, size)
-            except (OSError, StoreError):
-                file.close()
-                raise
-        lease = None
-        try:
+            undo.callback(file.close)
+            is_ours = _claim(file)
             if is_ours:
-                lease = self._fetch(file, path, part, size, fetch)
-            else:
-                file.lock(shared=True)  # waits until the other is done, or dead
-                lease = _lease(file, path, size)
-            return lease
-        finally:
-            if lease is None:
-                file.close()
+                self._make_room(part, size)
+            undo.pop_all()
+        return self._fetch(file, path, part, size, fetch) if is_ours else _lease(file, path, size)
 
     def _fetch(self, file: LockedFile, path: Path, part: Path, size: int, fetch: Fetch) -> Lease:
         """Fill our part and give it its name."""
-        try:
-            fetch(part)
-            if file.size != size:
-                raise DamagedStoreError(
-                    f"{path}: {file.size:,} bytes were fetched, wanted {size:,}; fetch it again"
-                )
-        except DamagedStoreError:
+        with ExitStack() as undo:
+            undo.callback(file.close)
+            try:
+                fetch(part)
+                if file.size != size:
+                    raise DamagedStoreError(
+                        f"{path}: {file.size:,} bytes were fetched, wanted {size:,}; fetch it again"
+                    )
+            except DamagedStoreError:
+                with self._changing_names():
+                    part.unlink(missing_ok=True)
+                raise
             with self._changing_names():
-                part.unlink(missing_ok=True)
-            raise
-        with self._changing_names():
-            if not file.is_at(part):
-                raise StoreError(
-                    f"{part}: was removed or replaced while it was fetched; leave the files of a "
-                    "cache alone, and read again"
-                )
-            part.rename(path)
-            file.lock(shared=True)
-        return Lease(path, file)
+                if not file.is_at(part):
+                    raise StoreError(
+                        f"{part}: was removed or replaced while it was fetched; leave the files of "
+                        "a cache alone, and read again"
+                    )
+                part.rename(path)
+                file.lock(shared=True)
+            undo.pop_all()
+            return Lease(path, file)
 
     def _make_room(self, part: Path, size: int) -> None:
         """Remove the least recently used files until `size` more bytes fit, or give the part up."""
-        entries = sorted(self._entries(), key=lambda entry: entry.used)
-        others = [entry for entry in entries if entry.path != part]
-        total = size + sum(entry.size for entry in others)
-        for entry in others if size <= self.max_bytes else ():
+        others = sorted(entry for entry in self._entries() if entry[1] != part)
+        total = size + sum(num_bytes for _, _, num_bytes in others)
+        for _, path, num_bytes in others if size <= self.max_bytes else ():
             if total <= self.max_bytes:
                 return
-            if _removed(entry.path):
-                total -= entry.size
+            if _removed(path):
+                total -= num_bytes
         if total <= self.max_bytes:
             return
         part.unlink()
@@ -323,7 +302,8 @@ class FileCache:
             max_bytes=self.max_bytes,
         )
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[tuple[int, Path, int]]:
+        """(last use in ns, path, bytes) of each file; a part being fetched counts in full."""
         for top, _, names in os.walk(self.folder):
             for name in names:
                 path = Path(top, name)
@@ -334,16 +314,13 @@ class FileCache:
                     part = _PART.fullmatch(name)
                     if stat.S_ISREG(found.st_mode):
                         size = max(found.st_size, int(part[1]) if part else 0)
-                        yield _Entry(found.st_mtime_ns, path, size)
+                        yield found.st_mtime_ns, path, size
 
     @contextmanager
     def _changing_names(self) -> Iterator[None]:
-        lock = LockedFile(self.folder / _LOCK, create=True)
-        try:
+        with closing(LockedFile(self.folder / _LOCK, create=True)) as lock:
             lock.lock()
             yield
-        finally:
-            lock.close()
 
 
 def _cached(path: Path, size: int) -> Lease | None:
@@ -352,19 +329,21 @@ def _cached(path: Path, size: int) -> Lease | None:
         file = LockedFile(path)
     except FileNotFoundError:
         return None
-    lease = None
-    try:
-        file.lock(shared=True)  # waits only for a moment, while it is removed or renamed
-        lease = _lease(file, path, size)
-    finally:
-        if lease is None:
-            file.close()
-    return lease
+    return _lease(file, path, size)
 
 
 def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
-    """A lease on a file that we have locked, if it is whole and still has its name."""
-    return Lease(path, file) if file.is_at(path) and file.size == size else None
+    """A lease on an open file, if it is whole and still has its name; else it is closed.
+
+    Waits until one who fetches it is done, or dead, or for a moment while it is removed or renamed.
+    """
+    with ExitStack() as undo:
+        undo.callback(file.close)
+        file.lock(shared=True)
+        if not file.is_at(path) or file.size != size:
+            return None
+        undo.pop_all()
+        return Lease(path, file)
 
 
 def _claim(part: LockedFile) -> bool:
@@ -386,13 +365,11 @@ def _removed(path: Path) -> bool:
         file = LockedFile(path)
     except FileNotFoundError:
         return True
-    try:
+    with closing(file):
         if not file.lock(wait=False):
             return False
         path.unlink(missing_ok=True)
         return True
-    finally:
-        file.close()
 
 
 def _unusable(path: Path, error: OSError) -> StoreError:

@@ -59,12 +59,16 @@ class FileFact:
 class Contents:
     """A finished folder: its manifest, byte for byte, and every file it lists."""
 
-    kind: str  # "store" or "packed folder"
     manifest_name: str  # the file that makes the folder finished
     manifest: bytes
     manifest_sha256: str  # of those bytes
+    store: Manifest | None  # those bytes, decoded; None: a packed folder
     files: tuple[FileFact, ...]  # all others, exclusions included
     exclusions: Exclusions | None = None  # of a store that has them; the manifest knows nothing
+
+    @property
+    def kind(self) -> str:
+        return "packed folder" if self.store is None else "store"
 
 
 class _Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,16 +131,10 @@ def _read_folder(read: ReadFile, where: str, advice: str) -> Contents:
         raise ManifestError(f"{where}: has {' and '.join(manifests)}; keep one kind in a folder")
     ((name, manifest),) = manifests.items()
     contents = read_contents(name, manifest, where=f"{where}/{name}")
-    excluded = read(EXCLUDE, MAX_EXCLUDE_BYTES) if contents.kind == "store" else None
-    return with_exclusions(contents, excluded, where=f"{where}/{EXCLUDE}")
-
-
-def with_exclusions(contents: Contents, data: bytes | None, *, where: str) -> Contents:
-    """The same store with the exclusions in these untrusted bytes; None: without any."""
-    if data is None:
+    data = None if contents.store is None else read(EXCLUDE, MAX_EXCLUDE_BYTES)
+    if contents.store is None or data is None:
         return contents
-    manifest = decode_manifest(contents.manifest, where=contents.manifest_name)
-    exclusions = decode_exclusions(data, manifest, where=where)
+    exclusions = decode_exclusions(data, contents.store, where=f"{where}/{EXCLUDE}")
     return replace(_with_file(contents, EXCLUDE, data), exclusions=exclusions)
 
 
@@ -150,9 +148,9 @@ def with_origins(contents: Contents, read: ReadFile, *, where: str) -> Contents:
         data = read(ORIGINS, MAX_ORIGINS_BYTES)
         if data is None:
             return contents
-        if contents.kind != "store":
+        if contents.store is None:
             raise ManifestError(f"{path}: not a table of origins of a store")
-        decode_origins(data, decode_manifest(contents.manifest, where=where), where=path)
+        decode_origins(data, contents.store, where=path)
     except StoreError as error:
         log.warning("%s; it is left out", error)
         return contents
@@ -166,19 +164,17 @@ def _with_file(contents: Contents, name: str, data: bytes) -> Contents:
 
 def read_contents(name: str, data: bytes, *, where: str) -> Contents:
     """What the manifest called `name` with these untrusted bytes lists."""
+    store = None
     if name == META:
-        manifest = decode_manifest(data, where=where)
-        if not manifest.built:
+        store = decode_manifest(data, where=where)
+        if not store.built:
             raise StoreNotFoundError(f'{where}: a placeholder ("built" is false); build it first')
-        kind, files = "store", tuple(_store_files(manifest))
-    else:
-        kind, files = "packed folder", tuple(_packed_files(data, where))
     return Contents(
-        kind=kind,
         manifest_name=name,
         manifest=data,
         manifest_sha256=hashlib.sha256(data).hexdigest(),
-        files=files,
+        store=store,
+        files=tuple(_packed_files(data, where) if store is None else _store_files(store)),
     )
 
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -153,18 +154,15 @@ class RemoteFolder:
         may send without an end: no more is read than a little over `size` bytes.
         """
         if not self.is_web:
+            fetch = partial(fetch_range, self.fs, self.path(name))
             for at in range(start, size, BLOCK):
-                yield at, self.block(name, at, size)
+                stop = min(at + BLOCK, size)
+                yield at, self.call(partial(fetch, at, stop), name)
             return
         for at, piece in self._web_pieces(name, start):
             yield at, piece
             if at + len(piece) > size:
                 return
-
-    def block(self, name: str, start: int, size: int) -> bytes:
-        """`BLOCK` bytes from `start` on, or what is left of a file of `size` bytes."""
-        stop = min(start + BLOCK, size)
-        return self.call(lambda: fetch_range(self.fs, self.path(name), start, stop), name)
 
     def _web_pieces(self, name: str, start: int) -> Iterator[tuple[int, bytes]]:
         headers = {**self.fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
@@ -212,9 +210,9 @@ class RemoteFolder:
         parts = {}
         if {"s3", "s3a"} & self.protocols:
             parts = {"chunksize": part_bytes(source.stat().st_size), "max_concurrency": 2}
-        meter = _Callback(on_bytes)
 
         def put(path: str, **how: Any) -> None:
+            meter = fsspec.Callback(hooks={"sent": lambda _, sent: on_bytes(sent)})  # of this try
             self.fs.put_file(str(source), path, callback=meter, **parts, **how)
 
         return self._create(name, put)
@@ -321,18 +319,3 @@ def _code(error: BaseException) -> str:
     answer = getattr(error.__cause__ or error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return str(code or type(error).__name__)
-
-
-class _Callback(fsspec.Callback):  # type: ignore[misc]
-    """fsspec counts in steps; a meter wants the sum of one try."""
-
-    def __init__(self, on_bytes: Callable[[int], None]) -> None:
-        super().__init__()
-        self._on_bytes = on_bytes
-
-    def set_size(self, size: int) -> None:
-        super().set_size(size)
-        self.absolute_update(0)  # a new try
-
-    def call(self, *_: object, **__: object) -> None:
-        self._on_bytes(self.value)

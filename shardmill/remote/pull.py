@@ -8,12 +8,10 @@ that would lift some of its own.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +44,11 @@ from shardmill.remote.transfer import (
     fetch,
     in_parallel,
 )
-from shardmill.storage.atomic import atomic_write, sync_folder
+from shardmill.storage.atomic import LockedFile, atomic_write, sync_folder
 from shardmill.store import Exclusions, Manifest, open_store, read_exclusions
 from shardmill.store.exclusions import write_exclusions
 from shardmill.store.layout import EXCLUDE, META, ORIGINS
-from shardmill.store.manifest import decode_manifest, fingerprint
+from shardmill.store.manifest import fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import foreign, names_in
 from shardmill.store.verify import VerifyReport
@@ -165,9 +163,9 @@ def _size(remote: RemoteFolder, fact: FileFact, found: Listing) -> int | None:
 
 def _store_contents(remote: RemoteFolder, found: Listing) -> tuple[Contents, Manifest]:
     contents = remote_contents(remote, found)
-    if contents.kind != "store":
+    if contents.store is None:
         raise StoreNotFoundError(f"{remote.url}: a {contents.kind}, not a store: pull it")
-    return contents, decode_manifest(contents.manifest, where=remote.url)
+    return contents, contents.store
 
 
 def _is_here(target: Path, contents: Contents) -> bool:
@@ -229,18 +227,10 @@ def _staging(target: Path, contents: Contents) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{contents.manifest_sha256[:16]}.pull.tmp")
     staged.mkdir(exist_ok=True)
-    descriptor = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it at death
-            is_ours = os.path.samestat(os.fstat(descriptor), staged.stat())
-        except (BlockingIOError, FileNotFoundError):
-            is_ours = False
-        if not is_ours:
+    with closing(LockedFile(staged)) as lock:
+        if not lock.lock(wait=False) or not lock.is_at(staged):
             raise BuildLockedError(f"{target}: another process pulls this folder now; wait for it")
         yield staged
-    finally:
-        os.close(descriptor)
 
 
 def _publish(staged: Path, target: Path, contents: Contents) -> None:
@@ -248,7 +238,7 @@ def _publish(staged: Path, target: Path, contents: Contents) -> None:
         file.write(contents.manifest)
     for parent in {(staged / fact.name).parent for fact in contents.files} - {staged}:
         sync_folder(parent)
-    if contents.kind == "store":
+    if contents.store is not None:
         open_store(staged)
     elif b'"memmap_padded_v1"' in contents.manifest:
         open_memmap_shard(staged).close()

@@ -1,12 +1,9 @@
-"""Push a finished folder to object storage.
+"""Push a finished folder to object storage. docs/remote.md has the whole protocol.
 
-A remote folder without the manifest is unfinished. The manifest is created last, when every other
-file is there with the right checksum; a file that is there already is not sent again. Another
-folder is never mixed with what is there, and replaces it only on request: the marker first, then
-its manifest goes, then its files. What is excluded there stays excluded, unless replacing was asked
-for. Nothing is overwritten: a file that must go is removed, then created, so that a late request of
-a push that lost its claim cannot change what the next one sent. docs/remote.md has the whole
-protocol.
+The manifest is created last, when every other file is there with the right checksum; a file that is
+there already is not sent again. Another folder is never mixed with what is there. Nothing is
+overwritten: a file that must go is removed, then created, so that a late request of a push that
+lost its claim cannot change what the next one sent.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from shardmill.remote.contents import (
     FileFact,
     local_contents,
     read_contents,
-    with_exclusions,
 )
 from shardmill.remote.folder import TEMPORARY, Listing, RemoteFolder, open_destination
 from shardmill.remote.transfer import (
@@ -40,8 +36,9 @@ from shardmill.remote.transfer import (
     in_parallel,
     is_same,
 )
-from shardmill.store.exclusions import MAX_EXCLUDE_BYTES
+from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, decode_exclusions
 from shardmill.store.layout import EXCLUDE, ORIGINS, looks_like_data
+from shardmill.store.manifest import decode_manifest
 
 log = logging.getLogger(__name__)
 
@@ -228,9 +225,8 @@ def _check_excluded(remote: RemoteFolder, contents: Contents, found: Listing) ->
     where, size = f"{remote.url}/{EXCLUDE}", found[EXCLUDE]["size"]
     if size > MAX_EXCLUDE_BYTES:
         raise StoreExistsError(f"{where}: {size:,} bytes, so none of ours; look there")
-    theirs = with_exclusions(contents, remote.read(EXCLUDE, size), where=where).exclusions
-    assert theirs is not None
-    own = contents.exclusions
+    own, manifest = contents.exclusions, decode_manifest(contents.manifest, where=where)
+    theirs = decode_exclusions(remote.read(EXCLUDE, size), manifest, where=where)
     if own is None or not own.covers(theirs):
         raise StoreExistsError(
             f"{where}: excludes tokens that the local folder does not; nothing was sent: pull "

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,13 +46,18 @@ def is_same(remote: RemoteFolder, fact: FileFact, path: Path, info: dict[str, An
 
 def _local_etag(path: Path, size: int, *, in_parts: bool) -> str:
     """S3's ETag of these bytes: their MD5; in parts, the MD5 of the parts' MD5s and how many."""
+    step = part_bytes(size) if in_parts else max(size, 1)
+    parts = []
+    with path.open("rb", buffering=0) as file:
+        for start in range(0, max(size, 1), step):
+            digest, left = hashlib.md5(usedforsecurity=False), min(step, size - start)
+            while left and (piece := file.read(min(_BUFFER, left))):
+                left -= len(piece)
+                digest.update(piece)
+            parts.append(digest.digest())
     if not in_parts:
-        return _digest(path, hashlib.md5(usedforsecurity=False), 0, size)
-    step = part_bytes(size)
-    starts = range(0, size, step)
-    parts = [_digest(path, hashlib.md5(usedforsecurity=False), at, at + step) for at in starts]
-    whole = hashlib.md5(bytes.fromhex("".join(parts)), usedforsecurity=False)
-    return f"{whole.hexdigest()}-{len(parts)}"
+        return parts[0].hex()
+    return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
 def check_local(path: Path, fact: FileFact) -> int:
@@ -71,16 +76,6 @@ def check_local(path: Path, fact: FileFact) -> int:
 
 def _damaged(path: Path, problem: str) -> DamagedStoreError:
     return DamagedStoreError(f"{path}: {problem}; it changed since it was written: build it again")
-
-
-def _digest(path: Path, digest: Any, start: int, stop: int) -> str:
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while start < stop and (piece := file.read(min(_BUFFER, stop - start))):
-            start += len(piece)
-            digest.update(piece)
-    text: str = digest.hexdigest()
-    return text
 
 
 def check_size(remote: RemoteFolder, fact: FileFact, size: int | None) -> int:
@@ -168,12 +163,11 @@ def in_parallel(
     with ThreadPoolExecutor(workers, thread_name_prefix="shardmill-remote") as pool:
         futures = [pool.submit(guarded, item) for item in items]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            wait(futures)
         finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            stop.set()  # also when this thread is interrupted
     for future in futures:
-        error = None if future.cancelled() else future.exception()
+        error = future.exception()
         if error is not None and not isinstance(error, CancelledError):
             raise error
     return [future.result() for future in futures]

@@ -336,7 +336,12 @@ def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:
             for index, (old, new) in enumerate(zip(before, now, strict=True))
             for line in describe_difference(old, new, f"{path}[{index}]")
         ]
-    return [] if before == now else [f"{path.lstrip('.')}: {before!r} -> {now!r}"]
+    return [] if before == now else [f"{path.lstrip('.')}: {_short(before)} -> {_short(now)}"]
+
+
+def _short(value: JSON) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _files_in(value: JSON) -> dict[str, JSON] | None:
@@ -358,7 +363,7 @@ def _files_in(value: JSON) -> dict[str, JSON] | None:
 
 def _time(stamp: JSON) -> JSON:
     """Nanoseconds since 1970 as text; anything else as it is."""
-    if not isinstance(stamp, int):
+    if not isinstance(stamp, int) or not 0 <= stamp < 2**63:
         return stamp
     seconds, rest = divmod(stamp, 10**9)
     shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

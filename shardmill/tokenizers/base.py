@@ -66,6 +66,7 @@ class EngineSource:
     kind: str  # "tokenizer.json" or "sentencepiece"
     model: bytes  # the file's contents; special strings replaced by names no text can hold
     facts: Mapping[str, JSON]  # model type, byte fallback, ...: what decides which engine fits
+    added_tokens: tuple[str, ...] = ()  # that are matched in text
     library: str  # the reference engine, for produced_by
     library_version: str
 

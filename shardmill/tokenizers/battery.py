@@ -16,7 +16,6 @@ import numpy.typing as npt
 from shardmill.records import IntArray
 
 BATTERY_VERSION = 2
-CODE_POINTS = 0x110000 - 0x800  # all but the surrogates
 LINE_CHARACTERS = 2**20
 _POINTS_PER_TEXT = 1024
 

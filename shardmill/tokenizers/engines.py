@@ -14,7 +14,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -147,8 +147,7 @@ def fast_candidates(tokenizer: object) -> Candidates:
             "no fast engine is trusted with added tokens that strip or ask for a word's border"
         )
     elif not (engines or refusals):
-        facts = {name: fact for name, fact in source.facts.items() if name != "added_tokens"}
-        refusals.append(f"no fast engine takes {source.kind} models with {facts}")
+        refusals.append(f"no fast engine takes {source.kind} models with {source.facts}")
     return Candidates(tuple(engines), tuple(refusals))
 
 
@@ -173,6 +172,7 @@ def _names(source: EngineSource) -> list[str]:
     return ["gigatoken"] if is_bpe and facts["byte_fallback"] and facts["identity"] else []
 
 
+@dataclass(eq=False, repr=False)
 class ChosenEncoder:
     """The encoder of one build.
 
@@ -180,22 +180,14 @@ class ChosenEncoder:
     them with check="full"). Which documents are compared depends only on the sequence of calls.
     """
 
-    def __init__(
-        self,
-        reference: Tokenizer,
-        fast: FastEngine | None,
-        *,
-        check: EngineCheck,
-        produced_by: dict[str, JSON],
-    ) -> None:
-        self._reference = reference
-        self._fast = fast
-        self._check = check
-        self.produced_by = produced_by  # the record for the manifest
-        self.bytes_seen = 0
-        self.bytes_compared = 0
-        self.documents_compared = 0
-        self._calls = 0
+    reference: Tokenizer
+    fast: FastEngine | None
+    check: EngineCheck = field(kw_only=True)
+    produced_by: dict[str, JSON] = field(kw_only=True)  # the record for the manifest
+    bytes_seen: int = field(default=0, init=False)
+    bytes_compared: int = field(default=0, init=False)
+    documents_compared: int = field(default=0, init=False)
+    _calls: int = field(default=0, init=False)
 
     def __reduce__(self) -> tuple[object, ...]:
         """An engine is memory and threads of this process."""
@@ -206,7 +198,7 @@ class ChosenEncoder:
 
     @property
     def is_fast(self) -> bool:
-        return self._fast is not None
+        return self.fast is not None
 
     def encode_batch(self, texts: Texts) -> Ragged:
         """The ids of each text; EngineMismatchError if a compared document differs."""
@@ -219,12 +211,12 @@ class ChosenEncoder:
 
         The two halves of `encode_batch`, for a caller with a thread for each.
         """
-        if self._fast is None:
-            return self._reference.encode_batch(texts)
-        ids = self._fast.encode_batch(texts)
+        if self.fast is None:
+            return self.reference.encode_batch(texts)
+        ids = self.fast.encode_batch(texts)
         if len(ids) != len(texts):
             raise EngineMismatchError(
-                f"{self._fast.name} gave {len(ids):,} sequences for {len(texts):,} texts; build "
+                f"{self.fast.name} gave {len(ids):,} sequences for {len(texts):,} texts; build "
                 "with {engine}",
                 engine="reference",
             )
@@ -232,18 +224,18 @@ class ChosenEncoder:
 
     def watch(self, texts: Texts, ids: Ragged) -> None:
         """Compare a sample of what was encoded. Call it with the batches in order."""
-        if self._fast is None or not len(texts):
+        if self.fast is None or not len(texts):
             return
         numbers = self._choose_sample(num_bytes(texts)).tolist()
         chosen = [texts[number] for number in numbers]
         sample = [str(one.as_py()) for one in chosen] if is_arrow(texts) else list(map(str, chosen))
-        wanted = self._reference.encode_batch(sample)
+        wanted = self.reference.encode_batch(sample)
         difference = _difference(
-            self._reference, sample, wanted, [ids[number] for number in numbers]
+            self.reference, sample, wanted, [ids[number] for number in numbers]
         )
         if difference is not None:
             raise EngineMismatchError(
-                f"{self._fast.name} {self._fast.version} is not this tokenizer: {difference}; "
+                f"{self.fast.name} {self.fast.version} is not this tokenizer: {difference}; "
                 "build with {engine}",
                 engine="reference",
             )
@@ -254,7 +246,7 @@ class ChosenEncoder:
         """The documents to compare: none while we are ahead, else as many as catch up."""
         self.bytes_seen += int(sizes.sum())
         self._calls += 1
-        if self._check == "full":
+        if self.check == "full":
             return np.arange(len(sizes))
         missing = -(-self.bytes_seen // SAMPLE_ONE_IN) - self.bytes_compared
         if missing <= 0:
@@ -265,7 +257,7 @@ class ChosenEncoder:
         return order[:stop]
 
     def __repr__(self) -> str:
-        return f"ChosenEncoder({self.produced_by['engine']!r}, check={self._check!r})"
+        return f"ChosenEncoder({self.produced_by['engine']!r}, check={self.check!r})"
 
 
 def choose_encoder(
@@ -398,9 +390,7 @@ def _prove(
     specials = [
         tokenizer.decode([number]) for number in sorted({*tokenizer.special_token_ids().values()})
     ]
-    added = source.facts.get("added_tokens")
-    tokens = [str(text) for text in added] if isinstance(added, list) else []
-    battery = list(battery_texts(specials, tokens))
+    battery = list(battery_texts(specials, source.added_tokens))
     extent = _extent(battery)
     facts: dict[str, JSON] = {
         "battery": [BATTERY_VERSION, extent["sha256"]],

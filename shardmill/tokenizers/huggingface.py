@@ -229,8 +229,14 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         hidden = sorted(text for text, number in vocabulary.items() if number in hidden_ids)
         self._exact = is_exact(config, ByteLevel.alphabet(), hidden)
         if unknown is not None and vocabulary.get(unknown) in self.special_names.values():
-            config = self._without_unknown(config, unknown)
-            unknown = None
+            if not self._exact:
+                raise TokenizerError(
+                    f"{unknown!r} is a special token and also the unknown token, so text outside "
+                    "the vocabulary would become a special id; give the model a separate unknown "
+                    "token, or do not name this one special"
+                )
+            config = {**config, "model": {**config["model"], "unk_token": None}}
+            unknown = None  # no text is unknown
         self.unknown_id = None if unknown is None else vocabulary.get(unknown)
         nonce = secrets.token_hex(16)
         replacements = {text: f"<{nonce}-{number}>" for number, text in enumerate(hidden)}
@@ -274,12 +280,12 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
             model=self._text_only.encode(),
             facts={
                 "model_type": self._model_type,
-                "added_tokens": sorted(token["content"] for token in in_text),
                 "looks_around": any(
                     token.get("lstrip") or token.get("rstrip") or token.get("single_word")
                     for token in in_text
                 ),
             },
+            added_tokens=tuple(sorted(token["content"] for token in in_text)),
             library="tokenizers",
             library_version=library.__version__,
         )
@@ -321,16 +327,6 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
         wrong[inside] = ~self._known[ids[inside]]
         self._refuse_unknown(ids, wrong)
         return str(self._original.decode(ids.tolist(), skip_special_tokens=False))
-
-    def _without_unknown(self, config: dict[str, Any], unknown: str) -> dict[str, Any]:
-        """Drop an unknown token that is also special: harmless only if no text is unknown."""
-        if not self._exact:
-            raise TokenizerError(
-                f"{unknown!r} is a special token and also the unknown token, so text outside the "
-                "vocabulary would become a special id; give the model a separate unknown token, "
-                "or do not name this one special"
-            )
-        return {**config, "model": {**config["model"], "unk_token": None}}
 
     def _check_same_text(
         self, vocabulary: Mapping[str, int], replacements: Mapping[str, str]
@@ -431,10 +427,8 @@ def load_transformers(spec: str, revision: str | None = None) -> Any:
         ) from problem
 
 
-def train_byte_bpe(
-    chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str]
-) -> tuple[bytes, tuple[str, str]]:
-    """A tokenizer.json of byte-level BPE, and the library's name and version.
+def train_byte_bpe(chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str]) -> bytes:
+    """A tokenizer.json of byte-level BPE.
 
     The specials are ids 0, 1, ... and the 256 bytes follow; every text round-trips exactly.
     """
@@ -456,4 +450,4 @@ def train_byte_bpe(
             "give that, or more text",
             vocab_size=vocab_size,
         )
-    return tokenizer.to_str(pretty=True).encode(), ("tokenizers", library.__version__)
+    return str(tokenizer.to_str(pretty=True)).encode()

@@ -351,8 +351,8 @@ sums are added in order. So they do not depend on the machine's cores."""
 
 def train_sentencepiece(
     chunks: Sequence[str], vocab_size: int, specials: Mapping[str, str], *, model_type: str
-) -> tuple[bytes, tuple[str, str]]:
-    """The bytes of a `.model`, and the library's name and version.
+) -> bytes:
+    """The bytes of a `.model`.
 
     Id 0 is unknown (never used: bytes are), then the specials as control pieces, then the 256
     bytes. No character is changed, no whitespace removed, no space put before a text. So the ids of
@@ -380,7 +380,7 @@ def train_sentencepiece(
         )
     except RuntimeError as problem:
         raise _explain(str(problem), vocab_size) from problem
-    return writer.getvalue(), ("sentencepiece", library.__version__)
+    return writer.getvalue()
 
 
 def _lines(chunks: Sequence[str]) -> Iterator[str]:

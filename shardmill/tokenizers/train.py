@@ -23,7 +23,7 @@ from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import JSON
 from shardmill.storage.atomic import atomic_write
-from shardmill.tokenizers.base import DEFAULT_SPECIALS, sha256_hex
+from shardmill.tokenizers.base import DEFAULT_SPECIALS
 
 _log = logging.getLogger(__name__)
 
@@ -199,19 +199,20 @@ def train_tokenizer(
         text = read_texts(texts, texts_name, seed=spec.seed, max_bytes=spec.max_bytes)
     if text.bytes_used < text.bytes_read:
         _log.info("training on %d of %d bytes", text.bytes_used, text.bytes_read)
-    model, library, special_ids = _train(text.chunks(), spec)
+    tokenizer = _train(text.chunks(), spec)
+    source = tokenizer.engine_source
     meta: dict[str, JSON] = {
         "format": META_FORMAT,
         "version": 1,
         "model_file": model_path.name,
-        "model_sha256": sha256_hex(model),
+        "model_sha256": tokenizer.model_sha256,
         "model_type": spec.model_type,
         "vocab_size": spec.vocab_size,
         "special_tokens": dict(spec.ordered_specials()),
-        "special_token_ids": dict(special_ids),
+        "special_token_ids": tokenizer.special_token_ids(),
         "seed": spec.seed,
         "max_bytes": spec.max_bytes,
-        "library": {"name": library[0], "version": library[1]},
+        "library": {"name": source.library, "version": source.library_version},
         "inputs": list(text.inputs),
         "bytes_read": text.bytes_read,
         "bytes_used": text.bytes_used,
@@ -220,29 +221,28 @@ def train_tokenizer(
     for name in sorted({*_FILE_NAMES.values(), "meta.json"}):
         (folder / name).unlink(missing_ok=True)
     with atomic_write(model_path) as file:
-        file.write(model)
+        file.write(tokenizer.model_bytes)
     with atomic_write(folder / "meta.json") as file:
         file.write(json.dumps(meta, indent=2, sort_keys=True).encode() + b"\n")
     return TrainReport(model=model_path, meta=meta)
 
 
-def _train(chunks: list[str], spec: TrainSpec) -> tuple[bytes, tuple[str, str], dict[str, int]]:
-    """The model's bytes, the library's name and version, and the special ids."""
+def _train(chunks: list[str], spec: TrainSpec) -> Any:
+    """The tokenizer with the trained model, after its guarantees were checked."""
     strings = spec.ordered_specials()
     tokenizer: Any
     if spec.model_type == "byte-bpe":
         from shardmill.tokenizers import huggingface
 
-        model, library = huggingface.train_byte_bpe(chunks, spec.vocab_size, strings)
+        model = huggingface.train_byte_bpe(chunks, spec.vocab_size, strings)
         tokenizer = huggingface.HuggingFaceTokenizer(model, names=strings)
     else:
         from shardmill.tokenizers import sentencepiece
 
-        model, library = sentencepiece.train_sentencepiece(
+        model = sentencepiece.train_sentencepiece(
             chunks, spec.vocab_size, strings, model_type=spec.model_type
         )
         tokenizer = sentencepiece.SentencePieceTokenizer(model, specials=strings)
-    # What was trained is opened, and its guarantees are checked.
     ids: dict[str, int] = tokenizer.special_token_ids()
     numbers = list(ids.values())
     if numbers != list(range(numbers[0], numbers[0] + len(strings))):
@@ -256,7 +256,7 @@ def _train(chunks: list[str], spec: TrainSpec) -> tuple[bytes, tuple[str, str], 
         exact = not tokenizer.round_trips(probe) or tokenizer.decode(encoded) == probe
         if not exact or set(encoded) & set(numbers):
             raise TokenizerError(f"the trained model does not give back {probe[:60]!r}")
-    return model, library, ids
+    return tokenizer
 
 
 def _check_spec(spec: TrainSpec) -> None:

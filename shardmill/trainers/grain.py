@@ -10,10 +10,11 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from shardmill.errors import OptionError, StateMismatchError, missing_extra
+from shardmill.protocols import Closing
 from shardmill.records import Batch, BoolArray, IntArray
 
 _absl = logging.getLogger("absl")
@@ -106,7 +107,7 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
         return f"CheckpointedIterator({self._inner!r})"
 
 
-class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: ignore[misc]  # untyped
+class PrefetchedIterator(grain.DatasetIterator, Closing, Generic[Element]):  # type: ignore[misc]
     """The elements of a dataset, `prefetch` of them made early in Grain's thread (0: no thread).
 
     A refused state changes nothing. Closing does not wait for an element that is being made. A
@@ -156,7 +157,7 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
         self._at_the_end = self.get_state()
         for iterator in _checkpointed(self._parent):
             iterator.interrupt()
-        super().close()
+        grain.DatasetIterator.close(self)
         self._parents = ()  # else Grain closes them again when this is freed, perhaps after exit
 
     def _assert_not_closed(self) -> None:
@@ -173,12 +174,6 @@ class PrefetchedIterator(grain.DatasetIterator, Generic[Element]):  # type: igno
             "an iterator with a thread cannot be pickled; make one where it is needed and give it "
             "the state of this one (get_state, set_state)"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(str, self._parents)) or 'closed'})"

@@ -59,14 +59,9 @@ class TokenLoader(Closing):
         return f"TokenLoader({self.loader!r})"
 
     def _tensors(self, batch: Batch) -> dict[str, Tensor]:
-        arrays = {
-            "input_ids": batch.input_ids,
-            "labels": batch.labels,
-            "doc_ids": batch.doc_ids,
-            "position_ids": batch.position_ids,
-            "cu_seqlens": batch.cu_seqlens,
-        }
-        tensors = {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
+        left_out = ("source", "epoch", "item")
+        arrays = {name: a for name, a in batch.arrays().items() if name not in left_out}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if batch.max_seqlen is not None:
             tensors["max_seqlen"] = torch.tensor(batch.max_seqlen)
         if self._pins:

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import fsspec
 import pytest
@@ -15,9 +15,8 @@ import pytest
 from shardmill.building import BuildSpec, build, build_store, has_unfinished_build, pack
 from shardmill.building.api import open_feed
 from shardmill.cli import main
-from shardmill.cli.commands.build import build as build_command
-from shardmill.cli.commands.build import chats
-from shardmill.cli.commands.pack import pack as pack_command
+from shardmill.cli.commands.build import BuildChatsCommand, BuildCommand
+from shardmill.cli.commands.pack import PackCommand
 from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
 from shardmill.remote import pull
@@ -180,8 +179,7 @@ NAMED_OTHERWISE = {
 
 def flags_of(command: Any) -> dict[str, Any]:
     """The options of a command and their defaults; "required" where there is none."""
-    (options,) = (kind for name, kind in get_type_hints(command).items() if name != "return")
-    return {f.name: "required" if f.default is MISSING else f.default for f in fields(options)}
+    return {f.name: "required" if f.default is MISSING else f.default for f in fields(command)}
 
 
 def keywords_of(function: Any) -> dict[str, Any]:
@@ -191,7 +189,11 @@ def keywords_of(function: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "function", "command"),
-    [("build", build, build_command), ("build chats", build, chats), ("pack", pack, pack_command)],
+    [
+        ("build", build, BuildCommand),
+        ("build chats", build, BuildChatsCommand),
+        ("pack", pack, PackCommand),
+    ],
 )
 def test_a_keyword_and_its_flag_have_one_name_and_one_default(name, function, command) -> None:
     keywords, flags = keywords_of(function), flags_of(command)
@@ -201,10 +203,10 @@ def test_a_keyword_and_its_flag_have_one_name_and_one_default(name, function, co
 
 
 def test_every_keyword_has_a_flag() -> None:
-    flags = {**flags_of(build_command), **flags_of(chats)}
+    flags = {**flags_of(BuildCommand), **flags_of(BuildChatsCommand)}
     assert set(keywords_of(build)) - set(flags) == {"on_progress", "on_push"}
     assert parse_bytes(flags["shard_bytes"], "shard_bytes") == keywords_of(build)["shard_bytes"]
-    assert set(keywords_of(pack)) - set(flags_of(pack_command)) == {"store"}
+    assert set(keywords_of(pack)) - set(flags_of(PackCommand)) == {"store"}
 
 
 def test_a_feed_is_what_a_build_of_its_own_needs() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.chat import REASONS, TrainPolicy, bind_template, known_template
-from shardmill.chat.messages import check_messages, check_tools, special_in_text
+from shardmill.chat.messages import Dropped, check_messages, check_tools, special_in_text
 from shardmill.chat.policy import normal_role
 from shardmill.records import ROLES, Conversation, Ragged
 from shardmill.tokenizers import ByteTokenizer
@@ -33,10 +33,10 @@ def spoke(**others: Any) -> list[dict[str, Any]]:
     return [ASKED, {**SPOKE, **others}]
 
 
-def calls_of(*calls: object) -> tuple[str, ...] | str:
-    """The texts of the calls of a message, or why it is refused."""
+def calls_of(*calls: object) -> tuple[str, ...]:
+    """The texts of the calls of a message."""
     checked = check_messages([{"role": "assistant", "content": None, "tool_calls": calls}])
-    return checked if isinstance(checked, str) else checked[0].calls
+    return checked[0].calls
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,7 @@ def test_parts_are_joined_and_calls_are_written() -> None:
         {"role": "Developer", "content": parts},
         {"role": "bot", "tool_calls": [CALL], "reasoning_content": "hm", "train": False},
     ]
-    checked = check_messages(messages)
-    assert not isinstance(checked, str)
-    system, bot = checked
+    system, bot = check_messages(messages)
     assert (ROLES[system.role], system.text, system.train) == ("system", "a b", None)
     assert (ROLES[bot.role], bot.text, bot.reasoning) == ("assistant", None, "hm")
     assert bot.calls == ('{"name": "f", "arguments": {"x": 1}}',)
@@ -173,15 +171,18 @@ def test_a_call_becomes_json_and_given_json_stays_unchanged(call: object, text: 
     ],
 )
 def test_malformed_calls_are_refused(call: object) -> None:
-    assert calls_of(CALL, call) == "bad_tool_call"
+    with pytest.raises(Dropped, match=r"^bad_tool_call$"):
+        calls_of(CALL, call)
 
 
 def test_definitions_are_json_objects_in_a_list() -> None:
     assert check_tools([{"b": 1, "a": "\u00e9"}, {}]) == ('{"b": 1, "a": "\u00e9"}', "{}")
     assert check_tools(None) == check_tools([]) == ()
     for wrong in ("tools", {"name": "f"}, [None], [{"f": object()}], 3):
-        assert check_tools(wrong) == "bad_tools"
-    assert check_tools([{"name": "\ud800"}]) == "invalid_unicode"
+        with pytest.raises(Dropped, match=r"^bad_tools$"):
+            check_tools(wrong)
+    with pytest.raises(Dropped, match=r"^invalid_unicode$"):
+        check_tools([{"name": "\ud800"}])
 
 
 def test_special_in_text_finds_the_texts_and_skips_empty_ones() -> None:

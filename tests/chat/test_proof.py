@@ -18,6 +18,7 @@ from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.chat.proof.examples import NEEDED, battery, battery_sha256, match_turns
 from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
 from shardmill.chat.token_template import bind_template
+from shardmill.cli.app import as_flag
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
 from shardmill.records import JSON, ChatExamples, Conversation, Drop, Ragged
 from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
@@ -64,8 +65,8 @@ def test_the_smallest_conversation_is_shown_with_what_was_wanted() -> None:
     numbers = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     rows = [line.split() for line in str(caught.value).splitlines()]
     assert str(caught.value).startswith(
-        "chat template 'forgets' is refused (train_on=assistant, train_on_eot=true): turn 1 trains "
-        "no special token after its words: nothing would stop\n"
+        "chat template 'forgets' is refused (train_on='assistant', train_on_eot=True): turn 1 "
+        "trains no special token after its words: nothing would stop\n"
         "the smallest conversation found that fails this check (end):\n"
         '  {"role": "user", "content": "zq"}\n  {"role": "assistant", "content": "zq"}\n'
     )
@@ -394,7 +395,8 @@ def test_spoilt_templates_are_refused_by_the_check_meant_for_them(
     """Each by the check that is there for it, under the policy that was asked for."""
     right = bind_template(known_template(name), byte)
     check = next(check for check, spoils in CAUGHT_BY.items() if spoil in spoils)
-    stored = rf"'spoilt' is refused \({ASKED}\)[^\n]*\n[^\n]*fails this check \(({check})\)"
+    asked = "train_on='assistant', train_on_eot=True"
+    stored = rf"'spoilt' is refused \({asked}\)[^\n]*\n[^\n]*fails this check \(({check})\)"
     with pytest.raises(MaskProofError, match=stored):
         prove_mask(Spoilt(right, SPOILS[spoil]), byte)
 
@@ -449,12 +451,15 @@ def test_every_policy_is_proved(byte: ByteTokenizer) -> None:
             return right.render(conversations, TrainPolicy())
 
     deaf = Deaf(right, lambda examples, _: examples)
-    with pytest.raises(MaskProofError, match="train_on=last-assistant"):
+    with pytest.raises(MaskProofError, match="train_on='last-assistant'"):
         prove_mask(deaf, byte)
-    with pytest.raises(MaskProofError, match="train_on=all"):
+    with pytest.raises(MaskProofError, match="train_on='all'"):
         prove_mask(deaf, byte, TrainPolicy(train_on="all"))
-    with pytest.raises(MaskProofError, match="after its words, with train_on_eot=False"):
+    with pytest.raises(MaskProofError, match="after its words, with train_on_eot=False") as error:
         prove_mask(deaf, byte, TrainPolicy(train_on_eot=False))
+    words = error.value.worded(as_flag)
+    assert "is refused (--train-on assistant, --no-train-on-eot): " in words
+    assert "after its words, with --no-train-on-eot\n" in words
 
 
 def test_only_untrained_ends_can_be_proved(byte: ByteTokenizer) -> None:

@@ -388,7 +388,7 @@ def test_a_sample_is_announced_and_counted(check, tmp_path):
 
 
 def test_a_token_is_located_in_its_file(tokens):
-    found = find_tokens(check_scan.CheckOptions(folder=tokens))
+    found = find_tokens(check_scan.CheckCommand(folder=tokens))
     assert [found.location(token) for token in (0, 999, 1000, 3499)] == [
         f"{tokens}/shard_00000.npy, token 0",
         f"{tokens}/shard_00000.npy, token 999",

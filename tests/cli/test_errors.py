@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardmill.arguments import choices, nearest
 from shardmill.building import journal
-from shardmill.cli.app import every_command, find_call, open_app
+from shardmill.cli.app import every_command, open_app
 from shardmill.loading.config import read_config
 from shardmill.store import open_store
 
@@ -121,11 +121,24 @@ def test_a_file_that_is_not_there_is_named_once(words, here, run_cli):
     assert (code, err.count("gone")) == (2, 1), err
 
 
-def test_a_call_is_found_by_its_words():
-    call = find_call(ROOT, ["--debug", "build", "chats", "x", "--out", "info"])
-    assert (call.name, call.debug) == ("shardmill build chats", True)
-    assert find_call(ROOT, ["build", "x", "--debug"]).debug is False
-    assert find_call(ROOT, ["tokenizer", "train"]).name == "shardmill tokenizer train"
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["build", "chats", "--on-bad"], "requires an argument (`shardmill build chats --help`)"),
+        (["tokenizer", "train", "x"], "Folder for the model and its meta.json. (`shardmill tokeni"),
+        (["tokenizer", "--x"], "no option --x (`shardmill tokenizer --help`)"),
+        (["--workers", "2", "build"], "no option --workers; shardmill build and shardmill push"),
+    ],
+)
+def test_a_mistake_names_the_help_of_its_command(words, message, run_cli):
+    code, _, err = run_cli(*words)
+    assert code == 2
+    assert message in err
+
+
+def test_debug_belongs_before_the_command(here, run_cli):
+    assert "Traceback" in run_cli("--debug", "build", "chats", "gone", "--bogus")[2]
+    assert "Traceback" not in run_cli("build", "x", "--debug")[2]
 
 
 # mistakes of all kinds

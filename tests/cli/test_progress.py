@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shardmill.building import Progress
-from shardmill.cli.terminal import LINE_SECONDS, ProgressLines, build_progress
+from shardmill.cli.terminal import LINE_SECONDS, BuildProgress, build_progress
 
 
 class Clock:
@@ -28,7 +28,7 @@ def report(source: str, tokens: int, share: float | None = None, feed: int = 0) 
 
 def test_progress_has_documents_tokens_speed_share_and_time_left():
     clock = Clock()
-    board = ProgressLines(Console(file=io.StringIO()), clock)
+    board = BuildProgress(Console(file=io.StringIO()), clock=clock)
     assert board.words(report("a", 100_000, 0.1)) == "10,000 documents, 100,000 tokens, 10%"
     clock.now += 10
     assert board.words(report("a", 5_100_000, 0.35)) == (
@@ -42,7 +42,7 @@ def test_progress_has_documents_tokens_speed_share_and_time_left():
 @given(before=st.integers(0, 10**12), made=st.integers(0, 10**9), seconds=st.floats(0.1, 10**6))
 def test_an_earlier_run_does_not_count_as_speed(before, made, seconds):
     clock = Clock()
-    board = ProgressLines(Console(file=io.StringIO()), clock)
+    board = BuildProgress(Console(file=io.StringIO()), clock=clock)
     board.words(report("a", before))
     clock.now += seconds
     assert f" {made / seconds / 1e6:.2f}M tokens/s" in board.words(report("a", before + made))
@@ -50,7 +50,7 @@ def test_an_earlier_run_does_not_count_as_speed(before, made, seconds):
 
 def test_without_a_terminal_every_source_that_moved_has_a_line_now_and_then():
     clock, out = Clock(), io.StringIO()
-    lines = ProgressLines(Console(file=out, soft_wrap=True), clock)
+    lines = BuildProgress(Console(file=out, soft_wrap=True), clock=clock)
     lines.show(report("[a]", 10, 0.1))
     lines.show(report("b", 10, feed=1))
     assert out.getvalue() == ""

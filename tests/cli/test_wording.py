@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shardmill
-from shardmill.cli.app import error_text, every_command, find_call, open_app
+from shardmill.cli.app import error_text, every_command, open_app
 from shardmill.errors import OptionError
 from tests.cli.test_secrets import COMMANDS, FILLERS, name_of
 
@@ -82,7 +82,7 @@ def test_the_library_names_no_flag_of_a_command() -> None:
 )
 def test_options_of_an_error_are_flags_of_the_command(command, message, options, wanted) -> None:
     error = OptionError(message, **options)
-    assert error_text(error, find_call(ROOT, [command]).command) == wanted
+    assert error_text(error, COMMANDS[f"shardmill {command}"]) == wanted
 
 
 @pytest.mark.slow

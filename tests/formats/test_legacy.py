@@ -21,7 +21,7 @@ from shardmill.errors import (
     TokenRangeError,
 )
 from shardmill.formats.packed.formats import convert_legacy_to_memmap
-from shardmill.formats.packed.legacy import LegacyPickleWriter, iter_legacy_bins, read_record
+from shardmill.formats.packed.legacy import LegacyPickleWriter, check_record, iter_legacy_bins
 from shardmill.formats.packed.memmap import (
     MemmapShardWriter,
     open_memmap_shard,
@@ -118,7 +118,7 @@ def test_a_record_of_another_file_is_refused(tmp_path):
         convert_legacy_to_memmap(tmp_path / "a.npy", tmp_path / "m")
     (tmp_path / "a.npy.json").write_text(json.dumps({"format": "x"}))
     with pytest.raises(ManifestError):
-        read_record(tmp_path / "a.npy")
+        check_record(tmp_path / "a.npy")
 
 
 def test_an_unknown_alignment_gives_a_warning(tmp_path, caplog):

@@ -40,6 +40,7 @@ from shardmill.formats.packed import (
     verify_memmap_shard,
 )
 from shardmill.formats.packed import memmap as writer_module
+from shardmill.formats.packed.files import npy_header
 from tests.formats.packed import Bin, assert_holds_bins, packed_bins
 
 FILES = ["input_ids.npy", "loss_mask.npy", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy"]
@@ -529,7 +530,7 @@ def test_a_large_shard_opens_in_no_time(tmp_path) -> None:
         ("loss_mask", "|u1", (100_000, 4096)),
     ]:
         with (folder / f"{name}.npy").open("wb") as file:
-            header = writer_module.npy_header(dtype, shape)
+            header = npy_header(dtype, shape)
             file.write(header)
             file.truncate(len(header) + shape[0] * shape[1] * np.dtype(dtype).itemsize)
     np.save(folder / "packed_len.npy", np.full(100_000, 4096, np.uint32))

@@ -213,16 +213,19 @@ def test_files_that_were_added_changed_or_come_in_another_order_are_named(tmp_pa
     build("grown", append=True)
     build("sorted")
     added = diff_stores(tmp_path / "old", tmp_path / "grown")
-    assert added.facts["sources"] == ("added 1 files: a.jsonl",)
+    assert added.facts["sources"] == ("a.jsonl: was none -> is an input",)
     assert added.documents[0].only_b == 1
     assert added.documents[0].order is None
     turned = diff_stores(tmp_path / "grown", tmp_path / "sorted")
-    assert turned.facts["sources"] == ("other order of files, first: b.jsonl -> a.jsonl",)
+    assert turned.facts["sources"] == ("the files are in another order, from b.jsonl on",)
     assert turned.documents[0].order is not None
     (files / "c.jsonl").write_text('{"text": "yy"}\n')
     build("sorted", overwrite=True)
     changed = diff_stores(tmp_path / "grown", tmp_path / "sorted")
-    assert "changed c.jsonl: 14 -> 15 bytes" in changed.facts["sources"]
+    assert changed.facts["sources"] == ("the files are in another order, from b.jsonl on",)
+    both = diff_stores(tmp_path / "old", tmp_path / "sorted").facts["sources"]
+    assert both[0] == "c.jsonl: bytes 14 -> 15"
+    assert both[-1] == "a.jsonl: was none -> is an input"
 
 
 def test_equal_shards_are_not_read(tmp_path, monkeypatch):

@@ -88,12 +88,20 @@ def test_sources_of_any_shape_are_compared(stores, sources):
 
 def test_files_of_strange_manifests_are_compared_where_possible(stores):
     left, right = stores
-    say(left, sources=[{"files": ["x", {"file": "a", "bytes": 3}, {"file": "b"}]}])
+    say(left, sources=[{"files": [{"file": "x"}, {"file": "a", "bytes": 3}, {"file": "b"}]}])
     say(right, sources=[{"files": [{"file": "a", "bytes": 4}, {"file": "b", "sha256": "1"}]}])
     assert diff_stores(left, right).facts["sources"] == (
-        "removed 1 files: x",
-        "changed a: 3 -> 4 bytes",
+        "x: was an input -> is none",
+        "a: bytes 3 -> 4",
+        "b: sha256 None -> 1",
     )
+    say(left, sources=[{"files": [["x", 2**63], {"file": "a"}]}])
+    say(right, sources=[{"files": [["x", -1], {"file": "a"}]}])
+    assert diff_stores(left, right).facts["sources"] == (f"x: last written {2**63} -> -1",)
+    say(left, sources=[{"files": [{"file": "a", "bytes": None}]}])
+    say(right, sources=[{"files": [{"file": "a"}]}])
+    same = ("the same files, recorded with other facts",)
+    assert diff_stores(left, right).facts["sources"] == same
 
 
 def test_a_manifest_nested_beyond_reason_is_refused_or_compared(stores):

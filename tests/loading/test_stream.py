@@ -326,7 +326,7 @@ def test_streams_work_in_child_processes_also_when_forked_under_a_lock(stores, m
     context = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=read_in_child, args=(stream, sender))
-    with stream._locked():  # as if another thread were asking at this moment
+    with stream._one_thread.waiting():  # as if another thread were asking at this moment
         child.start()
         answer = receiver.recv() if receiver.poll(60) else "the child hangs"
     child.kill()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -54,8 +53,7 @@ def s3_server() -> Iterator[LoopbackS3]:
 
 @pytest.fixture
 def s3(s3_server: LoopbackS3) -> Iterator[LoopbackS3]:
-    """The server, with no faults and an empty log; no client of another test's environment."""
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    """The server, with no faults and an empty log."""
     s3_server.faults.clear()
     s3_server.requests.clear()
     yield s3_server

@@ -21,6 +21,7 @@ from typing import Any
 from shardmill.chat.jinja.engine import JinjaEngine, Messages, Tools
 from shardmill.chat.messages import (
     CheckedMessage,
+    Dropped,
     check_messages,
     check_tools,
     trained_messages,
@@ -47,7 +48,7 @@ class TemplateFacts:
     marker_ids: frozenset[int]  # ids that only structure may have
     end_ids: frozenset[int]  # the special tokens among them: one of these ends a turn
     closing: tuple[int, ...]  # the special tokens that end an assistant's turn
-    literals: tuple[str, ...]  # texts that become a marker, longest first
+    literals: re.Pattern[str]  # finds texts that become a marker, as its one group
 
 
 def find_facts(engine: JinjaEngine) -> TemplateFacts:
@@ -78,6 +79,7 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
             closing.insert(0, number)
         elif closing:
             break
+    literals = sorted({*specials, *markers}, key=lambda text: (-len(text), text))  # longest first
     opening = prompt[len(asked) :]
     preamble, bos = _preamble_and_bos(engine, opening)
     return TemplateFacts(
@@ -89,7 +91,7 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
         marker_ids=frozenset(markers.values()),
         end_ids=ends,
         closing=tuple(closing),
-        literals=tuple(sorted({*specials, *markers}, key=lambda text: (-len(text), text))),
+        literals=re.compile("(" + ("|".join(map(re.escape, literals)) or "(?!)") + ")"),
     )
 
 
@@ -214,45 +216,38 @@ class Renderings:
 
 def render_all(
     engine: JinjaEngine, facts: TemplateFacts, conversation: Conversation, policy: TrainPolicy
-) -> Renderings | str:
-    """Write a conversation in all the ways its proof needs, or say why it is dropped."""
+) -> Renderings:
+    """Write a conversation in all the ways its proof needs.
+
+    Dropped, or TemplateError from the template itself, if that is not possible.
+    """
     checked = check_messages(conversation.messages)
-    if isinstance(checked, str):
-        return checked
     trained = trained_messages(checked, policy)
     if not trained.any():
         said = any(message.role == ASSISTANT for message in checked)
-        return "nothing_trained" if said else "no_assistant"
+        raise Dropped("nothing_trained" if said else "no_assistant")
     messages = as_messages(conversation.messages, checked, facts.arguments)
     tools = conversation.tools or None
-    written = check_tools(tools)
-    if isinstance(written, str):
-        return written
+    check_tools(tools)
     if facts.arguments == "none" and any(message.calls for message in checked):
-        return "no_place_for_tool_calls"
+        raise Dropped("no_place_for_tool_calls")
     # Roles are ours; everything else came from outside.
     outside = [{key: part for key, part in one.items() if key != "role"} for one in messages]
     texts = list(_texts_in([outside, tools]))
-    if facts.literals:
-        structure = re.compile("|".join(map(re.escape, facts.literals)))
-        if any(structure.search(text) for text in texts):
-            return "special_in_text"
-    whole = engine.text_or_none(messages, tools)
-    harmless = engine.text_or_none(_harmless(messages), _harmless(tools))
-    if whole is None or harmless is None:
-        return "template_refuses"
+    if any(map(facts.literals.search, texts)):
+        raise Dropped("special_in_text")
+    whole = engine.text(messages, tools)
+    harmless = engine.text(_harmless(messages), _harmless(tools))
     size = sum(map(len, texts)) + sum(len(one["role"]) + len("role") for one in messages)
     if len(whole) > _MAX_CHARACTERS + _MAX_PER_CHARACTER * size:
-        return "template_refuses"
+        raise Dropped("template_refuses")
     if any(name not in whole for name in _tool_names(tools or ())):
-        return "no_place_for_tools"
-    before_words: dict[int, str] = {}
-    for at, message in enumerate(messages):
-        if message["role"] == "assistant" or trained[at]:
-            before = _before_words(engine, facts, messages, at, tools)
-            if before is None:
-                return "template_refuses"
-            before_words[at] = before
+        raise Dropped("no_place_for_tools")
+    before_words = {
+        at: _before_words(engine, facts, messages, at, tools)
+        for at, message in enumerate(messages)
+        if message["role"] == "assistant" or trained[at]
+    }
     first = [engine.text_or_none(messages[:stop], tools) for stop in range(1, len(messages))]
     prefixes = [*first, whole]
     openings: tuple[str, ...] = (facts.preamble, facts.bos)
@@ -339,7 +334,7 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _before_words(
     engine: JinjaEngine, facts: TemplateFacts, messages: list[dict[str, Any]], at: int, tools: Tools
-) -> str | None:
+) -> str:
     """Everything before the first word of a message.
 
     For an assistant's that is the generation prompt it answers; for others whatever is the same
@@ -347,19 +342,15 @@ def _before_words(
     """
     before = messages[:at]
     if messages[at]["role"] != "assistant":
-        written = []
-        for text in ("alpha", "omega"):
-            other = {**messages[at], "content": text}
-            found = engine.text_or_none([*before, other, *messages[at + 1 :]], tools)
-            if found is None:
-                return None
-            written.append(found)
+        others = [{**messages[at], "content": text} for text in ("alpha", "omega")]
+        after = messages[at + 1 :]
+        written = [engine.text([*before, other, *after], tools) for other in others]
         return os.path.commonprefix(written)  # noqa: RUF071 - texts, not paths
     if before:
-        return engine.text_or_none(before, tools, prompt=True)
+        return engine.text(before, tools, prompt=True)
     # There is no prompt for no messages: it is the opening after what opens a conversation.
     first = engine.text_or_none(messages[:1], tools) or ""
     for start in (facts.preamble, facts.bos, ""):
         if first.startswith(start + facts.opening):
             return start + facts.opening
-    return None
+    raise Dropped("template_refuses")

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ from shardmill.chat.jinja.renderings import (
     render_all,
     starts_with_words,
 )
-from shardmill.chat.messages import CheckedMessage, check_messages
+from shardmill.chat.messages import CheckedMessage, Dropped, check_messages
 from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import (
@@ -75,98 +74,87 @@ class TurnSpans:
     trained: BoolArray  # (turns,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JinjaTemplate:
     """One Jinja template, bound to one tokenizer. Made by `open_jinja_template`."""
 
-    def __init__(
-        self, engine: JinjaEngine, facts: TemplateFacts, name: str, variables: Mapping[str, JSON]
-    ) -> None:
-        self._engine = engine
-        self._facts = facts
-        self._name = name
-        self._variables = dict(variables)
-
-    @property
-    def name(self) -> str:
-        return self._name
+    name: str
+    engine: JinjaEngine
+    facts: TemplateFacts
+    variables: dict[str, JSON]
 
     @property
     def marker_ids(self) -> frozenset[int]:
-        return self._facts.marker_ids
+        return self.facts.marker_ids
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The special tokens that end an assistant's turn and are trained with it."""
-        return self._facts.closing
+        return self.facts.closing
 
     def describe(self) -> dict[str, JSON]:
         deciding: dict[str, JSON] = {
             "kind": "jinja",
             "rules": _RULES,
-            "source": self._engine.source,
-            "variables": self._variables,
+            "source": self.engine.source,
+            "variables": self.variables,
         }
         found: dict[str, JSON] = {
             "kind": "jinja",
-            "name": self._name,
+            "name": self.name,
             "sha256": _sha256(json.dumps(deciding, sort_keys=True)),
-            "source_sha256": _sha256(self._engine.source),
-            "generation_blocks": self._engine.has_blocks,
-            "variables": dict(self._variables),
+            "source_sha256": _sha256(self.engine.source),
+            "generation_blocks": self.engine.has_blocks,
+            "variables": dict(self.variables),
             "end_ids": list[JSON](self.end_ids),
-            "call_arguments": self._facts.arguments,
+            "call_arguments": self.facts.arguments,
         }
-        library = type(self._engine.tokenizer).__module__.partition(".")[0]
+        library = type(self.engine.tokenizer).__module__.partition(".")[0]
         version = getattr(sys.modules.get(library), "__version__", None)
         return {**found, library: version} if isinstance(version, str) else found
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
-        results: list[ChatExamples | str] = []
-        group: list[Renderings | str] = []
+        examples: dict[int, ChatExamples] = {}  # by position
+        reasons: dict[int, str] = {}
+        group: dict[int, Renderings] = {}
         size = 0
-        for conversation in conversations:
-            found = render_all(self._engine, self._facts, conversation, policy)
-            group.append(found)
-            size += 0 if isinstance(found, str) else sum(map(len, found.texts()))
-            if size > _CHARACTERS_PER_CALL:
-                results += self._prove_group(group, policy)
-                group, size = [], 0
-        results += self._prove_group(group, policy)
+        for at, conversation in enumerate(conversations):
+            try:
+                group[at] = render_all(self.engine, self.facts, conversation, policy)
+                size += sum(map(len, group[at].texts()))
+            except Dropped as why:
+                reasons[at] = str(why)
+            except TemplateError:
+                reasons[at] = "template_refuses"
+            if group and (size > _CHARACTERS_PER_CALL or at + 1 == len(conversations)):
+                # The texts of a group are encoded at once.
+                texts = (text for one in group.values() for text in one.texts())
+                encoded = encode_apart(self.engine, self.facts, texts)
+                for number, one in group.items():
+                    try:
+                        examples[number] = self._prove(one, encoded, policy)
+                    except Dropped as why:
+                        reasons[number] = str(why)
+                group, size = {}, 0
         return Rendered(
-            examples=ChatExamples.concatenate([one for one in results if not isinstance(one, str)]),
-            kept=np.flatnonzero([not isinstance(result, str) for result in results]),
+            examples=ChatExamples.concatenate(list(examples.values())),
+            kept=np.array(list(examples), np.int64),
             drops=tuple(
-                Drop(id=conversation.id, reason=result)
-                for conversation, result in zip(conversations, results, strict=True)
-                if isinstance(result, str)
+                Drop(id=conversations[at].id, reason=reason)
+                for at, reason in sorted(reasons.items())
             ),
         )
 
-    def _prove_group(
-        self, group: list[Renderings | str], policy: TrainPolicy
-    ) -> list[ChatExamples | str]:
-        """Encode the texts of a group at once, then prove each conversation."""
-        texts = (text for one in group if not isinstance(one, str) for text in one.texts())
-        encoded = encode_apart(self._engine, self._facts, texts)
-        return [one if isinstance(one, str) else self._prove(one, encoded, policy) for one in group]
-
-    def _prove(
-        self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy
-    ) -> ChatExamples | str:
-        ids, generated = self._engine.encode(renderings.messages, renderings.tools)
+    def _prove(self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy) -> ChatExamples:
+        ids, generated = self.engine.encode(renderings.messages, renderings.tools)
         if not np.array_equal(ids, encoded[renderings.whole]):
-            encoded = encode_whole(self._engine, renderings.texts())
+            encoded = encode_whole(self.engine, renderings.texts())
         if not np.array_equal(ids, encoded[renderings.whole]):
-            return "prefix_changes"
-        turns = find_turns(renderings, encoded, self._facts)
-        if isinstance(turns, str):
-            return turns
-        mask = mask_of(turns, self._facts, train_ends=policy.train_on_eot, generated=generated)
-        if isinstance(mask, str):
-            return mask
+            raise Dropped("prefix_changes")
+        turns = find_turns(renderings, encoded, self.facts)
         return ChatExamples(
             ids=Ragged.from_sequences([turns.ids]),
-            mask=mask,
+            mask=mask_of(turns, self.facts, train_ends=policy.train_on_eot, generated=generated),
             turn_starts=turns.starts,
             turn_roles=turns.roles,
         )
@@ -175,14 +163,12 @@ class JinjaTemplate:
         """What the template makes of a conversation, with nothing proved: ids, and which of them
         are inside generation blocks, if it has any. To show why one was dropped, never to train."""
         checked = check_messages(conversation.messages)
-        if isinstance(checked, str):
-            raise TemplateError(f"not a conversation: {checked}")
-        messages = as_messages(conversation.messages, checked, self._facts.arguments)
-        return self._engine.encode(messages, conversation.tools)
+        messages = as_messages(conversation.messages, checked, self.facts.arguments)
+        return self.engine.encode(messages, conversation.tools)
 
     def __repr__(self) -> str:
-        how = "generation blocks" if self._engine.has_blocks else "turn by turn"
-        return f"JinjaTemplate({self._name!r}, {how})"
+        how = "generation blocks" if self.engine.has_blocks else "turn by turn"
+        return f"JinjaTemplate({self.name!r}, {how})"
 
 
 def open_jinja_template(
@@ -223,7 +209,7 @@ def open_jinja_template(
             )
     except TemplateError as problem:
         raise TemplateError(f"chat template {label!r}: {problem}") from problem
-    return JinjaTemplate(engine, facts, label, given)
+    return JinjaTemplate(name=label, engine=engine, facts=facts, variables=given)
 
 
 def _source(tokenizer: Any, chat_template: str | None) -> str:
@@ -258,10 +244,9 @@ def encode_whole(engine: JinjaEngine, texts: Iterable[str]) -> Encoded:
 
 def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]) -> Encoded:
     """Each text as its special tokens and the parts between them, each part encoded only once."""
-    if not facts.literals:
-        return encode_whole(engine, texts)
-    cut = re.compile("(" + "|".join(map(re.escape, facts.literals)) + ")")
-    parts = {text: [part for part in cut.split(text) if part] for text in dict.fromkeys(texts)}
+    parts = {
+        text: [part for part in facts.literals.split(text) if part] for text in dict.fromkeys(texts)
+    }
     ids = encode_whole(engine, (part for split in parts.values() for part in split))
     nothing = np.empty(0, np.int64)
     return {
@@ -270,8 +255,8 @@ def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]
     }
 
 
-def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -> TurnSpans | str:
-    """The turns, or why the conversation is dropped."""
+def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -> TurnSpans:
+    """The turns; Dropped if they are not where and what they should be."""
     whole = renderings.whole
     ids = encoded[whole]
 
@@ -283,7 +268,7 @@ def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -
     markers = np.array(sorted(facts.marker_ids), np.int64)
     plain = encoded[renderings.harmless]
     if not np.array_equal(ids[np.isin(ids, markers)], plain[np.isin(plain, markers)]):
-        return "special_in_text"
+        raise Dropped("special_in_text")
 
     # Where each message ends in the tokens; None where it shares a turn with the next.
     roles = [message.role for message in renderings.checked]
@@ -293,7 +278,7 @@ def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -
         is_prefix = prefix is not None and whole.startswith(prefix)
         stop = count(prefix) if prefix is not None and is_prefix and not folded else None
         if stop is None and not _may_share(roles, at):
-            return "tokens_merge" if is_prefix else "prefix_changes"
+            raise Dropped("tokens_merge" if is_prefix else "prefix_changes")
         stops.append(stop)
 
     # The first turn starts after the longest opening that leaves something for it.
@@ -303,7 +288,7 @@ def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -
     for at, stop in enumerate(stops):
         empty = stop is not None and stop <= starts[-1]
         if empty and not _may_share(roles, at):
-            return "content_changed"
+            raise Dropped("content_changed")
         if stop is not None and not empty and at + 1 < len(stops):
             first.append(at + 1)
             starts.append(stop)
@@ -314,19 +299,17 @@ def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -
         if before is None:
             continue
         if not whole.startswith(before):
-            return "prompt_changes"
+            raise Dropped("prompt_changes")
         start = count(before)
         if start is None:
-            return "tokens_merge"
+            raise Dropped("tokens_merge")
         words[turn] = start
 
     bounds = [*first, len(roles)]
-    reason = _lost_message(renderings, bounds)
-    if reason is not None:
-        return reason
+    _check_messages_written(renderings, bounds)
     trained = [renderings.trained[start:stop] for start, stop in pairwise(bounds)]
     if any(part.any() != part.all() for part in trained):
-        return "mixed_train"
+        raise Dropped("mixed_train")
     return TurnSpans(
         ids=ids,
         starts=np.array(starts, np.int64),
@@ -343,8 +326,8 @@ def _may_share(roles: list[int], at: int) -> bool:
     return set(roles[: at + 1]) == {SYSTEM} or roles[at] == roles[at + 1] == TOOL
 
 
-def _lost_message(renderings: Renderings, bounds: list[int]) -> str | None:
-    """Why some message was not written as it was said, or None."""
+def _check_messages_written(renderings: Renderings, bounds: list[int]) -> None:
+    """Every message was written as it was said."""
     start = 0
     for at, after in pairwise(bounds):
         prefix = renderings.prefixes[after - 1]
@@ -352,24 +335,21 @@ def _lost_message(renderings: Renderings, bounds: list[int]) -> str | None:
         before = renderings.before_words.get(at)
         answer = None if before is None else prefix[len(before) :]
         for message in renderings.checked[at:after]:
-            reason = _lost_words(message, prefix[start:], answer)
-            if reason is not None:
-                return reason
+            _check_words(message, prefix[start:], answer)
         start = len(prefix)
-    return None
 
 
-def _lost_words(message: CheckedMessage, turn: str, answer: str | None) -> str | None:
-    """Why this turn is not what was said: a reason code, or None.
+def _check_words(message: CheckedMessage, turn: str, answer: str | None) -> None:
+    """This turn is what was said.
 
     turn: what the template wrote for it.  answer: what follows the generation prompt, for an
     assistant's turn.  A template may trim a text, and nothing else.
     """
     text = message.text or ""
     if any(json.loads(call)["name"] not in turn for call in message.calls):
-        return "no_place_for_tool_calls"
+        raise Dropped("no_place_for_tool_calls")
     if message.reasoning.strip() not in turn:
-        return "no_place_for_reasoning"
+        raise Dropped("no_place_for_reasoning")
     if message.role != ASSISTANT or answer is None:
         # A tool's result may be written as a JSON string.
         quoted = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
@@ -379,13 +359,14 @@ def _lost_words(message: CheckedMessage, turn: str, answer: str | None) -> str |
         written = not made_up and text.strip() in answer
     else:
         written = starts_with_words(answer, text)
-    return None if written else "content_changed"
+    if not written:
+        raise Dropped("content_changed")
 
 
 def mask_of(
     turns: TurnSpans, facts: TemplateFacts, *, train_ends: bool, generated: BoolArray | None
-) -> BoolArray | str:
-    """The loss mask, or why there is none.
+) -> BoolArray:
+    """The loss mask; Dropped if it cannot be the right one.
 
     generated: which tokens are inside the template's generation blocks, if it has any.
     """
@@ -407,15 +388,17 @@ def mask_of(
         if blocks is not None:
             inside = np.flatnonzero(blocks[words:stop])
             if not (len(inside) and blocks[words:run].all()):
-                return "mask_disagrees"
+                raise Dropped("mask_disagrees")
             after = words + int(inside[-1]) + 1
             num_generated += len(inside)
         if not turns.trained[turn]:
             continue
         if not len(ends) and not train_ends:
-            return "no_end"
+            raise Dropped("no_end")
         stop_at = after if train_ends else run
         mask[words:stop_at] = True if blocks is None else blocks[words:stop_at]
     if generated is not None and num_generated != generated.sum():
-        return "trains_others"
-    return mask if mask.any() else "nothing_trained"
+        raise Dropped("trains_others")
+    if not mask.any():
+        raise Dropped("nothing_trained")
+    return mask

@@ -10,11 +10,12 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from shardmill.chat.messages import Dropped
 from shardmill.chat.policy import ChatTemplate
 from shardmill.chat.proof.examples import Failure, TokenReader
 from shardmill.errors import MaskProofError, TemplateError
@@ -31,18 +32,21 @@ def refusal(
     small = _smallest(failure, attempt)
     draft = getattr(template, "draft", None)
     if small.ids is None and draft is not None:
-        with suppress(TemplateError):  # show the tokens of a dropped conversation if it can
+        # Show the tokens of a dropped conversation if it can.
+        with suppress(TemplateError, Dropped):
             small.ids, small.mask = draft(small.conversation)
     conversation = small.conversation
     lines = [
-        f"chat template {template.name!r} is refused ({small.policy}): {small}",
+        f"chat template {template.name!r} is refused ({{train_on}}, {{train_on_eot}}): "
+        f"{small.message}",
         f"the smallest conversation found that fails this check ({small.check}):",
         *("  " + json.dumps(dict(message), default=str) for message in conversation.messages),
     ]
     if conversation.tools:
         tools = [dict(tool) for tool in conversation.tools]
         lines.append("  tools " + json.dumps(tools, default=str))
-    return MaskProofError("\n".join(lines + _token_table(small, reader, template.marker_ids)))
+    lines += _token_table(small, reader, template.marker_ids)
+    return MaskProofError("\n".join(lines), **asdict(small.policy))
 
 
 _MAX_TRIES = 400

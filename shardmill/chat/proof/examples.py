@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from shardmill.chat.messages import CheckedMessage, check_messages, trained_messages
+from shardmill.chat.messages import CheckedMessage, Dropped, check_messages, trained_messages
 from shardmill.chat.policy import SYSTEM, TOOL, ChatTemplate, TrainPolicy, trained_turns
 from shardmill.errors import TokenizerError
 from shardmill.records import ROLES, BoolArray, Conversation, IntArray
@@ -158,26 +158,18 @@ def battery_sha256(items: Mapping[str, Conversation]) -> str:
     return hashlib.sha256(json.dumps([chats, tools], sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class Failure(Exception):
     """One conversation on which a check failed."""
 
-    def __init__(
-        self,
-        check: str,
-        message: str,
-        conversation: Conversation,
-        policy: TrainPolicy,
-        ids: IntArray | None = None,
-        mask: BoolArray | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.check = check
-        self.conversation = conversation
-        self.policy = policy
-        self.ids = ids
-        self.mask = mask
-        self.answers: Mapping[tuple[int, int], str] = {}
-        # start and stop in `ids` of the turns that should be trained -> their words
+    check: str
+    message: str
+    conversation: Conversation
+    policy: TrainPolicy
+    ids: IntArray | None = None
+    mask: BoolArray | None = None
+    answers: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    # start and stop in `ids` of the turns that should be trained -> their words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,13 +187,12 @@ class ProofExample:
     wanted: list[bool | None]  # whether each turn should be trained; None if either is right
 
     def failure(self, check: str, message: str) -> Failure:
-        found = Failure(check, message, self.conversation, self.policy, self.ids, self.mask)
-        found.answers = {
+        answers = {
             (self.bounds[turn], self.bounds[turn + 1]): self.checked[group[-1]].text or ""
             for turn, group in enumerate(self.groups)
             if self.wanted[turn] and group
         }
-        return found
+        return Failure(check, message, self.conversation, self.policy, self.ids, self.mask, answers)
 
     def trained_span(self, turn: int) -> tuple[int, int]:
         """The trained part of a turn; empty at its end if nothing is trained."""
@@ -222,8 +213,11 @@ def render_one(
     rendered = template.render([conversation], policy)
     if not len(rendered.kept) and len(rendered.drops) == 1 and rendered.drops[0].reason:
         return rendered.drops[0].reason
-    checked = check_messages(conversation.messages)
-    if rendered.kept.tolist() != [0] or rendered.drops or isinstance(checked, str):
+    try:
+        checked = check_messages(conversation.messages)
+    except Dropped:
+        checked = []
+    if rendered.kept.tolist() != [0] or rendered.drops or not checked:
         message = f"{rendered.kept.tolist()} kept and {len(rendered.drops)} dropped of one"
         raise Failure("account", message, conversation, policy)
     examples = rendered.examples

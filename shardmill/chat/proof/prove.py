@@ -23,7 +23,7 @@ import itertools
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,7 @@ def prove_mask(
             "sha256": battery_sha256(items),
             "conversations": len(items),
         },
-        checks={str(judge.policy): judge.checks for judge in judges if judge.checks},
+        checks={str(one.policy): dict(sorted(one.counts.items())) for one in judges if one.counts},
         declined={str(judge.policy): judge.declined for judge in judges},
         trim=shape.trim,
         end=shape.end,
@@ -147,17 +147,16 @@ class TurnShape:
         )
 
 
+@dataclass(eq=False)
 class Judge:
     """Proves one policy; learns the shape of a turn from the plainest conversations first."""
 
-    def __init__(self, template: ChatTemplate, reader: TokenReader, policy: TrainPolicy) -> None:
-        self._template = template
-        self._reader = reader
-        self.policy = policy
-        self.shape: TurnShape | None = None
-        self.declined: dict[str, list[str]] = {}  # reason -> battery items that were dropped
-        self.checks: dict[str, int] = {}  # what was checked and how often, when all was right
-        self._counts: Counter[str] = Counter()
+    template: ChatTemplate
+    reader: TokenReader
+    policy: TrainPolicy
+    shape: TurnShape | None = None
+    declined: dict[str, list[str]] = field(default_factory=dict)  # reason -> items of the battery
+    counts: Counter[str] = field(default_factory=Counter)  # what was checked, and how often
 
     def prove(self, items: Mapping[str, Conversation], *, may_decline: bool = False) -> None:
         """Judge every item; MaskProofError if one is wrong."""
@@ -176,13 +175,12 @@ class Judge:
             if may_decline and self.shape is None and failure.check.startswith(DROPPED):
                 self.declined[failure.check.removeprefix(DROPPED)] = ["everything"]
                 return
-            raise refusal(self._template, self._reader, failure, attempt) from None
-        self.checks = dict(sorted(self._counts.items()))
+            raise refusal(self.template, self.reader, failure, attempt) from None
 
     def compare_batch(self, chats: Sequence[Conversation]) -> None:
         """Many conversations at once give what they give one by one."""
-        whole = self._template.render(chats, self.policy)
-        alone = [self._template.render([chat], self.policy) for chat in chats]
+        whole = self.template.render(chats, self.policy)
+        alone = [self.template.render([chat], self.policy) for chat in chats]
         found = whole.examples
         wanted = ChatExamples.concatenate([one.examples for one in alone if len(one.kept)])
         same = (
@@ -195,11 +193,11 @@ class Judge:
         )
         if not same:
             raise MaskProofError(
-                f"chat template {self._template.name!r}: {len(chats)} conversations of the battery "
+                f"chat template {self.template.name!r}: {len(chats)} conversations of the battery "
                 "rendered at once differ from the same rendered one by one; render() must treat "
                 "each separately"
             )
-        self.checks["batch is one by one"] = len(chats)
+        self.counts["batch is one by one"] = len(chats)
 
     def learn(self, conversation: Conversation) -> TurnShape:
         """Take opening, end and tail from a plain conversation, and trimming from a padded one."""
@@ -209,7 +207,7 @@ class Judge:
             raise example.failure("turns", "a conversation without an assistant was kept")
         last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
         shape = self._learn_shape(example, last)
-        padded = render_one(self._template, PADDED, self.policy)
+        padded = render_one(self.template, PADDED, self.policy)
         return shape if isinstance(padded, str) else self._learn_trim(padded, shape)
 
     def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
@@ -218,7 +216,7 @@ class Judge:
         if needed:
             example: ProofExample | str = self._kept(conversation)
         else:
-            example = render_one(self._template, conversation, self.policy)
+            example = render_one(self.template, conversation, self.policy)
         if isinstance(example, str):
             return example
         self._check_untrained(example)
@@ -230,11 +228,11 @@ class Judge:
             elif wanted and example.groups[turn]:
                 self._check_other(example, turn)
         self._check_prefixes(example, needed)
-        self._counts["conversations"] += 1
+        self.counts["conversations"] += 1
         return None
 
     def _kept(self, conversation: Conversation) -> ProofExample:
-        found = render_one(self._template, conversation, self.policy)
+        found = render_one(self.template, conversation, self.policy)
         if isinstance(found, ProofExample):
             return found
         why = REASONS.get(found, "its own reason")
@@ -242,7 +240,7 @@ class Judge:
         raise Failure(DROPPED + found, message, conversation, self.policy)
 
     def _markers_in(self, ids: IntArray) -> list[int]:
-        return [number for number in ids.tolist() if number in self._template.marker_ids]
+        return [number for number in ids.tolist() if number in self.template.marker_ids]
 
     def _learn_shape(self, example: ProofExample, turn: int) -> TurnShape:
         start, stop = example.bounds[turn : turn + 2]
@@ -250,8 +248,8 @@ class Judge:
         if first == last:
             raise example.failure("words", f"turn {turn} must be trained, and is not")
         text = example.checked[example.groups[turn][-1]].text or ""
-        read = self._reader.readings(example.ids, first, last)
-        first_token = self._reader.text(example.ids[first : first + 1])
+        read = self.reader.readings(example.ids, first, last)
+        first_token = self.reader.text(example.ids[first : first + 1])
         leads: list[str | None] = []
         ends = []
         for found in read:
@@ -275,7 +273,7 @@ class Judge:
             if shape.end_markers or shape.end.strip():
                 raise example.failure(
                     "end",
-                    f"turn {turn} trains {shape.end!r} after its words, with train_on_eot=False",
+                    f"turn {turn} trains {shape.end!r} after its words, with {{train_on_eot}}",
                 )
         elif not shape.end_markers:
             raise example.failure(
@@ -289,7 +287,7 @@ class Judge:
         """The shape with the way of trimming that makes the padded answer right."""
         turn = len(example.roles) - 1
         text = example.checked[-1].text or ""
-        read = self._reader.readings(example.ids, *example.trained_span(turn))
+        read = self.reader.readings(example.ids, *example.trained_span(turn))
         for name, trim in TRIMS.items():
             if shape.fits(read, [trim(text)]):
                 return replace(shape, trim=name)
@@ -303,7 +301,7 @@ class Judge:
             raise example.failure("untrained", "something is trained before the first turn")
         for turn, wanted in enumerate(example.wanted):
             start, stop = example.bounds[turn : turn + 2]
-            self._counts["untrained turns"] += wanted is False
+            self.counts["untrained turns"] += wanted is False
             if wanted is False and example.mask[start:stop].any():
                 who = ROLES[example.roles[turn]]
                 raise example.failure(
@@ -325,16 +323,16 @@ class Judge:
         """Each turn holds its own texts and no other's."""
         texts = [(message.text or "").strip() for message in example.checked]
         for turn, group in enumerate(example.groups):
-            read = self._reader.readings(example.ids, *example.bounds[turn : turn + 2])
+            read = self.reader.readings(example.ids, *example.bounds[turn : turn + 2])
             own = "".join(texts[at] for at in group)
             for at, text in enumerate(texts):
-                there = any(s in r for s in self._reader.spellings(text) for r in read)
+                there = any(s in r for s in self.reader.spellings(text) for r in read)
                 if at in group and not there:
                     raise example.failure("texts", f"turn {turn} does not hold {text!r}")
                 foreign = at not in group and group and text not in own
                 if foreign and len(text) > 4 and there and not example.conversation.tools:
                     raise example.failure("texts", f"turn {turn} holds {text!r} of another turn")
-            self._counts["turns with their texts"] += bool(group)
+            self.counts["turns with their texts"] += bool(group)
 
     def _check_answer(self, example: ProofExample, turn: int, shape: TurnShape) -> None:
         first, last = example.trained_span(turn)
@@ -346,16 +344,16 @@ class Judge:
             return  # nothing was said, and ends are not trained
         start, stop = example.bounds[turn : turn + 2]
         if not np.array_equal(example.ids[start:first], shape.opening):
-            found, wanted = map(self._reader.text, (example.ids[start:first], shape.opening))
+            found, wanted = map(self.reader.text, (example.ids[start:first], shape.opening))
             raise example.failure(
                 "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
             )
-        self._counts["trained answers"] += 1
+        self.counts["trained answers"] += 1
         if message.calls or message.reasoning:
             self._check_parts(example, turn, message, shape)
             return
-        read = self._reader.readings(example.ids, first, last)
-        said = self._reader.spellings(TRIMS[shape.trim](text))
+        read = self.reader.readings(example.ids, first, last)
+        said = self.reader.spellings(TRIMS[shape.trim](text))
         if not shape.fits(read, said):
             raise example.failure(
                 "words", f"turn {turn} trains {read[0]!r}: wanted {said[0] + shape.end!r}"
@@ -365,9 +363,9 @@ class Judge:
             raise example.failure(
                 "markers", f"turn {turn} trains the markers {markers}: its words became structure"
             )
-        self._counts["words"] += 1
+        self.counts["words"] += 1
         if not np.array_equal(example.ids[last:stop], shape.tail):
-            found, wanted = map(self._reader.text, (example.ids[last:stop], shape.tail))
+            found, wanted = map(self.reader.text, (example.ids[last:stop], shape.tail))
             raise example.failure(
                 "end", f"turn {turn} is trained up to {found!r}: wanted up to {wanted!r}"
             )
@@ -377,7 +375,7 @@ class Judge:
     ) -> None:
         """Reasoning, words and calls: all in the trained part, in this order."""
         first, last = example.trained_span(turn)
-        read = self._reader.readings(example.ids, first, last)[-1]
+        read = self.reader.readings(example.ids, first, last)[-1]
         at = 0
         names = [text.split('"')[3] for text in message.calls]
         for part in (message.reasoning.strip(), (message.text or "").strip(), *names):
@@ -387,20 +385,20 @@ class Judge:
             at = found + len(part)
         if message.text is None and "None" in read:
             raise example.failure("words", f"turn {turn} has no text, but trains {read!r}")
-        ends = example.ids[last - 1] in self._template.marker_ids or read.endswith(shape.end)
+        ends = example.ids[last - 1] in self.template.marker_ids or read.endswith(shape.end)
         if shape.end_markers and not ends:
             raise example.failure("end", f"turn {turn} trains {read!r}, without its end")
-        self._counts["calls and reasoning"] += 1
+        self.counts["calls and reasoning"] += 1
 
     def _check_other(self, example: ProofExample, turn: int) -> None:
         """A trained turn that is not the assistant's: its words come first."""
         first, last = example.trained_span(turn)
         text = example.checked[example.groups[turn][0]].text or ""
-        read = self._reader.readings(example.ids, first, last)
+        read = self.reader.readings(example.ids, first, last)
         right = any(found.lstrip().startswith(text.strip()) for found in read)
         if not right or (first == last and text.strip()):
             raise example.failure("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
-        self._counts["other trained turns"] += 1
+        self.counts["other trained turns"] += 1
 
     def _check_prefixes(self, example: ProofExample, needed: bool) -> None:
         """The first messages alone are rendered as they are in the whole."""
@@ -409,14 +407,14 @@ class Judge:
             part = replace(example.conversation, messages=example.conversation.messages[:stop])
             found: ProofExample | str = "shared turn"
             if stop - 1 not in shared:
-                found = render_one(self._template, part, self.policy)
+                found = render_one(self.template, part, self.policy)
             if isinstance(found, str):
                 if needed and found not in ("no_assistant", "nothing_trained"):
                     raise example.failure(
                         "prefix", f"the first {stop} messages alone are dropped ({found})"
                     )
                 continue
-            self._counts["prefixes"] += 1
+            self.counts["prefixes"] += 1
             turns, size = len(found.roles), len(found.ids)
             same = (
                 np.array_equal(found.ids, example.ids[:size])

@@ -7,7 +7,6 @@ median of the rounds' ratios, so other work on the machine disturbs it little.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import statistics
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,11 +24,12 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.building import BuildSpec, Feed, build_store
 from shardmill.cli.options import Field
+from shardmill.cli.printing import Answer
 from shardmill.errors import EngineMismatchError, OptionError, TokenizerError
 from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import meant_split
 from shardmill.protocols import Encoder, Source, Tokenizer
-from shardmill.records import OffsetArray
+from shardmill.records import OffsetArray, TokenFile, write_next_token_pairs
 from shardmill.sources import open_source
 from shardmill.sources.batches import byte_lengths
 from shardmill.store import Store, open_store
@@ -45,8 +45,18 @@ _LEAST_UNIT = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """What `shardmill bench` takes."""
+class BenchCommand:
+    """Prints one table: megabytes of text a second for the reference engine, the fast ones and a
+    whole build; windows a second of random reads and of a shuffled epoch, with their share of what
+    a plain copy reaches. What is built for it is removed. A number may differ by a tenth from call
+    to call; a machine that does other work gives other numbers.
+
+    Example: shardmill bench 'data/*.jsonl' --tokenizer spm.model
+
+    Example: shardmill bench --store store --json
+
+    Exit 0: measured. Exit 2: a mistake in the call or its input.
+    """
 
     inputs: Annotated[list[str] | None, "INPUTS", "Text to measure with, as for build."] = None
     tokenizer: Annotated[str | None, "Whose speed is measured on INPUTS, as for build."] = None
@@ -60,68 +70,37 @@ class BenchOptions:
     reader: Annotated[ReaderName, "How the store is read."] = "auto"
     as_json: Annotated[bool, "--json", "Print the numbers as JSON."] = False
 
-
-def bench(options: BenchOptions) -> None:
-    """Measure this machine on your own data: tokenise, build, read.
-
-    Prints one table: megabytes of text a second for the reference engine, the fast ones and a
-    whole build; windows a second of random reads and of a shuffled epoch, with their share of what
-    a plain copy reaches. What is built for it is removed. A number may differ by a tenth from call
-    to call; a machine that does other work gives other numbers.
-
-    Example: shardmill bench 'data/*.jsonl' --tokenizer spm.model
-
-    Example: shardmill bench --store store --json
-
-    Exit 0: measured. Exit 2: a mistake in the call or its input.
-    """
-    for name in ("seq_len", "batch_size", "megabytes", "workers"):
-        whole_number(getattr(options, name), name)
-    inputs, tokenizer, seconds = options.inputs, options.tokenizer, options.seconds
-    if not 0 < seconds < 60:
-        raise OptionError(f"--seconds {seconds}: wanted more than 0 and less than 60")
-    if not inputs and options.store is None:
-        raise OptionError("nothing to measure: name text and --tokenizer, or --store, or both")
-    if bool(inputs) != bool(tokenizer):
-        missing = "--tokenizer is missing" if inputs else "text is missing: name files for it"
-        raise OptionError(f"{missing}; INPUTS and --tokenizer go together")
-    rates: list[Rate] = []
-    with ExitStack() as undo:
-        folder = options.store
-        if inputs and tokenizer:
-            made = tempfile.TemporaryDirectory(prefix="shardmill-bench-")
-            built = Path(undo.enter_context(made)) / "store"
-            folder = folder or built
-            given: dict[str, Any] = {"field": options.field} if options.field else {}
-            source = open_source(inputs, **given)
-            opened = open_tokenizer(tokenizer)
-            sample = take_sample(source, options.megabytes * 10**6)
-            rates += _announced(measure_engines(opened, sample, seconds))
-            rates += _announced(
-                measure_build(source, opened, sample, built, workers=options.workers, engines=rates)
-            )
-        assert folder is not None
-        found, split = meant_split(folder, None) or (open_store(folder), "train")
-        reading = measure_reading(
-            found,
-            split,
-            seq_len=options.seq_len,
-            batch_size=options.batch_size,
-            seconds=seconds,
-            reader=options.reader,
-        )
-        rates += _announced(reading)
-    if options.as_json:
+    def run(self) -> Answer:
+        for name in ("seq_len", "batch_size", "megabytes", "workers"):
+            whole_number(getattr(self, name), name)
+        inputs, tokenizer = self.inputs, self.tokenizer
+        if not 0 < self.seconds < 60:
+            raise OptionError(f"--seconds {self.seconds}: wanted more than 0 and less than 60")
+        if not inputs and self.store is None:
+            raise OptionError("nothing to measure: name text and --tokenizer, or --store, or both")
+        if bool(inputs) != bool(tokenizer):
+            missing = "--tokenizer is missing" if inputs else "text is missing: name files for it"
+            raise OptionError(f"{missing}; INPUTS and --tokenizer go together")
+        rates: list[Rate] = []
+        with tempfile.TemporaryDirectory(prefix="shardmill-bench-") as scratch:
+            built = Path(scratch, "store")
+            if inputs and tokenizer:
+                given: dict[str, Any] = {"field": self.field} if self.field else {}
+                source, opened = open_source(inputs, **given), open_tokenizer(tokenizer)
+                sample = take_sample(source, self.megabytes * 10**6)
+                rates += _announced(measure_engines(opened, sample, self.seconds))
+                feed = Feed(source=source, fill=(("train", _num_tokens(opened, sample)),))
+                rates += _announced(measure_build(feed, opened, sample, self.workers, built, rates))
+            folder = self.store or built
+            store, split = meant_split(folder, None) or (open_store(folder), "train")
+            rates += _announced(measure_reading(store, split, self))
         facts = {
             "machine": platform.platform(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "rates": [asdict(rate) for rate in rates],
         }
-        print(json.dumps(facts))
-        return
-    for line in _table(rates):
-        print(line)
+        return Answer(facts, _table(rates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,41 +182,24 @@ def speed_of(times: Mapping[str, Sequence[float]], name: str, *, limit: str) -> 
     return statistics.median(bound / taken for bound, taken in pairs)
 
 
-def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """The result, and the seconds it took."""
-    began = time.perf_counter()
-    result = action()
-    return result, time.perf_counter() - began
-
-
 # tokenising and building
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSample:
-    """The beginning of a source, in memory."""
-
-    batches: tuple[Any, ...]  # Arrow arrays of texts
-    num_bytes: int
-    is_part: bool  # the source has more
-
-
-def take_sample(source: Source, num_bytes: int) -> TextSample:
-    """The first batches, up to at least this many bytes of text."""
-    batches, total, is_part = [], 0, False
+def take_sample(source: Source, num_bytes: int) -> list[Any]:
+    """The first batches of texts, as Arrow arrays, up to at least this many bytes of text."""
+    batches, total = [], 0
     for batch in source.batches():
         if total >= num_bytes:
-            is_part = True
             break
         if len(batch.texts):
             batches.append(batch.texts)
             total += int(byte_lengths(batch.texts).sum())
     if not total:
         raise OptionError(f"{source.name}: holds no text to measure with; name other inputs")
-    return TextSample(batches=tuple(batches), num_bytes=total, is_part=is_part)
+    return batches
 
 
-def measure_engines(tokenizer: Tokenizer, sample: TextSample, seconds: float) -> Iterator[Rate]:
+def measure_engines(tokenizer: Tokenizer, sample: list[Any], seconds: float) -> Iterator[Rate]:
     """The reference, then each fast engine that takes this model, whether it is proved or not."""
     reference = encode_speed(tokenizer, sample, seconds)
     name = "tokenise: reference"
@@ -255,12 +217,12 @@ def measure_engines(tokenizer: Tokenizer, sample: TextSample, seconds: float) ->
         yield Rate(name="tokenise: no fast engine", note=refusal)
 
 
-def encode_speed(encoder: Encoder, sample: TextSample, seconds: float) -> float:
+def encode_speed(encoder: Encoder, sample: list[Any], seconds: float) -> float:
     """Megabytes of text a second, over as many batches as fit into the time, at least one. None is
     encoded twice: an engine may remember words."""
     encoder.encode_batch(["warm up"])
     done, taken, began = 0, 0.0, time.perf_counter()
-    for texts in sample.batches:
+    for texts in sample:
         encoder.encode_batch(texts)
         done += int(byte_lengths(texts).sum())
         taken = time.perf_counter() - began
@@ -269,58 +231,62 @@ def encode_speed(encoder: Encoder, sample: TextSample, seconds: float) -> float:
     return done / taken / 1e6
 
 
+def _num_tokens(tokenizer: Tokenizer, sample: list[Any]) -> int:
+    """About how many the build makes of the sample."""
+    encoder: Encoder = next(iter(fast_candidates(tokenizer).engines), tokenizer)
+    ends = sum(map(len, sample)) if _has_eot(tokenizer) else 0
+    return ends + sum(len(encoder.encode_batch(texts).values) for texts in sample)
+
+
+def _has_eot(tokenizer: Tokenizer) -> bool:
+    return "eot" in tokenizer.special_token_ids()
+
+
 def measure_build(
-    source: Source,
+    feed: Feed,
     tokenizer: Tokenizer,
-    sample: TextSample,
-    folder: Path,
-    *,
+    sample: list[Any],
     workers: int,
-    engines: Sequence[Rate],
+    folder: Path,
+    engines: list[Rate],
 ) -> Iterator[Rate]:
-    """A store of about the sample's text, built from the source into `folder`; `engines` are the
-    speeds to compare it with.
+    """A store of the feed, which is about the sample; `engines` are the speeds to compare it with.
 
     The proof of a fast engine has its own line: it costs the same for a megabyte and a terabyte.
     """
-    texts, proved = as_list(sample.batches[0]), ""
+    texts = as_list(sample[0])
     engine: EngineChoice = "reference"
 
-    def prove() -> Any:
-        return choose_encoder(tokenizer, engine="fast", corpus=texts)
+    def prove() -> float:
+        began = time.perf_counter()
+        choose_encoder(tokenizer, engine="fast", corpus=texts)
+        return time.perf_counter() - began
 
-    candidates = fast_candidates(tokenizer).engines
-    if candidates:
+    if fast_candidates(tokenizer).engines:
         name = "build: proof of fast"
         try:
-            chosen, seconds = _timed(prove)
+            seconds = prove()
         except (EngineMismatchError, TokenizerError) as error:
             yield Rate(name=name, note=f"failed: {error}")
         else:
-            engine, proved = "fast", str(chosen.produced_by["engine"])
+            engine = "fast"
             yield Rate(name=name, note=f"{seconds:.1f} s, once a build")
-    has_eot = "eot" in tokenizer.special_token_ids()
-    tokens = None
-    if sample.is_part:
-        encoder: Encoder = candidates[0] if candidates else tokenizer
-        tokens = sum(len(encoder.encode_batch(texts).values) for texts in sample.batches)
-        tokens += has_eot * sum(len(texts) for texts in sample.batches)
-    _, seconds = _timed(
-        lambda: build_store(
-            [Feed(source=source, fill=(("train", tokens),))],
-            folder,
-            tokenizer=tokenizer,
-            spec=BuildSpec(append_eot=has_eot),
-            engine=engine,
-            workers=workers,
-            unit_bytes=max(_LEAST_UNIT, sample.num_bytes // (4 * workers)),
-        )
+    num_bytes = sum(int(byte_lengths(texts).sum()) for texts in sample)
+    done = build_store(
+        [feed],
+        folder,
+        tokenizer=tokenizer,
+        spec=BuildSpec(append_eot=_has_eot(tokenizer)),
+        engine=engine,
+        workers=workers,
+        unit_bytes=max(_LEAST_UNIT, num_bytes // (4 * workers)),
     )
     # the build proved the engine, too, of which the first part was known by then, as it is now
-    work = max(seconds - (_timed(prove)[1] if engine == "fast" else 0), 1e-9)
+    work = max(done.seconds - (prove() if engine == "fast" else 0), 1e-9)
+    made_by = engine if engine == "reference" else done.manifest.produced_by["engine"]
+    alone = next(rate for rate in engines if f" {made_by}" in rate.name)
+    speed = num_bytes / work / 1e6
     processes = "1 process" if workers == 1 else f"{workers} workers"
-    alone = next(rate for rate in engines if f" {proved or engine}" in rate.name)
-    speed = sample.num_bytes / work / 1e6
     yield Rate(
         name=f"build: {processes}, {engine}",
         megabytes=speed,
@@ -332,33 +298,38 @@ def measure_build(
 # reading
 
 
-def measure_reading(
-    store: Store,
-    split: str,
-    *,
-    seq_len: int,
-    batch_size: int,
-    seconds: float,
-    reader: ReaderName = "auto",
-) -> Iterator[Rate]:
+def measure_reading(store: Store, split: str, options: BenchCommand) -> Iterator[Rate]:
     """The limit, random windows, and a shuffled epoch.
 
     The limit is one thread that casts as many tokens as a batch has, in stored order, into reused
     int64 inputs and labels. Pages that are not in memory are read from disk, as in training.
     """
-    batch_size = min(batch_size, _largest_batch(store, split, seq_len))
+    seq_len, reader = options.seq_len, options.reader
+    if store.is_chat:
+        raise OptionError(
+            f"{store.folder}: a store of conversations; this measures windows of documents"
+        )
+    shards = sorted(store.token_files(split), key=lambda one: one.num_tokens)
+    if not shards or shards[-1].num_tokens <= seq_len:
+        largest = shards[-1].num_tokens if shards else 0
+        raise OptionError(
+            f"{store.folder}, split {split!r}: its largest shard has {largest:,} tokens, a window "
+            f"{seq_len + 1:,}; take a smaller --seq-len, or more text"
+        )
+    shard = shards[-1]
+    batch_size = min(options.batch_size, (shard.num_tokens - 1) // seq_len)
     source = TokenSource(store.folder, seq_len=seq_len, split=split, reader=reader)
     loader = Loader(SampleStream([source], seed=0), batch_size=batch_size)
     with open_tokens(store, split, reader=reader) as space, closing(loader):
         batches = iter(loader)
         contenders = [
-            _plain_copy(store, split, seq_len * batch_size),
+            _plain_copy(shard, seq_len * batch_size),
             _random_windows(space, seq_len, batch_size),
             Contender(name=EPOCH, prepare=range, run=lambda _: next(batches)),
         ]
         warm = alternate(contenders, rounds=2, calls=3)  # the first round opens and maps files
         slowest = max(taken[1] for taken in warm.values())
-        calls = max(1, min(10_000, int(seconds / _ROUNDS / max(slowest, 1e-7))))
+        calls = max(1, min(10_000, int(options.seconds / _ROUNDS / max(slowest, 1e-7))))
         times = alternate(contenders, rounds=_ROUNDS, calls=calls)
     size = seq_len * batch_size * np.dtype(store.dtype).itemsize
     for name, taken in times.items():
@@ -372,24 +343,8 @@ def measure_reading(
         )
 
 
-def _largest_batch(store: Store, split: str, seq_len: int) -> int:
-    """The windows of the largest shard, where the limit copies a batch from."""
-    if store.is_chat:
-        raise OptionError(
-            f"{store.folder}: a store of conversations; this measures windows of documents"
-        )
-    largest = max((file.num_tokens for file in store.token_files(split)), default=0)
-    if largest <= seq_len:
-        raise OptionError(
-            f"{store.folder}, split {split!r}: its largest shard has {largest:,} tokens, a window "
-            f"{seq_len + 1:,}; take a smaller --seq-len, or more text"
-        )
-    return (largest - 1) // seq_len
-
-
-def _plain_copy(store: Store, split: str, size: int) -> Contender:
-    file = max(store.token_files(split), key=lambda one: one.num_tokens)
-    tokens = np.asarray(np.memmap(file.path, np.dtype(store.dtype).newbyteorder("<"), mode="r"))
+def _plain_copy(shard: TokenFile, size: int) -> Contender:
+    tokens = np.asarray(np.memmap(shard.path, np.dtype(shard.dtype).newbyteorder("<"), mode="r"))
     inputs, labels = np.empty((2, size), np.int64)
     num_batches = max(1, (len(tokens) - 1) // size)
 
@@ -409,8 +364,6 @@ def _random_windows(space: TokenSpace, seq_len: int, batch_size: int) -> Contend
         return rng.integers(0, space.num_tokens - seq_len, (calls, batch_size))
 
     def read(at: OffsetArray) -> None:
-        ids = space.gather(at, seq_len + 1)
-        inputs[:] = ids[:, :-1]
-        labels[:] = ids[:, 1:]
+        write_next_token_pairs(space.gather(at, seq_len + 1), None, inputs, labels)
 
     return Contender(name=RANDOM, prepare=starts, run=read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from shardmill.building.api import open_template
 from shardmill.cli.options import Special, parse_special
-from shardmill.cli.printing import escape_brackets, named_tokenizer
+from shardmill.cli.printing import Answer, escape_brackets
 from shardmill.cli.steps import Rank, TrainingOrder, find_moment
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.blame import Blame, blame_document, blame_tokens
 from shardmill.inspect.inputs import AnySource
+from shardmill.inspect.stores import open_named
 from shardmill.sources import open_chats, open_source
 from shardmill.store import Store, open_store
 
@@ -30,8 +31,17 @@ _NO_TEXT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlameOptions(TrainingOrder):
-    """What `shardmill blame` takes."""
+class BlameCommand(TrainingOrder):
+    """The row is read and encoded again, and must give the stored tokens. Instead of --token, a
+    token of a document (--document, --offset) or of a training's batch (--step, --batch-size,
+    --seq-len, --row, --column) can be asked for.
+
+    Prints source, file, row and characters of each token, with the text around it.
+
+    Example: shardmill blame store --token 99 --input 'data/*.jsonl' --tokenizer spm.model
+
+    Exit 0: found and proved. Exit 2: a mistake in the call, or another input than the build had.
+    """
 
     folder: Annotated[Path, "FOLDER", "The store."]
     tokenizer: Annotated[str, "The tokenizer that the store was built with."]
@@ -57,44 +67,26 @@ class BlameOptions(TrainingOrder):
     column: Annotated[int, "Which token of the row."] = 0
     as_json: Annotated[bool, "--json", "Print one object."] = False
 
-
-def blame(options: BlameOptions) -> None:
-    """Show where tokens came from: source, file, row, characters.
-
-    The row is read and encoded again, and must give the stored tokens. Instead of --token, a
-    token of a document (--document, --offset) or of a training's batch (--step, --batch-size,
-    --seq-len, --row, --column) can be asked for.
-
-    Prints source, file, row and characters of each token, with the text around it.
-
-    Example: shardmill blame store --token 99 --input 'data/*.jsonl' --tokenizer spm.model
-
-    Exit 0: found and proved. Exit 2: a mistake in the call, or another input than the build had.
-    """
-    store = open_store(options.folder)
-    split, token = _find_token(store, options)
-    template = None
-    if options.template is not None:
-        special = parse_special(options.special)
-        template = open_template(options.template, options.tokenizer, special).template
-    found = blame_tokens(
-        store,
-        split,
-        range(token, token + 1 if options.stop is None else options.stop),
-        inputs=_open_inputs(store, options),
-        tokenizer=named_tokenizer(options.tokenizer, options.special, store),
-        template=template,
-        fill=None if options.fill is None else options.fill.split(","),
-    )
-    if options.as_json:
-        tokens = [asdict(one) for one in found]
-        print(json.dumps({"store": str(options.folder), "tokens": tokens}))
-        return
-    for one in found:
-        print("\n".join(_lines(one)))
+    def run(self) -> Answer:
+        store = open_store(self.folder)
+        split, token = _find_token(store, self)
+        special, template = parse_special(self.special), None
+        if self.template is not None:
+            template = open_template(self.template, self.tokenizer, special).template
+        found = blame_tokens(
+            store,
+            split,
+            range(token, token + 1 if self.stop is None else self.stop),
+            inputs=_open_inputs(store, self),
+            tokenizer=open_named(self.tokenizer, special, store),
+            template=template,
+            fill=None if self.fill is None else self.fill.split(","),
+        )
+        facts = {"store": str(self.folder), "tokens": [asdict(one) for one in found]}
+        return Answer(facts, (line for one in found for line in _lines(one)))
 
 
-def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
+def _find_token(store: Store, options: BlameCommand) -> tuple[str, int]:
     """The split and the position of the token that the options name."""
     chosen = [name for name in ("token", "document", "step") if getattr(options, name) is not None]
     given = options.given()
@@ -116,7 +108,7 @@ def _find_token(store: Store, options: BlameOptions) -> tuple[str, int]:
     return split, tokens[offset]
 
 
-def _token_of_step(options: BlameOptions) -> tuple[str, int]:
+def _token_of_step(options: BlameCommand) -> tuple[str, int]:
     """The token at a column of a row of a batch."""
     _, moment = find_moment(options.folder, options)
     with closing(moment.stream):
@@ -130,7 +122,7 @@ def _token_of_step(options: BlameOptions) -> tuple[str, int]:
     return plan.split or "train", plan.start + column
 
 
-def _open_inputs(store: Store, options: BlameOptions) -> AnySource | None:
+def _open_inputs(store: Store, options: BlameCommand) -> AnySource | None:
     if options.inputs is None:
         return None
     wanted = {
@@ -143,22 +135,25 @@ def _open_inputs(store: Store, options: BlameOptions) -> AnySource | None:
     return (open_chats if store.is_chat else open_source)(options.inputs, **given)
 
 
-def _lines(one: Blame) -> list[str]:
+def _lines(one: Blame) -> Iterator[str]:
     own = f" (id {visible(one.own_id)})" if one.own_id is not None else ""
-    where = f"{visible(one.source)}, {visible(one.row_id)}{own}"
     turn = "" if one.turn is None else f", turn {one.turn} ({one.role})"
     part = f" {one.part}" if one.part not in (None, "content") else ""
-    lines = [
+    yield (
         f"split {one.split!r}, token {one.token:,} = id {one.token_id}: document {one.document:,}, "
-        f"token {one.offset:,} of it",
-        f"  from {where}{turn}{part}; found by {one.found_by}",
-    ]
+        f"token {one.offset:,} of it"
+    )
+    yield (
+        f"  from {visible(one.source)}, {visible(one.row_id)}{own}{turn}{part}; found by "
+        f"{one.found_by}"
+    )
     if one.start is None or one.stop is None:
-        return [*lines, f"  {_NO_TEXT[one.kind]}"]
+        yield f"  {_NO_TEXT[one.kind]}"
+        return
     before = one.text[max(0, one.start - _AROUND) : one.start]
     after = one.text[one.stop : one.stop + _AROUND]
     shown = f"{_inline(before)}[[{_inline(one.characters)}]]{_inline(after)}"
-    return [*lines, f"  characters {one.start:,}..{one.stop:,}: {shown}"]
+    yield f"  characters {one.start:,}..{one.stop:,}: {shown}"
 
 
 def _inline(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -28,6 +27,7 @@ from shardmill.cli.options import (
     parse_bytes,
     parse_special,
 )
+from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import build_progress
 from shardmill.errors import OptionError
 from shardmill.sources import SHAPES
@@ -60,8 +60,18 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentOptions(BuildOptions):
-    """What `shardmill build` takes."""
+class BuildCommand(BuildOptions):
+    """Prints one line: documents, tokens and shards of the store, what was left out and why, time
+    and memory. Conversations have their own command, `shardmill build chats`; a folder that is
+    called chats is written ./chats here.
+
+    Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model
+
+    Example: shardmill build books --out s3://bucket/books --tokenizer spm.model --json
+
+    Exit 0: built, or planned. Exit 2: a mistake in the call or its input; what is done is kept.
+    Exit 130: stopped with Ctrl-C; continue with --resume.
+    """
 
     inputs: Annotated[
         list[str],
@@ -89,10 +99,28 @@ class DocumentOptions(BuildOptions):
     append: Annotated[bool, "Keep the store, and add the files that are new."] = False
     dry_run: Annotated[bool, "Print the plan and what it takes; build nothing."] = False
 
+    def run(self) -> Answer:
+        sizes = {
+            name: None if text is None else parse_bytes(text, name)
+            for name, text in (("unit_bytes", self.unit_bytes), ("memory", self.memory))
+        }
+        if self.dry_run:
+            plan = _plan(self, sizes)
+            return Answer({**asdict(plan), "disk_bytes": plan.disk_bytes}, _plan_lines(plan))
+        return _run_build(self, **sizes)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions(BuildOptions):
-    """What `shardmill build chats` takes."""
+class BuildChatsCommand(BuildOptions):
+    """Prints one line: conversations, turns, tokens, how many are trained, what was left out and
+    why. The template's mask is proved first; a template that fails is refused. To tokenise the
+    texts of a folder called chats, write ./chats.
+
+    Example: shardmill build chats c.jsonl --out c --tokenizer spm.model --template chatml
+
+    Exit 0: built. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130:
+    stopped with Ctrl-C; continue with --resume.
+    """
 
     inputs: Annotated[
         list[str], "INPUTS", "Folders, files or globs of .jsonl .json .parquet, or hub:owner/name."
@@ -113,48 +141,12 @@ class ChatOptions(BuildOptions):
     val_fraction: Annotated[float, "About this share of conversations goes to 'val'."] = 0.0
     seed: Annotated[int, "Decides which conversations go to 'val'."] = 0
 
-
-def build(options: DocumentOptions) -> None:
-    """Tokenise text into a store.
-
-    Prints one line: documents, tokens and shards of the store, what was left out and why, time and
-    memory. Conversations have their own command, `shardmill build chats`; a folder that is called
-    chats is written ./chats here.
-
-    Example: shardmill build 'data/*.jsonl' --out store --tokenizer spm.model
-
-    Example: shardmill build books --out s3://bucket/books --tokenizer spm.model --json
-
-    Exit 0: built, or planned. Exit 2: a mistake in the call or its input; what is done is kept.
-    Exit 130: stopped with Ctrl-C; continue with --resume.
-    """
-    sizes = {
-        name: None if text is None else parse_bytes(text, name)
-        for name, text in (("unit_bytes", options.unit_bytes), ("memory", options.memory))
-    }
-    if options.dry_run:
-        _print_plan(_plan(options, sizes), as_json=options.as_json)
-        return
-    _run_build(options, **sizes)
+    def run(self) -> Answer:
+        return _run_build(self, special=parse_special(self.special))
 
 
-def chats(options: ChatOptions) -> None:
-    """Render conversations into a store, each whole, with loss mask and turns.
-
-    Prints one line: conversations, turns, tokens, how many are trained, what was left out and why.
-    The template's mask is proved first; a template that fails is refused. To tokenise the texts of
-    a folder called chats, write ./chats.
-
-    Example: shardmill build chats c.jsonl --out c --tokenizer spm.model --template chatml
-
-    Exit 0: built. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130:
-    stopped with Ctrl-C; continue with --resume.
-    """
-    _run_build(options, special=parse_special(options.special))
-
-
-def _run_build(options: BuildOptions, **more: Any) -> None:
-    """Build with these options, and print the receipt; `more` replaces options."""
+def _run_build(options: BuildOptions, **more: Any) -> Answer:
+    """Build with these options; `more` replaces options."""
     keywords = {**vars(options), "shard_bytes": parse_bytes(options.shard_bytes, "shard_bytes")}
     keywords = {name: keywords[name] for name in keywords if name not in ("as_json", "dry_run")}
     with (
@@ -163,7 +155,7 @@ def _run_build(options: BuildOptions, **more: Any) -> None:
         redirect_stdout(sys.stderr),  # Ray prints there what goes wrong on its nodes
     ):
         done = build_any(**(keywords | more), on_progress=progress.show, on_push=progress.push)
-    print(json.dumps(done.to_json()) if options.as_json else _receipt(options, done))
+    return Answer(done.to_json(), [_receipt(options, done)])
 
 
 def _receipt(options: BuildOptions, done: BuildReport) -> str:
@@ -219,7 +211,7 @@ def _says_how_to_resume(options: BuildOptions) -> Iterator[None]:
         raise
 
 
-def _plan(options: DocumentOptions, sizes: dict[str, int | None]) -> BuildPlan:
+def _plan(options: BuildCommand, sizes: dict[str, int | None]) -> BuildPlan:
     if options.append:
         raise OptionError("--dry-run prints the plan of a whole build: leave out --append")
     folder, _ = output_folder(options.out, options.scratch)
@@ -245,17 +237,14 @@ def _plan(options: DocumentOptions, sizes: dict[str, int | None]) -> BuildPlan:
     )
 
 
-def _print_plan(plan: BuildPlan, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({**asdict(plan), "disk_bytes": plan.disk_bytes}))
-        return
+def _plan_lines(plan: BuildPlan) -> Iterator[str]:
     for feed in plan.feeds:
         tokens = "an unknown number of" if feed.num_tokens is None else f"{feed.num_tokens:,}"
-        print(
+        yield (
             f"{feed.source}: {_size(feed.num_bytes)} of input in {feed.num_units:,} units, about "
             f"{tokens} tokens, {_size(feed.disk_bytes)} on disk until it is done"
         )
-    print(
+    yield (
         f"workers: {plan.workers}; memory: about {_size(plan.memory_bytes)}; largest document: "
         f"{_size(plan.most_document)}; disk: about {_size(plan.disk_bytes)}, "
         f"{_size(plan.free_bytes)} are free"

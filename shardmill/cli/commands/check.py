@@ -6,9 +6,7 @@ spread evenly from the first to the last.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +15,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.cli.app import FOUND, as_flag
-from shardmill.cli.options import Split
-from shardmill.cli.printing import named_tokenizer
+from shardmill.cli.app import as_flag
+from shardmill.cli.options import Split, parse_special
+from shardmill.cli.printing import Answer, num_problems
 from shardmill.cli.steps import choose_pattern
 from shardmill.cli.terminal import one_bar, visible
 from shardmill.errors import OptionError, StoreError, StoreNotFoundError
+from shardmill.inspect.stores import open_named
 from shardmill.loading.config import EVERY_FILE, DataConfig, config_flags, config_toml, meant_split
-from shardmill.records import TokenFile
 from shardmill.store import Store
-from shardmill.store.readers import TokenSpace, open_token_folder, open_tokens
+from shardmill.store.readers import TokenFolder, TokenSpace, open_token_folder
 from shardmill.store.readers.foreign import META_JSON, METADATA_YAML, DtypeRule, declared_facts
 
 CHUNK = 2**21
@@ -35,8 +33,16 @@ _LEAST_CHUNK = 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """What `shardmill check` takes."""
+class CheckCommand:
+    """Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
+    flags can be passed to examples/train_tiny_gpt.py. The bytes of a store are compared with its
+    manifest by `shardmill verify`.
+
+    Example: shardmill check tokens --file-pattern '*.bin' --seq-len 1024
+
+    Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. Exit 2:
+    a mistake in the call, or no such folder.
+    """
 
     folder: Annotated[Path, "FOLDER", "A folder of .npy or .bin files, or a store."]
     file_pattern: Annotated[
@@ -54,29 +60,49 @@ class CheckOptions:
     sample: Annotated[int | None, "About how many tokens to look at. Default: all of them."] = None
     as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
 
+    def run(self) -> Answer:
+        for key, number in (("seq_len", self.seq_len), ("sample", self.sample)):
+            if number is not None:
+                whole_number(number, key)
+        facts: dict[str, Any] = {}
+        try:
+            found = find_tokens(self)
+            declared = found.vocab_size
+            if (name := self.tokenizer) is not None:
+                stores = [found.store] if found.store else []
+                size = open_named(name, parse_special(self.special), *stores).vocab_size
+                found = replace(found, vocab_size=size, tokenizer=name, recorded_by=name)
+            with TokenSpace(found.files) as space, one_bar("check", of_bytes=False) as on_progress:
+                scan = scan_ids(
+                    space, vocab_size=found.vocab_size, sample=self.sample, on_progress=on_progress
+                )
+        except StoreNotFoundError:
+            raise  # a mistake in the call
+        except StoreError as error:
+            problems = [error.worded(as_flag)]
+        else:
+            facts = _facts(found, scan, self) | {"vocab_size_declared": declared}
+            problems = list(_problems(found, scan, self))
+        folder = str(self.folder)
+        return Answer(
+            {"folder": folder, "ok": not problems, "problems": problems, **facts},
+            _lines(folder, facts, problems),
+            [visible(problem) for problem in problems],
+            found=bool(problems),
+            indent=2,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundTokens:
-    """A folder that could be opened, and what it records about its tokens."""
+class FoundTokens(TokenFolder):
+    """The token files of a folder or a split, and what is recorded about them."""
 
-    folder: Path
-    files: tuple[TokenFile, ...]
-    decided: DtypeRule
     file_pattern: str | None  # None: a store lists its files
     store: Store | None = None
     split: str | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None
     recorded_by: str = ""  # the file that records the vocabulary and the tokenizer
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(file.num_tokens for file in self.files)
-
-    def open(self) -> TokenSpace:
-        if self.store is not None and self.split is not None:
-            return open_tokens(self.store, self.split)
-        return TokenSpace(self.files)
 
     def location(self, token: int) -> str:
         """The file of a token, and which token of the file it is."""
@@ -98,45 +124,7 @@ class IdScan:
     first_outside: tuple[int, int] | None = None  # (position, id)
 
 
-def check(options: CheckOptions) -> int:
-    """Check a folder of tokens; print the flags and the TOML that name it in a training config.
-
-    Prints what was found: files, tokens, dtype, vocabulary, largest id; problems on stderr. The
-    flags can be passed to examples/train_tiny_gpt.py. The bytes of a store are compared with its
-    manifest by `shardmill verify`.
-
-    Example: shardmill check tokens --file-pattern '*.bin' --seq-len 1024
-
-    Exit 0: it can be trained on. Exit 1: damaged or impossible, one line for each problem. Exit 2:
-    a mistake in the call, or no such folder.
-    """
-    for key, number in (("seq_len", options.seq_len), ("sample", options.sample)):
-        if number is not None:
-            whole_number(number, key)
-    facts: dict[str, Any] = {}
-    try:
-        found = find_tokens(options)
-        declared = found.vocab_size
-        if (name := options.tokenizer) is not None:
-            stores = [found.store] if found.store else []
-            size = named_tokenizer(name, options.special, *stores).vocab_size
-            found = replace(found, vocab_size=size, tokenizer=name, recorded_by=name)
-        with found.open() as space, one_bar("check", of_bytes=False) as on_progress:
-            scan = scan_ids(
-                space, vocab_size=found.vocab_size, sample=options.sample, on_progress=on_progress
-            )
-    except StoreNotFoundError:
-        raise  # a mistake in the call
-    except StoreError as error:
-        problems = [error.worded(as_flag)]
-    else:
-        facts = _facts(found, scan, options) | {"vocab_size_declared": declared}
-        problems = list(_problems(found, scan, options))
-    _print(options, facts, problems)
-    return FOUND if problems else 0
-
-
-def _problems(found: FoundTokens, scan: IdScan, options: CheckOptions) -> Iterator[str]:
+def _problems(found: FoundTokens, scan: IdScan, options: CheckCommand) -> Iterator[str]:
     if scan.first_outside is not None:
         position, number = scan.first_outside
         advice = "; if that leaves out added tokens, compare with the tokenizer itself: --tokenizer"
@@ -166,7 +154,7 @@ def _windows(found: FoundTokens, seq_len: int) -> int:
     return max(0, (found.num_tokens - 1) // seq_len)
 
 
-def _facts(found: FoundTokens, scan: IdScan, options: CheckOptions) -> dict[str, Any]:
+def _facts(found: FoundTokens, scan: IdScan, options: CheckCommand) -> dict[str, Any]:
     tokenizer, seq_len = found.tokenizer, options.seq_len
     if tokenizer is not None and os.path.lexists(tokenizer):
         tokenizer = str(Path(tokenizer).absolute())  # valid in every folder
@@ -202,23 +190,15 @@ def _facts(found: FoundTokens, scan: IdScan, options: CheckOptions) -> dict[str,
     return facts
 
 
-def _print(options: CheckOptions, facts: dict[str, Any], problems: list[str]) -> None:
-    folder = str(options.folder)
-    if options.as_json:
-        head = {"folder": folder, "ok": not problems, "problems": problems}
-        print(json.dumps({**head, **facts}, indent=2))
-        return
-    count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
-    print(f"{visible(folder)}: {f'REFUSED, {count}' if problems else 'ok'}")
-    for label, value in _lines(facts) if facts else ():
-        print(f"  {label:12} {visible(value)}")
-    if facts and not problems:
-        print(f"\n{' '.join(facts['flags'])}\n\n{facts['toml']}", end="")
-    for problem in problems:
-        print(f"  {visible(problem)}", file=sys.stderr)
+def _lines(folder: str, facts: dict[str, Any], problems: list[str]) -> Iterator[str]:
+    yield f"{visible(folder)}: {f'REFUSED, {num_problems(problems)}' if problems else 'ok'}"
+    for label, value in _rows(facts) if facts else ():
+        yield f"  {label:12} {visible(value)}"
+    if not problems:
+        yield f"\n{' '.join(facts['flags'])}\n\n{facts['toml'].rstrip()}"
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "shards", f"{facts['shards']:,}, {facts['bytes']:,} bytes"
     yield "tokens", f"{facts['tokens']:,}"
     yield "dtype", f"{facts['dtype']}: {facts['dtype_reason']}"
@@ -242,7 +222,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # finding and reading
 
 
-def find_tokens(options: CheckOptions) -> FoundTokens:
+def find_tokens(options: CheckCommand) -> FoundTokens:
     """The tokens that the folder means: a store, its split, or a folder of token files."""
     folder, pattern, dtype = options.folder, options.file_pattern, options.dtype
     found = meant_split(folder, options.split)

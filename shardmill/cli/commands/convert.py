@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from shardmill.arguments import check_local
 from shardmill.cli.options import AsJson, SplitOfStore, parse_special
+from shardmill.cli.printing import Answer
 from shardmill.errors import OptionError
 from shardmill.formats.convert import ConvertOptions
 from shardmill.formats.convert import convert as convert_format
@@ -20,8 +20,18 @@ _PACKED = Literal["legacy", "memmap", "parquet"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertCall:
-    """What `shardmill convert` takes."""
+class ConvertCommand:
+    """Prints one line: documents or bins, and tokens. Tokens: megatron, llmc, datatrove, dolma to
+    store; store to megatron. Packed shards: legacy, memmap and parquet to one another, and the
+    plan of a chat store to any of them.
+
+    Example: shardmill convert store megatron --from store --to megatron
+
+    Example: shardmill convert old.npy new --from legacy --to memmap --pack-size 4096
+
+    Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
+    nothing is left there.
+    """
 
     source: Annotated[Path, "SOURCE", "A file, a folder, or the prefix of .bin/.idx."]
     target: Annotated[Path, "TARGET", "Where the result goes; nothing may be there."]
@@ -48,51 +58,34 @@ class ConvertCall:
     ] = None
     as_json: AsJson = False
 
-
-def convert(call: ConvertCall) -> None:
-    """Convert between formats; afterwards both sides are read and compared.
-
-    Prints one line: documents or bins, and tokens. Tokens: megatron, llmc, datatrove, dolma to
-    store; store to megatron. Packed shards: legacy, memmap and parquet to one another, and the
-    plan of a chat store to any of them.
-
-    Example: shardmill convert store megatron --from store --to megatron
-
-    Example: shardmill convert old.npy new --from legacy --to memmap --pack-size 4096
-
-    Exit 0: converted and equal. Exit 2: a mistake in the call or its input, or not equal: then
-    nothing is left there.
-    """
-    for name, path in (("source", call.source), ("target", call.target)):
-        check_local(path, name, instead=" (`shardmill pull` and `push` copy)")
-    if call.eot_first and call.eot is None:
-        raise OptionError("--eot-first: of which id? Give --eot too")
-    if call.tokenizer is not None and call.to_format != "store":
-        raise OptionError(f"--tokenizer {call.tokenizer}: only a store records one (--to store)")
-    options = ConvertOptions(
-        tokenizer=None if call.tokenizer is None else _facts(call.tokenizer, call.special),
-        split=call.split,
-        dtype=call.dtype,
-        separator=None if call.eot is None else Separator(token=call.eot, first=call.eot_first),
-        ignore_loss=call.ignore_loss,
-        pack_size=call.pack_size,
-        loss_mask_alignment=call.loss_mask_alignment,
-    )
-    receipt = convert_format(
-        call.source,
-        call.target,
-        from_format=call.from_format,
-        to_format=call.to_format,
-        options=options,
-    )
-    if call.as_json:
-        print(json.dumps(receipt))
-        return
-    unit = "bins" if "bins" in receipt else "documents"
-    print(
-        f"{call.target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with "
-        f"{call.source} token for token: equal"
-    )
+    def run(self) -> Answer:
+        for name, path in (("source", self.source), ("target", self.target)):
+            check_local(path, name, instead=" (`shardmill pull` and `push` copy)")
+        if self.eot_first and self.eot is None:
+            raise OptionError("--eot-first: of which id? Give --eot too")
+        if self.tokenizer is not None and self.to_format != "store":
+            raise OptionError(
+                f"--tokenizer {self.tokenizer}: only a store records one (--to store)"
+            )
+        shared = ("split", "dtype", "ignore_loss", "pack_size", "loss_mask_alignment")
+        options = ConvertOptions(
+            **{name: getattr(self, name) for name in shared},
+            tokenizer=None if self.tokenizer is None else _facts(self.tokenizer, self.special),
+            separator=None if self.eot is None else Separator(token=self.eot, first=self.eot_first),
+        )
+        receipt = convert_format(
+            self.source,
+            self.target,
+            from_format=self.from_format,
+            to_format=self.to_format,
+            options=options,
+        )
+        unit = "bins" if "bins" in receipt else "documents"
+        text = (
+            f"{self.target}: {receipt[unit]:,} {unit}, {receipt['tokens']:,} tokens, compared with "
+            f"{self.source} token for token: equal"
+        )
+        return Answer(receipt, [text])
 
 
 def _facts(name: str, special: list[str] | None) -> TokenizerFacts:

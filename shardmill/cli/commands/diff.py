@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from shardmill.cli.app import DONE, FOUND
+from shardmill.cli.printing import Answer
 from shardmill.inspect.diff import DocumentPlace, SplitDocuments, StoreDiff, diff_stores
 from shardmill.protocols import Tokenizer
 from shardmill.store import open_store
@@ -19,33 +18,24 @@ _SNIPPET_TOKENS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffOptions:
-    """What `shardmill diff` takes."""
+class DiffCommand:
+    """Prints one line when they are identical, else a section for each kind of difference. Shards
+    of equal hashes are not read: `shardmill verify` checks them against the manifest.
+
+    Example: shardmill diff store-before store-now
+
+    Exit 0: identical. Exit 1: something differs. Exit 2: they cannot be compared.
+    """
 
     a: Annotated[Path, "A", "A store."]
     b: Annotated[Path, "B", "The other one."]
     tokenizer: Annotated[str | None, "Show the text where the order differs: as for build."] = None
     as_json: Annotated[bool, "--json", "Print the report as JSON."] = False
 
-
-def diff(options: DiffOptions) -> int:
-    """Explain what differs between two stores: facts, files, documents, order, masks, exclusions.
-
-    Prints one line when they are identical, else a section for each kind of difference. Shards of
-    equal hashes are not read: `shardmill verify` checks them against the manifest.
-
-    Example: shardmill diff store-before store-now
-
-    Exit 0: identical. Exit 1: something differs. Exit 2: they cannot be compared.
-    """
-    opened = open_tokenizer(options.tokenizer) if options.tokenizer else None
-    found = diff_stores(options.a, options.b)
-    if options.as_json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        for line in _lines(found, opened):
-            print(line)
-    return DONE if found.identical else FOUND
+    def run(self) -> Answer:
+        opened = open_tokenizer(self.tokenizer) if self.tokenizer else None
+        found = diff_stores(self.a, self.b)
+        return Answer(asdict(found), _lines(found, opened), found=not found.identical, indent=2)
 
 
 def _lines(found: StoreDiff, tokenizer: Tokenizer | None) -> Iterator[str]:

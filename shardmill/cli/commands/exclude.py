@@ -6,7 +6,6 @@ where something is excluded already, the samples that replace it.
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from shardmill.cli.commands.info import entry_facts, first_few
 from shardmill.cli.options import AsJson, DataConfigFile
+from shardmill.cli.printing import Answer
 from shardmill.cli.steps import (
     SourceName,
     TrainingOrder,
@@ -50,8 +50,18 @@ _MOST_SAMPLES = 2**27
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExcludeOptions(TrainingOrder):
-    """What `shardmill exclude` takes."""
+class ExcludeCommand(TrainingOrder):
+    """Tokens stay as they are. Readers skip every sample that has an excluded token: another sample
+    of the same source is read instead, and all other samples stay where they are.
+
+    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
+
+    Example: shardmill exclude store --document 17 --reason "takedown 4711"
+
+    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
+
+    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
+    """
 
     folder: Annotated[Path | None, "FOLDER", "The store; not needed with --config and --step."] = (
         None
@@ -74,53 +84,38 @@ class ExcludeOptions(TrainingOrder):
     dry_run: Annotated[bool, "Print what would be excluded; write nothing."] = False
     as_json: AsJson = False
 
+    def run(self) -> Answer:
+        by_document = bool(self.document or self.document_file)
+        asked = (by_document, self.steps is not None, self.list_all, self.remove is not None)
+        if sum(asked) != 1:
+            raise OptionError(
+                f"found {sum(asked)} things to do; wanted one of --document (and --documents), "
+                "--step, --list and --remove"
+            )
+        if self.steps is None and self.given():
+            raise OptionError(f"{self.given()[0]} is for --step")
+        if self.remove is not None:
+            return _remove(self, self.remove)
+        if self.list_all:
+            return _entries(_find_store(self)[0])
+        if self.reason is None:
+            raise OptionError("--reason is missing: why, in words; people will ask later")
+        if self.steps is None:
+            return _write([_by_documents(self, self.reason)], is_tried=self.dry_run)
+        return _write(_by_steps(self, self.steps, self.reason), is_tried=self.dry_run)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class _Addition:
     """What one store is to exclude."""
 
     store: Store
     entry: ExcludeEntry  # not written yet
-    windows: tuple[int, int] | None = None  # with an excluded token of it, of how many
+    windows: tuple[int, int] | tuple[None, None] = (None, None)  # with a token of it, of how many
     replacements: int = 0  # samples of the steps that already replace excluded ones
 
 
-def exclude(options: ExcludeOptions) -> None:
-    """Record what is not to be trained on: by document, or by the steps that saw it.
-
-    Tokens stay as they are. Readers skip every sample that has an excluded token: another sample of
-    the same source is read instead, and all other samples stay where they are.
-
-    Prints what is excluded now: documents or steps, tokens, windows that have one of them.
-
-    Example: shardmill exclude store --document 17 --reason "takedown 4711"
-
-    Example: shardmill exclude store --step 3:5 --batch-size 4 --seq-len 64 --reason spike
-
-    Exit 0: recorded, listed or taken back. Exit 2: a mistake in the call or its input.
-    """
-    by_document = bool(options.document or options.document_file)
-    asked = (by_document, options.steps is not None, options.list_all, options.remove is not None)
-    if sum(asked) != 1:
-        raise OptionError(
-            f"found {sum(asked)} things to do; wanted one of --document (and --documents), --step, "
-            "--list and --remove"
-        )
-    if options.steps is None and options.given():
-        raise OptionError(f"{options.given()[0]} is for --step")
-    if options.remove is not None:
-        _remove(options, options.remove)
-    elif options.list_all:
-        _print_list(_find_store(options)[0], as_json=options.as_json)
-    elif options.reason is None:
-        raise OptionError("--reason is missing: why, in words; people will ask later")
-    elif options.steps is not None:
-        _write(_by_steps(options, options.steps, options.reason), options)
-    else:
-        _write([_by_documents(options, options.reason)], options)
-
-
-def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
+def _find_store(options: ExcludeCommand) -> tuple[Store, str]:
     if options.folder is None:
         raise OptionError("name the store")
     found = meant_split(options.folder, options.split)
@@ -135,18 +130,17 @@ def _find_store(options: ExcludeOptions) -> tuple[Store, str]:
 # by steps
 
 
-def _by_steps(options: ExcludeOptions, steps: str, reason: str) -> list[_Addition]:
+def _by_steps(options: ExcludeCommand, steps: str, reason: str) -> list[_Addition]:
     """An entry for every store that gave samples to these steps."""
     first, stop = parse_steps(steps)
     _, moment = find_moment(options.folder, replace(options, step=first))
+    additions = []
     with closing(moment.stream) as stream:
         only = source_path(options.folder, options, stream)
-        spans, replacements = _collect(moment, stop - first)
-        additions = []
-        for number, source in enumerate(stream.sources):
-            if not len(spans[number]) or (only is not None and only not in paths_of(source)):
+        for source, spans, replacements in _collect(moment, stop - first):
+            if only is not None and only not in paths_of(source):
                 continue
-            if source.split is None or not isinstance(source, TokenSource):
+            if source.split is None:
                 raise OptionError(
                     f"source {source.name!r}: {source.path} is not a store, so nothing can be "
                     "recorded there; only stores have exclusions"
@@ -161,16 +155,9 @@ def _by_steps(options: ExcludeOptions, steps: str, reason: str) -> list[_Additio
                 seed=stream.seed,
                 shuffle=stream.shuffle,
             )
-            store = open_store(source.path)
-            entry = spans_entry(
-                store, spans[number], reason=reason, split=source.split, steps=seen_by
-            )
-            windows = source.windows_of(spans[number])
-            additions.append(
-                _Addition(
-                    store=store, entry=entry, windows=windows, replacements=replacements[number]
-                )
-            )
+            store, windows = open_store(source.path), source.windows_of(spans)
+            entry = spans_entry(store, spans, reason=reason, split=source.split, steps=seen_by)
+            additions.append(_Addition(store, entry, windows, replacements))
     return additions
 
 
@@ -186,8 +173,9 @@ def parse_steps(text: str) -> tuple[int, int]:
     return start, stop
 
 
-def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[int]]:
-    """Of each source: the tokens of its samples, and how many of them replace excluded ones."""
+def _collect(moment: Moment, num_steps: int) -> list[tuple[TokenSource, OffsetArray, int]]:
+    """The sources of these steps, the tokens of their samples, and how many samples replace
+    excluded ones."""
     stream, size = moment.stream, moment.stop - moment.samples
     stop = moment.samples + num_steps * size
     if stop - moment.samples > _MOST_SAMPLES:
@@ -195,8 +183,7 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
             f"{num_steps:,} steps of {size:,} samples: wanted at most {_MOST_SAMPLES:,} samples; "
             "exclude fewer steps at a time"
         )
-    spans = [NO_SPANS for _ in stream.sources]
-    replacements = [0 for _ in stream.sources]
+    seen: dict[int, tuple[TokenSource, OffsetArray, int]] = {}
     for start in range(moment.samples, stop, _CHUNK):
         samples = np.arange(start, min(start + _CHUNK, stop))
         found, meant = stream.take(samples), stream.take_all(samples)
@@ -208,28 +195,30 @@ def _collect(moment: Moment, num_steps: int) -> tuple[list[OffsetArray], list[in
                     f"{source.path}, and --step excludes windows only; exclude the conversations "
                     "with --document (`shardmill show --plan` prints which a row has)"
                 )
-            spans[number] = merge_spans(np.concatenate((spans[number], source.spans(items))))
-            replacements[number] += int((items != meant.item[chosen]).sum())
-    return spans, replacements
+            _, spans, replacements = seen.get(number, (source, NO_SPANS, 0))
+            spans = merge_spans(np.concatenate((spans, source.spans(items))))
+            replacements += int((items != meant.item[chosen]).sum())
+            seen[number] = source, spans, replacements
+    return [seen[number] for number in sorted(seen)]
 
 
 # by documents
 
 
-def _by_documents(options: ExcludeOptions, reason: str) -> _Addition:
+def _by_documents(options: ExcludeCommand, reason: str) -> _Addition:
     store, split = _find_store(options)
     numbers = _numbers(options.document or [], options.document_file)
     entry = documents_entry(store, numbers, reason=reason, split=split)
     seq_len = options.seq_len
     if seq_len is None:
-        return _Addition(store=store, entry=entry)
+        return _Addition(store, entry)
     if store.is_chat:
         raise OptionError(
             f"--seq-len {seq_len}: {store.folder} holds conversations, which are not cut into "
             "windows; leave it out"
         )
     with closing(TokenSource(store.folder, seq_len=seq_len, split=split)) as source:
-        return _Addition(store=store, entry=entry, windows=source.windows_of(as_spans(entry.spans)))
+        return _Addition(store, entry, source.windows_of(as_spans(entry.spans)))
 
 
 def _numbers(given: list[int], path: Path | None) -> OffsetArray:
@@ -250,66 +239,61 @@ def _numbers(given: list[int], path: Path | None) -> OffsetArray:
     return np.array([int(word) for _, word in words], np.int64)
 
 
-# writing and printing
+# writing
 
 
-def _write(additions: list[_Addition], options: ExcludeOptions) -> None:
-    facts, written = [], not options.dry_run
+def _write(additions: list[_Addition], *, is_tried: bool) -> Answer:
+    facts, lines = [], []
     for one in additions:
-        store, entry, windows = one.store, one.entry, one.windows
+        store, entry, (windows, of_windows) = one.store, one.entry, one.windows
         before = read_exclusions(store)
         both = merge_spans(np.concatenate((before.spans(entry.split), as_spans(entry.spans))))
         new_tokens = count_tokens(both) - before.num_tokens(entry.split)
-        if written:
+        if not is_tried:
             entry = add_exclusion(store, entry)
         facts.append(
             {
                 "store": str(store.folder),
-                "written": written,
+                "written": not is_tried,
                 "new_tokens": new_tokens,
-                "windows": None if windows is None else windows[0],
-                "of_windows": None if windows is None else windows[1],
+                "windows": windows,
+                "of_windows": of_windows,
                 "stand_ins": one.replacements,
-                "entry": entry_facts(entry) | ({} if written else {"number": None}),
+                "entry": entry_facts(entry) | ({"number": None} if is_tried else {}),
             }
         )
-        notes = [f"{new_tokens:,} of these tokens were not excluded before"]
+        notes = f"{new_tokens:,} of these tokens were not excluded before"
         if windows is not None:
-            notes.append(f"{windows[0]:,} of {windows[1]:,} windows have one of them")
+            notes += f"; {windows:,} of {of_windows:,} windows have one of them"
         if one.replacements:
-            notes.append(f"{one.replacements:,} samples of these steps replace excluded ones")
-        name = f"entry {entry.number}" if written else "would be excluded"
-        if not options.as_json:
-            print(f"{store.folder}: {name}, {_entry_words(entry)} ({'; '.join(notes)})")
-    if options.as_json:
-        print(json.dumps({"excluded": facts}, indent=2))
+            notes += f"; {one.replacements:,} samples of these steps replace excluded ones"
+        name = "would be excluded" if is_tried else f"entry {entry.number}"
+        lines.append(f"{store.folder}: {name}, {_entry_words(entry)} ({notes})")
+    return Answer({"excluded": facts}, lines, indent=2)
 
 
-def _remove(options: ExcludeOptions, number: int) -> None:
+def _remove(options: ExcludeCommand, number: int) -> Answer:
     if options.dry_run:
         raise OptionError("--dry-run: nothing to try out with --remove; see --list")
     store, _ = _find_store(options)
     gone = remove_exclusion(store, number)
-    if options.as_json:
-        print(json.dumps({"store": str(store.folder), "removed": entry_facts(gone)}, indent=2))
-    else:
-        print(f"{store.folder}: taken back: entry {gone.number}, {_entry_words(gone)}")
+    facts = {"store": str(store.folder), "removed": entry_facts(gone)}
+    text = f"{store.folder}: taken back: entry {gone.number}, {_entry_words(gone)}"
+    return Answer(facts, [text], indent=2)
 
 
-def _print_list(store: Store, *, as_json: bool) -> None:
+def _entries(store: Store) -> Answer:
     found = read_exclusions(store)
-    if as_json:
-        facts = {"store": str(store.folder), "sha256": found.sha256}
-        entries = [entry_facts(entry) for entry in found.entries]
-        print(json.dumps(facts | {"entries": entries}, indent=2))
-        return
-    for entry in found.entries:
-        print(f"entry {entry.number}, {_entry_words(entry)}")
+    facts = {
+        "store": str(store.folder),
+        "sha256": found.sha256,
+        "entries": [entry_facts(entry) for entry in found.entries],
+    }
+    lines = [f"entry {entry.number}, {_entry_words(entry)}" for entry in found.entries]
     for split in dict.fromkeys(entry.split for entry in found.entries):
         tokens, total = found.num_tokens(split), store.num_tokens(split)
-        print(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
-    if not found.entries:
-        print(f"{store.folder}: nothing is excluded")
+        lines.append(f"{store.folder}, {split}: {tokens:,} of {total:,} tokens are excluded")
+    return Answer(facts, lines or [f"{store.folder}: nothing is excluded"], indent=2)
 
 
 def _entry_words(entry: ExcludeEntry) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shardmill.arguments import is_url
-from shardmill.cli.terminal import SafeConsole, one_line
+from shardmill.cli.printing import Answer
+from shardmill.cli.terminal import one_line
 from shardmill.errors import StoreError
 from shardmill.store import (
     Exclusions,
@@ -31,17 +31,8 @@ from shardmill.urls import Url
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoOptions:
-    """What `shardmill info` takes."""
-
-    folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
-    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
-
-
-def info(options: InfoOptions) -> None:
-    """Show the splits, the tokenizer, the ledger, pack plans and exclusions of a store.
-
-    Prints a table of splits and a list of facts. Names and sizes of all files are checked;
+class InfoCommand:
+    """Prints a table of splits and a list of facts. Names and sizes of all files are checked;
     `shardmill verify` checks their contents. Of a store at a URL only the manifest and the
     exclusions are read.
 
@@ -51,13 +42,13 @@ def info(options: InfoOptions) -> None:
 
     Exit 0: shown. Exit 2: no finished store there, or one that does not match its manifest.
     """
-    store = _read(options.folder)
-    if options.as_json:
-        print(json.dumps(_facts(store), indent=2, sort_keys=True))
-        return
-    console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(_splits(store))
-    console.print(_rest(store))
+
+    folder: Annotated[str, "FOLDER", "The store to describe. A folder, or a URL."]
+    as_json: Annotated[bool, "--json", "Print the facts as JSON."] = False
+
+    def run(self) -> Answer:
+        store = _read(self.folder)
+        return Answer(lambda: _facts(store), _tables(store), indent=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +81,11 @@ def _facts(store: _Described) -> dict[str, Any]:
         facts[f"{name}_{store.manifest.unit}s"] = entry["documents"]
     facts["plans"] = [{"name": name, **plan_facts(plan)} for name, plan in store.plans]
     facts["exclusions"] = [entry_facts(entry) for entry in store.exclusions.entries]
-    return facts | {"store": store.folder, "fingerprint": fingerprint(store.manifest)}
+    facts |= {"store": store.folder, "fingerprint": fingerprint(store.manifest)}
+    return dict(msgspec.to_builtins(facts, order="sorted"))
 
 
-def _splits(store: _Described) -> Table:
+def _tables(store: _Described) -> Iterator[Table]:
     table = Table(title=Text(one_line(store.folder)), title_justify="left")
     table.add_column("split")
     for name in (f"{store.manifest.unit}s", "tokens", "mean", "shards", "bytes"):
@@ -103,10 +95,15 @@ def _splits(store: _Described) -> Table:
         size = split.tokens * ITEMSIZE[DTYPES[store.manifest.token_dtype]]
         counts = [f"{one:,}" for one in (split.documents, split.tokens, len(split.shards), size)]
         table.add_row(Text(one_line(name)), *counts[:2], mean, *counts[2:])
-    return table
+    yield table
+    table = Table(show_header=False, box=None)
+    for label, value in _rows(store).items():
+        # not markup: names may hold square brackets
+        table.add_row(Text(one_line(label)), Text(one_line(value)))
+    yield table
 
 
-def _rest(store: _Described) -> Table:
+def _rows(store: _Described) -> dict[str, str]:
     manifest = store.manifest
     name = " ".join(filter(None, (manifest.dataset_name, manifest.dataset_config)))
     specials = ", ".join(f"{k}={v}" for k, v in manifest.special_token_ids.items())
@@ -134,11 +131,7 @@ def _rest(store: _Described) -> Table:
         rows[f"excluded {split}"] = (
             f"{tokens:,} of {total:,} tokens, by {count:,} entries (shardmill exclude --list)"
         )
-    table = Table(show_header=False, box=None)
-    for label, value in rows.items():
-        # not markup: names may hold square brackets
-        table.add_row(Text(one_line(label)), Text(one_line(value)))
-    return table
+    return rows
 
 
 def _chat(chat: Any) -> dict[str, str]:

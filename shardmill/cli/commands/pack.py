@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +14,7 @@ import numpy as np
 from shardmill.building import pack as pack_store
 from shardmill.cli.commands.info import first_few, plan_facts, plan_line
 from shardmill.cli.options import AsJson, SplitOfStore
+from shardmill.cli.printing import Answer
 from shardmill.errors import OptionError
 from shardmill.loading import PackSource
 from shardmill.packing import Algorithm, Long
@@ -22,8 +22,17 @@ from shardmill.store import StoredPlan, open_store, plans_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackCall:
-    """What `shardmill pack` takes."""
+class PackCommand:
+    """Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an
+    index, not a copy: no token is moved, a store may have several plans, and packing again takes
+    seconds.
+
+    Example: shardmill pack chats --seq-len 8192 --long split
+
+    Example: shardmill pack chats --list
+
+    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
+    """
 
     folder: Annotated[Path, "FOLDER", "A store of conversations."]
     seq_len: Annotated[int | None, "Inputs of a row; it has one token more."] = None
@@ -40,38 +49,22 @@ class PackCall:
     list_all: Annotated[bool, "--list", "List the plans of the store, and make none."] = False
     as_json: AsJson = False
 
-
-def pack(options: PackCall) -> None:
-    """Decide which conversations of a store share a row, and write that down beside it.
-
-    Prints the plan's file, its rows, how full they are, and what no row holds. A plan is an index,
-    not a copy: no token is moved, a store may have several plans, and packing again takes seconds.
-
-    Example: shardmill pack chats --seq-len 8192 --long split
-
-    Example: shardmill pack chats --list
-
-    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
-    """
-    folder = options.folder
-    if options.list_all:
-        _print_list(folder, as_json=options.as_json)
-        return
-    if options.seq_len is None:
-        raise OptionError("--seq-len is missing: how many inputs a row has, for instance 8192")
-    ours = ("folder", "list_all", "as_json")
-    keywords = {name: value for name, value in vars(options).items() if name not in ours}
-    began = time.perf_counter()
-    plan = pack_store(folder, **keywords)
-    seconds = time.perf_counter() - began
-    if options.as_json:
-        print(json.dumps(plan_facts(plan) | {"seconds": round(seconds, 3)}, indent=2))
-        return
-    for line in _receipt(folder, plan, seconds):
-        print(line)
+    def run(self) -> Answer:
+        folder = self.folder
+        if self.list_all:
+            return _plans(folder)
+        if self.seq_len is None:
+            raise OptionError("--seq-len is missing: how many inputs a row has, for instance 8192")
+        ours = ("folder", "list_all", "as_json")
+        keywords = {name: value for name, value in vars(self).items() if name not in ours}
+        began = time.perf_counter()
+        plan = pack_store(folder, **keywords)
+        seconds = time.perf_counter() - began
+        facts = plan_facts(plan) | {"seconds": round(seconds, 3)}
+        return Answer(facts, _lines(folder, plan, seconds), indent=2)
 
 
-def _receipt(folder: Path, plan: StoredPlan, seconds: float) -> Iterator[str]:
+def _lines(folder: Path, plan: StoredPlan, seconds: float) -> Iterator[str]:
     facts, metrics = plan.facts, plan.facts.metrics
     padding = metrics.num_rows * facts.row_len - metrics.num_tokens
     size = plan.path.stat().st_size
@@ -105,13 +98,9 @@ def _receipt(folder: Path, plan: StoredPlan, seconds: float) -> Iterator[str]:
             )
 
 
-def _print_list(folder: Path, *, as_json: bool) -> None:
+def _plans(folder: Path) -> Answer:
     plans = list(plans_of(open_store(folder)))
-    if as_json:
-        listed = [{"name": name, **plan_facts(plan)} for name, plan in plans]
-        print(json.dumps({"store": str(folder), "plans": listed}, indent=2))
-        return
-    for name, plan in plans:
-        print(f"{name}: {plan_line(plan)}")
-    if not plans:
-        print(f"{folder}: no plan yet; make one with shardmill pack {folder} --seq-len 8192")
+    listed = [{"name": name, **plan_facts(plan)} for name, plan in plans]
+    lines = [f"{name}: {plan_line(plan)}" for name, plan in plans]
+    none = f"{folder}: no plan yet; make one with shardmill pack {folder} --seq-len 8192"
+    return Answer({"store": str(folder), "plans": listed}, lines or [none], indent=2)

@@ -5,12 +5,11 @@ Every token is shown or counted as left out. Text is shown only with the store's
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +17,8 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
-from shardmill.cli.options import DataConfigFile, Special
-from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, decoder, print_pieces
+from shardmill.cli.options import DataConfigFile, Special, parse_special
+from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
 from shardmill.cli.steps import (
     Rank,
     SourceName,
@@ -32,11 +31,11 @@ from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.blame import blame_document
 from shardmill.inspect.rows import Row, pack_columns, read_row
-from shardmill.inspect.stores import marker_ids
+from shardmill.inspect.stores import marker_ids, open_named
 from shardmill.loading import PackSource
 from shardmill.loading.config import DataConfig
 from shardmill.loading.rows import Documents
-from shardmill.records import JSON, ROLES, BoolArray, ChatExamples, Ragged
+from shardmill.records import JSON, ROLES, ChatExamples, IntArray, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
@@ -44,8 +43,18 @@ _FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions(TrainingOrder):
-    """What `shardmill show` takes."""
+class ShowCommand(TrainingOrder):
+    """Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
+    trained is in [[ ]]. Invisible characters are escaped.
+
+    Example: shardmill show store --example 7 --tokenizer spm.model
+
+    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
+
+    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
+
+    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
+    """
 
     folder: Annotated[Path | None, "FOLDER", "The store to look into, or a folder of tokens."] = (
         None
@@ -71,71 +80,80 @@ class ShowOptions(TrainingOrder):
     ] = None
     as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
 
-
-def show(options: ShowOptions) -> None:
-    """Show an example, a packed row, or the batch of a step: trained green, others grey.
-
-    Prints text, or ids when there is no --tokenizer; structure is bold. Without colours what is
-    trained is in [[ ]]. Invisible characters are escaped.
-
-    Example: shardmill show store --example 7 --tokenizer spm.model
-
-    Example: shardmill show chats --plan train-4095 --row 0 --tokenizer spm.model
-
-    Example: shardmill show store --step 31 --rank 3 --world 8 --batch-size 4 --seq-len 64
-
-    Exit 0: shown. Exit 2: a mistake in the call, no such store or example, another tokenizer.
-    """
-    whole_number(options.max_tokens, "max_tokens", least=0)
-    given = options.given()
-    if options.row is not None and given != ["--plan"]:
-        raise OptionError(
-            f"--row {options.row}: that is a row of --plan alone, without --step or --config"
-        )
-    if options.example is not None:
-        if given:
-            raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
-        _show_example(options, options.example)
-    elif options.plan is not None and given == ["--plan"]:
-        _show_plan_row(options, options.plan)
-    else:
-        _show_step(options)
+    def run(self) -> Answer:
+        whole_number(self.max_tokens, "max_tokens", least=0)
+        given = self.given()
+        if self.row is not None and given != ["--plan"]:
+            raise OptionError(
+                f"--row {self.row}: that is a row of --plan alone, without --step or --config"
+            )
+        if self.example is not None:
+            if given:
+                raise OptionError(f"{given[0]} is for --step, --samples or --state, not --example")
+            return _show_example(self, self.example)
+        if self.plan is not None and given == ["--plan"]:
+            return _show_plan_row(self, self.plan)
+        return _show_step(self)
 
 
 # an example
 
 
-def _show_example(options: ShowOptions, number: int) -> None:
+def _show_example(options: ShowCommand, number: int) -> Answer:
     folder, split, seq_len = options.folder, options.split or "train", options.seq_len
     if folder is None:
         raise OptionError(f"--example {number}: name the store to look into")
     store = open_store(folder)
     found = _read_example(store, split, number)
-    decode = decoder(options.tokenizer, options.special, store)
-    fit = None
+    decode = _decoder(options.tokenizer, options.special, store)
+    ids, trained = found.ids.values, found.mask.copy()
+    edges = [*found.turn_starts.tolist(), len(ids)]
+    roles = [ROLES[role] for role in found.turn_roles.tolist()]
+    turns = [(role, *edge) for role, edge in zip(roles, pairwise(edges), strict=True)]
+    kept, row, tail = np.ones(len(ids), np.bool_), {}, []
     if seq_len is not None:
         if not store.is_chat:
             raise OptionError(
                 f"--seq-len {seq_len}: {folder} holds documents, which are not fitted"
             )
         fit = plan_fit(found, seq_len, options.fit)
-    if options.as_json:
-        facts = {"store": str(store.folder), "split": split, "example": number}
-        print(json.dumps(facts | _example_facts(store, found, fit, decode)))
-        return
-    counts = f"{len(found.mask):,} tokens"
+        kept[fit.head[0] : fit.start[0]] = kept[fit.stop[0] :] = False
+        trained[np.flatnonzero(kept)[:1]] = False  # the first token of a row is not a label
+        row = {"row": {"kept": np.flatnonzero(kept).tolist(), "dropped": list(fit.dropped)}}
+        tail = [Heading(_fit_words(fit, seq_len))]
+
+    def facts() -> dict[str, Any]:
+        whole = {"store": str(store.folder), "split": split, "example": number}
+        whole |= {"ids": ids.tolist(), "text": decode(ids)}
+        if store.is_chat:
+            whole["mask"] = found.mask.astype(int).tolist()
+            whole["turns"] = [
+                {
+                    "role": role,
+                    "start": start,
+                    "stop": stop,
+                    "trained": int(found.mask[start:stop].sum()),
+                    "text": decode(ids[start:stop]),
+                }
+                for role, start, stop in turns
+            ]
+        return whole | row
+
+    def parts() -> Iterator[tuple[str, int, int]]:
+        named = [(f"turn {at}: {role}", *edge) for at, (role, *edge) in enumerate(turns)]
+        for name, start, stop in [("before the first turn", 0, edges[0]), *named]:
+            if start < stop:
+                count = shown.num_trained(start, stop)
+                yield f"{name}, tokens {start:,}..{stop:,}, {count:,} trained", start, stop
+
+    counts = f"{len(ids):,} tokens"
     if store.is_chat:
-        turns = f"{len(found.turn_starts):,} turns"
-        counts = f"{turns}, {counts}, {int(found.mask.sum()):,} trained"
+        counts = f"{len(turns):,} turns, {counts}, {int(found.mask.sum()):,} trained"
     head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
-    kept, trained = _kept(found, fit), found.mask.copy()
-    if fit is not None and kept.any():  # the first token of a row is not a label
-        trained[kept.argmax()] = False
     kept[np.flatnonzero(kept)[options.max_tokens :]] = False
-    shown = ShownTokens(found.ids.values, trained, kept, marker_ids(store), decode)
-    pieces = _turn_pieces(found, shown) if store.is_chat else shown.spans(0, len(kept))
-    tail = [] if fit is None or seq_len is None else [Heading(_fit_words(fit, seq_len))]
-    print_pieces([Heading(head), *pieces, *tail])
+    shown = ShownTokens(ids, trained & kept, kept, marker_ids(store), decode)
+    pieces = shown.sections(parts()) if store.is_chat else shown.spans(0, len(ids))
+    return Answer(facts, chain([Heading(head)], pieces, tail))
 
 
 def _read_example(store: Store, split: str, number: int) -> ChatExamples:
@@ -157,25 +175,6 @@ def _read_example(store: Store, split: str, number: int) -> ChatExamples:
     )
 
 
-def _kept(found: ChatExamples, fit: FitPlan | None) -> BoolArray:
-    """Which tokens the fitted row holds; all of them without a fit."""
-    at = np.arange(len(found.mask))
-    if fit is None:
-        return np.ones(len(at), np.bool_)
-    kept: BoolArray = (at < fit.head[0]) | ((at >= fit.start[0]) & (at < fit.stop[0]))
-    return kept
-
-
-def _turn_pieces(found: ChatExamples, shown: ShownTokens) -> Iterator[Heading | Span]:
-    turns = zip(found.turn_starts.tolist(), found.turn_roles.tolist(), strict=True)
-    names = {start: f"turn {turn}: {ROLES[role]}" for turn, (start, role) in enumerate(turns)}
-    for start, stop in pairwise(sorted({0, *names, len(found.mask)})):
-        trained = int((shown.trained & shown.kept)[start:stop].sum())
-        name = names.get(start, "before the first turn")
-        yield Heading(f"{name}, tokens {start:,}..{stop:,}, {trained:,} trained")
-        yield from shown.spans(start, stop)
-
-
 def _fit_words(fit: FitPlan, seq_len: int) -> str:
     for reason in fit.dropped:
         return f"no row at seq_len {seq_len:,}: {reason}: {FIT_REASONS[reason]}"
@@ -186,40 +185,15 @@ def _fit_words(fit: FitPlan, seq_len: int) -> str:
     )
 
 
-def _example_facts(
-    store: Store, found: ChatExamples, fit: FitPlan | None, decode: Decode
-) -> dict[str, Any]:
-    ids, edges = found.ids.values, [*found.turn_starts.tolist(), len(found.mask)]
-    facts: dict[str, Any] = {"ids": ids.tolist(), "text": decode(ids)}
-    if store.is_chat:
-        facts["mask"] = found.mask.astype(int).tolist()
-        facts["turns"] = [
-            {
-                "role": ROLES[role],
-                "start": start,
-                "stop": stop,
-                "trained": int(found.mask[start:stop].sum()),
-                "text": decode(ids[start:stop]),
-            }
-            for role, start, stop in zip(
-                found.turn_roles.tolist(), edges[:-1], edges[1:], strict=True
-            )
-        ]
-    if fit is not None:
-        kept = np.flatnonzero(_kept(found, fit)).tolist()
-        facts["row"] = {"kept": kept, "dropped": list(fit.dropped)}
-    return facts
-
-
 # a row of a pack plan
 
 
-def _show_plan_row(options: ShowOptions, plan: str) -> None:
+def _show_plan_row(options: ShowCommand, plan: str) -> Answer:
     folder, number = options.folder, options.row or 0
     if folder is None:
         raise OptionError(f"--plan {plan}: name the store to look into")
     store = open_store(folder)
-    decode = decoder(options.tokenizer, options.special, store)
+    decode = _decoder(options.tokenizer, options.special, store)
     with closing(PackSource(folder, plan)) as source:
         for flag, value, found in (
             ("--split", options.split, source.split),
@@ -232,27 +206,6 @@ def _show_plan_row(options: ShowOptions, plan: str) -> None:
         rows, documents = source.rows([number]), source.span(number).documents or ()
     ids, trained, columns = rows.ids[0], rows.trained[0].copy(), pack_columns(rows, documents)
     trained[0] = False  # the first token of a row is not a label
-    if options.as_json:
-        examples = [
-            {
-                "example": example,
-                "columns": [first, last],
-                "tokens": [start, stop],
-                "text": decode(ids[first:last]),
-            }
-            for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
-        ]
-        facts = {
-            "store": str(store.folder),
-            "plan": source.plan.stem,
-            "split": source.split,
-            "row": number,
-            "ids": ids.tolist(),
-            "trained": trained.astype(int).tolist(),
-            "examples": examples,
-        }
-        print(json.dumps(facts))
-        return
     head = (
         f"{folder}, plan {source.plan.stem!r}, split {source.split!r}, row {number:,} of "
         f"{len(source):,}: {len(documents):,} examples, {len(ids):,} tokens, "
@@ -260,30 +213,44 @@ def _show_plan_row(options: ShowOptions, plan: str) -> None:
     )
     kept = np.arange(len(ids)) < options.max_tokens
     shown = ShownTokens(ids, trained, kept, marker_ids(store), decode)
-    print_pieces([Heading(head), *_packed_pieces(shown, documents, columns)])
+    facts = {
+        "store": str(store.folder),
+        "plan": source.plan.stem,
+        "split": source.split,
+        "row": number,
+        "ids": ids.tolist(),
+        "trained": trained.astype(int).tolist(),
+        "examples": [
+            {
+                "example": example,
+                "columns": [first, last],
+                "tokens": [start, stop],
+                "text": decode(ids[first:last]),
+            }
+            for (example, start, stop), (first, last) in zip(documents, columns, strict=True)
+        ],
+    }
+    return Answer(facts, [Heading(head), *shown.sections(_packed_parts(shown, documents, columns))])
 
 
-def _packed_pieces(
+def _packed_parts(
     shown: ShownTokens, documents: Documents, columns: tuple[tuple[int, int], ...]
-) -> Iterator[Heading | Span]:
+) -> Iterator[tuple[str, int, int]]:
     """The examples of a packed row one by one; padding is only counted."""
     following = [first for first, _ in columns[1:]] + [len(shown.ids)]
     for (number, start, stop), (first, last), end in zip(
         documents, columns, following, strict=True
     ):
-        yield Heading(
-            f"columns {first}..{last}: example {number}, tokens {start}..{stop}, "
-            f"{shown.num_trained(first, last):,} trained"
-        )
-        yield from shown.spans(first, last)
+        title = f"columns {first}..{last}: example {number}, tokens {start}..{stop}"
+        yield f"{title}, {shown.num_trained(first, last):,} trained", first, last
         if last < end:
-            yield Heading(f"columns {last}..{end}: padding")
+            yield f"columns {last}..{end}: padding", last, last
 
 
 # the batch of a step
 
 
-def _show_step(options: ShowOptions) -> None:
+def _show_step(options: ShowCommand) -> Answer:
     chosen = [flag for flag in options.given() if flag in ("--step", "--samples", "--state")]
     if len(chosen) != 1:
         raise OptionError(
@@ -298,14 +265,6 @@ def _show_step(options: ShowOptions) -> None:
         rows = [read_row(moment, plan) for plan in chosen_rows]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
     decode = _step_decoder(options, config, stores)
-    if options.as_json:
-        facts = {
-            **moment.facts(),
-            "fingerprint": moment.stream.fingerprint,
-            "rows": [_row_facts(row, decode) for row in rows],
-        }
-        print(json.dumps(facts))
-        return
     at = "" if options.step is None else f"step {options.step:,}, "
     hidden = len(planned) - len(rows)
     head = (
@@ -313,43 +272,86 @@ def _show_step(options: ShowOptions) -> None:
         f"has {planned[0].sample:,}..{planned[-1].sample + 1:,}"
     )
     head += f", {hidden} of other sources are not shown" if hidden else ""
-    pieces: list[Heading | Span] = [Heading(head)]
-    left = options.max_tokens
-    for row in rows:
-        kept = np.arange(len(row.window)) < left
-        shown = ShownTokens(row.window, row.trained, kept, marker_ids(*stores), decode)
-        pieces += _row_pieces(row, shown)
-        left = max(0, left - len(row.window))
-    print_pieces(pieces)
+
+    def facts() -> dict[str, JSON]:
+        return {
+            **moment.facts(),
+            "fingerprint": moment.stream.fingerprint,
+            "rows": [_row_facts(row, decode) for row in rows],
+        }
+
+    def lines() -> Iterator[Heading | Span]:
+        yield Heading(head)
+        left, markers = options.max_tokens, marker_ids(*stores)
+        for row in rows:
+            kept = np.arange(len(row.window)) < left
+            shown = ShownTokens(row.window, row.trained, kept, markers, decode)
+            yield from shown.sections(_row_parts(row, shown))
+            left -= len(row.window)
+
+    return Answer(facts, lines())
 
 
-def _step_decoder(options: ShowOptions, config: DataConfig, stores: list[Store]) -> Decode:
+def _step_decoder(options: ShowCommand, config: DataConfig, stores: list[Store]) -> Decode:
     """With the tokenizer that was named, else with the config's if it can be opened."""
-    name = options.tokenizer
-    if name is not None or config.tokenizer_path is None:
-        return decoder(name, options.special, *stores)
+    if options.tokenizer is not None or config.tokenizer_path is None:
+        return _decoder(options.tokenizer, options.special, *stores)
     try:
-        return decoder(config.tokenizer_path, options.special, *stores)
+        return _decoder(config.tokenizer_path, options.special, *stores)
     except (TokenizerError, MissingExtraError) as error:
         print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
-        return decoder(None, None)
+        return _decoder(None, None)
 
 
-def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
+def _decoder(name: str | None, special: list[str] | None, *stores: Store) -> Decode:
+    """Ids to text with the very tokenizer of the stores; without one, the ids themselves.
+
+    A store that records no tokenizer, such as an imported one, is read with the one that is named,
+    with a note; an id beyond its vocabulary is refused.
+    """
+    if name is None:
+        print("shardmill: no --tokenizer, so ids are shown", file=sys.stderr)
+        return lambda ids: " ".join(map(str, ids.tolist())) + " "
+    unknown = [store for store in stores if store.manifest.tokenizer_fingerprint is None]
+    known = [store for store in stores if store not in unknown]
+    opened = open_named(name, parse_special(special), *known)
+    if not unknown:
+        return opened.decode
+    folder = unknown[0].folder
+    print(
+        f"shardmill: {folder} records no tokenizer, so nothing shows whether --tokenizer {name} "
+        "made its tokens",
+        file=sys.stderr,
+    )
+
+    def decode(ids: IntArray) -> str:
+        largest = int(ids.max(initial=0))
+        if largest >= opened.vocab_size:
+            raise OptionError(
+                f"--tokenizer {name}: has {opened.vocab_size:,} ids, but {folder} holds id "
+                f"{largest:,}, so it did not make these tokens: name the one that did"
+            )
+        return opened.decode(ids)
+
+    return decode
+
+
+def _row_parts(row: Row, shown: ShownTokens) -> Iterator[tuple[str, int, int]]:
     """A row document by document; what is a label counts as trained."""
     plan, unit = row.plan, "row" if row.packed else "window"
     split = "" if plan.split is None else f", split {plan.split!r}"
     tokens = "" if row.packed else f", tokens {plan.start:,}..{plan.stop:,}"
-    yield Heading(
+    instead = "" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here"
+    yield (
         f"sample {plan.sample:,}: {visible(plan.source)} ({visible(str(plan.path))}{split}), "
-        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}"
-        + ("" if plan.instead_of is None else f"; {unit} {plan.instead_of:,} is excluded here")
+        f"epoch {plan.epoch:,}, {unit} {plan.window:,}{tokens}{instead}",
+        0,
+        0,
     )
     if plan.documents is None or row.columns is None:
-        yield Heading("it is not known where its documents begin")
-        yield from shown.spans(0, len(shown.ids))
+        yield "it is not known where its documents begin", 0, len(shown.ids)
     elif row.packed:
-        yield from _packed_pieces(shown, plan.documents, row.columns)
+        yield from _packed_parts(shown, plan.documents, row.columns)
     else:
         for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
             boundary = ""
@@ -357,8 +359,7 @@ def _row_pieces(row: Row, shown: ShownTokens) -> Iterator[Heading | Span]:
                 boundary = "; its first token is the label of the document before"
             elif first:
                 boundary = "; boundary: its first token is not a label"
-            yield Heading(f"document {number:,}, tokens {start:,}..{stop:,}{boundary}")
-            yield from shown.spans(first, last)
+            yield f"document {number:,}, tokens {start:,}..{stop:,}{boundary}", first, last
 
 
 def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:

@@ -6,20 +6,21 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from shardmill.arguments import whole_number
-from shardmill.cli.options import AsJson, check_file, read_state
-from shardmill.cli.printing import Decode, Heading, ShownTokens, Span, print_pieces
+from shardmill.cli.options import AsJson, read_state
+from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
 from shardmill.cli.terminal import safe_bars
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.records import IGNORE_INDEX, JSON, IntArray
@@ -36,8 +37,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamOptions:
-    """What `shardmill stream` takes."""
+class StreamCommand:
+    """Prints the rows that --show asks for, then one line: steps, tokens, speed. Without colours
+    what is trained is in [[ ]]; each document of a row has its own heading.
+
+    Example: shardmill stream stream.toml --set data.seed=7 --steps 100 --show 2
+
+    Example: shardmill stream stream.toml --steps 20 --save-state state.json
+
+    Example: shardmill stream stream.toml --state state.json
+
+    Exit 0: made, or the data ended before. Exit 2: a mistake in the call, the config or its input.
+    """
 
     config: Annotated[Path, "CONFIG", "A .toml, .yaml or .json file."]
     override: Annotated[
@@ -51,6 +62,49 @@ class StreamOptions:
     save_state: Annotated[Path | None, "Write the state after the last step."] = None
     show: Annotated[int, "How many rows to print as text."] = 0
     as_json: AsJson = False
+
+    def run(self) -> Answer:
+        from shardmill.compat.chomp import config_dict, read_config
+        from shardmill.compat.chomp.tokenizer import effective_config
+
+        whole_number(self.steps, "steps", least=0)
+        whole_number(self.show, "show", least=0)
+        saved = self.save_state
+        if saved is not None:
+            if not saved.parent.is_dir():
+                raise OptionError(f"--save-state {saved}: there is no folder {saved.parent}")
+            if os.path.lexists(saved) and (saved.is_symlink() or not saved.is_file()):
+                raise OptionError(
+                    f"--save-state {saved}: found a link, device, pipe or folder; wanted a new file"
+                )
+        settings = read_config(self.config, self.override or ())
+        opened, tokenizer = _open(settings, self)
+        with closing(opened):
+            if self.state is not None:
+                opened.set_state(read_state(self.state))
+            run = _run(opened, self.steps, self.show)
+            if saved is not None:
+                with atomic_write(saved) as file:
+                    file.write(json.dumps(opened.get_state()).encode() + b"\n")
+        decode, markers = _decoder(tokenizer)
+        facts: dict[str, Any] = {
+            "config": str(self.config),
+            "effective": config_dict(effective_config(settings, tokenizer)),
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer": tokenizer.fingerprint,
+            "steps": run.steps,
+            "ended": run.ended,
+            "seconds": round(run.seconds, 3),
+            "tokens_per_second": round(run.speed, 1),
+            "counts": run.counts.to_dict(),
+            "rows": [_row_facts(row, decode) for row in run.rows],
+            "state": None if saved is None else str(saved),
+        }
+        pieces = (piece for row in run.rows for piece in _row_pieces(row, decode, markers))
+        receipt = f"{self.config}: {_receipt(settings, run)}" + (
+            f"; state: {saved}" if saved else ""
+        )
+        return Answer(facts, chain(pieces, [receipt]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,61 +142,7 @@ class _Run:
         return self.counts.tokens / self.seconds if self.seconds else 0.0
 
 
-def stream(options: StreamOptions) -> None:
-    """Run a stream from text to batches for some steps.
-
-    Prints the rows that --show asks for, then one line: steps, tokens, speed. Without colours what
-    is trained is in [[ ]]; each document of a row has its own heading.
-
-    Example: shardmill stream stream.toml --set data.seed=7 --steps 100 --show 2
-
-    Example: shardmill stream stream.toml --steps 20 --save-state state.json
-
-    Example: shardmill stream stream.toml --state state.json
-
-    Exit 0: made, or the data ended before. Exit 2: a mistake in the call, the config or its input.
-    """
-    from shardmill.compat.chomp import config_dict, read_config
-    from shardmill.compat.chomp.tokenizer import effective_config
-
-    whole_number(options.steps, "steps", least=0)
-    whole_number(options.show, "show", least=0)
-    saved = options.save_state
-    if saved is not None:
-        if not saved.parent.is_dir():
-            raise OptionError(f"--save-state {saved}: there is no folder {saved.parent}")
-        check_file(saved, "--save-state")
-    settings = read_config(options.config, options.override or ())
-    opened, tokenizer = _open(settings, options)
-    with closing(opened):
-        if options.state is not None:
-            opened.set_state(read_state(options.state))
-        run = _run(opened, options.steps, options.show)
-        if saved is not None:
-            with atomic_write(saved) as file:
-                file.write(json.dumps(opened.get_state()).encode() + b"\n")
-    decode, markers = _decoder(tokenizer)
-    if options.as_json:
-        facts: dict[str, Any] = {
-            "config": str(options.config),
-            "effective": config_dict(effective_config(settings, tokenizer)),
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.fingerprint,
-            "steps": run.steps,
-            "ended": run.ended,
-            "seconds": round(run.seconds, 3),
-            "tokens_per_second": round(run.speed, 1),
-            "counts": run.counts.to_dict(),
-            "rows": [_row_facts(row, decode) for row in run.rows],
-            "state": None if saved is None else str(saved),
-        }
-        print(json.dumps(facts))
-        return
-    print_pieces([piece for row in run.rows for piece in _row_pieces(row, decode, markers)])
-    print(f"{options.config}: {_receipt(settings, run)}" + (f"; state: {saved}" if saved else ""))
-
-
-def _open(settings: StreamConfig, options: StreamOptions) -> tuple[Stream, StreamTokenizer]:
+def _open(settings: StreamConfig, options: StreamCommand) -> tuple[Stream, StreamTokenizer]:
     """Through Grain where it is installed: the same batches, some of them made ahead."""
     from shardmill.compat.chomp import build_eval_iterator, build_train_iterator, open_stream
 
@@ -214,19 +214,19 @@ def _receipt(settings: StreamConfig, run: _Run) -> str:
 
 def _row_pieces(row: _Row, decode: Decode, markers: IntArray) -> Iterator[Heading | Span]:
     """The row document by document; what is a label counts as trained."""
-    yield Heading(f"step {row.step:,}, row {row.row:,}")
     trained = np.append(False, row.labels != IGNORE_INDEX)  # the first token is not a label
     ids, segments = row.window()
     shown = ShownTokens(ids, trained, np.ones(len(ids), bool), markers, decode)
+    parts = [(f"step {row.step:,}, row {row.row:,}", 0, 0)]
     for start, stop in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1), len(segments)]):
-        if not segments[start]:
-            yield Heading(f"padding, tokens {start:,}..{stop:,}")
-            continue
-        yield Heading(
-            f"document {segments[start]:,}, tokens {start:,}..{stop:,}, "
-            f"{shown.num_trained(start, stop):,} trained"
-        )
-        yield from shown.spans(start, stop)
+        tokens, count = f"tokens {start:,}..{stop:,}", shown.num_trained(start, stop)
+        if segments[start]:
+            parts.append(
+                (f"document {segments[start]:,}, {tokens}, {count:,} trained", start, stop)
+            )
+        else:
+            parts.append((f"padding, {tokens}", 0, 0))
+    return shown.sections(parts)
 
 
 def _row_facts(row: _Row, decode: Decode) -> dict[str, JSON]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from shardmill.arguments import check_local
 from shardmill.cli.options import AsJson
+from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import one_bar
 from shardmill.remote import TransferReceipt
 from shardmill.remote import pull as pull_folder
@@ -16,8 +16,16 @@ from shardmill.remote import push as push_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushOptions:
-    """What `shardmill push` takes."""
+class PushCommand:
+    """Prints one line: files and bytes that were sent, and those that were already there.
+    Interrupted, run it again: what arrived is not sent again. Credentials and endpoint come from
+    the environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...).
+
+    Example: shardmill push store s3://bucket/store
+
+    Exit 0: all of it is there, checked. Exit 2: a mistake in the call, or a place that cannot be
+    written. Exit 130: stopped with Ctrl-C.
+    """
 
     folder: Annotated[Path, "FOLDER", "A finished store or packed folder."]
     url: Annotated[str, "URL", "Where to, for instance s3://bucket/path."]
@@ -25,44 +33,21 @@ class PushOptions:
     replace: Annotated[bool, "Replace another folder that is there."] = False
     as_json: AsJson = False
 
+    def run(self) -> Answer:
+        with one_bar("push") as progress:
+            done = push_folder(
+                self.folder,
+                self.url,
+                workers=self.workers,
+                progress=progress,
+                replace=self.replace,
+            )
+        return _answer(done, done.url, "sent")
+
 
 @dataclass(frozen=True, kw_only=True)
-class PullOptions:
-    """What `shardmill pull` takes."""
-
-    url: Annotated[str, "URL", "A pushed folder, for instance s3://bucket/path."]
-    folder: Annotated[Path, "FOLDER", "Where to: a new or empty folder."]
-    workers: Annotated[int, "Files fetched at a time."] = 8
-    as_json: AsJson = False
-
-
-def push(options: PushOptions) -> None:
-    """Copy a finished folder to object storage, the manifest last.
-
-    Prints one line: files and bytes that were sent, and those that were already there. Interrupted,
-    run it again: what arrived is not sent again. Credentials and endpoint come from the
-    environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...).
-
-    Example: shardmill push store s3://bucket/store
-
-    Exit 0: all of it is there, checked. Exit 2: a mistake in the call, or a place that cannot be
-    written. Exit 130: stopped with Ctrl-C.
-    """
-    with one_bar("push") as progress:
-        done = push_folder(
-            options.folder,
-            options.url,
-            workers=options.workers,
-            progress=progress,
-            replace=options.replace,
-        )
-    _print_receipt(done, done.url, "sent", as_json=options.as_json)
-
-
-def pull(options: PullOptions) -> None:
-    """Copy a finished folder from object storage; it appears when every byte is checked.
-
-    Prints one line: files and bytes that were fetched, and those that were already there.
+class PullCommand:
+    """Prints one line: files and bytes that were fetched, and those that were already there.
     Interrupted, run it again: what arrived is not fetched again.
 
     Example: shardmill pull s3://bucket/pushed pulled
@@ -70,18 +55,23 @@ def pull(options: PullOptions) -> None:
     Exit 0: all of it is here, checked. Exit 2: a mistake in the call, or nothing whole is there.
     Exit 130: stopped with Ctrl-C.
     """
-    check_local(options.folder, "folder")
-    with one_bar("pull") as progress:
-        done = pull_folder(options.url, options.folder, workers=options.workers, progress=progress)
-    _print_receipt(done, str(done.folder), "fetched", as_json=options.as_json)
+
+    url: Annotated[str, "URL", "A pushed folder, for instance s3://bucket/path."]
+    folder: Annotated[Path, "FOLDER", "Where to: a new or empty folder."]
+    workers: Annotated[int, "Files fetched at a time."] = 8
+    as_json: AsJson = False
+
+    def run(self) -> Answer:
+        check_local(self.folder, "folder")
+        with one_bar("pull") as progress:
+            done = pull_folder(self.url, self.folder, workers=self.workers, progress=progress)
+        return _answer(done, str(done.folder), "fetched")
 
 
-def _print_receipt(done: TransferReceipt, where: str, verb: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(done.to_json(), indent=2))
-        return
-    print(
+def _answer(done: TransferReceipt, where: str, verb: str) -> Answer:
+    text = (
         f"{where}: {done.kind} of {done.files:,} files, {done.bytes:,} bytes; "
         f"{done.moved_files:,} {verb} ({done.moved_bytes:,} bytes), "
         f"{done.kept_files:,} there before; all checked"
     )
+    return Answer(done.to_json(), [text], indent=2)

@@ -16,8 +16,15 @@ from shardmill.loading.config import DataConfig, meant_split, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewOptions:
-    """What `shardmill view` takes."""
+class ViewCommand:
+    """It reads, and writes nothing; on 127.0.0.1 only this machine reaches it.
+
+    Prints the address, and answers until Ctrl-C.
+
+    Example: shardmill view store chats --tokenizer spm.model
+
+    Exit 0: stopped with Ctrl-C. Exit 2: a mistake in the call, or an address that is taken.
+    """
 
     folders: Annotated[list[Path] | None, "FOLDERS", "Stores, or folders with stores in them."] = (
         None
@@ -37,40 +44,29 @@ class ViewOptions:
     port: Annotated[int, "0: any that is free."] = 0
     open_page: Annotated[bool, "--open/--no-open", "Open it in a browser."] = False
 
+    def run(self) -> None:
+        from shardmill.inspect.api import Desk
+        from shardmill.inspect.server import is_loopback, open_server
 
-def view(options: ViewOptions) -> None:
-    """Serve a page that shows stores: documents, tokens, masks, plans, the batch of any step.
-
-    It reads, and writes nothing; on 127.0.0.1 only this machine reaches it.
-
-    Prints the address, and answers until Ctrl-C.
-
-    Example: shardmill view store chats --tokenizer spm.model
-
-    Exit 0: stopped with Ctrl-C. Exit 2: a mistake in the call, or an address that is taken.
-    """
-    from shardmill.inspect.api import Desk
-    from shardmill.inspect.server import is_loopback, open_server
-
-    if not 0 <= options.port < 2**16:
-        raise OptionError(f"--port {options.port}: wanted 0 to 65535")
-    config = None if options.config is None else read_config(options.config)
-    if not options.folders and config is None:
-        raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
-    stores = find_stores([*(options.folders or []), *_stores_of(config)])
-    desk = Desk(Shelf(stores, _tokenizers(options, config)), config, options.inputs or ())
-    with suppress(KeyboardInterrupt), open_server(desk, options.host, options.port) as server:
-        if not is_loopback(options.host):
-            print(
-                f"shardmill: --host {options.host}: everyone who reaches this address can read "
-                "the data; there is no password",
-                file=sys.stderr,
-            )
-        print(server.url, flush=True)
-        if options.open_page:
-            webbrowser.open(server.url)
-        server.run()
-    print("shardmill: stopped", file=sys.stderr)
+        if not 0 <= self.port < 2**16:
+            raise OptionError(f"--port {self.port}: wanted 0 to 65535")
+        config = None if self.config is None else read_config(self.config)
+        if not self.folders and config is None:
+            raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
+        stores = find_stores([*(self.folders or []), *_stores_of(config)])
+        desk = Desk(Shelf(stores, _tokenizers(self, config)), config, self.inputs or ())
+        with suppress(KeyboardInterrupt), open_server(desk, self.host, self.port) as server:
+            if not is_loopback(self.host):
+                print(
+                    f"shardmill: --host {self.host}: everyone who reaches this address can read "
+                    "the data; there is no password",
+                    file=sys.stderr,
+                )
+            print(server.url, flush=True)
+            if self.open_page:
+                webbrowser.open(server.url)
+            server.run()
+        print("shardmill: stopped", file=sys.stderr)
 
 
 def _stores_of(config: DataConfig | None) -> list[Path]:
@@ -81,7 +77,7 @@ def _stores_of(config: DataConfig | None) -> list[Path]:
     return [entry[0].folder for entry in found if entry is not None]
 
 
-def _tokenizers(options: ViewOptions, config: DataConfig | None) -> Tokenizers:
+def _tokenizers(options: ViewCommand, config: DataConfig | None) -> Tokenizers:
     """Those that were named, else the config's if it can be opened."""
     names, special = options.tokenizer or [], parse_special(options.special)
     if names or config is None or config.tokenizer_path is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from shardmill.compat.chomp.config import ModelSection, StreamConfig, TokenizerSection
 from shardmill.errors import OptionError, TokenizerError
@@ -20,24 +19,16 @@ from shardmill.loading.streaming.tokenizer import (
     StreamTokenizer,
     kind_of,
     load_tokenizer,
-    make_stream_tokenizer,
     special_strings,
 )
 from shardmill.protocols import Tokenizer
 from shardmill.tokenizers import ByteTokenizer, open_tokenizer
-from shardmill.tokenizers.base import usual_id
+from shardmill.tokenizers.base import TokenizerWithSpecials, usual_id
 
 _log = logging.getLogger(__name__)
 
 _BYTE_IDS = {"pad": 0, "bos": 1, "eos": 2}  # of a byte tokenizer whose byte_offset leaves room
 _AT = "data.tokenizer"
-
-
-@runtime_checkable
-class HasMarkers(Protocol):
-    """A tokenizer that says whether a string is one of its special tokens."""
-
-    def marker_id(self, text: str) -> int | None: ...
 
 
 def open_stream_tokenizer(config: StreamConfig) -> StreamTokenizer:
@@ -46,8 +37,11 @@ def open_stream_tokenizer(config: StreamConfig) -> StreamTokenizer:
     saved = None if section.snapshot is None else load_tokenizer(section.snapshot)
     tokenizer = _open_base(section) if saved is None else _from_snapshot(section, saved.tokenizer)
     ids = _find_ids(config, tokenizer)
-    opened = make_stream_tokenizer(
-        tokenizer, ids, vocab_size=_vocab_size(config, tokenizer, ids), engine=section.engine
+    opened = StreamTokenizer(
+        tokenizer=tokenizer,
+        ids=ids,
+        vocab_size=_vocab_size(config, tokenizer, ids),
+        engine=section.engine,
     )
     if saved is not None and saved.fingerprint != opened.fingerprint:
         _log.warning(
@@ -239,7 +233,7 @@ def _is_text(tokenizer: Tokenizer, number: int) -> bool:
         literal = tokenizer.decode([number])
     except TokenizerError:  # not a token: beyond the vocabulary, or a gap in it
         return False
-    assert isinstance(tokenizer, HasMarkers), "every kind of tokenizer in a config has markers"
+    assert isinstance(tokenizer, TokenizerWithSpecials), "every kind of tokenizer in a config is"
     return tokenizer.marker_id(literal) != number
 
 

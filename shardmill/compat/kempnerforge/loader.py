@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -31,7 +30,6 @@ from shardmill.compat.kempnerforge.samplers import (
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.exclusion import warn_of_change
 from shardmill.loading.state import State, read_count, write_envelope
-from shardmill.records import OffsetArray
 from shardmill.threads import OneThread
 from shardmill.trainers.torch import has_accelerator
 
@@ -82,72 +80,46 @@ def read_config(config: object) -> LoaderConfig:
     return LoaderConfig(**given)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A batch that is being read."""
-
-    revision: int  # of the sampler's order when it was drawn
-    stop: int  # samples of the epoch, of all ranks, consumed once it is given
-
-
 class BatchDraws:
     """The batch sampler of a `DataLoader`, drawn ahead of what was given.
 
-    It is its own iterator and begins where the sampler is. A batch that was drawn before the order
-    changed (new weights) has another revision, and its samples are drawn again; so it may continue
-    after its end.
+    A batch that was drawn before the order changed (new weights) has another revision, and its
+    samples are drawn again.
     """
-
-    _ready: OffsetArray  # indices of this rank from `_at - used` on
-    _used: int
 
     def __init__(self, sampler: RankedSampler, batch_size: int, *, drop_last: bool) -> None:
         self._sampler = sampler
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self.under_way: deque[Drawn] = deque()  # in the order in which they will be given
-        self._rewind()
+        self.under_way: deque[tuple[int, int]] = deque()
+        # of each batch that is being read, in the order in which they will be given: the revision
+        # of the order, and the samples of the epoch, of all ranks, consumed once it is given
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
-        return self._num_batches(0)
+        return self.num_batches(0)
 
-    @property
-    def at_end(self) -> bool:
-        """Whether no batch is left after the sampler's position."""
-        return not self._num_batches(self._sampler.samples)
-
-    def __iter__(self) -> BatchDraws:
-        self.under_way.clear()
-        self._rewind()
-        return self
-
-    def __next__(self) -> list[int]:
-        if self._revision != self._sampler.revision:
-            self._rewind()
-        if not self._num_batches(self._at):
-            raise StopIteration
-        size = min(self._batch_size, self._sampler.remaining(self._at))
-        if self._used + size > len(self._ready):
-            # whole batches at once: thousands of samples cost little more than a few
-            many = max(1, CHUNK // self._batch_size) * self._batch_size
-            count = min(many, self._sampler.remaining(self._at))
-            self._ready, self._used = self._sampler.draw(self._at, count), 0
-        indices: list[int] = self._ready[self._used : self._used + size].tolist()
-        self._used += size
-        self._at += size * self._sampler.num_replicas
-        self.under_way.append(Drawn(self._revision, self._at))
-        return indices
-
-    def _rewind(self) -> None:
-        """To the sampler's position, by its current order."""
-        self._revision = self._sampler.revision
-        self._at = self._sampler.samples
-        self._ready, self._used = np.empty(0, np.int64), 0
-
-    def _num_batches(self, start: int) -> int:
+    def num_batches(self, start: int) -> int:
+        """Batches that are left from global sample `start` on."""
         left = self._sampler.remaining(start)
         return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.under_way.clear()
+        sampler, size = self._sampler, self._batch_size
+        # whole batches at once: thousands of samples cost little more than a few
+        many = max(1, CHUNK // size)
+        revision, at = sampler.revision, sampler.samples
+        while batches := min(many, self.num_batches(at)):
+            drawn = sampler.draw(at, min(batches * size, sampler.remaining(at))).tolist()
+            for first in range(0, len(drawn), size):
+                indices = drawn[first : first + size]
+                at += len(indices) * sampler.num_replicas
+                self.under_way.append((revision, at))
+                yield indices
+                if revision != sampler.revision:
+                    revision, at = sampler.revision, sampler.samples
+                    break
 
 
 _KIND = "shardmill.StatefulDataLoader"
@@ -188,7 +160,7 @@ class StatefulDataLoader:
             generator=torch.Generator().manual_seed(self.sampler.seed % 2**63),
             **self.config.options(),
         )
-        self._counted = (self.sampler.epoch, self.sampler.samples, 0)  # epoch, samples, batches
+        self._count(0)
         self._current: Callable[[], _EpochBatches | None] = lambda: None
 
     @property
@@ -235,12 +207,8 @@ class StatefulDataLoader:
         """Continue after the batch that `state` followed. An iteration under way ends."""
         own = self.state_dict()
         excluded = own.pop(_EXCLUSIONS, None)
-        before = None
-        if isinstance(state, Mapping):
-            before = state.get(_EXCLUSIONS)
-            state = {key: value for key, value in state.items() if key != _EXCLUSIONS}
         free = ("epoch", "samples", "batches_yielded", "sampler")
-        found = check_state(state, own, free=free, here="this loader")
+        found = check_state(state, own, free=free, optional=(_EXCLUSIONS,), here="this loader")
         batches, inner = read_count(found, "batches_yielded"), found["sampler"]
         for name in ("epoch", "samples"):
             if not isinstance(inner, dict) or inner.get(name) != found[name]:
@@ -249,8 +217,8 @@ class StatefulDataLoader:
                     f"{inner!r:.200}; it was changed since it was saved"
                 )
         self.sampler.load_state_dict(inner)
-        self._counted = (self.sampler.epoch, self.sampler.samples, batches)
-        warn_of_change(before, excluded, "StatefulDataLoader")
+        self._count(batches)
+        warn_of_change(found.get(_EXCLUSIONS), excluded, "StatefulDataLoader")
         self._end_current()
 
     def __repr__(self) -> str:
@@ -258,6 +226,10 @@ class StatefulDataLoader:
             f"StatefulDataLoader({self.dataset!r}, batch_size={self.batch_size}, "
             f"sampler={self.sampler!r}, num_workers={self.config.num_workers})"
         )
+
+    def _count(self, batches: int) -> None:
+        """So many batches of this epoch were given up to the sampler's position."""
+        self._counted = (self.sampler.epoch, self.sampler.samples, batches)
 
     def _end_current(self) -> None:
         current = self._current()
@@ -286,15 +258,13 @@ class StatefulDataLoader:
 
 
 class _EpochBatches(Iterator[Any]):
-    """The rest of one epoch."""
+    """The rest of one epoch. The position is kept by the loader alone."""
 
     def __init__(self, owner: StatefulDataLoader) -> None:
-        self._owner = owner
-        self._sampler, self._draws = owner.sampler, owner._draws
+        self._owner, self._sampler = owner, owner.sampler
         self._sampler.move_to(self._sampler.begins_at)
         self._inner: Iterator[Any] | None = iter(owner._loader)
-        self._batches = owner.batches_yielded
-        self._position = self._sampler_position()
+        owner._count(owner.batches_yielded)
         self._done = False
         self._one_thread = OneThread("StatefulDataLoader")
 
@@ -302,10 +272,10 @@ class _EpochBatches(Iterator[Any]):
         with self._one_thread:
             if self._done:
                 raise StopIteration
-            self._check()
+            *position, batches = self._owner._counted
+            self._check(tuple(position))
             batch = self._next_of_this_order()
-            self._batches += 1
-            self._count()
+            self._owner._count(batches + 1)
             return batch
 
     def end(self) -> None:
@@ -316,39 +286,33 @@ class _EpochBatches(Iterator[Any]):
         """The next batch. Those that were read ahead by an earlier order are skipped."""
         inner, self._inner = self._inner, None  # put back when all went well
         assert inner is not None, "checked before"
+        draws = self._owner._draws
         while True:
             try:
                 batch = next(inner)
             except StopIteration:
-                if not self._draws.at_end:
+                if draws.num_batches(self._sampler.samples):
                     inner = iter(self._owner._loader)  # new weights came after the last draw
                     continue
-                self._done, self._batches = True, 0
+                self._done = True
                 self._sampler.set_epoch(self._sampler.epoch + 1)
-                self._count()
+                self._owner._count(0)
                 raise
-            drawn = self._draws.under_way.popleft()
-            if drawn.revision == self._sampler.revision:
+            revision, stop = draws.under_way.popleft()
+            if revision == self._sampler.revision:
                 self._inner = inner
-                self._sampler.move_to(drawn.stop)
+                self._sampler.move_to(stop)
                 return batch
 
-    def _count(self) -> None:
-        self._position = self._sampler_position()
-        self._owner._counted = (*self._position, self._batches)
-
-    def _sampler_position(self) -> tuple[int, int]:
-        return self._sampler.epoch, self._sampler.samples
-
-    def _check(self) -> None:
+    def _check(self, position: tuple[int, ...]) -> None:
         if self._inner is None:
             raise OptionError(
                 "this iterator has ended: the loader was iterated again, a state was loaded, or a "
                 "batch could not be read; call iter(loader) to continue after the last batch given"
             )
-        if self._sampler_position() != self._position:
+        now = (self._sampler.epoch, self._sampler.samples)
+        if now != position:
             raise OptionError(
-                f"the sampler was moved from {self._position} to {self._sampler_position()} "
-                f"(epoch, samples) while the loader iterated; call iter(loader) again to continue "
-                f"from there"
+                f"the sampler was moved from {position} to {now} (epoch, samples) while the loader "
+                f"iterated; call iter(loader) again to continue from there"
             )

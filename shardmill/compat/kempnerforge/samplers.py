@@ -44,9 +44,14 @@ MOST_RANKS = 2**20  # bounds the padding of an epoch
 _LONGEST = 160  # characters of JSON that a state holds as they are; longer ones are hashed
 
 
-def check_state(state: object, own: State, *, free: tuple[str, ...], here: str) -> dict[str, Any]:
-    """`state` if it equals `own` in kind, version, keys and values; values of `free` may differ."""
-    found = read_envelope(state, str(own["kind"]), own.keys())
+def check_state(
+    state: object, own: State, *, free: tuple[str, ...], optional: tuple[str, ...] = (), here: str
+) -> dict[str, Any]:
+    """`state` if it equals `own` in kind, version, keys and values.
+
+    Values of `free` may differ, and it may have the keys `optional`.
+    """
+    found = read_envelope(state, str(own["kind"]), own.keys(), optional=optional)
     compared = own.keys() - {*free, "version", "kind"}
     refuse_differences(
         differences(

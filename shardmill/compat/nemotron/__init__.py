@@ -9,28 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardmill.formats.packed import (
-    ChatStoreSpool,
-    MemmapShard,
+    LegacyPickleWriter,
     MemmapShardWriter,
-    PackedBin,
-    PackedShard,
     PackedShardWriter,
     SequenceSpoolReader,
     SequenceSpoolWriter,
+    convert_legacy_to_memmap,
     materialize_bin_arrays,
-    open_memmap_shard,
-    open_packed,
-    pack_from_spool,
-    verify_memmap_shard,
 )
 from shardmill.lazy import lazy_getattr
-from shardmill.packing import (
-    BinAssignment,
-    best_fit_decreasing,
-    concatenate,
-    first_fit_decreasing,
-    first_fit_shuffle,
-)
+from shardmill.packing import BinAssignment
 
 if TYPE_CHECKING:
     from shardmill.compat.nemotron.datasets import (
@@ -46,58 +34,37 @@ if TYPE_CHECKING:
         process_chat_sft_pack_from_spool_core,
         write_memmap_to_cloud,
     )
-    from shardmill.formats.packed import (
-        LegacyPickleWriter,
-        ParquetShard,
-        ParquetShardWriter,
-        convert_legacy_to_memmap,
-    )
 
 __all__ = [
     "BinAssignment",
     "ChatSftOutputConfig",
-    "ChatStoreSpool",
     "GPTSFTPackedDataset",
     "GPTSFTPackedMemmapDataset",
     "GPTSFTPackedMultiShardDataset",
     "LegacyPickleWriter",
-    "MemmapShard",
     "MemmapShardWriter",
-    "PackedBin",
     "PackedDataset",
-    "PackedShard",
     "PackedShardWriter",
-    "ParquetShard",
-    "ParquetShardWriter",
     "SequenceSpoolReader",
     "SequenceSpoolWriter",
-    "best_fit_decreasing",
     "collate_packed",
-    "concatenate",
     "convert_legacy_to_memmap",
     "create_sft_dataset",
-    "first_fit_decreasing",
-    "first_fit_shuffle",
     "materialize_bin_arrays",
-    "open_memmap_shard",
-    "open_packed",
-    "pack_from_spool",
     "process_chat_sft_pack_from_spool_core",
-    "verify_memmap_shard",
     "write_memmap_to_cloud",
 ]
 
-_LATER = {
-    "shardmill.formats.packed": (
-        *("LegacyPickleWriter", "ParquetShard", "ParquetShardWriter", "convert_legacy_to_memmap"),
-    ),
-    "shardmill.compat.nemotron.datasets": (
-        *("GPTSFTPackedDataset", "GPTSFTPackedMemmapDataset", "GPTSFTPackedMultiShardDataset"),
-        *("PackedDataset", "collate_packed", "create_sft_dataset"),
-    ),
-    "shardmill.compat.nemotron.pack": (
-        *("ChatSftOutputConfig", "process_chat_sft_pack_from_spool_core", "write_memmap_to_cloud"),
-    ),
-}
-
-__getattr__ = lazy_getattr(__name__, _LATER)
+__getattr__ = lazy_getattr(
+    __name__,
+    {
+        "shardmill.compat.nemotron.datasets": (
+            *("GPTSFTPackedDataset", "GPTSFTPackedMemmapDataset", "GPTSFTPackedMultiShardDataset"),
+            *("PackedDataset", "collate_packed", "create_sft_dataset"),
+        ),
+        "shardmill.compat.nemotron.pack": (
+            *("ChatSftOutputConfig", "process_chat_sft_pack_from_spool_core"),
+            "write_memmap_to_cloud",
+        ),
+    },
+)

@@ -61,9 +61,8 @@ def process_chat_sft_pack_from_spool_core(
     """
     refuse_url(spool_dir, "spool_dir", instead="copy the spool with shardmill.remote.pull first")
     place = _place(output_fs, output_dir)
-    name = shard_name(shard_id, packed_storage)
-
     form = PackedOptions(packed_storage=packed_storage, dtype=dtype)
+    name = shard_name(shard_id, form)
     pack = partial(pack_with, packer, spool_dir, shard_id, pack_size, form)
     if _LOCAL & set(place.protocols):
         given = str(output_dir).rstrip("/")

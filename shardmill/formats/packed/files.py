@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -61,14 +62,14 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedWriter(ABC):
-    """Writes a file or a folder under a temporary name; `finalize` gives it its own.
+    """Writes a file or a folder under a temporary name; `finalize` publishes it.
 
     A context manager: leaving the block without `finalize` removes everything. Of two writers of
     one target the second is refused.
     """
 
     def __init__(self, target: Path) -> None:
-        """`target` was checked by `given_path`."""
+        """`target` was checked by `given_path`; what is written is created at `_temporary`."""
         self.target = target
         self._refuse_existing()
         self._is_open = True
@@ -76,7 +77,6 @@ class StagedWriter(ABC):
         self._remove = weakref.finalize(self, _remove, self._temporary, os.getpid())
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._create()
 
     def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
         """Publish what was written; the result says what it holds. `check` as in `Check`."""
@@ -129,10 +129,6 @@ class StagedWriter(ABC):
         """Raise if something is at the target."""
 
     @abstractmethod
-    def _create(self) -> None:
-        """Create what is written at `_temporary`."""
-
-    @abstractmethod
     def _complete(self) -> dict[str, Any]:
         """Write what is left and make it durable; the result of `finalize`."""
 
@@ -148,9 +144,8 @@ class FolderWriter(StagedWriter):
 
     def __init__(self, target: Path) -> None:
         super().__init__(target.resolve())
-
-    def _create(self) -> None:
-        self._temporary.mkdir()
+        with writing(target):
+            self._temporary.mkdir()
 
     def _refuse_existing(self) -> None:
         if not self.target.exists():
@@ -223,6 +218,53 @@ class FileShardWriter(StagedWriter):
                 raise StoreExistsError(f"{path}: is here already; remove it or choose another name")
 
 
+class RowFile:
+    """A two-dimensional `.npy` file, written row by row; rows that were not written are zero."""
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, int]) -> None:
+        header = npy_header(dtype, shape)
+        self._start = len(header)
+        self._row_bytes = shape[1] * np.dtype(dtype).itemsize
+        with writing(path):
+            self._file = path.open("xb", buffering=0)
+            self._put(memoryview(header), 0)
+            self._file.truncate(self._start + shape[0] * self._row_bytes)
+
+    def write(self, row: int, values: npt.NDArray[Any]) -> None:
+        """`values`, contiguous and of the file's dtype, from the start of `row` on."""
+        self._put(values.reshape(-1).view(np.uint8).data, self._start + row * self._row_bytes)
+
+    def finish(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, data: memoryview, position: int) -> None:
+        while data:
+            count = os.pwrite(self._file.fileno(), data, position)
+            data, position = data[count:], position + count
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What comes before the data of a `.npy` file."""
+    file = io.BytesIO()
+    fields = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+    return file.getvalue()
+
+
+def write_array(path: Path, dtype: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> None:
+    """A new file with the `count` values of all parts, durable."""
+    with path.open("xb") as file:
+        file.write(npy_header(dtype, (count,)))
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Raise an error of the disk as one of ours."""
@@ -260,6 +302,15 @@ def reading(path: Path) -> Iterator[None]:
 def file_sha256(path: Path) -> str:
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def wrong_hashes(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
+    """Every file of a manifest whose sha256 is another one, as a sentence."""
+    return [
+        f"{folder / name}: its sha256 is not the one in the manifest"
+        for name, entry in files.items()
+        if file_sha256(folder / name) != entry.sha256
+    ]
 
 
 def sealed(fields: dict[str, JSON]) -> dict[str, JSON]:

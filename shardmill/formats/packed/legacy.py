@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, SupportsIndex
+from typing import Any, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -56,15 +56,31 @@ def iter_legacy_bins(path: str | Path) -> Iterator[PackedBin]:
     """The bins of a legacy shard, in order. Nothing in the file is run, whatever it holds."""
     path = path_to_read(path)
     with reading(path), path.open("rb") as file:
-        yield from _bins(file, path)
+        header, offset = parse_npy(path, file.read(10_000))
+        shape, size = header["shape"], path.stat().st_size - offset
+        if header["descr"] != "|O":
+            if shape != (0,) or size:
+                raise StoreError(
+                    f"{path}: an array of numbers, not of packed bins; is this a file of tokens?"
+                )
+            return  # np.save of an empty list: no objects, and nothing in it
+        file.seek(offset)
+        count = 0
+        for fields in read_bins(file, size, str(path)):
+            yield _packed(fields, f"{path}, bin {count:,}")
+            count += 1
+        if shape != (count,):
+            raise DamagedStoreError(
+                f"{path}: {count:,} bins, but its header says {shape!r:.60}; copy it again"
+            )
 
 
-def read_record(path: str | Path) -> LegacyRecord | None:
-    """The record beside a legacy shard; None if there is none."""
-    beside = Path(f"{path}{RECORD}")
+def check_record(path: str | Path) -> LegacyRecord | None:
+    """The record beside a legacy shard, if there is one and the file is the one it describes."""
+    path, beside = Path(path), Path(f"{path}{RECORD}")
     try:
         found = msgspec.json.decode(beside.read_bytes(), type=LegacyRecord)
-        num_bytes = Path(path).stat().st_size
+        num_bytes = path.stat().st_size
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
@@ -74,15 +90,9 @@ def read_record(path: str | Path) -> LegacyRecord | None:
             f"{beside}: describes {found.format!r} and {found.num_bytes:,} bytes, but {path} has "
             f"{num_bytes:,}: it belongs to another file; remove it or copy both again"
         )
-    return found
-
-
-def check_record(path: str | Path) -> LegacyRecord | None:
-    """The record beside a legacy shard, after comparing the file with its sha256."""
-    record = read_record(path)
-    if record is not None and file_sha256(Path(path)) != record.sha256:
+    if file_sha256(path) != found.sha256:
         raise DamagedStoreError(f"{path}: its sha256 is not the one in its record; copy both again")
-    return record
+    return found
 
 
 class LegacyShard(PackedShard):
@@ -113,26 +123,6 @@ class LegacyShard(PackedShard):
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _bins(file: BinaryIO, path: Path) -> Iterator[PackedBin]:
-    header, offset = parse_npy(path, file.read(10_000))
-    shape, size = header["shape"], path.stat().st_size - offset
-    if header["descr"] != "|O":
-        if shape != (0,) or size:
-            raise StoreError(
-                f"{path}: an array of numbers, not of packed bins; is this a file of tokens?"
-            )
-        return  # np.save of an empty list: no objects, and nothing in it
-    file.seek(offset)
-    count = 0
-    for fields in read_bins(file, size, str(path)):
-        yield _packed(fields, f"{path}, bin {count:,}")
-        count += 1
-    if shape != (count,):
-        raise DamagedStoreError(
-            f"{path}: {count:,} bins, but its header says {shape!r:.60}; copy it again"
-        )
 
 
 def _packed(fields: dict[str, IntArray], where: str) -> PackedBin:
@@ -185,6 +175,13 @@ class LegacyPickleWriter(FileShardWriter):
         if not str(output_path).endswith(".npy"):
             raise OptionError(f"{output_path}: a legacy shard is called something.npy")
         super().__init__(output_path, pack_size, loss_mask_alignment)
+        self.output_path = self.target
+        with writing(self.target):
+            self._file = io.BufferedWriter(io.FileIO(self._temporary, "xb"), 2**20)
+        # the header and the number of bins are filled in at the end
+        self._file.write(
+            bytes(_HEADER_BYTES) + _TO_COUNT + bytes(4) + b"\x85" + _OBJECTS + b"\x89]"
+        )
 
     def finalize(self, *, check: Check | None = None) -> dict[str, Any]:
         """Publish the file, then its record, which is the result, with the specified name of the
@@ -193,13 +190,6 @@ class LegacyPickleWriter(FileShardWriter):
         with writing(self.target), atomic_write(Path(f"{self.target}{RECORD}")) as file:
             file.write(json.dumps(record, indent=2, sort_keys=True).encode() + b"\n")
         return record | {"format": "legacy_pickle"}
-
-    def _create(self) -> None:
-        self._file = io.BufferedWriter(io.FileIO(self._temporary, "xb"), 2**20)
-        # the header and the number of bins are filled in at the end
-        self._file.write(
-            bytes(_HEADER_BYTES) + _TO_COUNT + bytes(4) + b"\x85" + _OBJECTS + b"\x89]"
-        )
 
     def _add(self, ids: IntArray, mask: IntArray, starts: IntArray) -> None:
         pieces = [b"(}(" if self.num_bins % _BATCH == 0 else b"}("]

@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,13 +39,16 @@ from shardmill.formats.packed.files import (
     SEAL,
     FileEntry,
     FolderWriter,
+    RowFile,
     file_entries,
     file_sha256,
     is_sealed,
     read_manifest_as,
     reading,
+    write_array,
     write_manifest,
     writing,
+    wrong_hashes,
 )
 from shardmill.formats.packed.records import (
     MAX_PACK_SIZE,
@@ -209,11 +211,7 @@ def verify_memmap_shard(folder: str | Path) -> list[str]:
             files[name] = _check_array(folder, manifest, name)
         except ShardmillError as error:
             problems.append(str(error))
-    if problems:
-        return problems
-    for name, entry in (manifest.files or {}).items():
-        if file_sha256(folder / name) != entry.sha256:
-            problems.append(f"{folder / name}: its sha256 is not the one in the manifest")
+    problems = problems or wrong_hashes(folder, manifest.files or {})
     return problems or _bin_problems(folder, manifest, files)
 
 
@@ -347,6 +345,11 @@ class MemmapShardWriter(FolderWriter):
                 "there is; write several shards"
             ) from error
         super().__init__(path)
+        self.output_dir = self.target
+        rows = (self.num_bins, self.pack_size)
+        self._ids = RowFile(self._temporary / "input_ids.npy", self.dtype.str, rows)
+        self._masks = RowFile(self._temporary / "loss_mask.npy", MASK, rows)
+        self._waiting = io.BufferedWriter(io.FileIO(self._temporary / _WAITING, "xb"), _CHUNK)
 
     def write_bin(
         self,
@@ -406,13 +409,6 @@ class MemmapShardWriter(FolderWriter):
                 "numbers"
             )
 
-    def _create(self) -> None:
-        super()._create()
-        rows = (self.num_bins, self.pack_size)
-        self._ids = _RowFile(self._temporary / "input_ids.npy", self.dtype.str, rows)
-        self._masks = _RowFile(self._temporary / "loss_mask.npy", MASK, rows)
-        self._waiting = io.BufferedWriter(io.FileIO(self._temporary / _WAITING, "xb"), _CHUNK)
-
     def _close(self) -> None:
         self._ids.close()
         self._masks.close()
@@ -451,9 +447,9 @@ class MemmapShardWriter(FolderWriter):
         offsets = np.zeros(self.num_bins + 1, np.int64)
         np.cumsum(self._counts, out=offsets[1:])
         wide = offsets_dtype(self._num_starts)
-        _write_array(folder / "packed_len.npy", INDEX, len(self._lengths), [self._lengths])
-        _write_array(folder / "seq_offsets.npy", wide, len(offsets), [offsets])
-        _write_array(folder / "seq_starts.npy", INDEX, self._num_starts, self._starts())
+        write_array(folder / "packed_len.npy", INDEX, len(self._lengths), [self._lengths])
+        write_array(folder / "seq_offsets.npy", wide, len(offsets), [offsets])
+        write_array(folder / "seq_starts.npy", INDEX, self._num_starts, self._starts())
         (folder / _WAITING).unlink()
         self._ids.finish()
         self._masks.finish()
@@ -491,53 +487,6 @@ class MemmapShardWriter(FolderWriter):
             yield waiting[places]
 
 
-class _RowFile:
-    """A two-dimensional `.npy` file, written row by row; rows that were not written are zero."""
-
-    def __init__(self, path: Path, dtype: str, shape: tuple[int, int]) -> None:
-        header = npy_header(dtype, shape)
-        self._start = len(header)
-        self._row_bytes = shape[1] * np.dtype(dtype).itemsize
-        with writing(path):
-            self._file = path.open("xb", buffering=0)
-            self._put(memoryview(header), 0)
-            self._file.truncate(self._start + shape[0] * self._row_bytes)
-
-    def write(self, row: int, values: npt.NDArray[Any]) -> None:
-        """`values`, contiguous and of the file's dtype, from the start of `row` on."""
-        self._put(values.reshape(-1).view(np.uint8).data, self._start + row * self._row_bytes)
-
-    def finish(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _put(self, data: memoryview, position: int) -> None:
-        while data:
-            count = os.pwrite(self._file.fileno(), data, position)
-            data, position = data[count:], position + count
-
-
 def offsets_dtype(num_starts: int) -> str:
     """64 bits only when 32 do not suffice, since others read 32."""
     return INDEX if num_starts < 2**32 else "<u8"
-
-
-def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What comes before the data of a `.npy` file."""
-    file = io.BytesIO()
-    fields = {"descr": dtype, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, fields)
-    return file.getvalue()
-
-
-def _write_array(path: Path, dtype: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> None:
-    """A new file with the `count` values of all parts, durable."""
-    with path.open("xb") as file:
-        file.write(npy_header(dtype, (count,)))
-        for part in parts:
-            file.write(np.ascontiguousarray(part, dtype).data)
-        file.flush()
-        os.fsync(file.fileno())

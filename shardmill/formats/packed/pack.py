@@ -71,7 +71,9 @@ class PackedOptions:
     loss_mask_alignment: str = "label"  # or "roll_right"; see `Alignment`
 
     def __post_init__(self) -> None:
-        _check_storage(self.packed_storage)
+        if self.packed_storage not in _STORAGES:
+            storages = (*_STORAGES,)
+            raise OptionError(f"packed_storage={self.packed_storage!r}: wanted one of {storages}")
         token_dtype(self.dtype)
         checked_alignment(self.loss_mask_alignment)
 
@@ -140,25 +142,19 @@ def pack_with(
     return {"shard_id": shard_id, **_write(reader, plan, path, form, choices)}
 
 
-def shard_name(shard_id: str, storage: str) -> str:
-    """What a shard is called in its folder; both are checked."""
-    _check_storage(storage)
+def shard_name(shard_id: str, options: PackedOptions) -> str:
+    """What a shard is called in its folder."""
     if not isinstance(shard_id, str) or not _NAME.fullmatch(shard_id):
         raise OptionError(
             f"shard_id={shard_id!r:.120}: wanted 1 to 200 letters, digits, '_', '.' or "
             "'-', beginning with a letter or digit"
         )
-    return shard_id + _STORAGES[storage][1]
-
-
-def _check_storage(storage: str) -> None:
-    if storage not in _STORAGES:
-        raise OptionError(f"packed_storage={storage!r}: wanted one of {(*_STORAGES,)}")
+    return shard_id + _STORAGES[options.packed_storage][1]
 
 
 def _path(folder: str | Path, shard_id: str, options: PackedOptions) -> Path:
     refuse_url(folder, "output_dir", instead=WRITE_INSTEAD)
-    return Path(folder) / shard_name(shard_id, options.packed_storage)
+    return Path(folder) / shard_name(shard_id, options)
 
 
 def _plan_by(packer: Any, lengths: OffsetArray, size: int) -> PackPlan:

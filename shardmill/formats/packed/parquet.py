@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
-from shardmill.formats.packed.files import FileShardWriter, check_plain
+from shardmill.formats.packed.files import FileShardWriter, check_plain, writing
 from shardmill.formats.packed.records import (
     PackedBin,
     PackedShard,
@@ -257,21 +257,15 @@ class ParquetShardWriter(FileShardWriter):
     ) -> None:
         self.num_tokens = self.num_sequences = 0
         self._group = whole_number(row_group_size, "row_group_size")
-        self._compression = compression
         self._bins: list[tuple[npt.NDArray[Any], ...]] = []
         self._digests: list[str] = []
-        super().__init__(output_path, pack_size, loss_mask_alignment)
-
-    def _create(self) -> None:
         self._schema = pa.schema(
             [(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in COLUMNS.items()]
         )
-        self._file: Any = pq.ParquetWriter(
-            str(self._temporary),
-            self._schema,
-            compression=self._compression,
-            write_page_checksum=True,
-        )
+        super().__init__(output_path, pack_size, loss_mask_alignment)
+        with writing(self.target):
+            options = {"compression": compression, "write_page_checksum": True}
+            self._file: Any = pq.ParquetWriter(str(self._temporary), self._schema, **options)
 
     def _add(self, ids: IntArray, mask: IntArray, starts: IntArray) -> None:
         parts = zip((ids, mask, starts), COLUMNS.values(), strict=True)

@@ -466,7 +466,8 @@ class _Machine:
 def _shown(value: object) -> str:
     plain = str | bytes | int | bool | None
     items = value if isinstance(value, tuple) else (value,)
-    shown = [f"{item!r:.40}" if isinstance(item, plain) else _kind(item) for item in items[:9]]
+    short = [item[:40] if isinstance(item, bytes) else item for item in items[:9]]
+    shown = [f"{item!r:.40}" if isinstance(item, plain) else _kind(item) for item in short]
     return f"({', '.join(shown)})"
 
 

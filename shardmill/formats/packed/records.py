@@ -244,7 +244,7 @@ def agreed_pack_size(stored: int | None, given: SupportsIndex | None, where: obj
     chosen = None if given is None else given_pack_size(given)
     if stored is not None and chosen not in (None, stored):
         raise OptionError(f"{where}: its pack_size is {stored:,}, not {chosen:,}")
-    return chosen if stored is None else stored
+    return chosen if stored is None else given_pack_size(stored)
 
 
 def given_pack_size(pack_size: SupportsIndex) -> int:

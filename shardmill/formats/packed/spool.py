@@ -27,10 +27,10 @@ from shardmill.formats.packed.files import (
     FileEntry,
     FolderWriter,
     file_entries,
-    file_sha256,
     is_sealed,
     read_manifest_as,
     write_manifest,
+    wrong_hashes,
 )
 from shardmill.formats.packed.records import (
     Alignment,
@@ -83,6 +83,8 @@ class SequenceSpoolWriter(FolderWriter):
         instead = "write the spool to a local folder; shardmill.remote.push copies it"
         self._num_sequences = self._num_tokens = self._num_trained = 0
         super().__init__(given_path(folder, "folder", instead=instead))
+        self._files = [HashedFile(self._temporary / name) for name in _FILES]
+        self._files[2].write(np.zeros(1, "<i8").data)
 
     def append(self, ids: npt.ArrayLike, mask: npt.ArrayLike) -> None:
         """One sequence, and which of its tokens are targets."""
@@ -113,11 +115,6 @@ class SequenceSpoolWriter(FolderWriter):
                 self.finalize()
         finally:
             self.abort()
-
-    def _create(self) -> None:
-        super()._create()
-        self._files = [HashedFile(self._temporary / name) for name in _FILES]
-        self._files[2].write(np.zeros(1, "<i8").data)
 
     def _close(self) -> None:
         for file in self._files:
@@ -158,25 +155,24 @@ class SequenceSpoolReader(Closing):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = path_to_read(folder, "spool").absolute()
-        self.manifest = _read_manifest(self.folder)
-        sizes = (np.dtype(self.manifest.dtype).itemsize, 1, 8)
+        self.manifest, fields, _ = read_manifest_as(self.folder, SpoolManifest, "spool")
+        if not is_sealed(fields):
+            raise ManifestError(
+                f"{self.folder / MANIFEST}: was changed or damaged; write the spool again"
+            )
+        dtypes = (token_dtype(self.manifest.dtype).str, "|u1", "<i8")
         counts = (self.manifest.num_tokens, self.manifest.num_tokens, len(self) + 1)
-        maps = [
-            _mapped(self.folder / name, count, size)
-            for name, count, size in zip(_FILES, counts, sizes, strict=True)
+        self._maps: list[npt.NDArray[Any]] | None = [
+            _mapped(self.folder / name, dtype, count)
+            for name, dtype, count in zip(_FILES, dtypes, counts, strict=True)
         ]
-        self._tokens: IntArray = maps[0].view(self.manifest.dtype)
-        self._masks: LossMask = maps[1]
-        self._offsets: OffsetArray = maps[2].view("<i8")
-        self._closed = False
 
     def __len__(self) -> int:
         return self.manifest.num_sequences
 
     def lengths(self) -> OffsetArray:
         """Tokens of every sequence: 8 bytes each."""
-        self._check_open()
-        lengths = np.diff(self._offsets)
+        lengths = np.diff(self._opened()[2])
         if len(lengths) and lengths.min() < 0:
             raise self._damaged("offsets.bin falls")
         return lengths
@@ -185,37 +181,31 @@ class SequenceSpoolReader(Closing):
         """Ids and mask of one sequence, as views of the files."""
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index:,} of {len(self):,}")
-        self._check_open()
-        start, stop = map(int, self._offsets[index : index + 2])
-        if not 0 <= start <= stop <= len(self._tokens):
+        tokens, masks, offsets = self._opened()
+        start, stop = map(int, offsets[index : index + 2])
+        if not 0 <= start <= stop <= len(tokens):
             raise self._damaged(f"sequence {index:,} is at {start:,}..{stop:,}")
-        return self._tokens[start:stop], self._masks[start:stop]
+        return tokens[start:stop], masks[start:stop]
 
     def read_pieces(
         self, sequences: IntArray, start: IntArray, stop: IntArray
     ) -> tuple[IntArray, LossMask]:
         """`start..stop` of each of these sequences, one after another, in one gather."""
-        self._check_open()
-        first = self._offsets[sequences]
-        begin, end = first + start, first + stop
-        if len(begin) and (begin.min() < 0 or (end > self._offsets[sequences + 1]).any()):
+        tokens, masks, offsets = self._opened()
+        first: OffsetArray = offsets[sequences]
+        begin, end = first + start.astype(np.int64), first + stop.astype(np.int64)
+        if len(begin) and (begin.min() < 0 or (end > offsets[sequences + 1]).any()):
             raise self._damaged("a piece is outside its sequence")
         places, _ = spread(begin, end)
-        return self._tokens[places], self._masks[places]
+        return tokens[places], masks[places]
 
     def verify(self) -> list[str]:
         """Every file whose sha256 is not the one in the manifest."""
-        return [
-            f"{self.folder / name}: its sha256 is not the one in the manifest"
-            for name, entry in self.manifest.files.items()
-            if file_sha256(self.folder / name) != entry.sha256
-        ]
+        return wrong_hashes(self.folder, self.manifest.files)
 
     def close(self) -> None:
         """Release the maps; nothing can be read afterwards. May be called again."""
-        self._closed = True
-        self._tokens, self._masks = np.empty(0, self._tokens.dtype), np.empty(0, np.uint8)
-        self._offsets = np.zeros(1, np.int64)
+        self._maps = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SequenceSpoolReader, (self.folder,)
@@ -223,30 +213,24 @@ class SequenceSpoolReader(Closing):
     def __repr__(self) -> str:
         return f"SequenceSpoolReader({self.folder.name!r}, sequences={len(self):,})"
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _opened(self) -> list[npt.NDArray[Any]]:
+        """Tokens, masks and offsets."""
+        if self._maps is None:
             raise StoreError(f"{self.folder}: this reader was closed; open the spool again")
+        return self._maps
 
     def _damaged(self, what: str) -> DamagedStoreError:
         return DamagedStoreError(f"{self.folder}: {what}; write the spool again")
 
 
-def _read_manifest(folder: Path) -> SpoolManifest:
-    manifest, fields, _ = read_manifest_as(folder, SpoolManifest, "spool")
-    if not is_sealed(fields):
-        raise ManifestError(f"{folder / MANIFEST}: was changed or damaged; write the spool again")
-    token_dtype(manifest.dtype)
-    return manifest
-
-
-def _mapped(path: Path, count: int, size: int) -> npt.NDArray[np.uint8]:
+def _mapped(path: Path, dtype: str, count: int) -> npt.NDArray[Any]:
     try:
-        found = path.stat().st_size
-        if found != count * size:
+        found, wanted = path.stat().st_size, count * np.dtype(dtype).itemsize
+        if found != wanted:
             raise DamagedStoreError(
-                f"{path}: found {found:,} bytes, wanted {count * size:,}; write the spool again"
+                f"{path}: found {found:,} bytes, wanted {wanted:,}; write the spool again"
             )
-        return np.asarray(np.memmap(path, np.uint8, "r")) if count else np.empty(0, np.uint8)
+        return np.asarray(np.memmap(path, dtype, "r")) if count else np.empty(0, dtype)
     except OSError as error:
         raise DamagedStoreError(
             f"{path}: cannot be read: {error.strerror}; write the spool again"

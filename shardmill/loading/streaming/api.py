@@ -19,7 +19,7 @@ from shardmill.loading.streaming.stream import (
     Pipeline,
     TextStream,
 )
-from shardmill.loading.streaming.tokenizer import DocumentIds, make_stream_tokenizer
+from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.protocols import Source, Tokenizer
 from shardmill.sampling.order import checked_seed
 from shardmill.sources import BatchLimits, open_source
@@ -90,7 +90,9 @@ def stream(
         bins = BinRules(algorithm=pack, seed=seed if shuffle else None)
     pipeline = Pipeline(
         source=inputs,
-        tokenizer=make_stream_tokenizer(tokenizer, ids, vocab_size=vocab_size, engine=engine),
+        tokenizer=StreamTokenizer(
+            tokenizer=tokenizer, ids=ids, vocab_size=vocab_size, engine=engine
+        ),
         order=StreamOrder(seed=seed, shuffle=shuffle, repeat=repeat),
         bins=bins,
         loss=LossRules(),

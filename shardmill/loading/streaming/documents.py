@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from threading import Event
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from shardmill.errors import SourceError
+from shardmill.loading.streaming.state import StreamCursor
 from shardmill.protocols import DividedSource, Source
-from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
+from shardmill.records import Drop, OffsetArray, TextBatch
 from shardmill.sampling import Permutation
 from shardmill.sources import stamp_of
 from shardmill.sources.batches import byte_lengths
@@ -31,34 +33,6 @@ MIN_UNITS_PER_STREAM = 16
 MIN_UNITS_TO_SHUFFLE = 64
 """Fewer units move documents too little when their order is shuffled."""
 MAX_LOGGED_DROPS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCounts:
-    """What a stream has read since its start, over all epochs, in input rows.
-
-    A batch of the source is counted with its first document, so the buckets always add up. Of
-    streams that read the same rows only the first counts rows without text: over all streams
-    `documents + empty + dropped` is the input.
-    """
-
-    documents: int = 0  # texts that belong to this stream
-    elsewhere: int = 0  # texts that belong to other streams
-    empty: int = 0  # rows without text
-    dropped: int = 0  # rows that gave no text; the log has the reason
-    repaired: int = 0  # texts in which bytes that are not UTF-8 were replaced
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamCursor:
-    """Where a stream of documents resumes: before a batch of a unit, or inside one."""
-
-    epoch: int = 0
-    unit: int = 0  # how many units of this epoch's order are done
-    cursor: Cursor | None = None  # in the next unit; None: its start
-    skip: int = 0  # texts of the batch after the cursor that are done, in any stream
-    number: int = 0  # texts of this epoch that are done, in any stream
-    read: ReadCounts = field(default_factory=ReadCounts)  # up to here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,60 +56,6 @@ class StreamOrder:
     max_documents: int | None = None  # of each epoch, over all streams; None: all
 
 
-class DocumentStream:
-    """The documents of a source that belong to one of `num_streams` streams, in order.
-
-    Opening reads nothing; the source is divided once, with the first block.
-    """
-
-    def __init__(
-        self, source: Source, order: StreamOrder, *, stream: int = 0, num_streams: int = 1
-    ) -> None:
-        self._source, self._order = source, order
-        self._stream, self._num_streams = stream, num_streams
-        self._units: Sequence[Source] | None = None
-        self._stamp: JSON = None
-        self._drops: _DropLog | None = None
-
-    def __repr__(self) -> str:
-        return f"DocumentStream({self._source!r}, stream {self._stream} of {self._num_streams})"
-
-    def blocks(
-        self, start: StreamCursor | None = None, *, stop: Event | None = None
-    ) -> Generator[Block, None, None]:
-        """All blocks from `start` on; endless with repeat.
-
-        Once `stop` is set, reading ends after the current batch of the source, as if the generator
-        had been closed: for a reader in another thread.
-        """
-        if self._units is None:
-            self._units = _divide(self._source, self._order, self._num_streams)
-            self._stamp = stamp_of(self._source)
-        share = _assign(len(self._units), self._order, self._stream, self._num_streams)
-        if self._drops is None:
-            self._drops = _DropLog(self._source.name, is_silent=not share.counts_rejects)
-        reader = _BlockReader(self._source.name, self._units, share, self._order, self._drops)
-        epoch = (start or StreamCursor()).epoch
-        for block in reader.blocks(start or StreamCursor(), stop or Event()):
-            if block.end.epoch != epoch:
-                self._check_unchanged(epoch)
-                epoch = block.end.epoch
-            yield block
-
-    def _check_unchanged(self, epoch: int) -> None:
-        """Reading compares the size of files; this finds a writer that keeps it."""
-        if stamp_of(self._source) != self._stamp:
-            raise SourceError(
-                f"source {self._source.name!r}: its files were written to during epoch {epoch}, so "
-                "old and new text may be mixed in it; resume from a state before that, with files "
-                "that do not change"
-            )
-
-
-# which stream reads what
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
     """Which units and texts one stream takes.
 
@@ -145,11 +65,11 @@ class _Share:
     so a resumed stream takes what the first one took.
     """
 
-    num_units: int
-    stream: int
-    num_streams: int
-    by_texts: bool  # every stream reads everything
-    seed: int | None  # of the order of units; None: as they come
+    def __init__(self, num_units: int, order: StreamOrder, stream: int, num_streams: int) -> None:
+        self.num_units, self.stream, self.num_streams = num_units, stream, num_streams
+        is_even = num_units % num_streams == 0 or num_units >= MIN_UNITS_PER_STREAM * num_streams
+        self.by_texts = num_streams > 1 and (not is_even or order.max_documents is not None)
+        self.seed = order.seed if order.shuffle else None  # None: units as they come
 
     @property
     def counts_rejects(self) -> bool:
@@ -187,17 +107,6 @@ def _divide(source: Source, order: StreamOrder, num_streams: int) -> Sequence[So
     if not units:
         raise SourceError(f"source {source.name!r} holds no document: it has no files or rows")
     return units
-
-
-def _assign(num_units: int, order: StreamOrder, stream: int, num_streams: int) -> _Share:
-    is_even = num_units % num_streams == 0 or num_units >= MIN_UNITS_PER_STREAM * num_streams
-    return _Share(
-        num_units=num_units,
-        stream=stream,
-        num_streams=num_streams,
-        by_texts=num_streams > 1 and (not is_even or order.max_documents is not None),
-        seed=order.seed if order.shuffle else None,
-    )
 
 
 class _DropLog:
@@ -300,31 +209,48 @@ class _BlockBuilder:
         return block
 
 
-class _BlockReader:
-    """One pass over the source, from a cursor on."""
+class DocumentStream:
+    """The documents of a source that belong to one of `num_streams` streams, in order.
+
+    Opening reads nothing; the source is divided once, with the first block. One iteration at a
+    time.
+    """
 
     def __init__(
-        self,
-        name: str,
-        units: Sequence[Source],
-        share: _Share,
-        order: StreamOrder,
-        drops: _DropLog,
+        self, source: Source, order: StreamOrder, *, stream: int = 0, num_streams: int = 1
     ) -> None:
-        self._name, self._units, self._share = name, units, share
-        self._order, self._drops = order, drops
+        self._source, self._order = source, order
+        self._stream, self._num_streams = stream, num_streams
         self._at = StreamCursor()
+        self._units: Sequence[Source] = ()  # divided with the first block
 
-    def blocks(self, start: StreamCursor, stop: Event) -> Generator[Block, None, None]:
-        self._at = start
+    def __repr__(self) -> str:
+        return f"DocumentStream({self._source!r}, stream {self._stream} of {self._num_streams})"
+
+    def blocks(
+        self, start: StreamCursor | None = None, *, stop: Event | None = None
+    ) -> Generator[Block, None, None]:
+        """All blocks from `start` on; endless with repeat.
+
+        Once `stop` is set, reading ends after the current batch of the source, as if the generator
+        had been closed: for a reader in another thread.
+        """
+        if not self._units:
+            self._units = _divide(self._source, self._order, self._num_streams)
+            self._stamp = stamp_of(self._source)
+            self._share = _Share(len(self._units), self._order, self._stream, self._num_streams)
+            self._drops = _DropLog(self._source.name, is_silent=not self._share.counts_rejects)
+        self._at = start or StreamCursor()
+        stop = stop or Event()
         while (self._order.repeat or self._at.epoch == 0) and not stop.is_set():
-            builder = _BlockBuilder(self._order, self._share.stream, self._at)
+            builder = _BlockBuilder(self._order, self._stream, self._at)
             for batch in self._batches(stop):
                 yield from self._take(batch, builder)
             if stop.is_set():
                 return
             self._refuse_empty_epoch()
             self._drops.end_epoch(self._at.epoch)
+            self._refuse_changed_files()
             self._at = StreamCursor(epoch=self._at.epoch + 1, read=self._at.read)
             yield builder.build(self._at)
 
@@ -401,6 +327,15 @@ class _BlockReader:
             read=read,
         )
 
+    def _refuse_changed_files(self) -> None:
+        """Reading compares the size of files; this finds a writer that keeps it."""
+        if stamp_of(self._source) != self._stamp:
+            raise SourceError(
+                f"source {self._source.name!r}: its files were written to during epoch "
+                f"{self._at.epoch}, so old and new text may be mixed in it; resume from a state "
+                "before that, with files that do not change"
+            )
+
     def _refuse_empty_epoch(self) -> None:
         at, share = self._at, self._share
         if share.texts(0, 0, at.number):
@@ -408,20 +343,20 @@ class _BlockReader:
         rows = f"{at.read.empty:,} empty and {at.read.dropped:,} dropped rows so far"
         if share.num_streams == 1:
             raise SourceError(
-                f"source {self._name!r} gave no document in epoch {at.epoch} ({rows}); check its "
-                "files and the name of the text column"
+                f"source {self._source.name!r} gave no document in epoch {at.epoch} ({rows}); "
+                "check its files and the name of the text column"
             )
         if share.by_texts:
             found = f"there were only {at.number:,} texts for {share.num_streams:,} streams"
         else:
             found = f"its files or row groups hold no text ({rows})"
         raise SourceError(
-            f"source {self._name!r}: stream {share.stream} of {share.num_streams} got no document "
-            f"in epoch {at.epoch}: {found}; use fewer processes, workers or streams"
+            f"source {self._source.name!r}: stream {share.stream} of {share.num_streams} got no "
+            f"document in epoch {at.epoch}: {found}; use fewer processes, workers or streams"
         )
 
     def _mismatch(self, found: str) -> SourceError:
         return SourceError(
-            f"source {self._name!r}: the saved cursor does not fit: {found}; resume with the input "
-            "and the options that the state came from"
+            f"source {self._source.name!r}: the saved cursor does not fit: {found}; resume with "
+            "the input and the options that the state came from"
         )

@@ -15,7 +15,8 @@ from threading import Event
 import numpy as np
 
 from shardmill.errors import StateMismatchError, TokenizerError, TokenRangeError
-from shardmill.loading.streaming.documents import Block, DocumentStream, ReadCounts, StreamCursor
+from shardmill.loading.streaming.documents import Block, DocumentStream
+from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.protocols import Encoder
 from shardmill.records import OffsetArray, Ragged

@@ -11,31 +11,20 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import StateMismatchError
-from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
+from shardmill.loading.streaming.state import Counts, Position, ReadCounts, StreamCursor
 from shardmill.packing import PACKERS, Algorithm, PackPlan
 from shardmill.records import OffsetArray, Ragged
 from shardmill.sampling import Permutation
-from shardmill.store.readers.files import take
+from shardmill.store.readers.files import part_of, running_edges, take
 from shardmill.store.readers.packed_rows import fill_rows
 
 Tokens = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPosition:
-    """Where the next row of a stream comes from."""
-
-    block: StreamCursor  # start of the block that holds its oldest document
-    document: int = 0  # of that block; the number of its documents: nothing of it is left
-    part: int = 0  # sequential: ids of that document in earlier rows; bins: rows already given of
-    # the buffer that begins with that document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,8 +35,8 @@ class StreamRows:
     segments: Tokens  # (n, seq_len + 1): 1, 2, ... for the documents of a row; 0: padding
     blocks: tuple[StreamCursor, ...]  # those that the positions refer to
     block: OffsetArray  # (n,) which of `blocks`
-    document: OffsetArray  # (n,) RowPosition.document
-    part: OffsetArray  # (n,) RowPosition.part
+    document: OffsetArray  # (n,) Position.document
+    part: OffsetArray  # (n,) Position.part
     begun: OffsetArray  # (n,) documents whose first token is in the row
     cut_documents: OffsetArray  # (n,) how many of those had ids cut off
     cut_tokens: OffsetArray  # (n,) and how many ids
@@ -56,11 +45,26 @@ class StreamRows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def position_after(self, row: int) -> RowPosition:
-        return RowPosition(
+    def position_after(self, row: int, counts: Counts | None = None) -> Position:
+        """`counts`: those up to there, for the position."""
+        return Position(
             block=self.blocks[self.block[row]],
             document=int(self.document[row]),
             part=int(self.part[row]),
+            counts=counts or Counts(),
+        )
+
+    def counts(self, start: int, stop: int) -> Counts:
+        """What the rows `start..stop` hold."""
+        segments = self.segments[start:stop]
+        tokens = int(np.count_nonzero(segments))
+        return Counts(
+            rows=stop - start,
+            tokens=tokens,
+            padding=segments.size - tokens,
+            documents=int(self.begun[start:stop].sum()),
+            truncated_documents=int(self.cut_documents[start:stop].sum()),
+            truncated_tokens=int(self.cut_tokens[start:stop].sum()),
         )
 
 
@@ -75,42 +79,10 @@ class BinRules:
     seed: int | None = None  # of the order of a buffer's rows; None: by their first document
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DocumentTable:
-    """Consecutive documents of a stream, whatever chunks they came in."""
-
-    values: Tokens  # (total,) their ids, end to end
-    offsets: OffsetArray  # (n + 1,) where each begins in `values`; some may have no ids
-    blocks: tuple[StreamCursor, ...]  # starts of their blocks, in order
-    block: OffsetArray  # (n,) which of `blocks`
-    document: OffsetArray  # (n,) number in the block
-    cut: OffsetArray  # (n,) ids taken off its end
-
-    @property
-    def lengths(self) -> OffsetArray:
-        return np.diff(self.offsets)
-
-
-def table_of(chunks: Sequence[Encoded]) -> DocumentTable:
-    """The documents of at least one chunk, in order."""
+def join(chunks: Sequence[Encoded]) -> tuple[Ragged, OffsetArray]:
+    """The documents of at least one chunk, in order, and what was cut off each."""
     ids = Ragged.concatenate([chunk.ids for chunk in chunks])
-    counts = [len(chunk.ids) for chunk in chunks]
-    blocks: list[StreamCursor] = []
-    numbers = []
-    for chunk in chunks:
-        if not blocks or blocks[-1] != chunk.block:
-            blocks.append(chunk.block)
-        numbers.append(len(blocks) - 1)
-    firsts = np.array([chunk.first for chunk in chunks], dtype=np.int64)
-    before = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)
-    return DocumentTable(
-        values=ids.values.astype(np.int32, copy=False),
-        offsets=ids.offsets,
-        blocks=tuple(blocks),
-        block=np.repeat(np.array(numbers, dtype=np.int64), counts),
-        document=np.arange(sum(counts), dtype=np.int64) + np.repeat(firsts - before, counts),
-        cut=np.concatenate([chunk.cut for chunk in chunks]).astype(np.int64, copy=False),
-    )
+    return ids, np.concatenate([chunk.cut for chunk in chunks])
 
 
 def _slice(chunk: Encoded, start: int, stop: int) -> Encoded:
@@ -151,33 +123,26 @@ def _counts(
 
 
 def sequential_rows(
-    encoded: Iterator[Encoded], *, seq_len: int, pad_id: int, start: RowPosition | None = None
+    encoded: Iterator[Encoded], *, seq_len: int, pad_id: int, start: Position
 ) -> Generator[StreamRows, None, None]:
     """All rows of a stream. Only the last one may be padded. Linear in the ids."""
     width = seq_len + 1
     waiting: list[Encoded] = []  # documents of the row being filled: fewer ids than a row
     num_ids = 0  # that wait
-    done = 0  # ids of the first waiting document that are in earlier rows
+    done = start.part  # ids of the first waiting document that are in earlier rows
+    resumes = done > 0  # until the first document came
     read = reported = ReadCounts()
     for chunk in encoded:
         read = chunk.read
         if not len(chunk.ids):
             continue
-        if start is not None:
-            done = start.part
-            chunk = _resumed(chunk, start) if done else chunk
-            start = None
+        if resumes:
+            chunk = _resumed(chunk, start)
+            resumes = False
         waiting.append(chunk)
         num_ids += len(chunk.ids.values)
         if num_ids >= width:
-            documents, num_rows = table_of(waiting), num_ids // width
-            stop = num_rows * width
-            rows = StreamRows(
-                tokens=documents.values[:stop].reshape(num_rows, width),
-                segments=_segments(documents, stop, width).reshape(num_rows, width),
-                **_cut_rows(documents, num_rows, width, done),
-                read=read,
-            )
+            rows = _cut_rows(waiting, num_ids // width, width, pad_id, done, read)
             num_ids %= width
             done = int(rows.part[-1])
             # what is left is in the last chunk: the ones before did not fill a row
@@ -188,31 +153,23 @@ def sequential_rows(
                 waiting = [_without_ids(_slice(chunk, first, len(chunk.ids)), used)]
             reported = read
             yield rows
-    if start is not None and start.part:
+    if resumes:
         raise StateMismatchError(
             f"the state resumes inside document {start.document:,} of the block at {start.block}, "
             "but nothing comes from there: the source is not the one that the state was taken from"
         )
     if num_ids:
-        documents = table_of(waiting)
-        yield StreamRows(
-            tokens=_padded(documents.values, width, pad_id),
-            segments=_padded(_segments(documents, num_ids, width), width, 0),
-            **_cut_rows(documents, 1, width, done),
-            read=read,
-        )
+        yield _cut_rows(waiting, 1, width, pad_id, done, read)
     elif read != reported:
         yield _no_rows(chunk, width)
 
 
 def _no_rows(last: Encoded, width: int) -> StreamRows:
     """Reports input at the end of a stream that gave no row."""
-    tokens: Tokens = np.empty((0, width), np.int32)
-    fields = _cut_rows(table_of([_slice(last, 0, 0)]), 0, width, 0)
-    return StreamRows(tokens=tokens, segments=tokens, **fields, read=last.read)
+    return _cut_rows([_slice(last, 0, 0)], 0, width, 0, 0, last.read)
 
 
-def _resumed(chunk: Encoded, start: RowPosition) -> Encoded:
+def _resumed(chunk: Encoded, start: Position) -> Encoded:
     """The first chunk with documents after a resume, without the ids that earlier rows hold."""
     if (chunk.block, chunk.first) != (start.block, start.document):
         raise StateMismatchError(
@@ -230,46 +187,54 @@ def _resumed(chunk: Encoded, start: RowPosition) -> Encoded:
     return _without_ids(chunk, start.part)
 
 
-def _cut_rows(documents: DocumentTable, num_rows: int, width: int, done: int) -> dict[str, Any]:
-    """The first `num_rows` rows, as fields of `StreamRows`; the ids may not fill the last one.
+def _cut_rows(
+    chunks: Sequence[Encoded], num_rows: int, width: int, pad_id: int, done: int, read: ReadCounts
+) -> StreamRows:
+    """The first `num_rows` rows; only the last one may be padded.
 
     `done` ids of the first document are in earlier rows.
     """
-    num_ids = len(documents.values)
+    ids, cut = join(chunks)
+    num_ids = len(ids.values)
     ends = np.minimum(np.arange(1, num_rows + 1, dtype=np.int64) * width, num_ids)
-    last = np.searchsorted(documents.offsets, ends - 1, side="right") - 1  # document of the last id
-    if num_rows * width > num_ids:
-        last[-1] = len(documents.document) - 1  # no row follows, so documents without ids are done
-    part = ends - documents.offsets[last]
+    last = np.searchsorted(ids.offsets, ends - 1, side="right") - 1  # document of the last id
+    missing = max(0, num_rows * width - num_ids)
+    if missing:
+        last[-1] = len(ids) - 1  # no row follows, so documents without ids are done
+    part = ends - ids.offsets[last]
     part[last == 0] += done
-    is_end = ends == documents.offsets[last + 1]
+    is_end = ends == ids.offsets[last + 1]
     part[is_end] = 0
-    row = documents.offsets[:-1] // width
+    row = ids.offsets[:-1] // width
     here = row < num_rows
     if done:
         here[0] = False
-    return {
-        "blocks": documents.blocks,
-        "block": documents.block[last],
-        "document": documents.document[last] + is_end,
-        "part": part,
-        **_counts(row[here], documents.lengths[here], documents.cut[here], num_rows),
-    }
+    before = running_edges(np.array([len(chunk.ids) for chunk in chunks]))
+    block = part_of(before, last)
+    first = np.array([chunk.first for chunk in chunks], np.int64)
+    stop = num_rows * width - missing
+    tokens, segments = ids.values[:stop], _segments(ids.offsets[:-1], stop, width)
+    if missing:
+        tokens = np.pad(tokens, (0, missing), constant_values=pad_id)
+        segments = np.pad(segments, (0, missing))
+    return StreamRows(
+        tokens=tokens.reshape(num_rows, width).astype(np.int32, copy=False),
+        segments=segments.reshape(num_rows, width),
+        blocks=tuple(chunk.block for chunk in chunks),
+        block=block,
+        document=first[block] + last - before[block] + is_end,
+        part=part,
+        **_counts(row[here], ids.lengths[here], cut[here], num_rows),
+        read=read,
+    )
 
 
-def _padded(ids: Tokens, width: int, pad_id: int) -> Tokens:
-    """One row."""
-    row = np.full((1, width), pad_id, np.int32)
-    row[0, : len(ids)] = ids
-    return row
-
-
-def _segments(documents: DocumentTable, stop: int, width: int) -> Tokens:
+def _segments(begins: OffsetArray, stop: int, width: int) -> Tokens:
     """(stop,) 1, 2, ... in each row, one more at each document; `stop` ids, whole rows or one.
 
     width 4, documents of 3, 4 and 1 ids: edges 0 3 4 7 -> numbers 1 2 1 2 -> 111 2 | 111 2
     """
-    begins = documents.offsets[:-1]  # a document without ids begins where the next one does
+    # a document without ids begins where the next one does
     edges = np.unique(np.concatenate((np.arange(0, stop, width), begins[begins < stop])))
     row = edges // width
     first = np.searchsorted(edges, np.arange(0, stop, width))  # the edge that opens each row
@@ -281,28 +246,22 @@ def _segments(documents: DocumentTable, stop: int, width: int) -> Tokens:
 
 
 def bin_rows(
-    encoded: Iterator[Encoded],
-    rules: BinRules,
-    *,
-    seq_len: int,
-    pad_id: int,
-    start: RowPosition | None = None,
+    encoded: Iterator[Encoded], rules: BinRules, *, seq_len: int, pad_id: int, start: Position
 ) -> Generator[StreamRows, None, None]:
     """All rows of a stream, one `StreamRows` for each buffer.
 
     A buffer is emptied before the next begins, so no document waits. Where buffers begin depends on
     the documents alone.
     """
-    width = seq_len + 1
-    done = 0 if start is None else start.part  # rows of the first buffer that were given already
-    begin, parts, num_documents, num_ids = start, list[Encoded](), 0, 0
+    width, begin = seq_len + 1, start
+    done = start.part  # rows of the first buffer that were given already
+    parts, num_documents, num_ids = list[Encoded](), 0, 0
     read = reported = ReadCounts()
 
     def packed(buffer: list[Encoded], read: ReadCounts) -> Iterator[StreamRows]:
         nonlocal begin, done, reported
-        assert begin is not None
-        end = RowPosition(block=buffer[-1].block, document=buffer[-1].first + len(buffer[-1].ids))
-        rows = _packed_rows(table_of(buffer), rules, width, pad_id, begin, end, read)
+        end = Position(block=buffer[-1].block, document=buffer[-1].first + len(buffer[-1].ids))
+        rows = _packed_rows(buffer, rules, width, pad_id, begin, end, read)
         if done and len(rows) <= done:
             raise _too_few_rows(begin, done, len(rows))
         if len(rows):
@@ -312,7 +271,6 @@ def bin_rows(
 
     for chunk in encoded:
         read, at = chunk.read, 0
-        begin = begin or RowPosition(block=chunk.block, document=chunk.first)
         while at < len(chunk.ids):
             # as many documents as the buffer still takes; the first one always fits
             limit = int(chunk.ids.offsets[at]) + rules.buffer_tokens - num_ids
@@ -328,25 +286,24 @@ def bin_rows(
                 parts, num_documents, num_ids = [], 0, 0
     if parts:
         yield from packed(parts, read)
-    if done and start is not None:
+    if done:
         raise _too_few_rows(start, done, 0)
     if read != reported:
         yield _no_rows(chunk, width)
 
 
 def _packed_rows(
-    documents: DocumentTable,
+    buffer: Sequence[Encoded],
     rules: BinRules,
     width: int,
     pad_id: int,
-    begin: RowPosition,
-    end: RowPosition,
+    begin: Position,
+    end: Position,
     read: ReadCounts,
 ) -> StreamRows:
     """The rows of one buffer. Pieces are in stream order within a row, without gaps."""
-    plan = PACKERS[rules.algorithm](
-        documents.lengths, width, max_per_row=rules.max_per_row, long="split"
-    )
+    ids, cut = join(buffer)
+    plan = PACKERS[rules.algorithm](ids.lengths, width, max_per_row=rules.max_per_row, long="split")
     order = _row_order(plan, rules.seed, begin)
     counts = np.diff(plan.rows.offsets)[order]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)  # pieces before each row
@@ -359,11 +316,7 @@ def _packed_rows(
     before = np.concatenate(([0], np.cumsum(length)))
     tokens = np.full((len(order), width), pad_id, np.int32)
     columns = Ragged(before[:-1] - before[offsets[:-1]][row], offsets)
-    fill_rows(
-        columns,
-        length,
-        (partial(take, documents.values), documents.offsets[example] + start, tokens),
-    )
+    fill_rows(columns, length, (partial(take, ids.values), ids.offsets[example] + start, tokens))
     # every row gets one more segment, perhaps of length 0: padding
     padding = width - np.diff(before[offsets])
     number = np.arange(1, len(piece) + 1) - offsets[row]
@@ -372,10 +325,10 @@ def _packed_rows(
     )
 
     # a document counts in the row of its first piece; one without ids, if it was cut, in row 0
-    row_of = np.zeros(len(documents.cut) if len(order) else 0, np.int64)
+    row_of = np.zeros(len(cut) if len(order) else 0, np.int64)
     row_of[example[start == 0]] = row[start == 0]
     counted = len(row_of)  # none if there is no row
-    begun = _counts(row_of, documents.lengths[:counted], documents.cut[:counted], len(order))
+    begun = _counts(row_of, ids.lengths[:counted], cut[:counted], len(order))
 
     given = np.arange(1, len(order) + 1, dtype=np.int64)
     last = given == len(order)
@@ -391,7 +344,7 @@ def _packed_rows(
     )
 
 
-def _row_order(plan: PackPlan, seed: int | None, begin: RowPosition) -> OffsetArray:
+def _row_order(plan: PackPlan, seed: int | None, begin: Position) -> OffsetArray:
     """Which row of the plan comes first, second, ..."""
     if seed is None:
         return np.argsort(plan.rows.indices[plan.rows.offsets[:-1]], kind="stable")
@@ -406,7 +359,7 @@ def _rows_from(rows: StreamRows, first: int) -> StreamRows:
     return replace(rows, **{name: getattr(rows, name)[first:] for name in columns})
 
 
-def _too_few_rows(begin: RowPosition, done: int, num_rows: int) -> StateMismatchError:
+def _too_few_rows(begin: Position, done: int, num_rows: int) -> StateMismatchError:
     return StateMismatchError(
         f"the buffer from document {begin.document:,} of the block at {begin.block}: the state "
         f"says that {done:,} of its rows are done and more follow, but it gives {num_rows:,}: the "

@@ -1,4 +1,4 @@
-"""The state of a stream: a small JSON value that says where each of its streams resumes.
+"""Positions of a stream, and its state: a small JSON value that says where each stream resumes.
 
 A state holds ints and strings only, no text and no token. Besides the envelope of all states it has
 a seal, so that one that was edited is refused. `join_states` makes one state from those of all
@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
-from operator import add, attrgetter, sub
+from dataclasses import dataclass, field, replace
+from operator import add, sub
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
+from msgspec.structs import asdict, astuple
 
 from shardmill.errors import StateMismatchError
 from shardmill.loading.state import (
@@ -25,17 +25,42 @@ from shardmill.loading.state import (
     refuse_differences,
     write_envelope,
 )
-from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
-from shardmill.loading.streaming.rows import RowPosition, StreamRows
 from shardmill.records import JSON
 
 KIND = "shardmill.stream"
 MAX_STREAMS = 2**20
 """A run has thousands of consumers at most; a larger number in a state is damage."""
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+
+class ReadCounts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a stream has read since its start, over all epochs, in input rows.
+
+    A batch of the source is counted with its first document, so the buckets always add up. Of
+    streams that read the same rows only the first counts rows without text: over all streams
+    `documents + empty + dropped` is the input.
+    """
+
+    documents: _Count = 0  # texts that belong to this stream
+    elsewhere: _Count = 0  # texts that belong to other streams
+    empty: _Count = 0  # rows without text
+    dropped: _Count = 0  # rows that gave no text; the log has the reason
+    repaired: _Count = 0  # texts in which bytes that are not UTF-8 were replaced
+
+
+class StreamCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a stream of documents resumes: before a batch of a unit, or inside one."""
+
+    epoch: _Count = 0
+    unit: _Count = 0  # how many units of this epoch's order are done
+    cursor: dict[str, Any] | None = None  # in the next unit; None: its start
+    skip: _Count = 0  # texts of the batch after the cursor that are done, in any stream
+    number: _Count = 0  # texts of this epoch that are done, in any stream
+    read: ReadCounts = msgspec.field(name="tally", default=ReadCounts())  # up to here
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Rows given and what they hold; `input_...`: what was read to make them, in input rows.
 
     `tokens + padding == rows * (seq_len + 1)`; over an epoch `tokens + truncated_tokens` is every
@@ -44,17 +69,17 @@ class Counts:
     is the input.
     """
 
-    rows: int = 0  # with rows of padding only, in the last batch
-    tokens: int = 0  # without padding
-    padding: int = 0  # tokens
-    documents: int = 0  # whose first token was given
-    truncated_documents: int = 0  # those of them that max_doc_tokens cut
-    truncated_tokens: int = 0  # and what it took off
-    input_documents: int = 0
-    input_elsewhere: int = 0  # documents of other streams among the rows that this one read
-    input_empty: int = 0
-    input_dropped: int = 0
-    input_repaired: int = 0  # documents in which bytes that are not UTF-8 were replaced
+    rows: _Count = 0  # with rows of padding only, in the last batch
+    tokens: _Count = 0  # without padding
+    padding: _Count = 0  # tokens
+    documents: _Count = 0  # whose first token was given
+    truncated_documents: _Count = 0  # those of them that max_doc_tokens cut
+    truncated_tokens: _Count = 0  # and what it took off
+    input_documents: _Count = 0
+    input_elsewhere: _Count = 0  # documents of other streams among the rows that this one read
+    input_empty: _Count = 0
+    input_dropped: _Count = 0
+    input_repaired: _Count = 0  # documents in which bytes that are not UTF-8 were replaced
 
     @property
     def input_read(self) -> int:
@@ -71,45 +96,19 @@ class Counts:
         return 1.0 - self.utilisation
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(**dict(zip(NAMES, map(add, _values(self), _values(other)), strict=True)))
+        return Counts(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Counts) -> Counts:
-        return Counts(**dict(zip(NAMES, map(sub, _values(self), _values(other)), strict=True)))
+        return Counts(*map(sub, astuple(self), astuple(other)))
 
     def to_dict(self) -> dict[str, JSON]:
         """The counts, and the shares that follow from them."""
         shares = {"utilisation": self.utilisation, "padding_share": self.padding_share}
-        counts = dict(zip(NAMES, _values(self), strict=True))
-        return {**counts, "input_read": self.input_read, **shares}
+        return {**asdict(self), "input_read": self.input_read, **shares}
 
     def with_input(self, read: ReadCounts) -> Counts:
-        return replace(
-            self,
-            input_documents=read.documents,
-            input_elsewhere=read.elsewhere,
-            input_empty=read.empty,
-            input_dropped=read.dropped,
-            input_repaired=read.repaired,
-        )
-
-    def after_rows(self, rows: StreamRows, start: int, stop: int) -> Counts:
-        """These counts once rows `start..stop` of `rows` are given too."""
-        segments = rows.segments[start:stop]
-        tokens = int(np.count_nonzero(segments))
-        given = Counts(
-            rows=stop - start,
-            tokens=tokens,
-            padding=segments.size - tokens,
-            documents=int(rows.begun[start:stop].sum()),
-            truncated_documents=int(rows.cut_documents[start:stop].sum()),
-            truncated_tokens=int(rows.cut_tokens[start:stop].sum()),
-        )
-        return (self + given).with_input(rows.read)
-
-
-NAMES = tuple(one.name for one in fields(Counts))
-"""The names of the counts, in the order in which a state holds them."""
-_values: Any = attrgetter(*NAMES)
+        given = astuple(self)[: -len(ReadCounts.__struct_fields__)]
+        return Counts(*given, *astuple(read))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +122,19 @@ class StreamStats:
         return {"batch": self.batch.to_dict(), "total": self.total.to_dict()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """Of one stream: where its next row comes from, and what it gave before."""
+class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the next row of a stream comes from, and what it gave before."""
 
-    row: RowPosition = field(default_factory=lambda: RowPosition(block=StreamCursor()))
-    counts: Counts = field(default_factory=Counts)
+    block: StreamCursor = msgspec.field(name="place", default=StreamCursor())
+    # start of the block that holds its oldest document
+    document: _Count = 0  # of that block; the number of its documents: nothing of it is left
+    part: _Count = 0  # sequential: ids of that document in earlier rows; bins: rows already given
+    # of the buffer that begins with that document
+    counts: Counts = Counts()
+
+    def to_json(self) -> str:
+        """Compact, and ASCII also where the source's cursor is not."""
+        return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,81 +143,27 @@ class Saved:
 
     num_streams: int  # of the whole run
     positions: Mapping[int, Position]  # of the streams in this state
-    data: Mapping[str, JSON]  # what identifies the stream
+    data: Mapping[str, JSON] = field(default_factory=dict)  # what identifies the stream
 
     @property
     def totals(self) -> Counts:
         return sum((one.counts for one in self.positions.values()), Counts())
 
 
-# writing
-
-
-def write_state(saved: Saved, cache: dict[int, tuple[StreamCursor, str]]) -> State:
-    """`saved` as JSON. `cache` keeps the text of each stream's cursor for the next state."""
-    streams: dict[str, JSON] = {}
-    for stream, position in saved.positions.items():
-        block = position.row.block
-        if stream not in cache or cache[stream][0] is not block:
-            cache[stream] = (block, _cursor_text(block))
-        streams[str(stream)] = position_text(position, cache[stream][1])
+def write_state(saved: Saved) -> State:
     state = write_envelope(
         KIND,
         num_streams=saved.num_streams,
-        streams=streams,
-        totals=dict(zip(NAMES, _values(saved.totals), strict=True)),
+        streams={str(stream): one.to_json() for stream, one in saved.positions.items()},
+        totals=asdict(saved.totals),
         data=dict(saved.data),
     )
     return {**state, "seal": _seal(state)}
 
 
-def position_text(position: Position, cursor_text: str | None = None) -> str:
-    """Compact JSON; `cursor_text` is that of its block, if it is known."""
-    row, counts = position.row, ",".join(map(str, _values(position.counts)))
-    return (
-        f'{{"place":{cursor_text or _cursor_text(row.block)},"document":{row.document},'
-        f'"part":{row.part},"counts":[{counts}]}}'
-    )
-
-
-def _cursor_text(cursor: StreamCursor) -> str:
-    values = {
-        "epoch": cursor.epoch,
-        "unit": cursor.unit,
-        "cursor": cursor.cursor,
-        "skip": cursor.skip,
-        "number": cursor.number,
-        "tally": astuple(cursor.read),
-    }
-    return json.dumps(values, separators=(",", ":"))
-
-
 def _seal(state: Mapping[str, Any]) -> str:
     """sha256 over all other keys."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-# reading
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class _Place(msgspec.Struct, forbid_unknown_fields=True):
-    epoch: _Count
-    unit: _Count
-    cursor: dict[str, Any] | None
-    skip: _Count
-    number: _Count
-    tally: Annotated[list[_Count], msgspec.Meta(min_length=5, max_length=5)]
-
-
-class _Stream(msgspec.Struct, forbid_unknown_fields=True):
-    """The text of one stream."""
-
-    place: _Place
-    document: _Count
-    part: _Count
-    counts: Annotated[list[_Count], msgspec.Meta(min_length=len(NAMES), max_length=len(NAMES))]
 
 
 class _Form(msgspec.Struct):
@@ -242,8 +194,7 @@ def read_state(
             raise _changed(f"stream {key!r:.80}, wanted 0 to {form.num_streams - 1}")
         positions[int(key)] = read_position(text, int(key))
     saved = Saved(num_streams=form.num_streams, positions=positions, data=form.data)
-    totals = dict(zip(NAMES, _values(saved.totals), strict=True))
-    wrong = sorted({name for name, _ in form.totals.items() ^ totals.items()})
+    wrong = sorted({name for name, _ in form.totals.items() ^ asdict(saved.totals).items()})
     if wrong:
         raise _changed(f"its totals do not follow from its streams: {', '.join(wrong)}")
     if own is not None:
@@ -257,28 +208,14 @@ def read_state(
 def read_position(text: str, stream: int) -> Position:
     """The position in `text`; StateMismatchError says what is wrong with it."""
     try:
-        found = msgspec.json.decode(text, type=_Stream)
+        found = msgspec.json.decode(text, type=Position)
+        # what is missing got its default
+        missing = msgspec.to_builtins(found) != msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _changed(f"stream {stream} is {text!r:.80}: {error}") from error
-    place = found.place
-    return Position(
-        row=RowPosition(
-            block=StreamCursor(
-                epoch=place.epoch,
-                unit=place.unit,
-                cursor=place.cursor,
-                skip=place.skip,
-                number=place.number,
-                read=ReadCounts(**dict(zip(_READ_NAMES, place.tally, strict=True))),
-            ),
-            document=found.document,
-            part=found.part,
-        ),
-        counts=Counts(**dict(zip(NAMES, found.counts, strict=True))),
-    )
-
-
-_READ_NAMES = tuple(one.name for one in fields(ReadCounts))
+    if missing:
+        raise _changed(f"stream {stream} is {text!r:.80}: keys or counts are missing")
+    return found
 
 
 def _changed(problem: str) -> StateMismatchError:
@@ -317,4 +254,4 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> State:
             f"streams {missing} of {first.num_streams} are in none of the {len(states)} states; "
             "join the states of all processes"
         )
-    return write_state(replace(first, positions=dict(sorted(positions.items()))), {})
+    return write_state(replace(first, positions=dict(sorted(positions.items()))))

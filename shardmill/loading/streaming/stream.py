@@ -9,26 +9,27 @@ the stream stays after the last batch that it gave, and `next` tries again from 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.state import State
-from shardmill.loading.streaming.documents import DocumentStream, StreamCursor, StreamOrder
+from shardmill.loading.streaming.documents import DocumentStream, StreamOrder
 from shardmill.loading.streaming.encode import encoded_ahead
 from shardmill.loading.streaming.rows import (
     BinRules,
-    RowPosition,
     StreamRows,
     Tokens,
     bin_rows,
@@ -47,7 +48,7 @@ from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts
 from shardmill.records import JSON, Batch, Ragged, next_token_pairs
-from shardmill.threads import StoppedError
+from shardmill.threads import OneThread, StoppedError
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Pipeline:
         self,
         stream: int,
         num_streams: int,
-        start: RowPosition,
+        start: Position,
         interrupt: threading.Event | None = None,
     ) -> Generator[StreamRows, None, None]:
         """The rows of one stream from `start` on. Nothing is opened before the first row.
@@ -232,17 +233,16 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
                 rank=self.rank,
                 world=self.world,
             )
-        wanted = pipeline.num_streams
-        self._num_streams = self.world if wanted is None else wanted
-        if self._num_streams > MAX_STREAMS:
+        num_streams = self.world if pipeline.num_streams is None else pipeline.num_streams
+        if num_streams > MAX_STREAMS:
             raise OptionError(
-                f"{{num_streams}}: wanted at most {MAX_STREAMS:,}", num_streams=self._num_streams
+                f"{{num_streams}}: wanted at most {MAX_STREAMS:,}", num_streams=num_streams
             )
-        if self._num_streams % self.world:
+        if num_streams % self.world:
             raise OptionError(
                 f"{{num_streams}} cannot be shared by {self.world} processes (DataLoader workers "
-                f"count as processes); {_divisors(self._num_streams)}",
-                num_streams=self._num_streams,
+                f"count as processes); {_divisors(num_streams)}",
+                num_streams=num_streams,
             )
         shape = pipeline.shape
         check_memory(
@@ -250,31 +250,28 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
             f"a batch of [{', '.join(f'{size:,}' for size in shape.dimensions)}]",
             "lower batch_size, seq_len or grad_accum",
         )
-        self._positions = {stream: Position() for stream in self._own_streams(self._num_streams)}
-        self._batch = Counts()
+        self._at = Saved(
+            num_streams=num_streams,
+            positions={stream: Position() for stream in range(self.rank, num_streams, self.world)},
+        )
+        self._batch = Counts()  # of the last batch
         self._ended = self._closed = self._is_repeat_logged = False
         self._reset()
 
     @property
     def num_streams(self) -> int:
         """Of all ranks together."""
-        return self._num_streams
+        return self._at.num_streams
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch[np.int32]:
-        if not self._busy.acquire(blocking=False):
-            raise OptionError(
-                "another thread is making a batch of this stream; use it from one thread, or open "
-                "one for each with its own rank"
-            )
-        try:
-            return self._next()
-        except StoppedError:
-            raise OptionError("this stream was closed while it made a batch") from None
-        finally:
-            self._busy.release()
+        with self._one_thread:
+            try:
+                return self._next()
+            except StoppedError:
+                raise OptionError("this stream was closed while it made a batch") from None
 
     def _next(self) -> Batch[np.int32]:
         if self._closed:
@@ -285,35 +282,33 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
         pad_id = self.pipeline.tokenizer.pad_id
         tokens = np.full((shape.rows, shape.seq_len + 1), pad_id, np.int32)
         segments = np.zeros_like(tokens)
-        rows = self._opened()
+        streams = self._opened()
         try:
-            filled = rows.fill(tokens, segments)
-            positions = rows.positions()
+            filled = _fill_in_turn(streams, tokens, segments)
+            at = replace(self._at, positions={one.number: one.position() for one in streams})
             batch = make_batch(tokens, segments, shape, self.pipeline.loss) if filled else None
         except BaseException:
             self._end_threads()
             raise
-        before = self._saved().totals
-        self._log_repeats(positions)
-        self._positions = positions
+        before, self._at = self._at, at
         if batch is None:
             self._ended = True
             self._end_threads()
             raise StopIteration
-        self._batch = self._saved().totals - before
+        self._log_repeats(before)
+        self._batch = at.totals - before.totals
         return batch
 
     def state_dict(self) -> State:
         """The position after the last batch given: about 2 KB of JSON."""
-        return write_state(self._saved(), self._cursor_texts)
+        return write_state(replace(self._at, data=self.pipeline.data))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch that `state` followed. A refused state changes nothing."""
         saved = read_state(state, self.pipeline.data)
         own = self._checked_streams(saved)
         self._end_threads()
-        self._num_streams = saved.num_streams
-        self._positions = {stream: saved.positions[stream] for stream in own}
+        self._at = replace(saved, positions={stream: saved.positions[stream] for stream in own})
         self._batch = Counts()
         self._ended = False
 
@@ -322,7 +317,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
 
     def stats(self) -> StreamStats:
         """Counts of the last batch given and of the run so far, for this rank."""
-        return StreamStats(batch=self._batch, total=self._saved().totals)
+        return StreamStats(batch=self._batch, total=self._at.totals)
 
     def interrupt(self) -> None:
         """From any thread: give up the batch that another thread waits for, and be closed."""
@@ -332,17 +327,17 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
     def close(self) -> None:
         """End all threads. The state can still be read."""
         self.interrupt()
-        with self._busy:
+        with self._one_thread.waiting():
             self._end_threads()
 
     def __repr__(self) -> str:
         return (
             f"TextStream({self.pipeline.source!r}, shape={self.pipeline.shape.dimensions}, rank "
-            f"{self.rank} of {self.world}, rows={self._saved().totals.rows:,})"
+            f"{self.rank} of {self.world}, rows={self._at.totals.rows:,})"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_rows", "_rows_pid", "_cursor_texts", "_interrupted", "_busy")
+        left_out = ("_streams", "_process", "_interrupted", "_one_thread")
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -351,36 +346,23 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
 
     def _reset(self) -> None:
         """What belongs to this process and object alone."""
-        self._rows: _RowsInTurn | None = None
-        self._rows_pid = 0  # threads do not follow into a fork
-        self._cursor_texts: dict[int, tuple[StreamCursor, str]] = {}
-        self._interrupted, self._busy = threading.Event(), threading.Lock()
+        self._streams: list[_RowStream] = []  # opened with the first batch
+        self._process = 0  # whose threads they have: none follows into a fork
+        self._interrupted, self._one_thread = threading.Event(), OneThread("stream")
 
-    def _saved(self) -> Saved:
-        return Saved(
-            num_streams=self._num_streams, positions=self._positions, data=self.pipeline.data
-        )
+    def _opened(self) -> list[_RowStream]:
+        if not self._streams or self._process != os.getpid():
+            self._process, self._streams = os.getpid(), []
+            for stream, start in self._at.positions.items():
+                rows = self.pipeline.rows(stream, self.num_streams, start, self._interrupted)
+                self._streams.append(_RowStream(stream, rows, start))
+        return self._streams
 
-    def _own_streams(self, num_streams: int) -> range:
-        return range(self.rank, num_streams, self.world)
-
-    def _opened(self) -> _RowsInTurn:
-        if self._rows is None or self._rows_pid != os.getpid():
-            self._rows_pid = os.getpid()
-            streams = []
-            for stream, position in self._positions.items():
-                rows = self.pipeline.rows(
-                    stream, self._num_streams, position.row, self._interrupted
-                )
-                streams.append(_RowStream(stream, rows, position))
-            self._rows = _RowsInTurn(streams)
-        return self._rows
-
-    def _log_repeats(self, positions: Mapping[int, Position]) -> None:
+    def _log_repeats(self, before: Saved) -> None:
         """A batch that passes over the data more than once is rarely intended; logged once."""
         passed = max(
-            position.row.block.epoch - self._positions[stream].row.block.epoch
-            for stream, position in positions.items()
+            position.block.epoch - before.positions[stream].block.epoch
+            for stream, position in self._at.positions.items()
         )
         if passed > 1 and not self._is_repeat_logged:
             self._is_repeat_logged = True
@@ -390,9 +372,10 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
             )
 
     def _end_threads(self) -> None:
-        rows, self._rows = self._rows, None
-        if rows is not None and self._rows_pid == os.getpid():
-            rows.close()
+        streams, self._streams = self._streams, []
+        if self._process == os.getpid():
+            for one in streams:
+                one.close()
 
     def _checked_streams(self, saved: Saved) -> range:
         """The streams of this rank, all of which the state must hold."""
@@ -408,7 +391,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
                 "(DataLoader workers count as processes) cannot share; "
                 f"{_divisors(saved.num_streams)}"
             )
-        own = self._own_streams(saved.num_streams)
+        own = range(self.rank, saved.num_streams, self.world)
         missing = sorted(set(own) - saved.positions.keys())
         if missing:
             raise StateMismatchError(
@@ -423,26 +406,22 @@ class _RowStream:
     """The rows of one stream from a position on."""
 
     def __init__(
-        self, number: int, rows: Generator[StreamRows, None, None], position: Position
+        self, number: int, rows: Generator[StreamRows, None, None], start: Position
     ) -> None:
         self.number = number
+        self.given = start.counts.rows  # rows since the start of the run
         self._rows = rows
-        self._position = position  # before the rows `_counted.._taken` of the chunk
+        self._position = start  # before the rows `_counted.._taken` of the chunk
         self._chunk: StreamRows | None = None
         self._counted = self._taken = 0
-        self._num_given = position.counts.rows
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """The stream with the smallest one is next."""
-        return self._num_given, self.number
 
     def position(self) -> Position:
         """After the last row taken."""
         if self._chunk is not None and self._counted < self._taken:
-            counts = self._position.counts.after_rows(self._chunk, self._counted, self._taken)
-            row = self._chunk.position_after(self._taken - 1)
-            self._position = Position(row=row, counts=counts)
+            counts = self._position.counts + self._chunk.counts(self._counted, self._taken)
+            self._position = self._chunk.position_after(
+                self._taken - 1, counts.with_input(self._chunk.read)
+            )
             self._counted = self._taken
         return self._position
 
@@ -454,8 +433,7 @@ class _RowStream:
                 return False
             self._chunk, self._counted, self._taken = chunk, 0, 0
             if not len(chunk):  # input at the end that gave no row
-                counts = position.counts.with_input(chunk.read)
-                self._position = Position(row=position.row, counts=counts)
+                self._recount(position.counts.with_input(chunk.read))
         return True
 
     def take(self, most: int) -> tuple[Tokens, Tokens]:
@@ -463,66 +441,48 @@ class _RowStream:
         assert self._chunk is not None
         start = self._taken
         stop = self._taken = min(start + most, len(self._chunk))
-        self._num_given += stop - start
+        self.given += stop - start
         return self._chunk.tokens[start:stop], self._chunk.segments[start:stop]
 
     def count_padding_rows(self, rows: int, row_len: int) -> None:
-        before = self.position()
-        counts = before.counts + Counts(rows=rows, padding=rows * row_len)
-        self._position = Position(row=before.row, counts=counts)
-        self._num_given += rows
+        self._recount(self.position().counts + Counts(rows=rows, padding=rows * row_len))
+        self.given += rows
 
     def close(self) -> None:
         self._rows.close()
 
+    def _recount(self, counts: Counts) -> None:
+        self._position = msgspec.structs.replace(self._position, counts=counts)
 
-class _RowsInTurn:
-    """The rows of several streams, one of each in turn.
+
+def _fill_in_turn(streams: Sequence[_RowStream], tokens: Tokens, segments: Tokens) -> int:
+    """Write one row of each stream in turn; returns how many, fewer than fit at the end of the
+    data.
 
     The next row comes from the stream that has given the fewest, so the order is a function of the
-    positions alone. A stream that has ended is skipped.
+    positions alone. A stream that has ended is skipped. What stays free is padding. It counts for
+    the first stream, if there were rows at all.
     """
-
-    def __init__(self, streams: Sequence[_RowStream]) -> None:
-        self._streams = tuple(streams)
-        self._active = list(streams)
-
-    def fill(self, tokens: Tokens, segments: Tokens) -> int:
-        """Write rows into both arrays; returns how many, fewer than fit at the end of the data.
-
-        What stays free is padding. It counts for the first stream, if there were rows at all.
-        """
-        filled = 0
-        while self._active and filled < len(tokens):
-            stream = min(self._active, key=lambda one: one.turn)
-            if not stream.has_rows():
-                self._active.remove(stream)
-                stream.close()
-                continue
-            most = min(len(tokens) - filled, self._rows_until_another(stream))
-            some_tokens, some_segments = stream.take(most)
-            tokens[filled : filled + len(some_tokens)] = some_tokens
-            segments[filled : filled + len(some_tokens)] = some_segments
-            filled += len(some_tokens)
-        if 0 < filled < len(tokens):
-            self._streams[0].count_padding_rows(len(tokens) - filled, tokens.shape[1])
-        return filled
-
-    def positions(self) -> dict[int, Position]:
-        return {stream.number: stream.position() for stream in self._streams}
-
-    def close(self) -> None:
-        """End all threads."""
-        for stream in self._streams:
+    filled = 0
+    waiting = [(one.given, one.number, one) for one in streams]
+    heapq.heapify(waiting)
+    while waiting and filled < len(tokens):
+        _, _, stream = heapq.heappop(waiting)
+        if not stream.has_rows():
             stream.close()
-
-    def _rows_until_another(self, stream: _RowStream) -> int:
-        """How many rows this stream may give before it is another's turn."""
-        others = [one.turn for one in self._active if one is not stream]
-        if not others:
-            return 2**63 - 1
-        rows, number = min(others)
-        return rows - stream.turn[0] + (stream.number < number)
+            continue
+        most = len(tokens) - filled
+        if waiting:  # until it is another's turn
+            rows, number, _ = waiting[0]
+            most = min(most, rows - stream.given + (stream.number < number))
+        some_tokens, some_segments = stream.take(most)
+        tokens[filled : filled + len(some_tokens)] = some_tokens
+        segments[filled : filled + len(some_tokens)] = some_segments
+        filled += len(some_tokens)
+        heapq.heappush(waiting, (stream.given, stream.number, stream))
+    if 0 < filled < len(tokens):
+        streams[0].count_padding_rows(len(tokens) - filled, tokens.shape[1])
+    return filled
 
 
 def _divisors(num_streams: int) -> str:

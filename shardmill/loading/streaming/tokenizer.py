@@ -12,10 +12,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from shardmill.errors import OptionError, TokenizerError
-from shardmill.loading.config_reader import make_record
+import msgspec
+
+from shardmill.errors import TokenizerError
 from shardmill.protocols import Tokenizer
 from shardmill.storage.atomic import atomic_write
 from shardmill.tokenizers import ByteTokenizer, ChosenEncoder, EngineChoice, choose_encoder
@@ -41,13 +42,17 @@ class DocumentIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTokenizer:
-    """Made by `make_stream_tokenizer` and `load_tokenizer`."""
+    """A tokenizer and the ids around its documents."""
 
     tokenizer: Tokenizer
-    fingerprint: str  # of the tokenizer and the ids
     vocab_size: int  # of the model: all ids are below it
     ids: DocumentIds
     engine: EngineChoice = "auto"  # changes speed, never ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokenizer and the ids: `vocab_size` and `engine` change neither."""
+        return fingerprint_of({"tokenizer": self.tokenizer.fingerprint, **asdict(self.ids)})
 
     @property
     def bos_id(self) -> int | None:
@@ -73,19 +78,6 @@ class StreamTokenizer:
         )
 
 
-def make_stream_tokenizer(
-    tokenizer: Tokenizer, ids: DocumentIds, *, vocab_size: int, engine: EngineChoice = "auto"
-) -> StreamTokenizer:
-    """With its fingerprint, which does not depend on `vocab_size` and `engine`."""
-    return StreamTokenizer(
-        tokenizer=tokenizer,
-        fingerprint=fingerprint_of({"tokenizer": tokenizer.fingerprint, **asdict(ids)}),
-        vocab_size=vocab_size,
-        ids=ids,
-        engine=engine,
-    )
-
-
 def kind_of(tokenizer: Tokenizer) -> Kind:
     if isinstance(tokenizer, ByteTokenizer):
         return "byte"
@@ -101,15 +93,14 @@ def special_strings(tokenizer: Tokenizer) -> dict[str, str]:
 # snapshots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Snapshot:
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tokenizer_snapshot.json` holds."""
 
     format: Literal["shardmill tokenizer snapshot"]
     version: Literal[1]
     kind: Kind
     byte_offset: int | None
-    specials: tuple[tuple[str, ...], ...]  # name and string, in the order of their ids
+    specials: tuple[tuple[str, str], ...]  # name and string, in the order of their ids
     files: Mapping[str, str]  # name to sha256
     tokenizer_fingerprint: str
     fingerprint: str
@@ -126,7 +117,8 @@ def save_tokenizer(tokenizer: StreamTokenizer, folder: str | Path) -> str:
     """Write the snapshot, or check that it is there already; returns the hash of all of it."""
     folder = Path(folder)
     snapshot, model = _snapshot_of(tokenizer)
-    text = json.dumps(asdict(snapshot), indent=2, ensure_ascii=False).encode() + b"\n"
+    values = msgspec.structs.asdict(snapshot)
+    text = json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n"
     _open(snapshot, model, str(folder))  # what cannot be read back is not written
     path = folder / SNAPSHOT
     if path.is_file():
@@ -202,7 +194,7 @@ def _open(snapshot: _Snapshot, model: bytes, where: str) -> StreamTokenizer:
             f"{where}: {SNAPSHOT} says vocab_size {snapshot.vocab_size:,}, but its ids need "
             f"{needed:,}; it was changed or damaged: restore the snapshot"
         )
-    opened = make_stream_tokenizer(base, ids, vocab_size=snapshot.vocab_size)
+    opened = StreamTokenizer(tokenizer=base, ids=ids, vocab_size=snapshot.vocab_size)
     if opened.fingerprint != snapshot.fingerprint:
         raise TokenizerError(
             f"{where}: {SNAPSHOT} holds ids or rules that do not match its fingerprint; it was "
@@ -212,7 +204,7 @@ def _open(snapshot: _Snapshot, model: bytes, where: str) -> StreamTokenizer:
 
 
 def _open_base(snapshot: _Snapshot, model: bytes) -> Tokenizer:
-    specials = dict((name, text) for name, text in snapshot.specials)  # noqa: C402 - typed pairs
+    specials = dict(snapshot.specials)
     if snapshot.kind == "byte":
         return ByteTokenizer(byte_offset=snapshot.byte_offset or 0, specials=specials)
     if snapshot.kind == "hf":
@@ -226,26 +218,20 @@ def _open_base(snapshot: _Snapshot, model: bytes) -> Tokenizer:
 
 def _read_snapshot(path: Path) -> _Snapshot:
     try:
-        values: Any = json.loads(_read_plain(path))
-        snapshot = make_record(_Snapshot, values, file="not a snapshot of this version")
+        snapshot = msgspec.json.decode(_read_plain(path), type=_Snapshot)
     except OSError as error:
         raise TokenizerError(
             f"{path}: cannot be read: {error.strerror}; wanted a folder that save_tokenizer wrote"
         ) from error
-    except OptionError as error:
-        raise TokenizerError(f"{path}: {error}; restore it") from error
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise TokenizerError(
             f"{path}: not a snapshot of this version: {error}; restore it"
         ) from error
     wanted = [MODEL_FILES[snapshot.kind]] if snapshot.kind in MODEL_FILES else []
     if list(snapshot.files) != wanted:
         raise TokenizerError(f"{path}: names the files {list(snapshot.files)}, wanted {wanted}")
-    names = [pair[0] for pair in snapshot.specials if len(pair) == 2]
-    if len(set(names)) < len(snapshot.specials):
-        raise TokenizerError(
-            f"{path}: specials are not pairs of a name and a string, each name once; restore it"
-        )
+    if len(dict(snapshot.specials)) < len(snapshot.specials):
+        raise TokenizerError(f"{path}: specials do not have each name once; restore it")
     return snapshot
 
 

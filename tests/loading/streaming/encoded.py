@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
-from shardmill.loading.streaming.rows import RowPosition, StreamRows
+from shardmill.loading.streaming.rows import StreamRows
+from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.records import Ragged
 from shardmill.tokenizers import ByteTokenizer
@@ -34,9 +34,7 @@ def framing(
         add_eos=eos_id is not None,
         max_doc_tokens=max_doc_tokens,
     )
-    return StreamTokenizer(
-        tokenizer=ByteTokenizer(), fingerprint="framing", vocab_size=vocab_size, ids=ids
-    )
+    return StreamTokenizer(tokenizer=ByteTokenizer(), vocab_size=vocab_size, ids=ids)
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def counts_of(blocks: Blocks, stop: int) -> ReadCounts:
 
 
 def encoded(
-    blocks: Blocks, *, start: RowPosition | None = None, chunk: Sequence[int] = (3,)
+    blocks: Blocks, *, start: Position | None = None, chunk: Sequence[int] = (3,)
 ) -> Iterator[Encoded]:
     """The stream from a position's document on, in chunks of `chunk` documents, again and again."""
     begin = 0 if start is None else int(start.block.cursor["block"])  # type: ignore[index,arg-type]
@@ -111,7 +109,7 @@ def encoded(
                 break
 
 
-Flat = list[tuple[list[int], list[int], RowPosition, tuple[int, int, int]]]
+Flat = list[tuple[list[int], list[int], Position, tuple[int, int, int]]]
 
 
 def flat(rows: Iterator[StreamRows]) -> Flat:
@@ -140,7 +138,7 @@ def documents_of(blocks: Blocks) -> list[Doc]:
 
 
 def pieces_of(
-    row: tuple[list[int], list[int], RowPosition, tuple[int, int, int]],
+    row: tuple[list[int], list[int], Position, tuple[int, int, int]],
 ) -> list[list[int]]:
     """The tokens of each segment of a row; asserts that segments are 1, 2, ..., then padding."""
     tokens, segments = row[0], row[1]

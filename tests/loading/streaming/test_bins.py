@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError
-from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
-from shardmill.loading.streaming.rows import BinRules, RowPosition, bin_rows
+from shardmill.loading.streaming.rows import BinRules, bin_rows
+from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.records import Ragged
 from tests.loading.streaming.encoded import (
     PAD,
@@ -37,6 +37,7 @@ RULES = st.builds(
 
 
 def rows_of(blocks, rules, seq_len, *, start=None, chunk=(3,)):
+    start = start or Position(block=place_of(blocks, 0))
     stream = encoded(blocks, start=start, chunk=chunk)
     return flat(bin_rows(stream, rules, seq_len=seq_len, pad_id=PAD, start=start))
 
@@ -144,10 +145,10 @@ def test_small_rows_as_written_by_hand() -> None:
     first, second = place_of(blocks, 0), place_of(blocks, 1)
     # buffers of 4: pieces 1234 5 6 789; then 10 11
     assert rows_of(blocks, BinRules(buffer_documents=4), 3) == [
-        ([1, 2, 3, 4], [1, 1, 1, 1], RowPosition(block=first, part=1), (1, 2, 11)),
-        ([5, 7, 8, 9], [1, 2, 2, 2], RowPosition(block=first, part=2), (1, 0, 0)),
-        ([6, 0, 0, 0], [1, 0, 0, 0], RowPosition(block=second, document=1), (1, 0, 0)),
-        ([10, 11, 0, 0], [1, 1, 0, 0], RowPosition(block=second, document=2), (1, 0, 0)),
+        ([1, 2, 3, 4], [1, 1, 1, 1], Position(block=first, part=1), (1, 2, 11)),
+        ([5, 7, 8, 9], [1, 2, 2, 2], Position(block=first, part=2), (1, 0, 0)),
+        ([6, 0, 0, 0], [1, 0, 0, 0], Position(block=second, document=1), (1, 0, 0)),
+        ([10, 11, 0, 0], [1, 1, 0, 0], Position(block=second, document=2), (1, 0, 0)),
     ]
 
 
@@ -172,7 +173,7 @@ def test_a_full_buffer_gives_its_rows_before_more_is_read() -> None:
             asked.append(chunk)
             yield chunk
 
-    rows = bin_rows(stream(), BinRules(buffer_documents=2), seq_len=1, pad_id=PAD)
+    rows = bin_rows(stream(), BinRules(buffer_documents=2), seq_len=1, pad_id=PAD, start=Position())
     assert next(rows).tokens.tolist() == [[1, 2]]
     assert len(asked) == 1
 
@@ -193,7 +194,15 @@ def test_the_seed_mixes_the_rows_of_a_buffer() -> None:
 
 def test_rows_know_what_was_read_for_them() -> None:
     blocks = ((Doc((1, 2)), Doc((3,))), (Doc((4,)),), ())
-    rows = list(bin_rows(encoded(blocks), BinRules(buffer_documents=2), seq_len=1, pad_id=PAD))
+    rows = list(
+        bin_rows(
+            encoded(blocks),
+            BinRules(buffer_documents=2),
+            seq_len=1,
+            pad_id=PAD,
+            start=Position(block=place_of(blocks, 0)),
+        )
+    )
     assert [some.read for some in rows] == [counts_of(blocks, 1), counts_of(blocks, 3)]
 
 
@@ -213,7 +222,9 @@ def test_a_large_buffer_of_web_like_documents_is_nearly_full() -> None:
         cut=np.zeros(10_000, dtype=np.int64),
         read=ReadCounts(),
     )
-    rows = list(bin_rows(iter([chunk]), BinRules(seed=0), seq_len=2048, pad_id=PAD))
+    rows = list(
+        bin_rows(iter([chunk]), BinRules(seed=0), seq_len=2048, pad_id=PAD, start=Position())
+    )
     tokens = np.concatenate([some.tokens[some.segments > 0] for some in rows])
     assert (np.sort(tokens) == values).all()
     places = sum(some.tokens.size for some in rows)
@@ -228,7 +239,7 @@ def test_a_row_longer_than_what_is_gathered_at_a_time_is_whole() -> None:
     chunk = Encoded(
         block=StreamCursor(), first=0, ids=ids, cut=np.zeros(4, np.int64), read=ReadCounts()
     )
-    (rows,) = bin_rows(iter([chunk]), BinRules(), seq_len=149_999, pad_id=PAD)
+    (rows,) = bin_rows(iter([chunk]), BinRules(), seq_len=149_999, pad_id=PAD, start=Position())
     assert (np.sort(rows.tokens[rows.segments > 0]) == values).all()
     # by their first piece: the first and last documents, the long one's piece, its rest
     assert [np.bincount(row)[1:].tolist() for row in rows.segments] == [
@@ -240,9 +251,9 @@ def test_a_row_longer_than_what_is_gathered_at_a_time_is_whole() -> None:
 
 def test_a_state_of_other_documents_is_refused() -> None:
     blocks = ((Doc((1, 2, 3)),),)
-    start = RowPosition(block=place_of(blocks, 0), part=1)
+    start = Position(block=place_of(blocks, 0), part=1)
     with pytest.raises(StateMismatchError, match=r"1 of its rows are done .* it gives 1"):
         rows_of(blocks, BinRules(), 3, start=start)
-    start = RowPosition(block=place_of(blocks, 0), document=1, part=2)
+    start = Position(block=place_of(blocks, 0), document=1, part=2)
     with pytest.raises(StateMismatchError, match=r"2 of its rows are done .* it gives 0"):
         rows_of(blocks, BinRules(), 3, start=start)

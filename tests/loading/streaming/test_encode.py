@@ -17,14 +17,9 @@ from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError, TokenizerError, TokenRangeError
 from shardmill.loading.streaming import encode
-from shardmill.loading.streaming.documents import (
-    Block,
-    DocumentStream,
-    ReadCounts,
-    StreamCursor,
-    StreamOrder,
-)
+from shardmill.loading.streaming.documents import Block, DocumentStream, StreamOrder
 from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, frame
+from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
 from shardmill.threads import read_ahead

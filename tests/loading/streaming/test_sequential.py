@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming import rows as rows_module
-from shardmill.loading.streaming.documents import ReadCounts, StreamCursor
 from shardmill.loading.streaming.encode import Encoded
-from shardmill.loading.streaming.rows import DocumentTable, RowPosition, sequential_rows, table_of
-from shardmill.records import Ragged
+from shardmill.loading.streaming.rows import join, sequential_rows
+from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
+from shardmill.records import OffsetArray, Ragged
 from tests.loading.streaming.encoded import (
     PAD,
     Doc,
@@ -33,6 +33,7 @@ CHUNKS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
 def rows_of(blocks, seq_len, *, start=None, chunk=(3,)):
+    start = start or Position(block=place_of(blocks, 0))
     stream = encoded(blocks, start=start, chunk=chunk)
     return flat(sequential_rows(stream, seq_len=seq_len, pad_id=PAD, start=start))
 
@@ -103,9 +104,9 @@ def test_small_rows_as_written_by_hand() -> None:
     )
     first, third = place_of(blocks, 0), place_of(blocks, 2)
     assert rows_of(blocks, 3) == [
-        ([1, 2, 3, 4], [1, 1, 1, 2], RowPosition(block=first, document=3), (2, 2, 11)),
-        ([5, 6, 7, 8], [1, 1, 1, 1], RowPosition(block=third, part=4), (1, 0, 0)),
-        ([9, 10, 11, 0], [1, 1, 2, 0], RowPosition(block=third, document=2), (1, 1, 1)),
+        ([1, 2, 3, 4], [1, 1, 1, 2], Position(block=first, document=3), (2, 2, 11)),
+        ([5, 6, 7, 8], [1, 1, 1, 1], Position(block=third, part=4), (1, 0, 0)),
+        ([9, 10, 11, 0], [1, 1, 2, 0], Position(block=third, document=2), (1, 1, 1)),
     ]
 
 
@@ -116,7 +117,7 @@ def test_a_document_cut_to_nothing_counts_in_the_row_being_filled() -> None:
 
 def test_rows_know_what_was_read_for_them() -> None:
     blocks = ((Doc((1, 2)), Doc((3,))), (Doc((4,)), Doc((5,))), ())
-    rows = list(sequential_rows(encoded(blocks), seq_len=1, pad_id=PAD))
+    rows = list(sequential_rows(encoded(blocks), seq_len=1, pad_id=PAD, start=Position()))
     assert [(len(some), some.read) for some in rows] == [
         (1, counts_of(blocks, 1)),
         (1, counts_of(blocks, 2)),
@@ -137,14 +138,14 @@ def chunk_of(ids: Ragged, first: int = 0) -> Encoded:
 def test_many_tiny_chunks_for_one_row_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[int] = []
 
-    def counted(parts: Sequence[Encoded]) -> DocumentTable:
+    def counted(parts: Sequence[Encoded]) -> tuple[Ragged, OffsetArray]:
         joined.append(len(parts))
-        return table_of(parts)
+        return join(parts)
 
-    monkeypatch.setattr(rows_module, "table_of", counted)
+    monkeypatch.setattr(rows_module, "join", counted)
     ids = Ragged.from_sequences([[1]], np.int32)
     chunks = (chunk_of(ids, first) for first in range(5_000))
-    (rows,) = sequential_rows(chunks, seq_len=10**6, pad_id=PAD)
+    (rows,) = sequential_rows(chunks, seq_len=10**6, pad_id=PAD, start=Position())
     assert int(rows.begun[0]) == 5_000
     assert joined == [5_000]
 
@@ -152,12 +153,12 @@ def test_many_tiny_chunks_for_one_row_are_joined_once(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_one_long_document_makes_many_rows() -> None:
     ids = Ragged.from_lengths(np.arange(3_000_000, dtype=np.int32), [3_000_000])
-    (rows,) = sequential_rows(iter([chunk_of(ids)]), seq_len=2, pad_id=PAD)
+    (rows,) = sequential_rows(iter([chunk_of(ids)]), seq_len=2, pad_id=PAD, start=Position())
     assert len(rows) == 1_000_000
     assert (rows.tokens.reshape(-1) == np.arange(3_000_000)).all()
     assert (rows.segments == 1).all()
     assert rows.part[:3].tolist() == [3, 6, 9]
-    assert rows.position_after(999_999) == RowPosition(block=StreamCursor(), document=1)
+    assert rows.position_after(999_999) == Position(block=StreamCursor(), document=1)
     assert int(rows.begun.sum()) == 1
     assert all(b - a == 3 for a, b in pairwise(rows.part[:-1].tolist()[:1000]))
 
@@ -168,8 +169,8 @@ def test_a_state_of_other_documents_is_refused() -> None:
     with pytest.raises(
         StateMismatchError, match=r"3 of its ids are done and more follow, .* has 3"
     ):
-        rows_of(blocks, 3, start=RowPosition(block=place, part=3))
+        rows_of(blocks, 3, start=Position(block=place, part=3))
     with pytest.raises(StateMismatchError, match="the stream begins with document 0"):
-        rows_of(blocks, 3, start=RowPosition(block=place, document=1, part=1))
+        rows_of(blocks, 3, start=Position(block=place, document=1, part=1))
     with pytest.raises(StateMismatchError, match="nothing comes from there"):
-        rows_of(blocks, 3, start=RowPosition(block=place_of(blocks, 1), document=1, part=1))
+        rows_of(blocks, 3, start=Position(block=place_of(blocks, 1), document=1, part=1))

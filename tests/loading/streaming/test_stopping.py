@@ -132,7 +132,7 @@ def test_a_second_thread_on_one_stream_is_refused() -> None:
         asking.start()
         wait_for_condition(lambda: is_in(asking, "shardmill/loading/"))
         asking.join(0.5)
-        with pytest.raises(OptionError, match="another thread is making a batch"):
+        with pytest.raises(OptionError, match="two threads use this iterator"):
             next(stream)
         stream.close()
         asking.join(600)

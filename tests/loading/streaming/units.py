@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import TypeAlias
 
+import msgspec
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shardmill.loading.streaming.documents import (
-    Block,
-    DocumentStream,
-    ReadCounts,
-    StreamCursor,
-    StreamOrder,
-)
+from shardmill.loading.streaming.documents import Block, DocumentStream, StreamOrder
+from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 
@@ -170,12 +165,6 @@ def contents(blocks: Sequence[Block]) -> list[tuple[StreamCursor, list[str], Str
     return [(block.start, block.texts.to_pylist(), block.end) for block in blocks]
 
 
-def cursor_from_json(text: str) -> StreamCursor:
-    """A cursor that was written with `json.dumps(asdict(cursor))`."""
-    value = json.loads(text)
-    return StreamCursor(**{**value, "read": ReadCounts(**value["read"])})
-
-
 def assert_stream_resumes(open_stream: Callable[[], DocumentStream], num_blocks: int) -> None:
     """From the start or end of any block, sent through JSON, a fresh stream gives the rest.
 
@@ -187,7 +176,7 @@ def assert_stream_resumes(open_stream: Callable[[], DocumentStream], num_blocks:
         assert before.end == after.start, f"a gap: {before.end} and then {after.start}"
     for number, block in enumerate(blocks):
         for cursor, rest in ((block.start, blocks[number:]), (block.end, blocks[number + 1 :])):
-            sent = cursor_from_json(json.dumps(asdict(cursor)))
+            sent = msgspec.json.decode(msgspec.json.encode(cursor), type=StreamCursor)
             assert sent == cursor, f"{cursor} does not survive JSON"
             again = list(islice(open_stream().blocks(sent), len(rest)))
             assert contents(again) == contents(rest), f"from {cursor}: other blocks than at first"
