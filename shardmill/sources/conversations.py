@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from shardmill.errors import OptionError, SourceError
@@ -109,10 +109,9 @@ def batched(
     found = _items_with_cursors(groups, start)
     for held in grouped(((one, text_bytes(one[0]), 1) for one in found), limits):
         items = [item for item, _, _ in held]
-        kept = [(item, repaired) for item, _, repaired in held if isinstance(item, Conversation)]
-        num_repaired = sum(repaired for _, repaired in kept)
+        num_repaired = sum(repaired for item, _, repaired in held if isinstance(item, Conversation))
         yield ConversationBatch(
-            conversations=tuple(item for item, _ in kept),
+            conversations=tuple(item for item in items if isinstance(item, Conversation)),
             num_read=len(items),
             counts={"invalid_utf8": num_repaired} if num_repaired else {},
             drops=tuple(item for item in items if isinstance(item, Drop)),
@@ -151,27 +150,21 @@ def _items_with_cursors(
     for items, end, repaired in groups:
         # One item is held back: the cursor after the last one is the end of the group.
         last: object = None
-        done = skip
-        rest = iter(items)
-        if sum(1 for _ in islice(rest, skip)) < skip:
-            raise _no_such_items(skip)
-        for item in rest:
+        number = 0
+        for number, item in enumerate(items, 1):
             if last is not None:
-                done += 1
-                yield last, before._replace(done=done), repaired
-            last = item
+                yield last, before._replace(done=number - 1), repaired
+            last = item if number > skip else None
+        if number < skip:
+            break
         if last is not None:
             yield last, end, repaired
         before, skip = end, 0
     if skip:
-        raise _no_such_items(skip)
-
-
-def _no_such_items(skip: int) -> SourceError:
-    return SourceError(
-        f"the cursor is after {skip:,} conversations of one row or tree, which does not have that "
-        "many; resume with the input the cursor came from"
-    )
+        raise SourceError(
+            f"the cursor is after {skip:,} conversations of one row or tree, which does not have "
+            "that many; resume with the input the cursor came from"
+        )
 
 
 def _are_together(trees: Iterable[str | None]) -> bool:

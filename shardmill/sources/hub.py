@@ -1,16 +1,9 @@
 """Hugging Face datasets as rows or documents: streamed by the client, or read by byte ranges.
 
-The revision is resolved to a commit before reading and pinned. `HubSource` streams what the client
-gives; with `shuffle` the order is exactly the client's own. A dropped connection, a 5xx or a
-timeout is retried with growing pauses, and the stream continues at the exact row. To resume, the
-last rows before the cursor are read again and compared: through the client's own state where that
-leads to the same rows, else by counting from the start (always when shuffled: the client's shuffle
-buffer is not in its state). Other rows there are an error.
-
-`HubParquetSource` gives the same documents of a dataset of Parquet files, in the same order: the
-client decides which files make the split. Only footers and the text column are fetched, and
-resuming fetches nothing before the cursor's row group. `open_hub` chooses between the two. The
-client is imported on first use and needs the extra "hub".
+To resume a stream, the last rows before the cursor are read again and compared: through the
+client's own state where that leads to the same rows, else by counting from the start (always when
+shuffled: the client's shuffle buffer is not in its state). `HubParquetSource` gives the same
+documents of a dataset of Parquet files, in the same order, and resumes at the cursor's row group.
 """
 
 from __future__ import annotations

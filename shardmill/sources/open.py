@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -77,12 +78,10 @@ def open_source(
     seed and their names; inside a file nothing moves.
     """
     parts = [_open_one(part, kind, options) for part in _named(spec)]
-    seen: set[object] = set()
-    for part in parts:
-        for file in part.files if isinstance(part, FileSource) else ():
-            if file.place in seen:
-                raise SourceError(f"{file.place}: two of the inputs name it; name each file once")
-            seen.add(file.place)
+    places = [file.place for part in parts if isinstance(part, FileSource) for file in part.files]
+    if len(set(places)) < len(places):
+        twice, _ = Counter(places).most_common(1)[0]
+        raise SourceError(f"{twice}: two of the inputs name it; name each file once")
     if seed is not None:
         return _in_seeded_order(parts, seed)
     return parts[0] if len(parts) == 1 else ConcatSource(parts)

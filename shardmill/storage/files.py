@@ -344,11 +344,11 @@ def _short(value: JSON) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _files_in(value: JSON) -> dict[str, JSON] | None:
+def _files_in(value: JSON) -> dict[str, dict[str, JSON]] | None:
     """Files by name, of a list as `fingerprint_files` or a source's `stamp` makes it; else None."""
     if not isinstance(value, list) or not value:
         return None
-    files: dict[str, JSON] = {}
+    files: dict[str, dict[str, JSON]] = {}
     for one in value:
         if isinstance(one, dict) and isinstance(one.get("file"), str):
             files[str(one["file"])] = {key: one[key] for key in one if key != "file"}
@@ -370,7 +370,9 @@ def _time(stamp: JSON) -> JSON:
     return f"{shown}.{rest:09d} UTC"
 
 
-def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str]:
+def _file_differences(
+    before: dict[str, dict[str, JSON]], now: dict[str, dict[str, JSON]]
+) -> list[str]:
     if before.keys() == now.keys() and list(before) != list(now):
         first = next(old for old, new in zip(before, now, strict=True) if old != new)
         return [f"the files are in another order, from {first} on"]
@@ -378,11 +380,9 @@ def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if old is None or new is None:
-            was, is_now = (
-                ("was an input", "is none") if new is None else ("was none", "is an input")
-            )
-            lines.append(f"{name}: {was} -> {is_now}")
-        elif isinstance(old, dict) and isinstance(new, dict):
+            change = "was an input -> is none" if new is None else "was none -> is an input"
+            lines.append(f"{name}: {change}")
+        else:
             lines += [
                 f"{name}: {key} {old.get(key)} -> {new.get(key)}"
                 for key in dict.fromkeys([*old, *new])

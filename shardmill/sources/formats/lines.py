@@ -274,8 +274,8 @@ class ByteRange(NamedTuple):
     start: int
     stop: int
 
-    def first_line_in(self, file: InputFile) -> int | None:
-        """Where the first line begins that begins in the range; None when none does."""
+    def first_line_in(self, file: InputFile) -> int:
+        """Where the first line begins that begins in the range; its stop when none does."""
         if self.start == 0:
             return 0
         # The newline before a line may be the byte before the range; one on the last byte of the
@@ -286,11 +286,11 @@ class ByteRange(NamedTuple):
             if found >= 0:
                 return offset + found + 1
             offset += len(chunk)
-        return None
+        return self.stop
 
     def lines_before(self, file: InputFile) -> int:
         """Lines of the file before the first one of the range. Reads them all."""
-        return count_lines(file, self.first_line_in(file) or 0)
+        return count_lines(file, self.first_line_in(file))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,13 +337,9 @@ class LineFormat(Format):
         A line may have `limits.most_input()` bytes, its end included; of JSON an escape such as
         \\u0041 counts as the one byte of text that it may be.
         """
-        start: int | None
-        start, line, stop = 0, 0, None
-        if self.range is not None:
-            start, stop = self.range.first_line_in(file) if position is None else 0, self.range.stop
-        if position is not None:
-            start, line = self._counts(file, position)
-        if start is None or (stop is not None and start >= stop):
+        start, line = self._counts(file, position)
+        stop = None if self.range is None else self.range.stop
+        if stop is not None and start >= stop:
             return
         most = limits.most_input()
         # A little under the limit, so that a block with its last line usually is one batch.
@@ -367,15 +363,12 @@ class LineFormat(Format):
     def locate(
         self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
     ) -> RowLocation:
+        start, _ = self._counts(file, before)
         stop, line = self._counts(file, after)
-        start: int | None = 0
         if self.range is not None:
             line += self.range.lines_before(file) if rows_before is None else rows_before
-            start = self.range.first_line_in(file)
-        if before is not None:
-            start, _ = self._counts(file, before)
         # The last line of these bytes; blank ones may be before it.
-        last = b"".join(_between(file, start or 0, stop)).strip().rpartition(b"\n")[2]
+        last = b"".join(_between(file, start, stop)).strip().rpartition(b"\n")[2]
         own_id = self._own_id(last)
         return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own_id)
 
@@ -384,7 +377,9 @@ class LineFormat(Format):
         return None
 
     def _counts(self, file: InputFile, position: JSON) -> tuple[int, int]:
-        """Bytes and lines before a position."""
+        """Bytes before a position (None: the first line), and lines of the file or range."""
+        if position is None:
+            return (0 if self.range is None else self.range.first_line_in(file)), 0
         if self.range is None:
             start, line = counts_of(position, ("bytes", "lines"), file.name)
             return start, line

@@ -1,10 +1,8 @@
 """Parquet files: one column as documents, or whole rows, wherever the file is.
 
 Only footers and the needed column chunks are read, row group after row group, in pieces of about
-one batch, so memory grows only with the largest page. String, binary and dictionary columns of all
-widths are accepted. A null is dropped as "no_text" with the id "part.parquet:row 40", counted from
-0 through the whole file, also when only some row groups are read. Remote files are read by byte
-ranges that are fetched ahead; their footers are remembered.
+one batch, so memory grows only with the largest page. Remote files are read by byte ranges that are
+fetched ahead; their footers are remembered. Rows count from 0 through the whole file.
 """
 
 from __future__ import annotations
@@ -430,10 +428,6 @@ _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of the values true, false, byte and d
 _MOST_DEPTH = 8
 
 
-class _NoHeader(Exception):
-    """These bytes are not a page header."""
-
-
 def _page_sizes(stream: BinaryIO, start: int, stop: int) -> Iterator[int]:
     """Decompressed bytes of each page between two offsets of a file, in order. Bytes that are not
     a page header end the list: reading the pages will report them."""
@@ -442,7 +436,7 @@ def _page_sizes(stream: BinaryIO, start: int, stop: int) -> Iterator[int]:
         header = io.BytesIO(stream.read(min(_HEADER_BYTES, stop - start)))
         try:
             sizes = _read_struct(header, 0)
-        except (_NoHeader, IndexError, OverflowError):
+        except (ValueError, IndexError, OverflowError):
             return
         if sizes.get(_STORED, -1) < 0 or sizes.get(_UNPACKED, -1) < 0:
             return
@@ -467,7 +461,7 @@ def _read_struct(header: BinaryIO, depth: int) -> dict[int, int]:
         elif kind in _FIXED:
             header.seek(_FIXED[kind], io.SEEK_CUR)
         else:  # page headers have neither lists nor maps
-            raise _NoHeader
+            raise ValueError("not a page header")
     return numbers
 
 
