@@ -178,8 +178,16 @@ def test_the_facts_are_those_of_the_library(foreign: bytes) -> None:
     assert [kind == 3 for kind in facts.types] == [
         plain.is_control(number) for number in range(len(facts.pieces))
     ]
-    assert (facts.byte_fallback, facts.keeps_whitespace) == (True, False)
-    assert not facts.identity
+    assert (facts.byte_fallback, facts.identity) == (True, False)
+
+
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
+@pytest.mark.parametrize("removes", [True, False])
+def test_only_a_normaliser_that_changes_nothing_is_the_identity(rule: str, removes: bool) -> None:
+    model = train(model_type="bpe", normalization_rule_name=rule, remove_extra_whitespaces=removes)
+    wanted = rule == "identity" and not removes
+    assert read_facts(model).identity == wanted
+    assert SentencePieceTokenizer(model).round_trips("a") == wanted
 
 
 def test_the_library_version_is_part_of_the_fingerprint(
