@@ -16,7 +16,7 @@ import numpy as np
 from shardmill.errors import OptionError
 from shardmill.inspect.documents import even_runs
 from shardmill.inspect.stores import NO_TOKENIZER, NotThereError, OpenStore, Shelf, plan_line
-from shardmill.inspect.tokens import MOST_CHARACTERS, MOST_VIEW, Reading, shown, some_of
+from shardmill.inspect.tokens import MOST_CHARACTERS, MOST_VIEW, Reading, shown
 from shardmill.loading import (
     PackSource,
     PlannedSample,
@@ -119,8 +119,9 @@ def row_view(desk: Desk, query: Query) -> JSON:
     column = np.arange(start, stop)
     owner = np.searchsorted(starts, column, side="right") - 1
     owner[column >= ends[owner]] = -1
-    tokens = some_of(rows.ids[0], start, stop, np.append(starts, ends))
-    view = shown(tokens, opened.reading, trained=rows.trained[0, start:stop], piece=owner)
+    edges, trained = [*starts.tolist(), *ends.tolist()], rows.trained[0, start:stop]
+    span = start, stop
+    view = shown(rows.ids[0], span, opened.reading, edges=edges, trained=trained, piece=owner)
     return {**_plan_row(space, pieces, 0, number), "view": view}
 
 
@@ -331,7 +332,7 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
     stop = min(start + part[1], len(ids))
     # columns of another document count as another piece
     piece = np.searchsorted(row.edges, np.arange(start, stop), side="right") - 1
-    tokens = some_of(ids, start, stop, row.edges)
+    trained, edges = row.trained[start:stop], row.edges.tolist()
     number = None if plan.split is None else shelf.find(plan.path)
     if number is None:
         reading = Reading(texts=None, why=NO_TOKENIZER, markers=np.empty(0, np.int64))
@@ -347,8 +348,8 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
         **asdict(plan),
         "path": str(plan.path),
         "documents": documents,
-        "edges": row.edges.tolist(),
-        "view": shown(tokens, reading, trained=row.trained[start:stop], piece=piece),
+        "edges": edges,
+        "view": shown(ids, (start, stop), reading, edges=edges, trained=trained, piece=piece),
     }
 
 
