@@ -429,12 +429,10 @@ def _index(counts: dict[str, int], order: Sequence[str], split: str, document: i
 def _locate(region: _Region, picked: _Picked) -> RowLocation:
     """Where in the input it was found."""
     source: Any = region.source
+    if isinstance(source, ChatSource):
+        return _locate_chat(source, picked)
     if isinstance(picked.value, Conversation):
-        return (
-            _locate_chat(source, picked)
-            if isinstance(source, ChatSource)
-            else RowLocation(id=picked.value.id)
-        )
+        return RowLocation(id=picked.value.id)
     found = read_document(source, picked.cursor, picked.number, rows_before=region.rows_before)
     if found is None:
         return RowLocation(id=f"{source.name}: document {picked.given}", row=picked.given)

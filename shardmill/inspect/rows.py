@@ -196,17 +196,11 @@ class Row:
     """One sample as it is trained on."""
 
     plan: PlannedSample
-    input_ids: OffsetArray  # (seq_len,)
+    window: OffsetArray  # (seq_len + 1,) its tokens; the last one is only a label
     labels: OffsetArray  # (seq_len,) IGNORE_INDEX across documents, when they are kept apart
-    last: int  # the window's last token, which is only a label
     columns: tuple[tuple[int, int], ...] | None  # of `window`: each document's; None: not known
     packed: bool  # a row of a pack plan: its documents are examples, and the rest is padding
     edges: OffsetArray  # columns at which a document or the padding starts, the first at 0
-
-    @property
-    def window(self) -> OffsetArray:
-        """(seq_len + 1,) all its tokens."""
-        return np.append(self.input_ids, self.last)
 
     @property
     def trained(self) -> BoolArray:
@@ -217,22 +211,22 @@ class Row:
 def read_row(moment: Moment, plan: PlannedSample) -> Row:
     """The tokens of a planned sample."""
     source: RowSource = next(one for one in moment.stream.sources if one.name == plan.source)
-    input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
-    source.fill_unchecked(np.array([plan.window]), input_ids, labels)
-    columns: tuple[tuple[int, int], ...] | None = None
+    numbers, (input_ids, labels) = (
+        np.array([plan.window]),
+        np.empty((2, 1, source.seq_len), np.int64),
+    )
+    source.fill_unchecked(numbers, input_ids, labels)
+    window, columns = np.append(input_ids, labels[:, -1]), None
     if isinstance(source, PackSource):  # its labels lack the tokens that are not trained
-        found = source.rows([plan.window])
-        last = int(found.ids[0, -1])
-        columns = pack_columns(found, plan.documents or ())
-    else:
-        last = int(labels[0, -1])
-        if plan.documents is not None:
-            first = plan.start
-            columns = tuple((start - first, stop - first) for _, start, stop in plan.documents)
+        found = source.rows(numbers)
+        window, columns = found.ids[0], pack_columns(found, plan.documents or ())
+    elif plan.documents is not None:
+        first = plan.start
+        columns = tuple((start - first, stop - first) for _, start, stop in plan.documents)
     edges: OffsetArray = np.zeros(1, np.int64)
     # of a store, or of a folder whose end token is known
     if source.split is not None or getattr(source, "eos_token_id", None) is not None:
-        borders = source.borders(np.array([plan.window]))
+        borders = source.borders(numbers)
         edges = np.append(edges, borders.positions)
         if moment.documents:
             mask_labels(labels, borders)
@@ -241,8 +235,7 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
             f"--documents: it is not known where the documents of {source.path} start, since it "
             "is not a store; look at it with --no-documents"
         )
-    packed = isinstance(source, PackSource)
-    return Row(plan, input_ids[0], labels[0], last, columns, packed, edges)
+    return Row(plan, window, labels[0], columns, isinstance(source, PackSource), edges)
 
 
 def pack_columns(found: PackedRows, documents: Documents) -> tuple[tuple[int, int], ...]:

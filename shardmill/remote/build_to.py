@@ -193,17 +193,6 @@ def _discard(folder: Path) -> None:
 @contextmanager
 def _locked(home: Path, url: str) -> Iterator[None]:
     """The scratch folder of a URL, locked; removed at the end if it is empty."""
-    with closing(_take_lock(home, url)):
-        for left in home.glob(f"{_PASSING}*"):
-            shutil.rmtree(left)
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # something is in it
-                home.rmdir()
-
-
-def _take_lock(home: Path, url: str) -> LockedFile:
     while True:  # again, if the last holder removed it in between
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -216,12 +205,19 @@ def _take_lock(home: Path, url: str) -> LockedFile:
                 "one with {scratch}",
                 scratch=...,
             ) from error
-        if not lock.try_exclusive():
-            lock.close()
-            raise BuildLockedError(
-                f"{url}: another process builds or sends this store now (it holds {home}); wait "
-                "for it"
-            )
-        if lock.is_at(home):
-            return lock
-        lock.close()
+        with closing(lock):
+            if not lock.try_exclusive():
+                raise BuildLockedError(
+                    f"{url}: another process builds or sends this store now (it holds {home}); "
+                    "wait for it"
+                )
+            if not lock.is_at(home):
+                continue
+            for left in home.glob(f"{_PASSING}*"):
+                shutil.rmtree(left)
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # something is in it
+                    home.rmdir()
+            return
