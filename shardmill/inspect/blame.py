@@ -38,7 +38,8 @@ from shardmill.inspect.inputs import AnySource, Inputs, matched_inputs
 from shardmill.inspect.tokens import Piece, span_finder, tokenizer_mismatch
 from shardmill.protocols import ConversationSource, Source, Texts, Tokenizer, continues
 from shardmill.records import ROLES, Conversation, Cursor, IntArray, OffsetArray, TextBatch
-from shardmill.sources import CHAT_REASONS, ChatSource, FileSource, RowLocation, read_document
+from shardmill.sources import CHAT_REASONS, ChatSource
+from shardmill.sources.source import FileSource, RowLocation, read_document
 from shardmill.store import Origins, Store, open_store, read_origins
 from shardmill.store.origins import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.store.readers import ChatSpace, open_tokens

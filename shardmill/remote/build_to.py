@@ -206,7 +206,7 @@ def _locked(home: Path, url: str) -> Iterator[None]:
                 scratch=...,
             ) from error
         with closing(lock):
-            if not lock.try_exclusive():
+            if not lock.lock(wait=False):
                 raise BuildLockedError(
                     f"{url}: another process builds or sends this store now (it holds {home}); "
                     "wait for it"
