@@ -28,10 +28,9 @@ from shardmill.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     from shardmill.compat.chomp import StreamConfig
-    from shardmill.compat.chomp.grain_iterator import StreamIterator
     from shardmill.loading.streaming import Counts, StreamTokenizer, TextStream
     from shardmill.records import Batch
-    from shardmill.trainers.grain import BatchTuple
+    from shardmill.trainers.grain import BatchTuple, StreamIterator
 
     Stream = TextStream | StreamIterator
 

@@ -25,7 +25,7 @@ from shardmill.protocols import Source
 from shardmill.sources import BatchLimits, MemorySource, open_hub, open_source
 
 if TYPE_CHECKING:
-    from shardmill.compat.chomp.grain_iterator import StreamIterator
+    from shardmill.trainers.grain import StreamIterator
 
 _log = logging.getLogger(__name__)
 
@@ -61,13 +61,15 @@ def build_eval_iterator(
 def _build(
     config: StreamConfig, purpose: Purpose, index: int | None, count: int | None
 ) -> StreamIterator:
-    from shardmill.compat.chomp.grain_iterator import StreamIterator
+    from shardmill.trainers.grain import StreamIterator
 
     rank, world = _rank_and_world(index, count)
     tokenizer = open_stream_tokenizer(config)
     pipeline = open_pipeline(config, purpose, tokenizer)
     make = partial(TextStream, pipeline, rank=rank, world=world)
-    return StreamIterator(make, effective_config(config, tokenizer), tokenizer)
+    iterator = StreamIterator(make, config.data.grain_prefetch)
+    iterator.tokenizer, iterator.config = tokenizer, effective_config(config, tokenizer)
+    return iterator
 
 
 def open_stream(
