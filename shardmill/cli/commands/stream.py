@@ -64,7 +64,7 @@ class StreamCommand:
 
     def run(self) -> Answer:
         from shardmill.compat.chomp import config_dict, read_config
-        from shardmill.compat.chomp.tokenizer import effective_config
+        from shardmill.compat.chomp.stream import effective_config
 
         whole_number(self.steps, "steps", least=0)
         whole_number(self.show, "show", least=0)
@@ -151,7 +151,7 @@ def _open(settings: StreamConfig, options: StreamCommand) -> tuple[Stream, Strea
         build = build_eval_iterator if options.evaluate else build_train_iterator
         opened = build(settings, process_index=index, process_count=count)
         return opened, opened.tokenizer
-    from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
+    from shardmill.compat.chomp.stream import open_stream_tokenizer
 
     print("shardmill: grain is not installed: batches are not made ahead", file=sys.stderr)
     alone = open_stream(
