@@ -38,25 +38,6 @@ try:
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
-__all__ = [
-    "Turn",
-    "assert_done_means_done",
-    "assert_same_examples",
-    "assert_store_laws",
-    "assert_write_then_read_is_identity",
-    "build_small_chat_store",
-    "build_small_store",
-    "chat_examples",
-    "chat_facts",
-    "documents",
-    "make_examples",
-    "plain_facts",
-    "read_documents",
-    "read_examples",
-    "shard_sizes",
-    "slice_examples",
-]
-
 
 def documents(
     *, max_documents: int = 12, max_tokens: int = 24, dtype: str = "uint16"
@@ -137,22 +118,6 @@ def read_documents(folder: Path, split: str) -> Ragged:
     values = np.concatenate(shards) if shards else np.empty(0, dtype)
     starts = np.load(folder / entry["index"]["file"], allow_pickle=False)
     return Ragged(values, np.append(starts, entry["tokens"]).astype(np.int64))
-
-
-def assert_write_then_read_is_identity(
-    splits: Mapping[str, Ragged], *, dtype: str, shard_bytes: int | None
-) -> None:
-    """Guarantee 2: the same documents come back through a store of any shape."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "store"
-        build_small_store(folder, splits, dtype=dtype, shard_bytes=shard_bytes)
-        store = open_store(folder)
-        assert sorted(store.splits) == sorted(splits)
-        for split, written in splits.items():
-            assert read_documents(folder, split) == written, f"split {split!r} changed"
-            assert np.array_equal(store.document_starts(split), written.offsets[:-1])
-            assert sum(file.num_tokens for file in store.token_files(split)) == len(written.values)
-        assert_store_laws(folder)
 
 
 def assert_done_means_done(folder: Path) -> None:
