@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import ManifestError, StoreError
 from shardmill.records import ROLES, OffsetArray
@@ -41,10 +42,8 @@ from shardmill.store.store import (
 
 OnProgress = Callable[[int, int], None]
 Tick = Callable[[int], None]
-Chunks = Iterator[memoryview]
-"""The bytes of a file, in a buffer that is used again."""
-Check = Callable[[Chunks], Iterator[str]]
-"""The problems of one kind of file. A check need not read to the end."""
+Check = Callable[[Path], Iterator[str]]
+"""The problems of one kind of file, which was read once for its hash."""
 _MASK_BYTES = 2**17  # at a time: a million tokens, eight bytes each while they are counted
 _STARTS = 2**19  # at a time
 
@@ -64,7 +63,7 @@ class VerifyReport:
 
 
 def verify(folder: str | Path, *, on_progress: OnProgress | None = None) -> VerifyReport:
-    """Read the whole store at `folder` once and compare it with its manifest.
+    """Read the whole store at `folder` and compare it with its manifest.
 
     `on_progress(done, total)` is called with bytes. A folder without a finished store raises
     StoreNotFoundError; everything else that is wrong is a problem in the report.
@@ -108,11 +107,6 @@ class _Check:
         self._starts: dict[str, OffsetArray] = {}  # of splits whose index can be trusted
 
     def files(self) -> Iterator[str]:
-        ids = partial(
-            _check_ids,
-            dtype=np.dtype(DTYPES[self.manifest.token_dtype]).newbyteorder("<"),
-            vocab_size=self.manifest.vocab_size,
-        )
         for name, split in self.manifest.splits.items():
             if split.index.file in self.sound:
                 problems = list(self._file(split.index, partial(_check_documents, split=split)))
@@ -128,30 +122,46 @@ class _Check:
                 yield from self._file(split.chat.turns, turns)
                 yield from self._file(split.chat.roles, _check_roles)
             for shard in split.shards:
-                yield from self._file(shard, ids)
+                yield from self._shard(shard)
                 self.tokens += shard.tokens * (shard.file in self.sound)
         dropped = self.manifest.dropped
         if dropped:
             reasons = self.manifest.ledger.documents.dropped
-            path = self.folder / dropped.file
-            yield from self._file(dropped, partial(_check_dropped, path=path, reasons=reasons))
+            yield from self._file(dropped, partial(_check_dropped, reasons=reasons))
 
-    def _file(self, entry: ListedFile | ShardEntry, check: Check) -> Iterator[str]:
-        """The problems of a listed file; a disk that cannot be read is one more."""
+    def _shard(self, shard: ShardEntry) -> Iterator[str]:
+        """No id outside the vocabulary, where its size is known."""
+        dtype, vocab_size = DTYPES[self.manifest.token_dtype], self.manifest.vocab_size
+        stored, highest = np.dtype(dtype).newbyteorder("<"), 0
+
+        def see(chunk: memoryview) -> None:
+            nonlocal highest
+            ids = np.frombuffer(chunk, stored, count=len(chunk) // stored.itemsize)
+            highest = max(highest, int(ids.max(initial=0)))
+
+        def check(_: Path) -> Iterator[str]:
+            if vocab_size is not None and highest >= vocab_size and shard.tokens:
+                yield f"holds the id {highest:,}, but the vocabulary has {vocab_size:,} ids"
+
+        yield from self._file(shard, check, see)
+
+    def _file(
+        self,
+        entry: ListedFile | ShardEntry,
+        check: Check,
+        see: Callable[[memoryview], None] = lambda _: None,
+    ) -> Iterator[str]:
+        """The problems of a listed file; a disk that cannot be read is one more. `see` is shown
+        its bytes: tokens are read only once."""
         if entry.file not in self.sound:
             return
-        sha256 = hashlib.sha256()
-
-        def chunks() -> Iterator[memoryview]:
-            for chunk in read_chunks(self.folder / entry.file):
-                sha256.update(chunk)
-                yield chunk
-                self.tick(len(chunk))
-
-        read = chunks()
+        path, sha256 = self.folder / entry.file, hashlib.sha256()
         try:
-            problems = list(check(read))
-            deque(read, maxlen=0)  # what the check did not look at counts for the hash
+            for chunk in read_chunks(path):
+                sha256.update(chunk)
+                see(chunk)
+                self.tick(len(chunk))
+            problems = list(check(path))
         except OSError as error:
             yield f"{entry.file}: cannot be read ({error.strerror})"
             return
@@ -203,27 +213,17 @@ class _Check:
         return f"{file}: {str(error).removeprefix(f'{self.folder / file}: ')}"
 
 
-def _check_ids(chunks: Chunks, *, dtype: np.dtype[Any], vocab_size: int | None) -> Iterator[str]:
-    """No id outside the vocabulary, where its size is known."""
-    highest = -1
-    for chunk in chunks:
-        ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
-        highest = max(highest, int(ids.max(initial=0)))
-    if vocab_size is not None and highest >= vocab_size:
-        yield f"holds the id {highest:,}, but the vocabulary has {vocab_size:,} ids"
-
-
-def _check_roles(chunks: Chunks) -> Iterator[str]:
+def _check_roles(path: Path) -> Iterator[str]:
     """No role that does not exist."""
-    highest = max((int(np.frombuffer(chunk, np.uint8).max()) for chunk in chunks), default=0)
+    highest = int(_mapped(path, np.uint8).max(initial=0))
     if highest >= len(ROLES):
         yield f"holds the role {highest}, but there are {len(ROLES)}: {', '.join(ROLES)}"
 
 
-def _check_dropped(_: Chunks, *, path: Path, reasons: Mapping[str, int]) -> Iterator[str]:
+def _check_dropped(path: Path, reasons: Mapping[str, int]) -> Iterator[str]:
     """One row with id and reason for each row that the ledger says was dropped."""
     found: Counter[str] = Counter()
-    with path.open("rb") as lines:  # rows cross chunks
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 found[msgspec.json.decode(line, type=DroppedRow).reason] += 1
@@ -234,62 +234,48 @@ def _check_dropped(_: Chunks, *, path: Path, reasons: Mapping[str, int]) -> Iter
         yield f"lists dropped rows {dict(found)}, but the ledger says {dict(reasons)}"
 
 
-@dataclass(slots=True)
-class _Starts:
-    """The starts of an index: a sound header, never decreasing, at most `last`."""
-
-    chunks: Chunks
-    what: str
-    entries: int
-    tokens: int
-    last: int
-    problems: list[str] = field(default_factory=list)
-    seen: int = 0
-    in_order: bool = True  # as far as it was read
-
-    def __iter__(self) -> Iterator[OffsetArray]:
-        """The starts, as long as they are in order; `problems` and `in_order` say what is wrong."""
-        previous, skip = 0, INDEX_HEADER_BYTES
-        for chunk in self.chunks:
-            if skip and chunk[:skip] != index_header(self.entries):
-                self.problems.append(f"its header is not that of {self.entries:,} int64")
-            starts = np.frombuffer(chunk[skip:], "<i8", count=len(chunk[skip:]) // 8)
-            skip = 0
-            if not len(starts):
-                continue
-            # compared, not subtracted: a difference could overflow
-            falls = np.flatnonzero(starts < np.concatenate(([previous], starts[:-1])))
-            if len(falls):
-                number = self.seen + falls[0]
-                self.refuse(f"{self.what} {number:,} starts before the one before it")
-            elif starts[-1] > self.last:
-                self.refuse(f"a {self.what} starts at token {starts[-1]:,} of {self.tokens:,}")
-            else:
-                yield starts
-                self.seen += len(starts)
-                previous = int(starts[-1])
-            if not self.in_order:
-                return
-
-    def refuse(self, problem: str) -> None:
-        self.in_order = False
-        self.problems.append(problem)
+def _mapped(path: Path, dtype: npt.DTypeLike, *, skip: int = 0) -> npt.NDArray[Any]:
+    """What a file holds after its first `skip` bytes."""
+    entries = max(0, path.stat().st_size - skip) // np.dtype(dtype).itemsize
+    if not entries:  # nothing can be mapped of nothing
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r", offset=skip, shape=(entries,)))
 
 
-def _check_documents(chunks: Chunks, *, split: SplitEntry) -> Iterator[str]:
+def _check_header(path: Path, entries: int) -> Iterator[str]:
+    with path.open("rb") as file:
+        if file.read(INDEX_HEADER_BYTES) != index_header(entries):
+            yield f"its header is not that of {entries:,} int64"
+
+
+def _disorder(starts: OffsetArray, what: str, *, tokens: int, last: int) -> str | None:
+    """What is wrong with starts that should never decrease, and be at most `last`."""
+    previous = 0
+    for low in range(0, len(starts), _STARTS):
+        part = starts[low : low + _STARTS]
+        # compared, not subtracted: a difference could overflow
+        falls = np.flatnonzero(part < np.concatenate(([previous], part[:-1])))
+        if len(falls):
+            return f"{what} {low + falls[0]:,} starts before the one before it"
+        previous = int(part[-1])
+        if previous > last:
+            return f"a {what} starts at token {previous:,} of {tokens:,}"
+    return None
+
+
+def _check_documents(path: Path, split: SplitEntry) -> Iterator[str]:
     """The first document starts at 0, and each shard has the documents that it claims."""
-    index = _Starts(chunks, "document", split.documents, split.tokens, last=split.tokens)
+    yield from _check_header(path, split.documents)
+    starts = _mapped(path, "<i8", skip=INDEX_HEADER_BYTES)
+    problem = _disorder(starts, "document", tokens=split.tokens, last=split.tokens)
+    if problem is None and len(starts) and starts[0]:
+        problem = f"document 0 starts at token {starts[0]:,}, wanted 0"
+    if problem is not None:
+        yield problem
+        return
     documents = ShardDocuments([shard.tokens for shard in split.shards])
-    for starts in index:
-        if index.seen == 0 and starts[0] != 0:
-            index.refuse(f"document 0 starts at token {starts[0]:,}, wanted 0")
-        documents.add(starts)
-    yield from index.problems
-    if not index.in_order:
-        return
-    if index.seen != split.documents:
-        yield f"{index.seen:,} documents start, wanted {split.documents:,}"
-        return
+    for low in range(0, len(starts), _STARTS):
+        documents.add(starts[low : low + _STARTS])
     for shard, found in zip(split.shards, documents.of_shards(), strict=True):
         claimed = (shard.documents, shard.first_document, shard.last_document)
         if claimed != found:
@@ -299,36 +285,26 @@ def _check_documents(chunks: Chunks, *, split: SplitEntry) -> Iterator[str]:
             )
 
 
-def _check_turns(
-    chunks: Chunks, *, split: SplitEntry, examples: OffsetArray | None
-) -> Iterator[str]:
-    """A turn starts in every example: from one turn to the next the example number rises by at
-    most one. `examples`: their starts; None when their index is damaged."""
-    turns = split.chat.num_turns if split.chat else 0
-    index = _Starts(chunks, "turn", turns, split.tokens, last=split.tokens - 1)
-    last, without = -1, None  # the example of the turn seen last; the first one without a turn
-
-    def step(owners: OffsetArray) -> None:
-        nonlocal last, without
-        steps = np.flatnonzero(np.diff(owners, prepend=last) > 1)
-        if len(steps) and without is None:
-            without = int(owners[steps[0] - 1] if steps[0] else last) + 1
-        last = int(owners[-1])
-
-    for starts in index:
-        for low in range(0, len(starts), _STARTS):
-            if examples is not None:
-                step(np.searchsorted(examples, starts[low : low + _STARTS], side="right") - 1)
-    yield from index.problems
-    if index.in_order and examples is not None:
-        step(np.array([len(examples)]))
-    if index.in_order and without is not None:
-        yield f"no turn starts in example {without:,}"
+def _check_turns(path: Path, split: SplitEntry, examples: OffsetArray | None) -> Iterator[str]:
+    """A turn starts in every example, whose starts are `examples`; None: their index is damaged."""
+    yield from _check_header(path, split.chat.num_turns if split.chat else 0)
+    turns = _mapped(path, "<i8", skip=INDEX_HEADER_BYTES)
+    problem = _disorder(turns, "turn", tokens=split.tokens, last=split.tokens - 1)
+    if problem is not None:
+        yield problem
+        return
+    starts = np.empty(0, np.int64) if examples is None else examples
+    for low in range(0, len(starts), _STARTS):
+        high = min(low + _STARTS, len(starts))
+        end = starts[high] if high < len(starts) else split.tokens
+        before = np.searchsorted(turns, np.append(starts[low:high], end))
+        without = np.flatnonzero(np.diff(before) == 0)
+        if len(without):
+            yield f"no turn starts in example {low + without[0]:,}"
+            return
 
 
-def _check_mask(
-    chunks: Chunks, *, split: SplitEntry, examples: OffsetArray | None
-) -> Iterator[str]:
+def _check_mask(path: Path, split: SplitEntry, examples: OffsetArray | None) -> Iterator[str]:
     """No bit after the last token, as many trained tokens as the manifest says, and one in each
     example. `examples`: their starts; None when their index is damaged.
 
@@ -348,11 +324,9 @@ def _check_mask(
             idle = first + int(equal[0]) - 1
         before = int(counts[-1])
 
-    parts = (
-        chunk[k : k + _MASK_BYTES] for chunk in chunks for k in range(0, len(chunk), _MASK_BYTES)
-    )
-    for part in parts:
-        bits = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")
+    packed = _mapped(path, np.uint8)
+    for byte in range(0, len(packed), _MASK_BYTES):
+        bits = np.unpackbits(packed[byte : byte + _MASK_BYTES], bitorder="little")
         inside = min(len(bits), split.tokens - seen)
         beyond |= bool(bits[inside:].any())
         counted = np.zeros(inside + 1, np.int64)

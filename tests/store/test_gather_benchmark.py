@@ -33,7 +33,6 @@ def test_the_gather_benchmark_reports_its_contenders_and_leaves_nothing(tmp_path
         "gather",
         "gather, whole windows of an epoch",
         "gather, new uint16 array",
-        "gather, portable reader",
         "gather, reader='pread'",
         "gather, reader='pread', new uint16",
         "row by row into the buffer",

@@ -15,6 +15,8 @@ import os
 import resource
 import threading
 import weakref
+from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,7 @@ class PreadReader:
         self._width = files.width
         # of tokens of shard k: byte in the file = position * width + shifts[k]
         self._shifts = files.offsets - self._edges[:-1] * files.width
-        self._held: dict[int, _Descriptor] = {}
+        self._held: OrderedDict[int, _Descriptor] = OrderedDict()  # the oldest first
         with _lock:
             _readers.add(self)
 
@@ -176,8 +178,9 @@ class PreadReader:
     def _opened(self, shard: int) -> _Descriptor:
         descriptor = self._held.get(shard)
         if descriptor is None:
-            if len(self._held) >= self._max_open:
-                self._held.clear()
+            while len(self._held) >= self._max_open:
+                with suppress(KeyError):  # another thread may have closed them all
+                    self._held.popitem(last=False)
             _make_room()
             try:
                 number = self._files.open(shard)
