@@ -23,12 +23,11 @@ from shardmill.errors import StoreNotFoundError, missing_extra
 from shardmill.records import ROLES, ChatExamples, Drop, Ragged
 from shardmill.store import (
     ChatLedger,
-    DocumentLedger,
-    Ledger,
     Manifest,
     StoreFacts,
     StoreWriter,
-    TokenLedger,
+    given_facts,
+    kept_ledger,
     open_store,
     verify,
 )
@@ -62,34 +61,15 @@ def plain_facts(
     kept = sum(len(ragged) for ragged in splits.values())
     tokens = sum(len(ragged.values) for ragged in splits.values())
     dropped = dict(Counter(drop.reason for drop in drops))
-    ledger = Ledger(
-        documents=DocumentLedger(
-            read=kept + len(drops), kept=kept, empty=0, over_budget=0, dropped=dropped
-        ),
-        tokens=TokenLedger(encoded=tokens, separators=0, kept=tokens, over_budget=0),
-        repaired={},
-        chat=None,
-    )
+    ledger = kept_ledger(kept, tokens)
+    rows = msgspec.structs.replace(ledger.documents, read=kept + len(drops), dropped=dropped)
     fields: dict[str, Any] = {
         "dataset_name": "small",
-        "dataset_config": None,
-        "dataset_revision": None,
-        "streaming": False,
-        "split_rule": "given",
-        "seed": 0,
-        "shuffle_buffer": None,
-        "append_eot": False,
-        "unit": "document",
         "tokenizer_sha256": hashlib.sha256(b"none").hexdigest(),
         "tokenizer_fingerprint": hashlib.sha256(b"none").hexdigest(),
-        "vocab_size": None,
-        "special_token_ids": {},
-        "sources": [],
-        "options": {},
-        "ledger": ledger,
-        "produced_by": {},
+        "ledger": msgspec.structs.replace(ledger, documents=rows),
     }
-    return StoreFacts(**(fields | changes))
+    return given_facts(kept, tokens, **(fields | changes))
 
 
 def build_small_store(
