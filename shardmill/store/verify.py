@@ -312,7 +312,7 @@ def _check_documents(path: Path, split: SplitEntry) -> Iterator[str]:
 
 
 def _check_turns(path: Path, split: SplitEntry, examples: _Starts) -> Iterator[str]:
-    """A turn starts in every example; `examples`: their starts, none when their index is damaged."""
+    """A turn starts in every example; `examples`: their starts, none if their index is damaged."""
     yield from _check_header(path, split.chat.num_turns if split.chat else 0)
     turns = _starts_in(path)
     problem = _disorder(turns, "turn", tokens=split.tokens, last=split.tokens - 1)
