@@ -40,11 +40,9 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, StoreError
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray
-from shardmill.remote.contents import list_remote, remote_contents
+from shardmill.remote.contents import check_size, fetch, in_parallel, list_remote, remote_store
 from shardmill.remote.folder import RemoteFolder, open_folder
-from shardmill.remote.transfer import check_size, fetch, in_parallel
 from shardmill.storage.atomic import LockedFile
-from shardmill.store import Exclusions
 from shardmill.store.layout import DTYPES
 from shardmill.store.manifest import SplitEntry, fingerprint
 from shardmill.store.readers import TokenSpace
@@ -80,16 +78,13 @@ class RemoteStore(Closing):
         self._options = dict(options or {})
         self.url = str(url)  # without secrets
         self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
-        contents = remote_contents(self._remote(), list_remote(self._remote()))
-        if contents.store is None:
-            raise OptionError(f"{self.url}: a {contents.kind}, not a store: pull it to read it")
-        self.manifest, self._manifest_sha256 = contents.store, contents.manifest_sha256
+        contents, self.manifest, self.exclusions = remote_store(
+            self._remote(), list_remote(self._remote())
+        )
+        self._manifest_sha256 = contents.manifest_sha256
         self.splits: tuple[str, ...] = tuple(self.manifest.splits)
         self.dtype: str = DTYPES[self.manifest.token_dtype]
         self.fingerprint = fingerprint(self.manifest)
-        self.exclusions: Exclusions = contents.exclusions or Exclusions(
-            store=self.fingerprint, entries=(), sha256=None
-        )
         self.name = self.url.rstrip("/").rpartition("/")[2]
         self.is_chat = any(split.chat is not None for split in self.manifest.splits.values())
         self._facts = {fact.name: fact for fact in contents.files}
@@ -197,12 +192,13 @@ class Lease:
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
         self._file = file
-        file.set_time(time.time_ns())  # the kernel's own clock for files has steps of a few ms
+        now = time.time_ns()  # the kernel's own clock for files has steps of a few ms
+        os.utime(file.fileno(), ns=(now, now))
         file.inherit()
 
     def descriptor(self) -> int:
         """An open descriptor, for the caller to close; the file stays until then."""
-        return self._file.duplicate()
+        return os.dup(self._file.fileno())
 
     def close(self) -> None:
         """Release the file; may be called again."""
@@ -274,7 +270,7 @@ class FileCache:
                         "a cache alone, and read again"
                     )
                 part.rename(path)
-                file.shared()
+                file.lock(shared=True)
             undo.pop_all()
             return Lease(path, file)
 
@@ -318,7 +314,7 @@ class FileCache:
     @contextmanager
     def _changing_names(self) -> Iterator[None]:
         with closing(LockedFile(self.folder / _LOCK, create=True)) as lock:
-            lock.exclusive()
+            lock.lock()
             yield
 
 
@@ -338,7 +334,7 @@ def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
     """
     with ExitStack() as undo:
         undo.callback(file.close)
-        file.shared()
+        file.lock(shared=True)
         if not file.is_at(path) or file.size != size:
             return None
         undo.pop_all()
@@ -347,14 +343,14 @@ def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
 
 def _claim(part: LockedFile) -> bool:
     """Whether the part is ours to fetch; False if another fetches it. Under `.lock`."""
-    if part.try_exclusive():
+    if part.lock(wait=False):
         return True
-    if not part.try_shared():
+    if not part.lock(shared=True, wait=False):
         return False
     # It is not being fetched, and under .lock no fetch begins. Those who hold it shared waited for
     # a fetcher that died, and let go at once. With retries instead of a wait, many processes could
     # fail for ever.
-    part.exclusive()
+    part.lock()
     return True
 
 
@@ -365,7 +361,7 @@ def _removed(path: Path) -> bool:
     except FileNotFoundError:
         return True
     with closing(file):
-        if not file.try_exclusive():
+        if not file.lock(wait=False):
             return False
         path.unlink(missing_ok=True)
         return True

@@ -28,10 +28,9 @@ from shardmill.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     from shardmill.compat.chomp import StreamConfig
-    from shardmill.compat.chomp.grain_iterator import StreamIterator
     from shardmill.loading.streaming import Counts, StreamTokenizer, TextStream
     from shardmill.records import Batch
-    from shardmill.trainers.grain import BatchTuple
+    from shardmill.trainers.grain import BatchTuple, StreamIterator
 
     Stream = TextStream | StreamIterator
 
@@ -65,7 +64,7 @@ class StreamCommand:
 
     def run(self) -> Answer:
         from shardmill.compat.chomp import config_dict, read_config
-        from shardmill.compat.chomp.tokenizer import effective_config
+        from shardmill.compat.chomp.stream import effective_config
 
         whole_number(self.steps, "steps", least=0)
         whole_number(self.show, "show", least=0)
@@ -152,7 +151,7 @@ def _open(settings: StreamConfig, options: StreamCommand) -> tuple[Stream, Strea
         build = build_eval_iterator if options.evaluate else build_train_iterator
         opened = build(settings, process_index=index, process_count=count)
         return opened, opened.tokenizer
-    from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
+    from shardmill.compat.chomp.stream import open_stream_tokenizer
 
     print("shardmill: grain is not installed: batches are not made ahead", file=sys.stderr)
     alone = open_stream(
@@ -248,7 +247,7 @@ def _decoder(tokenizer: StreamTokenizer) -> tuple[Decode, IntArray]:
     """Ids to text, and the ids that are structure; those without a string are shown as <eos>."""
     base = tokenizer.tokenizer
     nameless: dict[int, str] = {}
-    for name, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
+    for name, number in (("bos", tokenizer.ids.bos_id), ("eos", tokenizer.ids.eos_id)):
         if number is not None:
             try:
                 base.decode(np.array([number]))
@@ -261,5 +260,5 @@ def _decoder(tokenizer: StreamTokenizer) -> tuple[Decode, IntArray]:
         parts = [ids[start:stop] for start, stop in pairwise(edges) if stop > start]
         return "".join(nameless.get(int(part[0])) or base.decode(part) for part in parts)
 
-    structure = {*base.special_token_ids().values(), tokenizer.bos_id, tokenizer.eos_id}
+    structure = {*base.special_token_ids().values(), tokenizer.ids.bos_id, tokenizer.ids.eos_id}
     return decode, np.array(sorted(one for one in structure if one is not None), np.int64)

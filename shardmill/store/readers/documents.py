@@ -44,8 +44,8 @@ from shardmill.store.readers.token_space import (
     ReaderName,
     TokenSpace,
     as_positions,
-    first_outside,
     held_by,
+    item_numbers,
     open_tokens,
 )
 from shardmill.store.store import Store, document_spans
@@ -168,10 +168,7 @@ class ChatSpace:
 
     def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
         """Where these conversations start and stop in the token space of the split."""
-        array = as_positions(indices)
-        wrong = first_outside(array, len(self) - 1)
-        if wrong is not None:
-            raise IndexError(f"example {array[wrong]:,} of {len(self):,}")
+        array = item_numbers(indices, len(self), "example")
         starts, stops = document_spans(self._starts, array, self._tokens.num_tokens)
         sound = (starts >= 0) & (stops > starts) & (stops <= self._tokens.num_tokens)
         if not sound.all():
