@@ -87,8 +87,11 @@ COMMANDS = {
 _CLASSES = {
     "tokenizer": "tokenizer:app",
     "build chats": "build:BuildChatsCommand",
-    "push": "transfer:PushCommand",
-    "pull": "transfer:PullCommand",
+    "view": "show:ViewCommand",
+    "verify": "info:VerifyCommand",
+    "push": "move:PushCommand",
+    "pull": "move:PullCommand",
+    "convert": "move:ConvertCommand",
 }
 
 
