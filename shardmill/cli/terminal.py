@@ -257,6 +257,9 @@ class _SafeStream:
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))
 
+    def close(self) -> None:
+        """Nothing: libraries close a stream that they found, and this file is not ours."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 

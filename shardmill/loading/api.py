@@ -30,13 +30,9 @@ def _as_numpy(batches: Loader | TextStream) -> Loader | TextStream:
 
 
 def _as_torch(batches: Loader | TextStream) -> Any:
-    if isinstance(batches, Loader):
-        from shardmill.trainers.torch import TokenLoader
+    from shardmill.trainers.torch import StreamingDataset, TokenLoader
 
-        return TokenLoader(batches)
-    from shardmill.trainers.torch_streaming import StreamingDataset
-
-    return StreamingDataset(batches)
+    return TokenLoader(batches) if isinstance(batches, Loader) else StreamingDataset(batches)
 
 
 FORMS: dict[str, Callable[[Loader | TextStream], Any]] = {"numpy": _as_numpy, "torch": _as_torch}

@@ -179,7 +179,7 @@ def test_a_config_can_name_a_plan(store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"dataset_path": "S", "plan": "train-40"}, "seq_len 40, but the run has 64"),
+        ({"dataset_path": "S", "plan": "train-40"}, "seq_len=40; wanted 'train' with 64"),
         ({"dataset_path": "S", "plan": "train-41"}, "no plan 'train-41'"),
         ({"dataset_path": "S", "plan": "train-40", "split": "val"}, "plan .* of split 'train'"),
         ({"dataset_path": "F", "plan": "train-40"}, "is not a store"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,14 @@ from rich.text import Text
 
 from shardmill.cli import terminal as stdout
 from shardmill.cli.app import every_command, open_app
-from shardmill.cli.terminal import SafeConsole, indented, one_line, printable, visible
+from shardmill.cli.terminal import (
+    SafeConsole,
+    indented,
+    messages,
+    one_line,
+    printable,
+    visible,
+)
 from shardmill.store.manifest import encode_manifest, read_manifest
 from tests.services import LoopbackHub
 
@@ -304,3 +313,13 @@ def test_a_client_of_the_hub_prints_nothing(here) -> None:
     assert done.returncode == 0, done.stderr
     assert "HTTP" not in done.stderr
     assert hub.url not in done.stderr
+
+
+def test_a_library_that_closes_the_stream_it_found_closes_nothing() -> None:
+    file = io.StringIO()
+    with redirect_stderr(file):
+        with messages("shardmill"):
+            found = sys.stderr
+        found.close()
+        print("still open", file=sys.stderr)
+    assert file.getvalue() == "still open\n"

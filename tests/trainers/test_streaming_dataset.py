@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardmill.compat.chomp import open_stream
 from shardmill.errors import StateMismatchError
-from shardmill.trainers.torch_streaming import StreamingDataset
+from shardmill.trainers.torch import StreamingDataset
 
 pytestmark = [  # of torchdata and torch, not of ours
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),

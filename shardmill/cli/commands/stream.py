@@ -248,7 +248,7 @@ def _decoder(tokenizer: StreamTokenizer) -> tuple[Decode, IntArray]:
     """Ids to text, and the ids that are structure; those without a string are shown as <eos>."""
     base = tokenizer.tokenizer
     nameless: dict[int, str] = {}
-    for name, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
+    for name, number in (("bos", tokenizer.ids.bos_id), ("eos", tokenizer.ids.eos_id)):
         if number is not None:
             try:
                 base.decode(np.array([number]))
@@ -261,5 +261,5 @@ def _decoder(tokenizer: StreamTokenizer) -> tuple[Decode, IntArray]:
         parts = [ids[start:stop] for start, stop in pairwise(edges) if stop > start]
         return "".join(nameless.get(int(part[0])) or base.decode(part) for part in parts)
 
-    structure = {*base.special_token_ids().values(), tokenizer.bos_id, tokenizer.eos_id}
+    structure = {*base.special_token_ids().values(), tokenizer.ids.bos_id, tokenizer.ids.eos_id}
     return decode, np.array(sorted(one for one in structure if one is not None), np.int64)

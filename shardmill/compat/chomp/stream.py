@@ -116,7 +116,7 @@ def open_pipeline(
         loss=LossRules(
             mask_boundary_loss=data.mask_boundary_loss,
             train_on_eos=data.train_on_eos,
-            eos_id=tokenizer.eos_id,
+            eos_id=tokenizer.ids.eos_id,
         ),
         shape=BatchShape(
             grad_accum=train.grad_accum, batch_size=train.batch_size, seq_len=train.seq_len

@@ -55,9 +55,9 @@ def effective_config(config: StreamConfig, tokenizer: StreamTokenizer) -> Stream
     """The config with the vocabulary and the ids that are used: what a model is made from."""
     model = ModelSection(
         vocab_size=tokenizer.vocab_size,
-        bos_token_id=tokenizer.bos_id,
-        eos_token_id=tokenizer.eos_id,
-        pad_token_id=tokenizer.pad_id,
+        bos_token_id=tokenizer.ids.bos_id,
+        eos_token_id=tokenizer.ids.eos_id,
+        pad_token_id=tokenizer.ids.pad_id,
     )
     return replace(config, model=model)
 

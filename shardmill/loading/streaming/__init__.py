@@ -1,7 +1,7 @@
 """Streaming: text straight to batches, with a state that loses nothing.
 
 `stream` opens a `TextStream`. On the way a batch passes `documents.py` (a source as blocks of
-texts), `encode.py` (ids), `rows.py` (rows) and `stream.py` (batches); `state.py` is the position.
+texts, and their ids), `rows.py` (rows) and `stream.py` (batches); `state.py` is the position.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import StateMismatchError
-from shardmill.loading.streaming.encode import Encoded
+from shardmill.loading.streaming.documents import Encoded
 from shardmill.loading.streaming.state import Counts, Position, ReadCounts, StreamCursor
 from shardmill.packing import PACKERS, Algorithm, PackPlan
 from shardmill.records import OffsetArray, Ragged
@@ -34,12 +34,8 @@ class StreamRows:
     tokens: Tokens  # (n, seq_len + 1), padded at the end
     segments: Tokens  # (n, seq_len + 1): 1, 2, ... for the documents of a row; 0: padding
     blocks: tuple[StreamCursor, ...]  # those that the positions refer to
-    block: OffsetArray  # (n,) which of `blocks`
-    document: OffsetArray  # (n,) Position.document
-    part: OffsetArray  # (n,) Position.part
-    begun: OffsetArray  # (n,) documents whose first token is in the row
-    cut_documents: OffsetArray  # (n,) how many of those had ids cut off
-    cut_tokens: OffsetArray  # (n,) and how many ids
+    after: OffsetArray  # (n, 3) the position after each row: which of `blocks`, document, part
+    begun: OffsetArray  # (n, 3) documents that begin in it, how many were cut, by how many ids
     read: ReadCounts  # what was read for these rows
 
     def __len__(self) -> int:
@@ -47,24 +43,23 @@ class StreamRows:
 
     def position_after(self, row: int, counts: Counts | None = None) -> Position:
         """`counts`: those up to there, for the position."""
+        block, document, part = self.after[row].tolist()
         return Position(
-            block=self.blocks[self.block[row]],
-            document=int(self.document[row]),
-            part=int(self.part[row]),
-            counts=counts or Counts(),
+            block=self.blocks[block], document=document, part=part, counts=counts or Counts()
         )
 
     def counts(self, start: int, stop: int) -> Counts:
         """What the rows `start..stop` hold."""
         segments = self.segments[start:stop]
         tokens = int(np.count_nonzero(segments))
+        documents, truncated_documents, truncated_tokens = self.begun[start:stop].sum(axis=0)
         return Counts(
             rows=stop - start,
             tokens=tokens,
             padding=segments.size - tokens,
-            documents=int(self.begun[start:stop].sum()),
-            truncated_documents=int(self.cut_documents[start:stop].sum()),
-            truncated_tokens=int(self.cut_tokens[start:stop].sum()),
+            documents=int(documents),
+            truncated_documents=int(truncated_documents),
+            truncated_tokens=int(truncated_tokens),
         )
 
 
@@ -102,21 +97,11 @@ def _without_ids(chunk: Encoded, num_ids: int) -> Encoded:
     return replace(chunk, ids=Ragged(chunk.ids.values[num_ids:], offsets))
 
 
-def _counts(
-    row: OffsetArray, lengths: OffsetArray, cut: OffsetArray, num_rows: int
-) -> dict[str, OffsetArray]:
-    """For each row: documents that begin in it, how many of those were cut, and by how many ids.
-
-    `row` is where each document begins. One without ids begins nowhere, but its cut counts there.
-    """
-    was_cut = cut > 0
-    cut_tokens = np.zeros(num_rows, dtype=np.int64)
-    np.add.at(cut_tokens, row[was_cut], cut[was_cut])
-    return {
-        "begun": np.bincount(row[lengths > 0], minlength=num_rows),
-        "cut_documents": np.bincount(row[was_cut], minlength=num_rows),
-        "cut_tokens": cut_tokens,
-    }
+def _begun(row: OffsetArray, lengths: OffsetArray, cut: OffsetArray, num_rows: int) -> OffsetArray:
+    """`StreamRows.begun`. `row` is where each document begins. One without ids begins nowhere, but
+    its cut counts there."""
+    sums = [np.bincount(row, each, num_rows) for each in (lengths > 0, cut > 0, cut)]
+    return np.stack(sums, axis=1).astype(np.int64)
 
 
 # documents end to end
@@ -144,9 +129,9 @@ def sequential_rows(
         if num_ids >= width:
             rows = _cut_rows(waiting, num_ids // width, width, pad_id, done, read)
             num_ids %= width
-            done = int(rows.part[-1])
+            _, document, done = rows.after[-1].tolist()
             # what is left is in the last chunk: the ones before did not fill a row
-            first = int(rows.document[-1]) - chunk.first
+            first = document - chunk.first
             waiting = []
             if first < len(chunk.ids):
                 used = len(chunk.ids.values) - num_ids - int(chunk.ids.offsets[first])
@@ -221,10 +206,8 @@ def _cut_rows(
         tokens=tokens.reshape(num_rows, width).astype(np.int32, copy=False),
         segments=segments.reshape(num_rows, width),
         blocks=tuple(chunk.block for chunk in chunks),
-        block=block,
-        document=first[block] + last - before[block] + is_end,
-        part=part,
-        **_counts(row[here], ids.lengths[here], cut[here], num_rows),
+        after=np.stack((block, first[block] + last - before[block] + is_end, part), axis=1),
+        begun=_begun(row[here], ids.lengths[here], cut[here], num_rows),
         read=read,
     )
 
@@ -266,7 +249,8 @@ def bin_rows(
             raise _too_few_rows(begin, done, len(rows))
         if len(rows):
             reported = read
-            yield _rows_from(rows, done)
+            columns = ("tokens", "segments", "after", "begun")
+            yield replace(rows, **{name: getattr(rows, name)[done:] for name in columns})
         begin, done = end, 0
 
     for chunk in encoded:
@@ -328,18 +312,16 @@ def _packed_rows(
     row_of = np.zeros(len(cut) if len(order) else 0, np.int64)
     row_of[example[start == 0]] = row[start == 0]
     counted = len(row_of)  # none if there is no row
-    begun = _counts(row_of, ids.lengths[:counted], cut[:counted], len(order))
 
-    given = np.arange(1, len(order) + 1, dtype=np.int64)
-    last = given == len(order)
+    given = np.arange(1, len(order) + 1)
+    after = np.stack((np.zeros_like(given), np.full_like(given, begin.document), given), axis=1)
+    after[-1:] = 1, end.document, 0
     return StreamRows(
         tokens=tokens,
         segments=segments.reshape(len(order), width),
         blocks=(begin.block, end.block),
-        block=last.astype(np.int64),
-        document=np.where(last, end.document, begin.document),
-        part=np.where(last, 0, given),
-        **begun,
+        after=after,
+        begun=_begun(row_of, ids.lengths[:counted], cut[:counted], len(order)),
         read=read,
     )
 
@@ -350,13 +332,6 @@ def _row_order(plan: PackPlan, seed: int | None, begin: Position) -> OffsetArray
         return np.argsort(plan.rows.indices[plan.rows.offsets[:-1]], kind="stable")
     path = (begin.block.epoch, begin.block.number, begin.document)
     return Permutation(len(plan), seed, "rows", *path).take(np.arange(len(plan)))
-
-
-def _rows_from(rows: StreamRows, first: int) -> StreamRows:
-    """The rows from `first` on."""
-    names = ("tokens", "segments", "block", "document", "part", "begun")
-    columns = (*names, "cut_documents", "cut_tokens")
-    return replace(rows, **{name: getattr(rows, name)[first:] for name in columns})
 
 
 def _too_few_rows(begin: Position, done: int, num_rows: int) -> StateMismatchError:

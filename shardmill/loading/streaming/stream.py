@@ -26,8 +26,7 @@ import numpy as np
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.state import State
-from shardmill.loading.streaming.documents import DocumentStream, StreamOrder
-from shardmill.loading.streaming.encode import encoded_ahead
+from shardmill.loading.streaming.documents import DocumentStream, StreamOrder, encoded_ahead
 from shardmill.loading.streaming.rows import (
     BinRules,
     StreamRows,
@@ -203,7 +202,7 @@ class Pipeline:
             skip=start.document,
             interrupt=interrupt,
         )
-        seq_len, pad_id = self.shape.seq_len, self.tokenizer.pad_id
+        seq_len, pad_id = self.shape.seq_len, self.tokenizer.ids.pad_id
         with closing(ahead) as encoded:
             if self.bins is None:
                 rows = sequential_rows(encoded, seq_len=seq_len, pad_id=pad_id, start=start)
@@ -279,7 +278,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
         if self._ended:
             raise StopIteration
         shape = self.pipeline.shape
-        pad_id = self.pipeline.tokenizer.pad_id
+        pad_id = self.pipeline.tokenizer.ids.pad_id
         tokens = np.full((shape.rows, shape.seq_len + 1), pad_id, np.int32)
         segments = np.zeros_like(tokens)
         streams = self._opened()

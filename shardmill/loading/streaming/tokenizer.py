@@ -54,20 +54,6 @@ class StreamTokenizer:
         """Of the tokenizer and the ids: `vocab_size` and `engine` change neither."""
         return fingerprint_of({"tokenizer": self.tokenizer.fingerprint, **asdict(self.ids)})
 
-    @property
-    def bos_id(self) -> int | None:
-        """`ids.add_bos` says whether documents begin with it."""
-        return self.ids.bos_id
-
-    @property
-    def eos_id(self) -> int | None:
-        """`ids.add_eos` says whether documents end with it."""
-        return self.ids.eos_id
-
-    @property
-    def pad_id(self) -> int:
-        return self.ids.pad_id
-
     def encoder(self, *, corpus: Sequence[str] = (), size_hint: int | None = None) -> ChosenEncoder:
         """The fastest engine that is proved to give the tokenizer's ids, also on `corpus`.
 

@@ -126,7 +126,8 @@ def opened(tokenizer: dict[str, Any], **model: int) -> StreamTokenizer:
     return open_stream_tokenizer(byte_config(tokenizer, **model))
 
 
-def named(ids: StreamTokenizer) -> tuple[int | None, int | None, int | None]:
+def named(tokenizer: StreamTokenizer) -> tuple[int | None, int | None, int | None]:
+    ids = tokenizer.ids
     return ids.pad_id, ids.bos_id, ids.eos_id
 
 
@@ -240,7 +241,7 @@ def test_bytes_without_room_have_their_end_after_the_bytes(offset: int) -> None:
     end = 256 + offset
     assert named(opened({"byte_offset": offset, "add_eos": True})) == (end, None, end)
     both = opened({"byte_offset": offset, "add_eos": True, "add_bos": True})
-    assert (both.eos_id, both.bos_id) == (end, end + 1)
+    assert (both.ids.eos_id, both.ids.bos_id) == (end, end + 1)
     neither = opened({"byte_offset": offset, "add_eos": False}, vocab_size=256)
     assert named(neither) == (0, None, None)
     assert opened({"add_eos": False}).vocab_size == 256
@@ -277,10 +278,10 @@ def hf_config(folder: Path, tokenizer: dict[str, Any], **model: int) -> StreamCo
 
 def test_the_ids_of_the_model_are_updated_from_the_tokenizer(hf, caplog) -> None:
     base = open_stream_tokenizer(hf_config(hf, {}))
-    bos, eos = base.bos_id, base.eos_id
+    bos, eos = base.ids.bos_id, base.ids.eos_id
     assert None not in (bos, eos)
     found = open_stream_tokenizer(hf_config(hf, {}, bos_token_id=279, eos_token_id=278))
-    assert (found.bos_id, found.eos_id) == (bos, eos)
+    assert (found.ids.bos_id, found.ids.eos_id) == (bos, eos)
     (message,) = [text for text in caplog.messages if "auto_set_special_tokens" in text]
     assert f"model.bos_token_id {bos} (the config says 279)" in message
     assert f"model.eos_token_id {eos} (the config says 278)" in message
@@ -295,14 +296,17 @@ def test_without_auto_set_special_tokens_the_ids_of_the_config_hold(hf, caplog) 
 
 
 def test_an_id_that_the_tokenizer_does_not_have_is_kept_from_the_config(hf) -> None:
-    assert open_stream_tokenizer(hf_config(hf, {}, pad_token_id=7)).pad_id == 7
+    assert open_stream_tokenizer(hf_config(hf, {}, pad_token_id=7)).ids.pad_id == 7
 
 
 def test_an_id_of_text_is_refused_only_where_it_is_used(hf) -> None:
     unused = {"auto_set_special_tokens": False, "add_eos": False}
     assert named(opened(unused, pad_token_id=0, bos_token_id=1, eos_token_id=2)) == (0, 1, 2)
     text = hf_config(hf, unused, bos_token_id=70, eos_token_id=71)
-    assert (open_stream_tokenizer(text).bos_id, open_stream_tokenizer(text).eos_id) == (70, 71)
+    assert (open_stream_tokenizer(text).ids.bos_id, open_stream_tokenizer(text).ids.eos_id) == (
+        70,
+        71,
+    )
     for key, used in (("bos", {"add_bos": True}), ("eos", {"add_eos": True})):
         with pytest.raises(OptionError, match=f"model.{key}_token_id is 2, but the ids 0 to 255"):
             opened({**unused, **used}, **{f"{key}_token_id": 2})
@@ -328,8 +332,8 @@ def test_the_config_of_an_iterator_has_the_vocabulary_and_ids_that_hold(hf) -> N
         model, tokenizer = batches.config.model, batches.tokenizer
         assert model.vocab_size == tokenizer.vocab_size == 384
         assert (model.bos_token_id, model.eos_token_id, model.pad_token_id) == (
-            *(tokenizer.bos_id, tokenizer.eos_id),
-            tokenizer.pad_id,
+            *(tokenizer.ids.bos_id, tokenizer.ids.eos_id),
+            tokenizer.ids.pad_id,
         )
         again = read_config(config_dict(batches.config))
     assert open_stream_tokenizer(again).fingerprint == tokenizer.fingerprint

@@ -69,17 +69,27 @@ def hf_folder(trained: dict[str, Path], folder: Path, names: dict[str, str]) -> 
 
 def test_bytes_with_an_end_beyond_them() -> None:
     found = opened({"kind": "byte"}, eos_token_id=256)
-    assert (found.bos_id, found.eos_id, found.pad_id, found.vocab_size) == (None, 256, 256, 384)
+    assert (found.ids.bos_id, found.ids.eos_id, found.ids.pad_id, found.vocab_size) == (
+        None,
+        256,
+        256,
+        384,
+    )
     assert found.encoder().encode_batch(["hi"]).values.tolist() == [104, 105]
 
 
 def test_bytes_behind_their_specials() -> None:
     byte = {"kind": "byte", "byte_offset": 3, "add_bos": True, "vocab_size_multiple": 1}
     found = opened(byte, bos_token_id=0, eos_token_id=1, pad_token_id=2)
-    assert (found.bos_id, found.eos_id, found.pad_id, found.vocab_size) == (0, 1, 2, 259)
+    assert (found.ids.bos_id, found.ids.eos_id, found.ids.pad_id, found.vocab_size) == (
+        0,
+        1,
+        2,
+        259,
+    )
     assert found.encoder().encode_batch(["hi"]).values.tolist() == [107, 108]
     named = opened({**byte, "specials": {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}})
-    assert (named.bos_id, named.eos_id, named.pad_id) == (0, 1, 2)
+    assert (named.ids.bos_id, named.ids.eos_id, named.ids.pad_id) == (0, 1, 2)
     assert named.fingerprint == found.fingerprint
 
 
@@ -88,7 +98,8 @@ def test_bytes_behind_their_specials() -> None:
 def test_no_special_id_of_a_byte_tokenizer_is_a_byte(name: str, number: int, refused: bool) -> None:
     byte = {"kind": "byte", "byte_offset": 3, "add_eos": False, f"add_{name}": True}
     if not refused:
-        assert getattr(opened(byte, **{f"{name}_token_id": number}), f"{name}_id") == number
+        ids = opened(byte, **{f"{name}_token_id": number}).ids
+        assert getattr(ids, f"{name}_id") == number
         return
     assert refusal(byte, **{f"{name}_token_id": number}) == (
         f"model.{name}_token_id is {number}, but the ids 3 to 258 are bytes of text, which would "
@@ -118,7 +129,7 @@ def test_the_end_of_text_serves_as_the_end_and_as_padding_announced(trained, cap
     caplog.set_level(logging.INFO)
     found = opened({"path": str(trained["byte-bpe"])})
     eot = found.tokenizer.special_token_ids()["eot"]
-    assert (found.bos_id, found.eos_id, found.pad_id) == (None, eot, eot)
+    assert (found.ids.bos_id, found.ids.eos_id, found.ids.pad_id) == (None, eot, eot)
     assert f"no special token is called eos; using eot ({eot})" in caplog.messages
     assert any(
         message.startswith(f"no special token is called pad; padding is filled with eos ({eot})")
@@ -131,11 +142,19 @@ def test_names_in_the_files_of_a_tokenizer_are_its_ids(trained, tmp_path) -> Non
     folder = hf_folder(trained, tmp_path / "named", names)
     ids = opened({"path": str(trained["byte-bpe"])}).tokenizer.special_token_ids()
     found = opened({"hf_name_or_path": str(folder), "add_bos": True})
-    assert (found.bos_id, found.eos_id, found.pad_id) == (ids["sys"], ids["usr"], ids["asst"])
+    assert (found.ids.bos_id, found.ids.eos_id, found.ids.pad_id) == (
+        ids["sys"],
+        ids["usr"],
+        ids["asst"],
+    )
     said = opened({"path": str(folder)}, eos_token_id=ids["eot"])
-    assert (said.bos_id, said.eos_id, said.pad_id) == (ids["sys"], ids["usr"], ids["asst"])
+    assert (said.ids.bos_id, said.ids.eos_id, said.ids.pad_id) == (
+        ids["sys"],
+        ids["usr"],
+        ids["asst"],
+    )
     alone = opened({"path": str(folder), "auto_set_special_tokens": False, "add_eos": False})
-    assert (alone.bos_id, alone.eos_id, alone.pad_id) == (None, None, 0)
+    assert (alone.ids.bos_id, alone.ids.eos_id, alone.ids.pad_id) == (None, None, 0)
 
 
 def test_text_is_never_the_end_of_a_document(trained) -> None:
@@ -149,14 +168,14 @@ def test_text_is_never_the_end_of_a_document(trained) -> None:
     assert 'data.tokenizer.specials = { eos = "..." }' in message
     begin = {**section, "add_bos": True}
     assert refusal(begin, bos_token_id=letter).startswith("model.bos_token_id is ")
-    assert opened(section, pad_token_id=letter).pad_id == letter
-    literal = base.decode([opened(section).eos_id or 0])
-    assert opened(section).eos_id not in base.encode(f"x{literal}y")
+    assert opened(section, pad_token_id=letter).ids.pad_id == letter
+    literal = base.decode([opened(section).ids.eos_id or 0])
+    assert opened(section).ids.eos_id not in base.encode(f"x{literal}y")
 
 
 def test_an_id_beyond_the_vocabulary_is_refused(trained) -> None:
     section = {"path": str(trained["byte-bpe"])}
-    assert opened(section, eos_token_id=383).eos_id == 383
+    assert opened(section, eos_token_id=383).ids.eos_id == 383
     assert "(384 with those the model has beyond them); wanted less" in refusal(
         section, eos_token_id=384
     )

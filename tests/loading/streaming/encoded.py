@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from shardmill.loading.streaming.encode import Encoded
+from shardmill.loading.streaming.documents import Encoded
 from shardmill.loading.streaming.rows import StreamRows
 from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
@@ -117,11 +117,10 @@ def flat(rows: Iterator[StreamRows]) -> Flat:
     found: Flat = []
     for some in rows:
         assert some.tokens.dtype == some.segments.dtype == np.int32
-        for name in ("block", "document", "part", "begun", "cut_documents", "cut_tokens"):
-            column = getattr(some, name)
-            assert (column.shape, column.dtype) == ((len(some),), np.int64), name
+        for columns in (some.after, some.begun):
+            assert (columns.shape, columns.dtype) == ((len(some), 3), np.int64)
         for row in range(len(some)):
-            counts = (some.begun[row], some.cut_documents[row], some.cut_tokens[row])
+            counts = some.begun[row]
             found.append(
                 (
                     some.tokens[row].tolist(),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError
-from shardmill.loading.streaming.encode import Encoded
+from shardmill.loading.streaming.documents import Encoded
 from shardmill.loading.streaming.rows import BinRules, bin_rows
 from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.records import Ragged

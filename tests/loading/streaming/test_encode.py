@@ -16,9 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError, TokenizerError, TokenRangeError
-from shardmill.loading.streaming import encode
-from shardmill.loading.streaming.documents import Block, DocumentStream, StreamOrder
-from shardmill.loading.streaming.encode import encode_blocks, encoded_ahead, frame
+from shardmill.loading.streaming import documents as documents_module
+from shardmill.loading.streaming.documents import (
+    Block,
+    DocumentStream,
+    StreamOrder,
+    encode_blocks,
+    encoded_ahead,
+    frame,
+)
 from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
@@ -100,12 +106,12 @@ def test_slices_and_skips_never_change_the_documents(blocks, skip, num_bytes, sl
         block_of(texts, number=100 * n, slice_from=slice_from) for n, texts in enumerate(blocks)
     ]
     rules = framing(eos_id=2)
-    before = encode.SLICE
-    encode.SLICE = BatchLimits(num_bytes=num_bytes, num_documents=3)
+    before = documents_module.SLICE
+    documents_module.SLICE = BatchLimits(num_bytes=num_bytes, num_documents=3)
     try:
         encoded = list(encode_blocks(iter(made), BYTES, rules, skip=skip))
     finally:
-        encode.SLICE = before
+        documents_module.SLICE = before
     texts = blocks[0][skip:] + [text for block in blocks[1:] for text in block]
     assert joined(encoded) == [BYTES.encode(text) + [2] * bool(text) for text in texts]
     firsts = {}
@@ -308,7 +314,7 @@ def test_a_program_may_end_with_an_open_stream():
     code = """
 from shardmill.sources import MemorySource
 from shardmill.loading.streaming.documents import DocumentStream
-from shardmill.loading.streaming.encode import encoded_ahead
+from shardmill.loading.streaming.documents import encoded_ahead
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.tokenizers import ByteTokenizer
 from tests.loading.streaming.encoded import framing

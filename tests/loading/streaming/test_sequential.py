@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError
 from shardmill.loading.streaming import rows as rows_module
-from shardmill.loading.streaming.encode import Encoded
+from shardmill.loading.streaming.documents import Encoded
 from shardmill.loading.streaming.rows import join, sequential_rows
 from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.records import OffsetArray, Ragged
@@ -146,7 +146,7 @@ def test_many_tiny_chunks_for_one_row_are_joined_once(monkeypatch: pytest.Monkey
     ids = Ragged.from_sequences([[1]], np.int32)
     chunks = (chunk_of(ids, first) for first in range(5_000))
     (rows,) = sequential_rows(chunks, seq_len=10**6, pad_id=PAD, start=Position())
-    assert int(rows.begun[0]) == 5_000
+    assert int(rows.begun[0, 0]) == 5_000
     assert joined == [5_000]
 
 
@@ -157,10 +157,10 @@ def test_one_long_document_makes_many_rows() -> None:
     assert len(rows) == 1_000_000
     assert (rows.tokens.reshape(-1) == np.arange(3_000_000)).all()
     assert (rows.segments == 1).all()
-    assert rows.part[:3].tolist() == [3, 6, 9]
+    assert rows.after[:3, 2].tolist() == [3, 6, 9]
     assert rows.position_after(999_999) == Position(block=StreamCursor(), document=1)
-    assert int(rows.begun.sum()) == 1
-    assert all(b - a == 3 for a, b in pairwise(rows.part[:-1].tolist()[:1000]))
+    assert int(rows.begun[:, 0].sum()) == 1
+    assert all(b - a == 3 for a, b in pairwise(rows.after[:-1, 2].tolist()[:1000]))
 
 
 def test_a_state_of_other_documents_is_refused() -> None:
