@@ -21,14 +21,7 @@ from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
 from shardmill.cli.options import DataConfigFile, Special, parse_special
 from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
-from shardmill.cli.steps import (
-    Rank,
-    SourceName,
-    TrainingOrder,
-    find_moment,
-    paths_of,
-    source_path,
-)
+from shardmill.cli.steps import Rank, SourceName, TrainingOrder, find_moment, meant_sources
 from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.blame import blame_document
@@ -263,9 +256,8 @@ def _show_step(options: ShowCommand) -> Answer:
     config, moment = find_moment(options.folder, options)
     with closing(moment.stream):
         planned = moment.plan()
-        only = source_path(options.folder, options, moment.stream)
-        chosen_rows = [plan for plan in planned if only is None or only in paths_of(plan)]
-        rows = [read_row(moment, plan) for plan in chosen_rows]
+        meant = meant_sources(options.folder, options, moment.stream)
+        rows = [read_row(moment, plan) for plan in planned if plan.source in meant]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
     named = [] if options.tokenizer is None else [options.tokenizer]
     decode = _with_tokenizers(
