@@ -67,8 +67,8 @@ def draw(rng: np.random.Generator) -> Batch:
 
 
 def masked(examples: ChatExamples) -> npt.NDArray[np.bool_]:
-    ids = examples.ids
-    return assistant_mask(ids.values, open_id=ASST, end_id=EOT, starts=ids.offsets[:-1])
+    """Every turn has its end, so no span reaches into the next conversation."""
+    return assistant_mask(examples.ids.values, open_id=ASST, end_id=EOT)
 
 
 def by_arrays(batch: Batch) -> Parts:

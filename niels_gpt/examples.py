@@ -39,7 +39,7 @@ from shardmill.building.journal import (
 from shardmill.building.run import store_facts
 from shardmill.building.worker import TokenRules
 from shardmill.building.workplace import open_workplace, target_of
-from shardmill.chat import KNOWN_TEMPLATES, TrainPolicy, bind_template
+from shardmill.chat import TrainPolicy, bind_template, known_template
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, IntArray, OffsetArray, Ragged
 from shardmill.store import Manifest, StoreWriter, check_target, publish_folder
@@ -209,7 +209,7 @@ def _batches(
 ) -> Iterator[tuple[EncodedBatch, OffsetArray]]:
     """The kept examples of each chunk, and their numbers among all that were read."""
     tokenizer.chat_ids()  # says which are missing
-    template = bind_template(KNOWN_TEMPLATES["four-marker"], tokenizer)
+    template = bind_template(known_template("four-marker"), tokenizer)
     num_read = num_kept = 0
     for chunk in chunks:
         chats = [_conversation(one, number) for number, one in enumerate(chunk, start=num_read)]

@@ -62,7 +62,7 @@ ONE_IMPORTER: dict[str, set[str]] = {
     "sentencepiece": {"tokenizers/sentencepiece.py"},
     "tokenizers": {"tokenizers/huggingface.py"},
     "transformers": {"tokenizers/huggingface.py"},
-    "jinja2": {"chat/jinja/engine.py"},
+    "jinja2": {"chat/jinja/renderings.py"},
     "fastokens": {"tokenizers/engines.py"},
     "gigatoken": {"tokenizers/engines.py"},
     "datasets": {"storage/hub.py"},

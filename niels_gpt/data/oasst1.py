@@ -18,7 +18,7 @@ from typing import Any
 from niels_gpt.data.rows import open_rows
 from niels_gpt.messages import Chat, Message
 from shardmill.errors import SourceError
-from shardmill.sources.message_trees import Node, link_messages, paths_of
+from shardmill.sources.message_trees import Node, link_messages
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +83,16 @@ def read_threads(
         messages.append(message)
         tree = row.get("message_tree_id")
         trees.append(tree if isinstance(tree, str) else "")
-    forest = link_messages(nodes, max_messages=max_messages)
+    paths, reasons = link_messages(nodes, max_messages=max_messages)
     chats = [
         Chat(
             [messages[number] for number in path],
             id=nodes[path[-1]].id,
             group=trees[path[0]] or nodes[path[0]].id,
         )
-        for path in paths_of(forest)
+        for path in paths
     ]
-    left_out = Counter(reason for reason in forest.reasons if reason is not None)
+    left_out = Counter(reason for reason in reasons if reason is not None)
     counts = {reason: left_out[reason] for reason in REASONS if left_out[reason]}
     used = len(nodes) - sum(counts.values())
     if counts:

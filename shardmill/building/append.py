@@ -38,7 +38,8 @@ from shardmill.building.worker import TokenRules
 from shardmill.errors import BuildError, OptionError, SourceError
 from shardmill.protocols import Source, Tokenizer, continues
 from shardmill.records import JSON, Cursor, Drop, TextBatch
-from shardmill.sources import Appended, append_files, files_of, only_files, stamp_of
+from shardmill.sources import stamp_of
+from shardmill.sources.append import Appended, append_files, files_of, only_files
 from shardmill.storage.files import describe_difference
 from shardmill.store import list_plans, read_origins
 from shardmill.store.layout import DTYPES

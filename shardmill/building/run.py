@@ -58,7 +58,8 @@ from shardmill.building.workplace import (
 from shardmill.errors import BuildError, EngineMismatchError, SourceError, StoreExistsError
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
-from shardmill.sources import knows_rows, stamp_of
+from shardmill.sources import stamp_of
+from shardmill.sources.source import knows_rows
 from shardmill.storage.files import describe_difference
 from shardmill.store import (
     Ledger,

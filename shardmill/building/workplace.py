@@ -223,7 +223,7 @@ def _locked(path: Path, store: Path) -> Iterator[int]:
 def _take(lock: LockedFile) -> bool:
     """Whether the lock could be taken, if need be after a dying holder."""
     deadline = time.monotonic() + _DYING_SECONDS
-    while not lock.try_exclusive():
+    while not lock.lock(wait=False):
         if time.monotonic() > deadline:
             return False
         time.sleep(_DYING_SECONDS / 50)

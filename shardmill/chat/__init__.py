@@ -1,8 +1,7 @@
 """Chat: from conversations to token ids and a loss mask.
 
-messages.py        check a conversation, or say why it is dropped
-policy.py          which turns are trained (`TRAIN_ON`), and what a template promises
-template_spec.py   a template as data, and the known ones
+policy.py          checked messages or a reason, trained turns, and what a template promises
+template_spec.py   a template as data; the known ones are in templates/
 token_template.py  a template bound to a tokenizer: conversations to ids and mask
 jinja/             templates written in Jinja
 proof/             proof of a template's loss mask: a certificate, or a smallest counterexample
@@ -13,8 +12,14 @@ from __future__ import annotations
 
 from shardmill.chat.fit import Fit, FittedRows, fit_rows
 from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
-from shardmill.chat.messages import REASONS
-from shardmill.chat.policy import TRAIN_ON, ChatTemplate, Rendered, TrainPolicy, assistant_mask
+from shardmill.chat.policy import (
+    REASONS,
+    TRAIN_ON,
+    ChatTemplate,
+    Rendered,
+    TrainPolicy,
+    assistant_mask,
+)
 from shardmill.chat.proof import Certificate, prove_mask
 from shardmill.chat.template_spec import (
     KNOWN_TEMPLATES,

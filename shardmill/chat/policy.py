@@ -1,4 +1,11 @@
-"""What a chat template promises, and which turns and tokens are trained.
+"""What holds for every chat template: which messages are well-formed, and which turns are trained.
+
+A conversation becomes checked messages, or is dropped with one of `REASONS`. Nothing is trimmed,
+merged or invented. What passes has known roles, text that can be written in UTF-8, and boolean
+train flags. Tool calls and tool definitions become JSON text: a call is
+{"name": ..., "arguments": ...} for both usual shapes (bare, or inside "function"), and arguments
+that came as JSON text stay unchanged. Ids and types of calls are left out, since no template made
+of tokens writes them.
 
 `TRAIN_ON` holds the mask policies: to add one, write a function of roles and bounds and add it
 there.
@@ -6,12 +13,12 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
 from shardmill.errors import OptionError
 from shardmill.records import (
@@ -23,6 +30,7 @@ from shardmill.records import (
     Drop,
     IntArray,
     OffsetArray,
+    Ragged,
 )
 
 SYSTEM, USER, ASSISTANT, TOOL = (
@@ -50,6 +58,190 @@ ROLE_NAMES: Mapping[str, str] = {
 def normal_role(role: object) -> str | None:
     """The role that a name means, in any case; None for an unknown name, which is never guessed."""
     return ROLE_NAMES.get(role.lower()) if isinstance(role, str) else None
+
+
+REASONS = {
+    "not_a_list": "the conversation is not a list of messages",
+    "no_messages": "the list is empty",
+    "bad_message": "a message is not an object with role and content",
+    "unknown_role": "a role is not system, user, assistant or tool, nor a known name for one",
+    "content_not_text": "a content is neither text nor null beside tool calls",
+    "content_part_not_text": "a part of a content is not text (an image, audio, ...)",
+    "reasoning_not_text": "a reasoning_content is not a string",
+    "not_the_assistants": "tool calls or reasoning in a message that is not the assistant's",
+    "bad_tool_call": "a tool call has no name, or arguments that are not a JSON object",
+    "bad_tools": "the tools are not a list of JSON objects",
+    "unread_key": "a message has a key that no template writes: function_call (use tool_calls), "
+    "reasoning or thinking (use reasoning_content), a weight that is not 1 (use train)",
+    "bad_train_flag": 'a "train" is neither true nor false',
+    "invalid_unicode": "a text holds a lone surrogate, which UTF-8 cannot write",
+    "no_assistant": "no message is the assistant's, so nothing could be trained",
+    "nothing_trained": "the policy and the train flags leave no token to train",
+    "special_in_text": "the tokenizer turned text into a marker of the template",
+    "no_place_for_system": "the template has no system messages",
+    "system_not_first": "the template puts a system message into the user turn after it, so it "
+    "must come first and a user must follow",
+    "mixed_train": "messages that the template writes as one turn, one trained and one not",
+    "no_place_for_tool_results": "the template has no tool turns",
+    "no_place_for_tool_calls": "the template has no tool calls",
+    "no_place_for_tools": "the template has no tool definitions",
+    "no_place_for_reasoning": "the template has no reasoning",
+    "template_refuses": "the template raised an error on this conversation, or wrote far too much",
+    "prefix_changes": "the template writes earlier turns differently when later ones follow",
+    "prompt_changes": "the answer does not follow the template's own generation prompt",
+    "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
+    "content_changed": "the template wrote something other than the message says",
+    "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
+    "trains_others": "the generation blocks hold more than the assistant's words and their end",
+    "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
+}
+"""Reason code -> sentence: what is wrong with the messages, what no template or this one writes,
+and what a Jinja template did with them."""
+
+
+class Dropped(Exception):
+    """Why a conversation cannot be rendered: its text is one of `REASONS`."""
+
+
+def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
+    """Whether a value is a JSON object of any class; fast for a dict."""
+    return type(value) is dict or isinstance(value, Mapping)
+
+
+def has_bytes(text: str) -> bool:
+    """Whether a text can be written in UTF-8; a lone surrogate cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_tools(tools: object) -> tuple[str, ...]:
+    """One JSON text per definition, in order; None means no tools."""
+    texts = tuple(_json(tool, "bad_tools") for tool in _listed(tools or (), "bad_tools"))
+    _check_unicode(texts)
+    return texts
+
+
+def _check_unicode(texts: Iterable[str]) -> None:
+    if not all(map(has_bytes, texts)):
+        raise Dropped("invalid_unicode")
+
+
+def _listed(values: object, reason: str) -> Sequence[object]:
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise Dropped(reason)
+    return values
+
+
+def _json(value: object, reason: str) -> str:
+    """A JSON object as text."""
+    if not is_object(value):
+        raise Dropped(reason)
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        raise Dropped(reason) from None
+
+
+def _call_text(call: object) -> str:
+    inner = call.get("function", call) if is_object(call) else None
+    name, arguments = (
+        (inner.get("name"), inner.get("arguments")) if is_object(inner) else (None, None)
+    )
+    if not isinstance(name, str) or not name:
+        raise Dropped("bad_tool_call")
+    if isinstance(arguments, str):
+        try:
+            decoded = _DECODER.decode(arguments)
+        except (ValueError, RecursionError):
+            decoded = None
+        if not isinstance(decoded, dict):
+            raise Dropped("bad_tool_call")
+        written = arguments.strip()
+    else:
+        written = _json(arguments, "bad_tool_call")
+    return f'{{"name": {_ENCODER.encode(name)}, "arguments": {written}}}'
+
+
+def _as_dict(value: object) -> dict[object, object]:
+    """For mappings that are not dicts, as some readers give them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Made once: they are used for every call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_as_dict)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedMessage:
+    """One well-formed message."""
+
+    role: int  # a position in ROLES
+    text: str | None  # the content, its parts joined; None only if there are calls
+    reasoning: str = ""
+    calls: tuple[str, ...] = ()  # JSON texts
+    train: bool | None = None  # its own flag; None leaves it to the policy
+
+
+def check_messages(messages: object) -> list[CheckedMessage]:
+    """The messages of a conversation; Dropped with the first thing wrong with it."""
+    listed = _listed(messages, "not_a_list")
+    if not listed:
+        raise Dropped("no_messages")
+    return list(map(_check_message, listed))
+
+
+_UNREAD = ("function_call", "reasoning", "thinking")
+
+
+def _check_message(message: object) -> CheckedMessage:
+    if not is_object(message) or "role" not in message:
+        raise Dropped("bad_message")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if any(map(message.get, _UNREAD)) or message.get("weight", 1) not in (1, None):
+        raise Dropped("unread_key")
+    if "content" not in message and not calls:
+        raise Dropped("bad_message")
+    role = normal_role(message["role"])
+    if role is None:
+        raise Dropped("unknown_role")
+    if isinstance(content, (list, tuple)):
+        content = "".join(map(_part_text, content))
+    if not isinstance(content, str) and not (content is None and calls):
+        raise Dropped("content_not_text")
+    reasoning = message.get("reasoning_content")
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise Dropped("reasoning_not_text")
+    written = tuple(map(_call_text, _listed(calls or (), "bad_tool_call")))
+    _check_unicode((content or "", reasoning or "", *written))
+    if (calls or reasoning) and role != "assistant":
+        raise Dropped("not_the_assistants")
+    train = message.get("train")
+    if "train" in message and not isinstance(train, bool):
+        raise Dropped("bad_train_flag")
+    flag = train if isinstance(train, bool) else None
+    return CheckedMessage(ROLES.index(role), content, reasoning or "", written, flag)
+
+
+def _part_text(part: object) -> str:
+    text = part.get("text") if is_object(part) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise Dropped("content_part_not_text")
+    return text
+
+
+# Which turns are trained.
 
 
 def _last_assistant_turns(roles: IntArray, bounds: IntArray) -> BoolArray:
@@ -104,6 +296,31 @@ def trained_turns(
     return trained
 
 
+def trained_messages(checked: Sequence[CheckedMessage], policy: TrainPolicy) -> BoolArray:
+    """Which messages of one conversation are trained, by the policy and their own flags."""
+    roles = np.array([message.role for message in checked], np.uint8)
+    flags = [(at, m.train) for at, m in enumerate(checked) if m.train is not None]
+    return trained_turns(roles, np.array([0, len(roles)]), flags, policy)
+
+
+def special_in_text(texts: Ragged, special_ids: Iterable[int]) -> OffsetArray:
+    """Which texts encode to a special id, ascending.
+
+    No tokenizer of this library does that, but a user's own may. Such text would act as structure.
+    """
+    special = sorted(special_ids)
+    if not special:
+        return np.empty(0, np.int64)
+    values = texts.values
+    # Markers are close together in most vocabularies, with hardly any text ids between them.
+    between = (values >= special[0]) & (values <= special[-1])
+    if not between.any():
+        return np.empty(0, np.int64)
+    near = np.flatnonzero(between)
+    found = near[np.isin(values[near], special)]
+    return np.unique(np.searchsorted(texts.offsets, found, side="right") - 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
     """What a template made of some conversations."""
@@ -135,32 +352,22 @@ class ChatTemplate(Protocol):
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered: ...
 
 
-def assistant_mask(
-    ids: IntArray, *, open_id: int, end_id: int, starts: npt.ArrayLike | None = None
-) -> BoolArray:
+def assistant_mask(ids: IntArray, *, open_id: int, end_id: int) -> BoolArray:
     """Which tokens the assistant said, for ids that come without turns; the shape of `ids`.
 
     True exactly after an assistant's opening token, up to and including the next end token.
     ids: (n,) one conversation, or (rows, n), each row its own conversation.
-    starts: for flat ids of several conversations, where each begins; a turn left open before a
-    start ends there. Not for 2-D ids.
     """
     if open_id == end_id:
         raise OptionError(f"the assistant's opening id and the end id are both {open_id}")
     ids = np.asarray(ids)
     if ids.ndim not in (1, 2):
         raise OptionError(f"ids of shape {ids.shape}: wanted (n,) or (rows, n)")
-    if starts is not None and ids.ndim == 2:
-        raise OptionError("starts are for flat ids; the rows of 2-D ids are already separate")
-    if starts is None:
-        starts = np.arange(len(ids)) * ids.shape[-1] if ids.ndim == 2 else ()
-    begins = np.asarray(starts, np.int64)
-    if begins.size and (begins.min() < 0 or begins.max() > ids.size):
-        raise OptionError(f"starts {begins.min():,}..{begins.max():,} of {ids.size:,} ids")
+    begins = np.arange(len(ids)) * ids.shape[-1] if ids.ndim == 2 else np.empty(0, np.int64)
     # Runs between markers, each spoken if the marker before it opens.
     #     open = 7, end = 9:  ids    5  7  4  4  9  4
     #                         runs   .  .| x  x  x| .
-    # A start begins a run that is not spoken; sorted last among equals, it wins over a marker's.
+    # A row begins with a run that is not spoken; sorted last among equals, it wins over a marker's.
     flat = ids.reshape(-1)
     is_open = flat == open_id
     markers = np.flatnonzero(is_open | (flat == end_id))

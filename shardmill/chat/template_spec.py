@@ -17,7 +17,8 @@ token that no text can become, so no text can imitate a turn.
 `between` is written only if something of the turn precedes it. A missing key is empty; a
 conversation that needs a missing role, reasoning, tool_call or tools is dropped with a reason.
 
-The known templates follow the models' own, without additions of newer versions such as a date:
+The known templates are such files in `templates/`. They follow the models' own, without additions
+of newer versions such as a date:
 
 four-marker  one token opens each role, one ends every message; no tools
 chatml       <|im_start|>role ... <|im_end|>; tools, calls and results as JSON in tags, <think>
@@ -31,12 +32,11 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from shardmill.arguments import choices
-from shardmill.chat.messages import has_bytes
+from shardmill.chat.policy import has_bytes
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import JSON, ROLES
 
@@ -210,82 +210,14 @@ def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object
     return data
 
 
-# The known templates are plain records, so that importing this module runs nothing.
-
-
-def _line(start: str, stop: str, opening: str, *closing: Text) -> RoleSpec:
-    """A turn between two markers and a newline."""
-    return RoleSpec(
-        before=(Marker(start), Text(opening)), end=(*closing, Marker(stop)), after=(Text("\n"),)
-    )
-
-
-_chatml = partial(_line, "<|im_start|>", "<|im_end|>")
-_gemma = partial(_line, "<start_of_turn>", "<end_of_turn>")
-
-
-def _llama(role: str) -> RoleSpec:
-    header = (Marker("<|start_header_id|>"), Text(role), Marker("<|end_header_id|>"), Text("\n\n"))
-    return RoleSpec(before=header, end=(Marker("<|eot_id|>"),))
-
-
-_TOOL_INTRO = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-)
-_TOOL_OUTRO = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
-    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
-
-KNOWN_TEMPLATES: Mapping[str, TemplateSpec] = {
-    "four-marker": TemplateSpec(
-        name="four-marker",
-        roles={
-            role: RoleSpec(before=(Marker(name),), end=(Marker("eot"),))
-            for role, name in (("system", "sys"), ("user", "usr"), ("assistant", "asst"))
-        },
-    ),
-    "chatml": TemplateSpec(
-        name="chatml",
-        roles={
-            "system": _chatml("system\n"),
-            "user": _chatml("user\n"),
-            "assistant": _chatml("assistant\n"),
-            "tool": _chatml("tool\n<tool_response>\n", Text("\n</tool_response>")),
-        },
-        reasoning=Insert(before=(Text("<think>\n"),), after=(Text("\n</think>\n\n"),)),
-        tool_call=Insert(
-            before=(Text("<tool_call>\n"),),
-            after=(Text("\n</tool_call>"),),
-            between=(Text("\n"),),
-        ),
-        tools=Insert(
-            before=(Text(_TOOL_INTRO),), after=(Text(_TOOL_OUTRO),), between=(Text("\n\n"),)
-        ),
-    ),
-    "llama-3": TemplateSpec(
-        name="llama-3",
-        begin=(Marker("<|begin_of_text|>"),),
-        trim=True,
-        roles={role: _llama(role) for role in ("system", "user", "assistant")},
-    ),
-    "gemma": TemplateSpec(
-        name="gemma",
-        begin=(Marker("<bos>"),),
-        trim=True,
-        fold_system="\n\n",
-        roles={"user": _gemma("user\n"), "assistant": _gemma("model\n")},
-    ),
-}
-"""Name -> template."""
+KNOWN_TEMPLATES = ("four-marker", "chatml", "llama-3", "gemma")
+"""Their names; each is a file in `templates/`."""
 
 
 def known_template(name: str) -> TemplateSpec:
     """A known template by its name; otherwise OptionError with the nearest name."""
     if name in KNOWN_TEMPLATES:
-        return KNOWN_TEMPLATES[name]
+        return load_template_spec(Path(__file__).parent / "templates" / f"{name}.json")
     raise OptionError(
         f"no template is called {name!r}; {choices(name, KNOWN_TEMPLATES)}; or pass a .json or "
         ".toml file"

@@ -23,22 +23,20 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.chat.messages import (
-    CheckedMessage,
-    Dropped,
-    check_messages,
-    check_tools,
-    has_bytes,
-    special_in_text,
-    trained_messages,
-)
 from shardmill.chat.policy import (
     ASSISTANT,
     ROLE_NAMES,
     SYSTEM,
     USER,
+    CheckedMessage,
+    Dropped,
     Rendered,
     TrainPolicy,
+    check_messages,
+    check_tools,
+    has_bytes,
+    special_in_text,
+    trained_messages,
     trained_turns,
 )
 from shardmill.chat.template_spec import INSERTS, Fragments, Marker, TemplateSpec, Text

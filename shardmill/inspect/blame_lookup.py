@@ -31,7 +31,8 @@ from shardmill.chat.token_template import Names, lay_out
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import ConversationSource, Source, Texts, Tokenizer, continues
 from shardmill.records import Conversation, Cursor, IntArray, OffsetArray, TextBatch
-from shardmill.sources import CHAT_REASONS, ChatSource, FileSource, RowLocation, read_document
+from shardmill.sources import CHAT_REASONS, ChatSource
+from shardmill.sources.source import FileSource, RowLocation, read_document
 from shardmill.store import Origins, Store, read_origins
 from shardmill.store.origins import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.store.readers import open_tokens

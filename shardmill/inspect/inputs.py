@@ -20,18 +20,17 @@ from shardmill.protocols import ConversationSource, Source
 from shardmill.records import JSON
 from shardmill.sources import (
     ConcatSource,
-    FileSource,
     HubParquetSource,
     HubSource,
     JsonlSource,
     ParquetSource,
     TextSource,
-    append_files,
-    is_hub_dataset,
-    only_files,
     open_chats,
     open_source,
 )
+from shardmill.sources.append import append_files, only_files
+from shardmill.sources.open import is_hub_dataset
+from shardmill.sources.source import FileSource
 from shardmill.storage.files import InputFile, describe_difference, has_content, list_files
 from shardmill.store import Manifest
 from shardmill.urls import Url

@@ -211,7 +211,7 @@ def _take_lock(home: Path, url: str) -> LockedFile:
                 "one with {scratch}",
                 scratch=...,
             ) from error
-        if not lock.try_exclusive():
+        if not lock.lock(wait=False):
             lock.close()
             raise BuildLockedError(
                 f"{url}: another process builds or sends this store now (it holds {home}); wait "

@@ -197,12 +197,13 @@ class Lease:
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
         self._file = file
-        file.set_time(time.time_ns())  # the kernel's own clock for files has steps of a few ms
+        now = time.time_ns()  # the kernel's own clock for files has steps of a few ms
+        os.utime(file.fileno(), ns=(now, now))
         file.inherit()
 
     def descriptor(self) -> int:
         """An open descriptor, for the caller to close; the file stays until then."""
-        return self._file.duplicate()
+        return os.dup(self._file.fileno())
 
     def close(self) -> None:
         """Release the file; may be called again."""
@@ -274,7 +275,7 @@ class FileCache:
                         "a cache alone, and read again"
                     )
                 part.rename(path)
-                file.shared()
+                file.lock(shared=True)
             undo.pop_all()
             return Lease(path, file)
 
@@ -318,7 +319,7 @@ class FileCache:
     @contextmanager
     def _changing_names(self) -> Iterator[None]:
         with closing(LockedFile(self.folder / _LOCK, create=True)) as lock:
-            lock.exclusive()
+            lock.lock()
             yield
 
 
@@ -338,7 +339,7 @@ def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
     """
     with ExitStack() as undo:
         undo.callback(file.close)
-        file.shared()
+        file.lock(shared=True)
         if not file.is_at(path) or file.size != size:
             return None
         undo.pop_all()
@@ -347,14 +348,14 @@ def _lease(file: LockedFile, path: Path, size: int) -> Lease | None:
 
 def _claim(part: LockedFile) -> bool:
     """Whether the part is ours to fetch; False if another fetches it. Under `.lock`."""
-    if part.try_exclusive():
+    if part.lock(wait=False):
         return True
-    if not part.try_shared():
+    if not part.lock(shared=True, wait=False):
         return False
     # It is not being fetched, and under .lock no fetch begins. Those who hold it shared waited for
     # a fetcher that died, and let go at once. With retries instead of a wait, many processes could
     # fail for ever.
-    part.exclusive()
+    part.lock()
     return True
 
 
@@ -365,7 +366,7 @@ def _removed(path: Path) -> bool:
     except FileNotFoundError:
         return True
     with closing(file):
-        if not file.try_exclusive():
+        if not file.lock(wait=False):
             return False
         path.unlink(missing_ok=True)
         return True

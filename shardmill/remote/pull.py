@@ -228,7 +228,7 @@ def _staging(target: Path, contents: Contents) -> Iterator[Path]:
     staged = target.with_name(f".{target.name}.{contents.manifest_sha256[:16]}.pull.tmp")
     staged.mkdir(exist_ok=True)
     with closing(LockedFile(staged)) as lock:
-        if not lock.try_exclusive() or not lock.is_at(staged):
+        if not lock.lock(wait=False) or not lock.is_at(staged):
             raise BuildLockedError(f"{target}: another process pulls this folder now; wait for it")
         yield staged
 

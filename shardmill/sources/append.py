@@ -16,7 +16,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON
 from shardmill.sources.source import ConcatSource, FileSource, leaves
-from shardmill.storage.files import InputFile, content_of, has_content
+from shardmill.storage.files import InputFile, describe_difference, fingerprint, has_content
 
 _Found = tuple[FileSource, InputFile]  # a list of files, and a file of it
 
@@ -122,21 +122,13 @@ def _take(
         if has_content(one[1], entry):
             candidates.remove(one)
             return one
+    file = alike[0][1]
+    changes = describe_difference([dict(entry)], [fingerprint(file, whole="sha256" in entry)])
     raise SourceError(
-        f"{alike[0][1].place}: changed since the store was built from it "
-        f"({_difference(alike[0][1], entry)}); put the old file back, or build the store again "
-        "with {overwrite}",
+        f"{file.place}: changed since the store was built from it ({', '.join(changes)}); put the "
+        "old file back, or build the store again with {overwrite}",
         overwrite=True,
     )
-
-
-def _difference(file: InputFile, recorded: Mapping[str, Any]) -> str:
-    """What changed in a file, then -> now."""
-    if file.num_bytes != recorded["bytes"]:
-        return f"bytes {recorded['bytes']:,} -> {file.num_bytes:,}"
-    found = content_of(file, whole="sha256" in recorded)
-    changed = [f"{key} {recorded.get(key)} -> {found[key]}" for key in found]
-    return f"{file.num_bytes:,} bytes as then, but {', '.join(changed)}"
 
 
 def _joined(source: Source, order: Sequence[_Found]) -> Source:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -85,7 +86,9 @@ class NamedSource:
         self.limits = limits
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
+        files = getattr(self, "files", None)
+        count = "" if files is None else f", files={len(files):,}"
+        return f"{type(self).__name__}({self.name!r}{count})"
 
     def size_hint(self) -> int | None:
         return None
@@ -293,14 +296,13 @@ def utf8_bytes(text: str) -> int:
 def _joined(batches: list[TextBatch]) -> TextBatch:
     if len(batches) == 1:
         return batches[0]
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for batch in batches:
-        for name, count in batch.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(batch.counts)
     return TextBatch(
         texts=pa.concat_arrays([batch.texts for batch in batches]),
         num_read=sum(batch.num_read for batch in batches),
-        counts=counts,
+        counts=dict(counts),
         drops=tuple(drop for batch in batches for drop in batch.drops),
         num_rows=sum(batch.num_rows for batch in batches),
         cursor=batches[-1].cursor,

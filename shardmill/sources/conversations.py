@@ -9,13 +9,13 @@ Whether a conversation makes sense is decided by the `chat` package.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
-from itertools import chain, islice
-from typing import Any, NamedTuple, cast
+from functools import cached_property
+from itertools import chain, groupby
+from typing import Any, NamedTuple
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
@@ -54,15 +54,20 @@ MAX_HELD_BYTES = 512 * 2**20
 _NUM_KEYS = 20
 
 
-class FileRows(NamedTuple):
-    """Whole rows of one file."""
+class HubRows:
+    """Whole rows of a split of a hub dataset, whose client has no bound of a row."""
 
-    file: InputFile
+    def rows(self, split: HubSplit, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
+        for row in hub_rows(split, position):
+            assert isinstance(row.value, dict)
+            yield row._replace(value=without_nulls(row.value))
+
+
+class ChatInput(NamedTuple):
+    """Whole rows of one file, or of one split of a hub dataset."""
+
+    file: InputFile | HubSplit
     format: RowFormat
-
-    @property
-    def name(self) -> str:
-        return self.file.name
 
     def where(self, id: str) -> str:
         """A row as a person finds it."""
@@ -74,29 +79,11 @@ class FileRows(NamedTuple):
         check_unchanged(self.file)
 
 
-class HubRows(NamedTuple):
-    """Whole rows of one split of a hub dataset, whose client has no bound of a row."""
-
-    split: HubSplit
-
-    @property
-    def name(self) -> str:
-        return self.split.dataset
-
-    def where(self, id: str) -> str:
-        return f"hub dataset {id}"
-
-    def rows(self, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
-        for row in hub_rows(self.split, position):
-            assert isinstance(row.value, dict)
-            yield row._replace(value=without_nulls(row.value))
-
-
 class ChatCursor(NamedTuple):
     """After a position of an input, and after the first `done` items of the group that follows."""
 
     input: int  # its number
-    position: JSON | Callable[[], JSON]  # None: the input's start
+    position: Any  # JSON, or a function that gives it; None: the input's start
     done: int = 0
 
 
@@ -122,10 +109,9 @@ def batched(
     found = _items_with_cursors(groups, start)
     for held in grouped(((one, text_bytes(one[0]), 1) for one in found), limits):
         items = [item for item, _, _ in held]
-        kept = [(item, repaired) for item, _, repaired in held if isinstance(item, Conversation)]
-        num_repaired = sum(repaired for _, repaired in kept)
+        num_repaired = sum(repaired for item, _, repaired in held if isinstance(item, Conversation))
         yield ConversationBatch(
-            conversations=tuple(item for item, _ in kept),
+            conversations=tuple(item for item in items if isinstance(item, Conversation)),
             num_read=len(items),
             counts={"invalid_utf8": num_repaired} if num_repaired else {},
             drops=tuple(item for item in items if isinstance(item, Drop)),
@@ -164,43 +150,30 @@ def _items_with_cursors(
     for items, end, repaired in groups:
         # One item is held back: the cursor after the last one is the end of the group.
         last: object = None
-        done = skip
-        rest = iter(items)
-        if sum(1 for _ in islice(rest, skip)) < skip:
-            raise _no_such_items(skip)
-        for item in rest:
+        number = 0
+        for number, item in enumerate(items, 1):
             if last is not None:
-                done += 1
-                yield last, before._replace(done=done), repaired
-            last = item
+                yield last, before._replace(done=number - 1), repaired
+            last = item if number > skip else None
+        if number < skip:
+            break
         if last is not None:
             yield last, end, repaired
         before, skip = end, 0
     if skip:
-        raise _no_such_items(skip)
+        raise SourceError(
+            f"the cursor is after {skip:,} conversations of one row or tree, which does not have "
+            "that many; resume with the input the cursor came from"
+        )
 
 
-def _no_such_items(skip: int) -> SourceError:
-    return SourceError(
-        f"the cursor is after {skip:,} conversations of one row or tree, which does not have that "
-        "many; resume with the input the cursor came from"
-    )
-
-
-def _trees_are_together(trees: Iterable[object]) -> bool:
-    """Does each tree's name come in one run only, and on every row? Keeps 8 bytes per tree."""
-    closed: set[bytes] = set()
-    current: str | None = None
-    for tree in trees:
-        if not isinstance(tree, str):
+def _are_together(trees: Iterable[str | None]) -> bool:
+    """Does each tree's name come in one run only, and on every row? Keeps the names."""
+    closed: set[str] = set()
+    for tree, _ in groupby(trees):
+        if tree is None or tree in closed:
             return False
-        if tree == current:
-            continue
-        key = hashlib.blake2b(tree.encode("utf-8", "replace"), digest_size=8).digest()
-        if key in closed:
-            return False
-        closed.add(key)
-        current = tree
+        closed.add(tree)
     return True
 
 
@@ -245,7 +218,7 @@ class ChatSource(NamedSource):
 
     def __init__(
         self,
-        inputs: Sequence[FileRows | HubRows],
+        inputs: Sequence[ChatInput],
         *,
         name: str,
         shape: str | None = None,
@@ -262,11 +235,7 @@ class ChatSource(NamedSource):
             self._check_rules(self._named)
         self._on_bad = on_bad
         self._found: ConversationShape | None = None
-        self._together: bool | None = None
         self._description: dict[str, JSON] | None = None
-
-    def __repr__(self) -> str:
-        return f"ChatSource({self.name!r}, inputs={len(self._inputs):,})"
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) and finds the shape; then remembers."""
@@ -281,8 +250,8 @@ class ChatSource(NamedSource):
                 "on_bad": self._on_bad,
                 **asdict(self._rules),
                 "inputs": [
-                    next(prints) if isinstance(entry, FileRows) else entry.split.describe_rows()
-                    for entry in self._inputs
+                    file.describe_rows() if isinstance(file, HubSplit) else next(prints)
+                    for file, _ in self._inputs
                 ],
             }
         return dict(self._description)
@@ -290,8 +259,8 @@ class ChatSource(NamedSource):
     def stamp(self) -> JSON:
         """When each file was written, on this machine; null for a hub, whose commit is pinned."""
         return [
-            [entry.name, stamp_of_file(entry.file) if isinstance(entry, FileRows) else None]
-            for entry in self._inputs
+            [file.name, stamp_of_file(file) if isinstance(file, InputFile) else None]
+            for file, _ in self._inputs
         ]
 
     def size_hint(self) -> int | None:
@@ -303,7 +272,7 @@ class ChatSource(NamedSource):
         source = copy(self)
         source._description = None
         pairs = zip(self._inputs, files, strict=True)
-        source._inputs = tuple(cast(FileRows, entry)._replace(file=file) for entry, file in pairs)
+        source._inputs = tuple(entry._replace(file=file) for entry, file in pairs)
         return source
 
     def limited(self, num_bytes: int) -> ChatSource:
@@ -315,17 +284,17 @@ class ChatSource(NamedSource):
         return batched(self._groups(start), start, self.limits, self._to_json)
 
     def _files(self) -> list[InputFile]:
-        return [entry.file for entry in self._inputs if isinstance(entry, FileRows)]
+        return [file for file, _ in self._inputs if isinstance(file, InputFile)]
 
     def _to_json(self, cursor: ChatCursor) -> Cursor:
         position = cursor.position() if callable(cursor.position) else cursor.position
-        name = self._inputs[cursor.input].name
+        name = self._inputs[cursor.input].file.name
         return {"input": cursor.input, "name": name, "position": position, "done": cursor.done}
 
     def _parse(self, cursor: Cursor) -> ChatCursor:
         keys = ("input", "name", "position", "done")
         number, name, position, done = fields_of(cursor, keys, self.name, counts=("input", "done"))
-        if number >= len(self._inputs) or self._inputs[number].name != name:
+        if number >= len(self._inputs) or self._inputs[number].file.name != name:
             raise SourceError(
                 f"source {self.name!r}: the cursor is in input {number}, {name!r:.80}, which is "
                 f"not so among its {len(self._inputs):,}; resume with the input the cursor came "
@@ -335,7 +304,7 @@ class ChatSource(NamedSource):
 
     def _rows(self, start: ChatCursor) -> Iterator[tuple[int, InputRow]]:
         """Every row after a cursor, with the number of its input."""
-        position = start.position() if callable(start.position) else start.position
+        position = start.position
         for number in range(start.input, len(self._inputs)):
             for row in self._inputs[number].rows(position, self.limits):
                 yield number, row
@@ -376,8 +345,7 @@ class ChatSource(NamedSource):
         shape = self._shape()
         groups = self._read(start, shape)
         if shape is not None and shape.is_part_of_tree:
-            together = self._trees_are_together(shape)
-            groups = _groups_of_trees(groups, together=together, name=self.name)
+            groups = _groups_of_trees(groups, together=self._trees_are_together, name=self.name)
         yield from groups
 
     def _read(
@@ -398,16 +366,15 @@ class ChatSource(NamedSource):
             else:
                 yield ConversationGroup(items, end, row.repaired)
 
-    def _trees_are_together(self, shape: ConversationShape) -> bool:
+    @cached_property
+    def _trees_are_together(self) -> bool:
         """Reads all input once, so that the answer does not depend on where reading starts."""
-        if self._together is None:
-            groups = self._read(ChatCursor(0, None), shape)
-            rows = (row for group in groups for row in group.items)
-            trees = (row.tree for row in rows if isinstance(row, TreeRow))
-            self._together = _trees_are_together(trees)
-            if not self._together:
-                logger.info("%s: rows of a tree are not together; all rows are held", self.name)
-        return self._together
+        groups = self._read(ChatCursor(0, None), self._shape())
+        rows = (row for group in groups for row in group.items)
+        found = _are_together(row.tree for row in rows if isinstance(row, TreeRow))
+        if not found:
+            logger.info("%s: rows of a tree are not together; all rows are held", self.name)
+        return found
 
     def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
         if self._on_bad == "skip":

@@ -1,16 +1,9 @@
 """Hugging Face datasets as rows or documents: streamed by the client, or read by byte ranges.
 
-The revision is resolved to a commit before reading and pinned. `HubSource` streams what the client
-gives; with `shuffle` the order is exactly the client's own. A dropped connection, a 5xx or a
-timeout is retried with growing pauses, and the stream continues at the exact row. To resume, the
-last rows before the cursor are read again and compared: through the client's own state where that
-leads to the same rows, else by counting from the start (always when shuffled: the client's shuffle
-buffer is not in its state). Other rows there are an error.
-
-`HubParquetSource` gives the same documents of a dataset of Parquet files, in the same order: the
-client decides which files make the split. Only footers and the text column are fetched, and
-resuming fetches nothing before the cursor's row group. `open_hub` chooses between the two. The
-client is imported on first use and needs the extra "hub".
+To resume a stream, the last rows before the cursor are read again and compared: through the
+client's own state where that leads to the same rows, else by counting from the start (always when
+shuffled: the client's shuffle buffer is not in its state). `HubParquetSource` gives the same
+documents of a dataset of Parquet files, in the same order, and resumes at the cursor's row group.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cached_property, partial
 from itertools import islice
@@ -90,7 +83,7 @@ def hub_rows(
     split.revision  # noqa: B018 - asked for with retries of its own
     while True:
         try:
-            with closing(_rows_from(split, partial(_open, split, columns), cursor)) as rows:
+            with closing(_rows_from(split, columns, cursor)) as rows:
                 for row, state in rows:
                     failures = 0
                     last.append((row, state))
@@ -118,18 +111,18 @@ def _digest(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _rows_from(
-    split: HubSplit, opened: Callable[[JSON], _Rows], cursor: _HubCursor | None
+    split: HubSplit, columns: tuple[str, ...] | None, cursor: _HubCursor | None
 ) -> _Rows:
     if cursor is None:
-        yield from opened(None)
+        yield from _open(split, columns, None)
         return
     if cursor.state is not None:
-        with closing(opened(cursor.state)) as rows:
+        with closing(_open(split, columns, cursor.state)) as rows:
             if _is_at(rows, cursor):
                 yield from rows
                 return
         logger.warning("%s: the client's state leads elsewhere; counting rows instead", split)
-    with closing(opened(None)) as rows:
+    with closing(_open(split, columns, None)) as rows:
         num_before = cursor.rows - cursor.overlap
         deque(islice(rows, num_before), maxlen=0)
         if not _is_at(rows, cursor):
@@ -294,9 +287,6 @@ class HubParquetSource(FileListSource):
         super().__init__(files, ParquetFormat(field=field), name=name or dataset, limits=limits)
         self._is_settled = bool(columns)
         self._is_piece = False
-
-    def __repr__(self) -> str:
-        return f"HubParquetSource({self._split}, files={len(self.files):,})"
 
     def describe(self) -> dict[str, JSON]:
         """May read the columns in the first file."""

@@ -139,7 +139,7 @@ class MemoryChats(NamedSource):
             (self._group(chat, number) for number, chat in enumerate(rest, start)),
             ChatCursor(0, start),
             self.limits,
-            lambda cursor: {"conversations": cursor.position},  # type: ignore[dict-item]
+            lambda cursor: {"conversations": cursor.position},
         )
 
     def _group(self, chat: Chat, number: int) -> ConversationGroup:

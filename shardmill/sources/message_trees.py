@@ -20,16 +20,12 @@ from shardmill.sources.source import BadRowError
 
 Message = dict[str, Any]
 
-TREE_REASONS = {
+OASST_REASONS = {
     "duplicate_id": "an earlier message of its tree has this id",
     "missing_parent": "the message it answers is not in the data",
     "below_left_out": "it answers a message that was left out, directly or further up",
     "too_deep": "it is beyond the longest thread asked for",
     "no_root": "the messages above it form a circle",
-}
-"""Why a message is on no path, besides its own fault."""
-
-OASST_REASONS = TREE_REASONS | {
     "other_language": "not in the language asked for",
     "deleted": "marked as deleted, which was to be left out",
 }
@@ -44,17 +40,11 @@ class Node(NamedTuple):
     fault: str | None = None  # its own reason to be left out, with all answers to it
 
 
-@dataclass(frozen=True, slots=True)
-class MessageForest:
-    """Messages by number, in input order."""
-
-    roots: list[int]
-    children: list[list[int]]  # of each message, without those that are left out
-    reasons: list[str | None]  # of each message: None, or why it is on no path
-
-
-def link_messages(nodes: Sequence[Node], *, max_messages: int | None = None) -> MessageForest:
-    """Find each message's answers, and why it is left out. A path ends at `max_messages`."""
+def link_messages(
+    nodes: Sequence[Node], *, max_messages: int | None = None
+) -> tuple[Iterator[list[int]], list[str | None]]:
+    """Every path from a root to a leaf, as numbers of messages in input order, a fresh list each;
+    and of each message None, or why it is on no path. A path ends at `max_messages`."""
     reasons: list[str | None] = ["no_root"] * len(nodes)
     numbers: dict[str, int] = {}
     for number, node in enumerate(nodes):
@@ -80,19 +70,18 @@ def link_messages(nodes: Sequence[Node], *, max_messages: int | None = None) -> 
         passed = inherited if inherited == "too_deep" or reason is None else "below_left_out"
         stack += [(child, depth + 1, passed) for child in children[number]]
     kept = [[child for child in below if reasons[child] is None] for below in children]
-    return MessageForest([root for root in roots if reasons[root] is None], kept, reasons)
+    return _paths([root for root in roots if reasons[root] is None], kept), reasons
 
 
-def paths_of(forest: MessageForest) -> Iterator[list[int]]:
-    """Every path from a root to a leaf, as numbers of messages; a fresh list each."""
-    for root in forest.roots:
+def _paths(roots: list[int], children: list[list[int]]) -> Iterator[list[int]]:
+    for root in roots:
         path: list[int] = []
         stack = [(root, 0)]
         while stack:
             number, depth = stack.pop()
             del path[depth:]
             path.append(number)
-            below = forest.children[number]
+            below = children[number]
             if not below:
                 yield list(path)
             stack += [(child, depth + 1) for child in reversed(below)]
@@ -165,15 +154,15 @@ def threads(
     rows: Sequence[TreeRow], *, named_by_row: bool = False
 ) -> Iterator[Conversation | Drop]:
     """The conversations of some whole trees, then the drops in input order."""
-    forest = link_messages([row.node for row in rows])
-    for path in paths_of(forest):
+    paths, reasons = link_messages([row.node for row in rows])
+    for path in paths:
         first, last = rows[path[0]], rows[path[-1]]
         yield Conversation(
             messages=[rows[number].message for number in path],
             id=last.id if named_by_row else last.node.id,
             group=first.tree or first.node.id,
         )
-    for row, reason in zip(rows, forest.reasons, strict=True):
+    for row, reason in zip(rows, reasons, strict=True):
         if reason is not None:
             yield Drop(id=row.id, reason=reason)
 

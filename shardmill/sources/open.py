@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, cast
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.sources.batches import BOM_BYTES, DEFAULT_LIMITS, BatchLimits, name_of
-from shardmill.sources.conversations import ChatSource, FileRows, HubRows
+from shardmill.sources.conversations import ChatInput, ChatSource, HubRows
 from shardmill.sources.formats.jsonl import (
     WHITE,
     JsonlFormat,
@@ -76,23 +77,25 @@ def open_source(
     their names. With a `seed` the files of all inputs come in an order that depends only on the
     seed and their names; inside a file nothing moves.
     """
-    named = [spec] if isinstance(spec, str | Path) else list(spec)
-    names = [str(part) for part in named]
-    if len(set(names)) < len(names):
-        twice = Url(max(names, key=names.count))
-        raise SourceError(f"named more than once: {twice}; name it once")
-    parts = [_open_one(str(part), kind, options) for part in named]
-    if not parts:
-        raise SourceError("no source named; name a file, a folder, a glob or hub:owner/name")
-    seen: set[object] = set()
-    for part in parts:
-        for file in part.files if isinstance(part, FileSource) else ():
-            if file.place in seen:
-                raise SourceError(f"{file.place}: two of the inputs name it; name each file once")
-            seen.add(file.place)
+    parts = [_open_one(part, kind, options) for part in _named(spec)]
+    places = [file.place for part in parts if isinstance(part, FileSource) for file in part.files]
+    if len(set(places)) < len(places):
+        twice, _ = Counter(places).most_common(1)[0]
+        raise SourceError(f"{twice}: two of the inputs name it; name each file once")
     if seed is not None:
         return _in_seeded_order(parts, seed)
     return parts[0] if len(parts) == 1 else ConcatSource(parts)
+
+
+def _named(where: Where) -> list[str]:
+    """Each input that the caller named, once."""
+    names = [str(part) for part in ([where] if isinstance(where, str | Path) else where)]
+    if not names:
+        raise SourceError("no input named; name a file, a folder, a glob or hub:owner/name")
+    if len(set(names)) < len(names):
+        twice = Url(max(names, key=names.count))
+        raise SourceError(f"named more than once: {twice}; name it once")
+    return names
 
 
 def is_hub_dataset(where: str) -> bool:
@@ -219,31 +222,25 @@ def open_chats(
     several formats may be in one folder. Files are listed at the call, and read (for the shape) on
     first use. Their names in ids and cursors are relative to what all files have in common.
     """
-    parts = [where] if isinstance(where, str | Path) else list(where)
-    if not parts:
-        raise SourceError("no chats named; name a file, a folder, a glob or hub:owner/name")
-    hubs = [part for part in parts if is_hub_dataset(str(part))]
-    if len(set(map(str, hubs))) < len(hubs):
-        raise SourceError("a hub dataset is named more than once; name it once")
+    parts = _named(where)
+    hubs = [part for part in parts if is_hub_dataset(part)]
     known = _TREE_OPTIONS + (_HUB_OPTIONS if hubs else [])
     if not set(options) <= set(known):
-        raise _not_for(
-            str(Url(str(parts[0]))), options, ["shape", "name", "on_bad", "limits", *known]
-        )
+        raise _not_for(str(Url(parts[0])), options, ["shape", "name", "on_bad", "limits", *known])
     rules = TreeRules(**{key: options.pop(key) for key in _TREE_OPTIONS if key in options})
     files = iter(_files_of([part for part in parts if part not in hubs]))
-    inputs: list[FileRows | HubRows] = []
+    inputs: list[ChatInput] = []
     for part in parts:
         if part in hubs:
-            inputs.append(HubRows(HubSplit(*_hub_dataset(str(part), options))))
+            inputs.append(ChatInput(HubSplit(*_hub_dataset(part, options)), HubRows()))
         else:
-            inputs += [FileRows(file, _row_format(file)) for file in next(files)]
+            inputs += [ChatInput(file, _row_format(file)) for file in next(files)]
     return ChatSource(
         inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
     )
 
 
-def _files_of(parts: Sequence[str | Path]) -> list[list[InputFile]]:
+def _files_of(parts: Sequence[str]) -> list[list[InputFile]]:
     """The files of each part, named relative to what all parts have in common."""
     found = [list(list_files(part, suffixes=_ROW_ENDINGS)) for part in parts]
     if len(found) < 2:

@@ -76,7 +76,7 @@ class RowLocation:
 class RowFormat(Protocol):
     """A format that reads whole rows, for conversations."""
 
-    def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
+    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
         """Rows from `position` on (None: the start)."""
 
 
@@ -112,9 +112,10 @@ class Format(ABC):
         """About how many bytes of text the file or the range holds."""
         return file.num_bytes
 
-    @abstractmethod
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
-        """About how many bytes of `size_hint` are before a position. May decompress them."""
+    def bytes_before(self, file: InputFile, _position: JSON, /) -> int:
+        """About how many bytes of `size_hint` are before a position: all, where a file is one
+        document. May decompress them."""
+        return file.num_bytes
 
     @abstractmethod
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
@@ -232,14 +233,11 @@ class FileListSource(NamedSource, ABC):
     def _read(self, first: int, position: JSON) -> Iterator[TextBatch]:
         format = self._settled()
         for file in self.files[first:]:
-            can_change = isinstance(file, InputFile)  # a commit of a hub never changes
-            if can_change:
-                check_unchanged(file)
+            check_unchanged(file)
             for batch in format.read(file, position, self.limits):
                 cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
                 yield replace(batch, cursor=cursor)
-            if can_change:
-                check_unchanged(file)
+            check_unchanged(file)
             position = None
 
 
@@ -257,9 +255,6 @@ class FileSource(FileListSource):
     ) -> None:
         files = list_files(where, suffixes=format.endings)
         super().__init__(files, format, name=name or name_of(where), limits=limits)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, files={len(self.files):,})"
 
     @property
     def continues(self) -> bool:

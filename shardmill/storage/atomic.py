@@ -144,33 +144,20 @@ class LockedFile:
             self._descriptor: int | None = os.open(path, flags, 0o644)
             _private.add(self._descriptor)
 
-    def try_exclusive(self) -> bool:
-        """Lock exclusively, unless there is another lock."""
-        return self._try(fcntl.LOCK_EX)
-
-    def exclusive(self) -> None:
-        """Lock exclusively; wait for all other locks to end."""
-        fcntl.flock(self.fileno(), fcntl.LOCK_EX)
-
-    def try_shared(self) -> bool:
-        """Lock shared, unless there is an exclusive lock."""
-        return self._try(fcntl.LOCK_SH)
-
-    def shared(self) -> None:
-        """Lock shared; wait for an exclusive lock to end. Our own is dropped a moment before."""
-        fcntl.flock(self.fileno(), fcntl.LOCK_SH)
+    def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
+        """Lock exclusively or shared, in place of our own lock if we have one. Whether that
+        succeeded; with `wait` it does, when the locks that exclude ours have ended."""
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(self.fileno(), kind if wait else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def inherit(self) -> None:
         """Let forked processes share this lock from now on; for shared locks only."""
         with _guard:
             _private.discard(self.fileno())
-
-    def duplicate(self) -> int:
-        """Another descriptor of this opening, for the caller to close.
-
-        A shared lock lasts until both are closed.
-        """
-        return os.dup(self.fileno())
 
     def is_at(self, path: Path) -> bool:
         """Whether the open file still has this name."""
@@ -182,9 +169,6 @@ class LockedFile:
     @property
     def size(self) -> int:
         return os.fstat(self.fileno()).st_size
-
-    def set_time(self, ns: int) -> None:
-        os.utime(self.fileno(), ns=(ns, ns))
 
     def close(self) -> None:
         """End the lock; may be called again, and by two threads."""
@@ -198,13 +182,6 @@ class LockedFile:
         if self._descriptor is None:
             raise ValueError("this file was closed")
         return self._descriptor
-
-    def _try(self, kind: int) -> bool:
-        try:
-            fcntl.flock(self.fileno(), kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def _forked() -> None:

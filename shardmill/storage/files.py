@@ -20,17 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from shardmill.errors import SourceError
 from shardmill.records import JSON
-from shardmill.storage.object_store import (
-    ObjectPath,
-    check_object,
-    list_objects,
-    open_object,
-    open_object_at,
-)
+from shardmill.storage.object_store import ObjectPath, check_object, list_objects, open_object
+from shardmill.storage.ranges import blocks_of
 from shardmill.urls import Url
 
 logger = logging.getLogger(__name__)
@@ -38,6 +32,8 @@ logger = logging.getLogger(__name__)
 FULL_HASH_BYTES = 64 * 2**20
 """Up to this total size every byte is hashed; above it the two ends of each file."""
 END_BYTES = 64 * 2**10
+FIRST_BLOCK = 256 * 2**10
+"""Reading only the first lines of a remote file fetches no more than this."""
 
 Where = str | Path | Sequence[str | Path]
 
@@ -110,7 +106,8 @@ def _files_at(where: str | Path, suffixes: tuple[str, ...]) -> list[InputFile]:
     if _is_remote(where):
         found = list_objects(str(where), suffixes)
         return [InputFile(place=place, name=name, num_bytes=size) for place, name, size in found]
-    root, paths = find_local(_local_path(where), suffixes)
+    path = where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
+    root, paths = find_local(path, suffixes)
     return [_input_file(path, root) for path in paths]
 
 
@@ -120,11 +117,6 @@ def _is_remote(where: str | Path) -> bool:
         return False
     # Unlike Path.exists, this accepts a name that is too long for a disk.
     return not os.path.exists(where)  # noqa: PTH110
-
-
-def _local_path(where: str | Path) -> Path:
-    """The path of a local file, with or without "file://"."""
-    return where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
 
 
 def _input_file(path: Path, root: Path) -> InputFile:
@@ -244,10 +236,13 @@ def open_file(file: InputFile, start: int = 0, stop: int | None = None) -> Itera
     try:
         if isinstance(file.place, Path):
             stream = file.place.open("rb", buffering=0)
-            stream.seek(start)
         else:
-            stream = open_object_at(file.place, file.num_bytes, start, stop)
+            stop = file.num_bytes if stop is None else min(stop, file.num_bytes)
+            first = min(start + FIRST_BLOCK, stop)
+            blocks = [*blocks_of([(start, first)]), *blocks_of([(first, stop)])]
+            stream = open_object(file.place, file.num_bytes, blocks, is_slow_start=True)
         with stream:
+            stream.seek(start)
             yield stream
     except OSError as error:
         if error.errno is None:  # not of the system: of a decompressor, or one of ours
@@ -255,11 +250,13 @@ def open_file(file: InputFile, start: int = 0, stop: int | None = None) -> Itera
         raise unreadable(file.place, error) from error
 
 
-def check_unchanged(file: InputFile) -> None:
+def check_unchanged(file: object) -> None:
     """Refuse a file that is gone or has another size than when it was listed.
 
-    On object storage, also one with other content.
+    On object storage, also one with other content. Those of a commit of the hub never change.
     """
+    if not isinstance(file, InputFile):
+        return
     if not isinstance(file.place, Path):
         check_object(file.place, file.num_bytes)
         return
@@ -291,47 +288,31 @@ def fingerprint_files(files: Iterable[InputFile]) -> list[JSON]:
     """
     files = list(files)
     whole = sum(file.num_bytes for file in files) < FULL_HASH_BYTES
-    return [
-        {"file": file.name, "bytes": file.num_bytes, **content_of(file, whole=whole)}
-        for file in files
-    ]
+    return [fingerprint(file, whole=whole) for file in files]
 
 
 def has_content(file: InputFile, recorded: Mapping[str, JSON]) -> bool:
     """Whether a file has the content that `fingerprint_files` once recorded; names may differ."""
     if file.num_bytes != recorded["bytes"]:
         return False
-    now = content_of(file, whole="sha256" in recorded)
-    return now == {key: recorded[key] for key in recorded if key not in ("file", "bytes")}
+    return fingerprint(file, whole="sha256" in recorded) == {**recorded, "file": file.name}
 
 
-def content_of(file: InputFile, *, whole: bool) -> dict[str, JSON]:
-    """What identifies a file's content: a hash of all of it or of its ends, or its ETag."""
+def fingerprint(file: InputFile, *, whole: bool) -> dict[str, JSON]:
+    """Name, size and what identifies the content: a hash of all of it or of its ends, or what its
+    storage calls it."""
     check_unchanged(file)
-    path = file.place
-    try:
-        if not isinstance(path, Path):
-            if path.identity is not None:
-                kind, word = path.identity
-                return {kind: word}
-            with open_object(path, file.num_bytes) as stream:
-                return {"sha256_of_ends": _sha256_of_ends(stream, file.num_bytes)}
-        with path.open("rb") as local:
-            if whole:
-                return {"sha256": hashlib.file_digest(local, "sha256").hexdigest()}
-            return {"sha256_of_ends": _sha256_of_ends(local, file.num_bytes)}
-    except OSError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise unreadable(path, error) from error
-
-
-def _sha256_of_ends(stream: BinaryIO | io.RawIOBase, num_bytes: int) -> str:
-    """Of the first and the last 64 KiB, which may overlap."""
-    digest = hashlib.sha256(stream.read(END_BYTES) or b"")
-    stream.seek(max(num_bytes - END_BYTES, 0))
-    digest.update(stream.read(END_BYTES) or b"")
-    return digest.hexdigest()
+    facts: dict[str, JSON] = {"file": file.name, "bytes": file.num_bytes}
+    if isinstance(file.place, ObjectPath) and file.place.identity is not None:
+        kind, word = file.place.identity
+        return {**facts, kind: word}
+    with open_file(file, 0, END_BYTES) as stream:
+        if whole and isinstance(file.place, Path):
+            return {**facts, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        digest = hashlib.sha256(stream.read(END_BYTES) or b"")
+        stream.seek(max(file.num_bytes - END_BYTES, 0))  # the ends may overlap
+        digest.update(stream.read(END_BYTES) or b"")
+        return {**facts, "sha256_of_ends": digest.hexdigest()}
 
 
 def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:
@@ -363,11 +344,11 @@ def _short(value: JSON) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _files_in(value: JSON) -> dict[str, JSON] | None:
+def _files_in(value: JSON) -> dict[str, dict[str, JSON]] | None:
     """Files by name, of a list as `fingerprint_files` or a source's `stamp` makes it; else None."""
     if not isinstance(value, list) or not value:
         return None
-    files: dict[str, JSON] = {}
+    files: dict[str, dict[str, JSON]] = {}
     for one in value:
         if isinstance(one, dict) and isinstance(one.get("file"), str):
             files[str(one["file"])] = {key: one[key] for key in one if key != "file"}
@@ -389,7 +370,9 @@ def _time(stamp: JSON) -> JSON:
     return f"{shown}.{rest:09d} UTC"
 
 
-def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str]:
+def _file_differences(
+    before: dict[str, dict[str, JSON]], now: dict[str, dict[str, JSON]]
+) -> list[str]:
     if before.keys() == now.keys() and list(before) != list(now):
         first = next(old for old, new in zip(before, now, strict=True) if old != new)
         return [f"the files are in another order, from {first} on"]
@@ -397,11 +380,9 @@ def _file_differences(before: dict[str, JSON], now: dict[str, JSON]) -> list[str
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if old is None or new is None:
-            was, is_now = (
-                ("was an input", "is none") if new is None else ("was none", "is an input")
-            )
-            lines.append(f"{name}: {was} -> {is_now}")
-        elif isinstance(old, dict) and isinstance(new, dict):
+            change = "was an input -> is none" if new is None else "was none -> is an input"
+            lines.append(f"{name}: {change}")
+        else:
             lines += [
                 f"{name}: {key} {old.get(key)} -> {new.get(key)}"
                 for key in dict.fromkeys([*old, *new])

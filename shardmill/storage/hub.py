@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -107,7 +107,8 @@ class HubSplit:
             self.options = HubOptions(**options)
         except TypeError as error:
             raise OptionError(f"hub dataset {dataset}: {error}") from error
-        self.dataset = dataset
+        self.dataset = self.name = dataset
+        self.place = f"hub dataset {dataset}"
         self.retry = RetryPolicy(
             max_retries=self.options.max_retries, delay=self.options.retry_delay
         )
@@ -119,7 +120,7 @@ class HubSplit:
     @cached_property
     def revision(self) -> str:
         """The commit that the branch or tag named when this was first asked."""
-        where, wanted = f"hub dataset {self.dataset}", self.options.revision
+        where, wanted = self.place, self.options.revision
         if Path(self.dataset).exists():
             raise SourceError(
                 f"{where}: the working folder has a local folder of this name, and the client "
@@ -289,17 +290,10 @@ def bounded_client() -> Iterator[None]:
     """Shorten the client's own retries (20 tries of 5 to 60 s), which hide what happens."""
     config = _datasets().config
     limits = {"MAX_RETRIES": _CLIENT_TRIES, "RETRY_INTERVAL": 1}
-    wanted = {
-        name: value
-        for name in dir(config)
-        for suffix, value in limits.items()
-        if name.startswith("STREAMING_") and name.endswith(suffix)
-    }
-    before = {name: getattr(config, name) for name in wanted}
-    for name, value in wanted.items():
-        setattr(config, name, value)
-    try:
+    with ExitStack() as undo:
+        for name in dir(config):
+            for suffix, value in limits.items():
+                if name.startswith("STREAMING_") and name.endswith(suffix):
+                    undo.callback(setattr, config, name, getattr(config, name))
+                    setattr(config, name, value)
         yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)

@@ -18,27 +18,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shardmill.errors import MissingExtraError, OptionError, SourceError, missing_extra
-from shardmill.storage.ranges import Range, RangedFile, blocks_of
+from shardmill.storage.ranges import Range, RangedFile
 from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url, remember_options, safe_cause
 
 logger = logging.getLogger(__name__)
 
-FIRST_BLOCK = 256 * 2**10
-"""Reading only the first lines of a file fetches no more than this."""
-
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hub")}
-_PACKAGES = {
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "oss": "ossfs",
-    "oci": "ocifs",
-}
 # We do the retries (retry.py), not the library that the S3 client uses.
 _NO_RETRIES = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
 _DEFAULTS: dict[str, dict[str, Any]] = {"s3": _NO_RETRIES, "s3a": _NO_RETRIES}
@@ -67,6 +53,7 @@ def connect(url: Url, options: Mapping[str, Any] | None = None) -> tuple[Any, st
     remember_options(options)
     scheme = url.scheme
     import fsspec  # here, so that reading local files never waits for it
+    from fsspec.registry import known_implementations
 
     try:
         fs, name = fsspec.core.url_to_fs(
@@ -75,8 +62,10 @@ def connect(url: Url, options: Mapping[str, Any] | None = None) -> tuple[Any, st
     except ImportError as missing:
         if scheme in _EXTRAS:
             raise missing_extra(*_EXTRAS[scheme]) from missing
-        package = _PACKAGES.get(scheme)
-        advice = f"{package} is not installed: pip install {package}" if package else missing
+        known = known_implementations.get(scheme, {"class": "fsspec."})
+        package = known["class"].partition(".")[0]
+        own = package == "fsspec"  # a client of fsspec's own says itself what it needs
+        advice = missing if own else f"{package} is not installed: pip install {package}"
         raise MissingExtraError(f"{url}: cannot be opened: {advice}") from safe_cause(missing)
     except (ValueError, TypeError, OSError) as error:  # an archive is opened here
         raise OptionError(
@@ -131,16 +120,6 @@ def open_object(
         retry=partial(RetryPolicy().call, what=str(path)),
         is_slow_start=is_slow_start,
     )
-
-
-def open_object_at(path: ObjectPath, num_bytes: int, start: int, stop: int | None) -> RangedFile:
-    """A file to be read in order from `start` to about `stop` (None: the end)."""
-    stop = num_bytes if stop is None else min(stop, num_bytes)
-    first = min(start + FIRST_BLOCK, stop)
-    blocks = [*blocks_of([(start, first)]), *blocks_of([(first, stop)])]
-    stream = open_object(path, num_bytes, blocks, is_slow_start=True)
-    stream.seek(start)
-    return stream
 
 
 def list_objects(where: str, suffixes: tuple[str, ...]) -> list[tuple[ObjectPath, str, int]]:

@@ -370,7 +370,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(f"{folder}: cannot be locked: {error.strerror}") from error
     with closing(lock):
-        lock.exclusive()
+        lock.lock()
         yield
 
 

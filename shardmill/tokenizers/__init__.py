@@ -6,8 +6,7 @@ imports its library when it is opened.
 
 from __future__ import annotations
 
-from shardmill.tokenizers.base import DEFAULT_SPECIALS
-from shardmill.tokenizers.byte import ByteTokenizer
+from shardmill.tokenizers.base import DEFAULT_SPECIALS, ByteTokenizer
 from shardmill.tokenizers.engines import (
     ChosenEncoder,
     EngineCheck,

@@ -19,6 +19,7 @@ from shardmill.errors import OptionError, TokenizerError
 from shardmill.protocols import Texts, Tokenizer
 from shardmill.records import IntArray, Ragged
 from shardmill.tokenizers.base import (
+    ByteTokenizer,
     EngineSource,
     as_list,
     engine_source_of,
@@ -26,7 +27,6 @@ from shardmill.tokenizers.base import (
     sha256_hex,
 )
 from shardmill.tokenizers.battery import short_texts
-from shardmill.tokenizers.byte import ByteTokenizer
 
 # The ending of a tokenizer's file -> the module that opens it, imported on first use.
 FILE_KINDS = {

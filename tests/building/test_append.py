@@ -272,7 +272,7 @@ def spoil_place(growing: Growing) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (spoil_content, r"0.jsonl: changed since.*14 bytes as then.*sha256 [0-9a-f]+ -> [0-9a-f]"),
+        (spoil_content, r"0.jsonl: changed since.*0\.jsonl: sha256 [0-9a-f]+ -> [0-9a-f]"),
         (spoil_size, r"0.jsonl: changed since.*bytes 14 -> 28"),
         (spoil_place, "0.jsonl: the store was built from this file"),
     ],

@@ -12,8 +12,7 @@ import pytest
 from tokenizers import AddedToken
 
 from shardmill.chat.jinja import JinjaTemplate, open_jinja_template
-from shardmill.chat.messages import REASONS
-from shardmill.chat.policy import ChatTemplate, TrainPolicy
+from shardmill.chat.policy import REASONS, ChatTemplate, TrainPolicy
 from shardmill.chat.template_spec import known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.errors import OptionError, TemplateError

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.chat import REASONS, TrainPolicy, bind_template, known_template
-from shardmill.chat.messages import Dropped, check_messages, check_tools, special_in_text
-from shardmill.chat.policy import normal_role
+from shardmill.chat.policy import Dropped, check_messages, check_tools, normal_role, special_in_text
 from shardmill.records import ROLES, Conversation, Ragged
 from shardmill.tokenizers import ByteTokenizer
 from tests.chat.conftest import MARKERS

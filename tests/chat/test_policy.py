@@ -110,22 +110,9 @@ def test_rows_of_a_batch_are_independent(data: st.DataObject, rows: int, width: 
     assert mask.tolist() == [spoken(row) for row in batch]
 
 
-@settings(deadline=None, max_examples=100)
-@given(chats=st.lists(st.lists(tokens, max_size=8), max_size=6))
-def test_an_open_span_ends_where_the_next_conversation_starts(chats: list[list[int]]) -> None:
-    flat = np.array([token for chat in chats for token in chat], np.int64)
-    starts = np.cumsum([0, *map(len, chats)])[:-1]
-    mask = assistant_mask(flat, open_id=OPEN, end_id=END, starts=starts)
-    assert mask.tolist() == [said for chat in chats for said in spoken(chat)]
-
-
 def test_wrong_arguments_are_refused() -> None:
     ids = np.arange(4)
     with pytest.raises(OptionError, match="both 3"):
         assistant_mask(ids, open_id=3, end_id=3)
     with pytest.raises(OptionError, match=r"\(2, 2, 1\)"):
         assistant_mask(ids.reshape(2, 2, 1), open_id=1, end_id=2)
-    with pytest.raises(OptionError, match="flat ids"):
-        assistant_mask(ids.reshape(2, 2), open_id=1, end_id=2, starts=[0])
-    with pytest.raises(OptionError, match="of 4 ids"):
-        assistant_mask(ids, open_id=1, end_id=2, starts=[5])

@@ -19,6 +19,7 @@ from shardmill.chat import (
     known_template,
     load_template_spec,
     spec_from_json,
+    template_spec,
 )
 from shardmill.errors import OptionError, TemplateError, TokenizerError
 from shardmill.protocols import Texts, Tokenizer
@@ -72,6 +73,25 @@ def test_a_known_template_written_to_a_json_file_is_the_same_template(
     path = tmp_path / "template.json"
     path.write_text(json.dumps(known_template(name).to_json()))
     assert load_template_spec(path) == known_template(name)
+
+
+KNOWN_SHA256 = {
+    "four-marker": "85f2e39c8abbc05b9f97da0e5341775457af4e7c4746a2c8c75218ac4d99597a",
+    "chatml": "a31133324a3354b44d5dc1de7bb053aa22754adc60e80afc14bc222a94aea7db",
+    "llama-3": "6f22b75c22acfd8bf4adb4ad7e5642ebc9aa9f695ce1f78af5e97c55670f7d7b",
+    "gemma": "27da1c85956e338b18d3d37e3768f038ce8b151da90254dd9f8c5a34145f9a2d",
+}
+
+
+def test_the_known_templates_are_the_files_in_the_package(
+    chat_tokenizers: dict[str, Tokenizer],
+) -> None:
+    folder = Path(template_spec.__file__).parent / "templates"
+    assert {path.name for path in folder.iterdir()} == {f"{name}.json" for name in KNOWN_SHA256}
+    assert {
+        name: bind_template(known_template(name), chat_tokenizers["byte"]).describe()["sha256"]
+        for name in KNOWN_TEMPLATES
+    } == KNOWN_SHA256
 
 
 def change(path: str, value: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.data.dolly import chats_of_rows
 from niels_gpt.data.oasst1 import REASONS, read_threads
-from shardmill.chat.messages import Dropped, check_messages
+from shardmill.chat.policy import Dropped, check_messages
 from shardmill.errors import SourceError
 
 

@@ -245,7 +245,7 @@ def test_inputs_are_named_once_and_by_known_endings(tmp_path: Path) -> None:
         open_chats([f"{tmp_path}/*.jsonl", f"{tmp_path}/a*.jsonl"])
     with pytest.raises(SourceError, match=r"ends in none of \.jsonl"):
         open_chats(tmp_path / "c.txt")
-    with pytest.raises(SourceError, match="no chats named"):
+    with pytest.raises(SourceError, match="no input named"):
         open_chats([])
     with pytest.raises(SourceError, match="no such file"):
         open_chats(tmp_path / "missing.jsonl")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Drop
 from shardmill.sources import BatchLimits, conversations, open_chats
-from shardmill.sources.message_trees import Node, TreeRules, link_messages, paths_of, read_tree
+from shardmill.sources.message_trees import Node, TreeRules, link_messages, read_tree
 from shardmill.testing.sources import (
     ChatAccount,
     assert_conversation_ledger_balances,
@@ -127,9 +127,10 @@ def test_a_rule_for_trees_is_refused_for_another_shape(tmp_path: Path) -> None:
 
 def test_paths_are_fresh_lists_in_input_order() -> None:
     nodes = [Node("b", "a"), Node("a", None), Node("c", "a"), Node("d", "b"), Node("e", None)]
-    assert list(paths_of(link_messages(nodes))) == [[1, 0, 3], [1, 2], [4]]
-    assert list(paths_of(link_messages(nodes, max_messages=2))) == [[1, 0], [1, 2], [4]]
-    assert link_messages(nodes, max_messages=2).reasons == [None, None, None, "too_deep", None]
+    assert list(link_messages(nodes)[0]) == [[1, 0, 3], [1, 2], [4]]
+    paths, reasons = link_messages(nodes, max_messages=2)
+    assert list(paths) == [[1, 0], [1, 2], [4]]
+    assert reasons == [None, None, None, "too_deep", None]
 
 
 @settings(deadline=None, max_examples=60)
@@ -140,10 +141,10 @@ def test_every_message_is_on_a_path_or_has_a_reason(data: st.DataObject) -> None
         st.lists(st.builds(Node, ids, st.none() | ids, st.sampled_from([None, None, "bad"])))
     )
     limit = data.draw(st.none() | st.integers(1, 4))
-    forest = link_messages(nodes, max_messages=limit)
-    found = list(paths_of(forest))
+    paths, reasons = link_messages(nodes, max_messages=limit)
+    found = list(paths)
     used = {number for way in found for number in way}
-    assert used == {number for number, fate in enumerate(forest.reasons) if fate is None}
+    assert used == {number for number, fate in enumerate(reasons) if fate is None}
     assert len({way[-1] for way in found}) == len(found)
     for way in found:
         assert nodes[way[0]].parent is None

@@ -175,6 +175,18 @@ def test_truncated_compressed_data_is_an_error(tmp_path: Path, suffix: str) -> N
             texts_of(JsonlSource(path))
 
 
+def test_gzip_members_may_be_followed_by_zeros(tmp_path: Path) -> None:
+    """As tape tools leave them. Anything else after a member is damage."""
+    members = [gzip.compress(b'{"text": "%d"}\n' % number) for number in range(3)]
+    path = tmp_path / "x.jsonl.gz"
+    for zeros in (b"", b"\0", b"\0" * 10_000):
+        path.write_bytes(b"".join(members) + zeros)
+        assert texts_of(JsonlSource(path)) == ["0", "1", "2"]
+        path.write_bytes(b"".join(members) + zeros + b"x")
+        with pytest.raises(SourceError, match="damaged or truncated"):
+            texts_of(JsonlSource(path))
+
+
 def test_a_zst_window_too_large_for_memory_is_not_called_damage(tmp_path: Path) -> None:
     long = zstandard.ZstdCompressionParameters(window_log=29, enable_ldm=True)
     pack = zstandard.ZstdCompressor(compression_params=long).compressobj()

@@ -1,7 +1,6 @@
 """Chat templates written in Jinja, as Hugging Face tokenizers carry them.
 
-engine.py      runs one template, as transformers does
-renderings.py  what it does, found once by trying it; everything it must write about a conversation
+renderings.py  runs a template as transformers does; all that it must write about a conversation
 template.py    the ChatTemplate: turns and mask, proved on the conversation's own tokens
 """
 

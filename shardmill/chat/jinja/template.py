@@ -34,10 +34,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.chat.jinja.engine import JinjaEngine, JinjaTokenizer
 from shardmill.chat.jinja.renderings import (
     ANSWER,
     QUESTION,
+    JinjaEngine,
+    JinjaTokenizer,
     Renderings,
     TemplateFacts,
     as_messages,
@@ -45,8 +46,16 @@ from shardmill.chat.jinja.renderings import (
     render_all,
     starts_with_words,
 )
-from shardmill.chat.messages import CheckedMessage, Dropped, check_messages
-from shardmill.chat.policy import ASSISTANT, SYSTEM, TOOL, Rendered, TrainPolicy
+from shardmill.chat.policy import (
+    ASSISTANT,
+    SYSTEM,
+    TOOL,
+    CheckedMessage,
+    Dropped,
+    Rendered,
+    TrainPolicy,
+    check_messages,
+)
 from shardmill.errors import OptionError, TemplateError
 from shardmill.records import (
     JSON,

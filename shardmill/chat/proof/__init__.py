@@ -1,8 +1,7 @@
 """Proof of a template's loss mask: a certificate, or the smallest conversation that refutes it.
 
-examples.py        the conversations on which a mask is proved, and one of them rendered
-prove.py           `prove_mask` and its checks
-counterexample.py  how a failure is made small and shown
+examples.py  the conversations on which a mask is proved: one rendered, and one that fails shown
+prove.py     `prove_mask` and its checks
 """
 
 from __future__ import annotations

@@ -29,9 +29,14 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.chat.messages import REASONS, CheckedMessage
-from shardmill.chat.policy import ASSISTANT, TRAIN_ON, ChatTemplate, TrainPolicy
-from shardmill.chat.proof.counterexample import refusal
+from shardmill.chat.policy import (
+    ASSISTANT,
+    REASONS,
+    TRAIN_ON,
+    ChatTemplate,
+    CheckedMessage,
+    TrainPolicy,
+)
 from shardmill.chat.proof.examples import (
     BATTERY_VERSION,
     NEEDED,
@@ -42,6 +47,7 @@ from shardmill.chat.proof.examples import (
     TokenReader,
     battery,
     battery_sha256,
+    refusal,
     render_one,
 )
 from shardmill.errors import MaskProofError

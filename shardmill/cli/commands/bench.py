@@ -30,7 +30,8 @@ from shardmill.loading import Loader, SampleStream, TokenSource
 from shardmill.loading.config import meant_split
 from shardmill.protocols import Encoder, Source, Tokenizer
 from shardmill.records import OffsetArray, TokenFile, write_next_token_pairs
-from shardmill.sources import byte_lengths, open_source
+from shardmill.sources import open_source
+from shardmill.sources.batches import byte_lengths
 from shardmill.store import Store, open_store
 from shardmill.store.readers import TokenSpace, open_tokens
 from shardmill.store.readers.token_space import ReaderName

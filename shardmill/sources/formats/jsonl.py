@@ -1,13 +1,8 @@
-"""JSON: lines of one object each, and files that are one list of rows.
-
-A document is one string field of a row. A row whose field is null or missing is dropped as
-"no_text". Broken JSON or a field that is not a string is an error with file, line and snippet, or
-with on_bad="skip" a drop ("bad_json", "not_a_string"). Blank lines are not rows. A drop's id is
-"name.jsonl:17", the line counted from 1.
+"""JSON: lines of one object each, and files that are one list of rows (docs/sources.md).
 
 A whole row is decoded alone and always in the same way. What is not UTF-8 and half a surrogate pair
-become U+FFFD; NaN and Infinity, which Python writes, are read. Rows nested deeper than `MAX_DEPTH`
-are refused. A `.json` file that is one list is read whole and so is bounded.
+become U+FFFD. Rows nested deeper than `MAX_DEPTH` are refused. A `.json` file that is one list is
+read whole and so is bounded.
 
 Speed: a block is decoded at once when each of its lines begins with "{" and ends with "}": then no
 value crosses a line's end, and as many values as lines means one on each. Any other block is

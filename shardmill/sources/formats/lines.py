@@ -9,6 +9,8 @@ lose none. A compressed file can only be read from its start, so it has no range
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +31,7 @@ _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _LOOK = 2**16  # bytes that show whether lines are long
 _COUNT_BYTES = 2**20
-_CODECS = {"gz": "gzip", "zst": "zstd"}  # as Arrow calls them
+_CODECS = {"gz": "gzip", "zst": "zstd"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,31 +77,20 @@ class _Length:
 def _bounded(
     chunks: Iterator[bytes], start: int, most: int, file: InputFile, *, is_json: bool
 ) -> Iterator[bytes]:
-    """The chunks, until the unfinished line is too long."""
+    """The chunks, until a line is too long. A chunk has fewer bytes than a line may have, so only
+    lines that cross from one chunk into the next are measured."""
     begin, length = start, _Length(is_json=is_json)
     for chunk in chunks:
-        newline = chunk.rfind(b"\n")
-        if newline >= 0:
-            begin, length = start + newline + 1, _Length(is_json=is_json)
+        end = chunk.find(b"\n") + 1
+        if length.add(chunk[: end or None]) > most:
+            found = "a line of {:,} bytes" if end else "{:,} bytes and no end of the line"
+            raise _too_long(file, begin, found.format(start + (end or len(chunk)) - begin), most)
+        if end:
+            last = chunk.rfind(b"\n") + 1
+            begin, length = start + last, _Length(is_json=is_json)
+            length.add(chunk[last:])
         start += len(chunk)
-        if length.add(chunk[newline + 1 :]) > most:
-            raise _too_long(file, begin, f"{start - begin:,} bytes and no end of the line", most)
         yield chunk
-
-
-def _check_lines(block: LineBlock, most: int | None, file: InputFile, *, is_json: bool) -> None:
-    """Refuse a whole line that is too long, to the byte."""
-    if most is None or len(block.data) <= most:
-        return
-    edges = np.concatenate(([0], block.stops))
-    for number in np.flatnonzero(np.diff(edges) > most).tolist():
-        begin, end = int(edges[number]), int(edges[number + 1])
-        length, found = _Length(is_json=is_json), 0
-        for piece in range(begin, end, _COUNT_BYTES):
-            found = length.add(block.data[piece : min(piece + _COUNT_BYTES, end)])
-        if found > most:
-            block_start = block.end - len(block.data)
-            raise _too_long(file, block_start + begin, f"a line of {end - begin:,} bytes", most)
 
 
 def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
@@ -218,15 +209,22 @@ def read_chunks(
 
 
 @contextmanager
-def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[pa.NativeFile]:
+def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[Any]:
     """The decompressed bytes of an open file."""
     try:
-        if file.num_bytes == 0:  # which Arrow takes for a regular end
-            raise OSError("the file has 0 bytes, but even no data compresses to more")
-        with pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec) as stream:
+        if file.num_bytes == 0:  # which decompressors take for a regular end
+            raise EOFError("the file has 0 bytes, but even no data compresses to more")
+        opened: Any
+        if codec == "gzip":  # by Python, which accepts zeros after the end as tape tools leave them
+            opened = gzip.GzipFile(fileobj=raw)
+        else:
+            opened = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+        with opened as stream:
             yield stream
-    except OSError as error:
-        if type(error) is not OSError or error.errno:  # not of Arrow
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and (
+            error.errno or type(error) not in (OSError, gzip.BadGzipFile)
+        ):  # not of a decompressor
             raise
         if "too much memory" in str(error):
             raise SourceError(
@@ -253,17 +251,14 @@ def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Itera
 
 def _stored_before(file: InputFile, codec: str, num_bytes: int) -> int:
     """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
-    stored = unpacked = 0
     with open_file(file) as raw:
-        steps = SimpleNamespace(read=lambda _: raw.read(_LOOK // 16), close=raw.close, closed=False)
-        with _unpacked(file, steps, codec) as stream:
-            while chunk := stream.read(_LOOK // 16):
-                if raw.tell() > stored:  # so all that was read before is unpacked
-                    if unpacked >= num_bytes:
-                        break
-                    stored = raw.tell()
-                unpacked += len(chunk)
-    return stored * num_bytes // max(unpacked, 1)
+        few = SimpleNamespace(
+            read=lambda size: raw.read(min(size, _LOOK // 16)), close=raw.close, closed=False
+        )
+        with _unpacked(file, few, codec) as stream:
+            while num_bytes > 0 and (chunk := stream.read(min(num_bytes, _COUNT_BYTES))):
+                num_bytes -= len(chunk)
+            return raw.tell()
 
 
 def _past_the_end(file: InputFile, start: int, size: int) -> SourceError:
@@ -279,8 +274,8 @@ class ByteRange(NamedTuple):
     start: int
     stop: int
 
-    def first_line_in(self, file: InputFile) -> int | None:
-        """Where the first line begins that begins in the range; None when none does."""
+    def first_line_in(self, file: InputFile) -> int:
+        """Where the first line begins that begins in the range; its stop when none does."""
         if self.start == 0:
             return 0
         # The newline before a line may be the byte before the range; one on the last byte of the
@@ -291,11 +286,11 @@ class ByteRange(NamedTuple):
             if found >= 0:
                 return offset + found + 1
             offset += len(chunk)
-        return None
+        return self.stop
 
     def lines_before(self, file: InputFile) -> int:
         """Lines of the file before the first one of the range. Reads them all."""
-        return count_lines(file, self.first_line_in(file) or 0)
+        return count_lines(file, self.first_line_in(file))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +316,7 @@ class LineFormat(Format):
     def size_hint(self, file: InputFile) -> int:
         return file.num_bytes if self.range is None else self.range.stop - self.range.start
 
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
+    def bytes_before(self, file: InputFile, position: JSON, /) -> int:
         done, _ = self._counts(file, position)
         if self.range is not None:
             return done - self.range.start
@@ -342,13 +337,9 @@ class LineFormat(Format):
         A line may have `limits.most_input()` bytes, its end included; of JSON an escape such as
         \\u0041 counts as the one byte of text that it may be.
         """
-        start: int | None
-        start, line, stop = 0, 0, None
-        if self.range is not None:
-            start, stop = self.range.first_line_in(file) if position is None else 0, self.range.stop
-        if position is not None:
-            start, line = self._counts(file, position)
-        if start is None or (stop is not None and start >= stop):
+        start, line = self._counts(file, position)
+        stop = None if self.range is None else self.range.stop
+        if stop is not None and start >= stop:
             return
         most = limits.most_input()
         # A little under the limit, so that a block with its last line usually is one batch.
@@ -359,7 +350,6 @@ class LineFormat(Format):
                 wanted = _bounded(wanted, start, most, file, is_json=self._is_json)
             for data in _whole_lines(wanted, start, cell):
                 for block in _cut_block(data, start, line, limits):
-                    _check_lines(block, most, file, is_json=self._is_json)
                     start = block.end
                     line += len(block.stops)
                     yield block
@@ -373,15 +363,12 @@ class LineFormat(Format):
     def locate(
         self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
     ) -> RowLocation:
+        start, _ = self._counts(file, before)
         stop, line = self._counts(file, after)
-        start: int | None = 0
         if self.range is not None:
             line += self.range.lines_before(file) if rows_before is None else rows_before
-            start = self.range.first_line_in(file)
-        if before is not None:
-            start, _ = self._counts(file, before)
         # The last line of these bytes; blank ones may be before it.
-        last = b"".join(_between(file, start or 0, stop)).strip().rpartition(b"\n")[2]
+        last = b"".join(_between(file, start, stop)).strip().rpartition(b"\n")[2]
         own_id = self._own_id(last)
         return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own_id)
 
@@ -390,7 +377,9 @@ class LineFormat(Format):
         return None
 
     def _counts(self, file: InputFile, position: JSON) -> tuple[int, int]:
-        """Bytes and lines before a position."""
+        """Bytes before a position (None: the first line), and lines of the file or range."""
+        if position is None:
+            return (0 if self.range is None else self.range.first_line_in(file)), 0
         if self.range is None:
             start, line = counts_of(position, ("bytes", "lines"), file.name)
             return start, line

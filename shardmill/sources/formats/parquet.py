@@ -1,10 +1,8 @@
 """Parquet files: one column as documents, or whole rows, wherever the file is.
 
 Only footers and the needed column chunks are read, row group after row group, in pieces of about
-one batch, so memory grows only with the largest page. String, binary and dictionary columns of all
-widths are accepted. A null is dropped as "no_text" with the id "part.parquet:row 40", counted from
-0 through the whole file, also when only some row groups are read. Remote files are read by byte
-ranges that are fetched ahead; their footers are remembered.
+one batch, so memory grows only with the largest page. Remote files are read by byte ranges that are
+fetched ahead; their footers are remembered. Rows count from 0 through the whole file.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
@@ -49,38 +48,28 @@ _READ_BYTES = 2**20  # else all of a column chunk is fetched before its first ro
 _READ_ROWS = 1024  # decoded at a time at least, where batches are smaller: each time has a cost
 _PAGE = 4  # a page, which Arrow holds whole, may be this many times as large as a document
 _FOOTER_BYTES = 16 * 2**20  # of remembered footers
+_serialized_size = attrgetter("serialized_size")
 
 
 ParquetInput = InputFile | HubFile
 
 
-class _Footers:
-    """The footers of remote files that were used last: row groups of one file are often read in
-    turn."""
+_footers: dict[Hashable, pq.FileMetaData] = {}  # of remote files, in the order of their last use
+_footers_lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self._known: dict[Hashable, pq.FileMetaData] = {}
-        self._lock = threading.Lock()
 
-    def get(self, file: ParquetInput) -> pq.FileMetaData:
-        with self._lock:
-            footer = self._known.pop(file.place, None)
-            if footer is not None:
-                self._known[file.place] = footer  # now the last one used
-                return footer
+def _footer(file: ParquetInput) -> pq.FileMetaData:
+    """Remembered for the files used last: row groups of one file are often read in turn."""
+    with _footers_lock:
+        footer = _footers.pop(file.place, None)
+    if footer is None:
         with _open_ranges(file) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
             footer = parquet.metadata
-        with self._lock:
-            self._known[file.place] = footer
-            while len(self._known) > 1 and self._num_bytes() > _FOOTER_BYTES:
-                del self._known[next(iter(self._known))]
-        return footer
-
-    def _num_bytes(self) -> int:
-        return sum(footer.serialized_size for footer in self._known.values())
-
-
-_footers = _Footers()
+    with _footers_lock:
+        _footers[file.place] = footer
+        while len(_footers) > 1 and sum(map(_serialized_size, _footers.values())) > _FOOTER_BYTES:
+            del _footers[next(iter(_footers))]
+    return footer
 
 
 def _open_ranges(file: ParquetInput, blocks: Sequence[Range] = ()) -> RangedFile:
@@ -104,7 +93,7 @@ def open_parquet(
             with pq.ParquetFile(file.place, **options) as parquet:
                 yield parquet
             return
-        metadata, num_bytes = _footers.get(file), file.num_bytes
+        metadata, num_bytes = _footer(file), file.num_bytes
         wanted = [] if ahead is None else ahead(metadata)
         blocks = blocks_of((start, min(stop, num_bytes)) for start, stop in wanted)
         with (
@@ -176,18 +165,14 @@ class ParquetFormat(Format):
         """The column's size before compression."""
         return sum(self._sizes(file))
 
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
-        """Of the last row group, its share of rows."""
-        column = self.field
+    def bytes_before(self, file: InputFile, position: JSON, /) -> int:
+        """By the share of its rows."""
         group, rows = counts_of(position, ("row_group", "rows"), file.name)
         with open_parquet(file) as parquet:
-            metadata = parquet.metadata
-            whole = range(self.groups.start if self.groups else 0, group)
-            done = sum(_column_bytes(metadata, number, column) for number in whole)
-            if group < metadata.num_row_groups:
-                share = rows / max(metadata.row_group(group).num_rows, 1)
-                done += int(share * _column_bytes(metadata, group, column))
-        return done
+            edges = _row_edges(parquet.metadata)
+        start, stop = self.groups or (0, len(edges) - 1)
+        done = edges[group] + rows - edges[start]
+        return self.size_hint(file) * done // max(edges[stop] - edges[start], 1)
 
     def split(self, file: ParquetInput, num_bytes: int | None, /) -> Sequence[Self]:
         """Runs of row groups; reads the footer. A file without row groups is one piece."""
@@ -443,10 +428,6 @@ _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of the values true, false, byte and d
 _MOST_DEPTH = 8
 
 
-class _NoHeader(Exception):
-    """These bytes are not a page header."""
-
-
 def _page_sizes(stream: BinaryIO, start: int, stop: int) -> Iterator[int]:
     """Decompressed bytes of each page between two offsets of a file, in order. Bytes that are not
     a page header end the list: reading the pages will report them."""
@@ -455,7 +436,7 @@ def _page_sizes(stream: BinaryIO, start: int, stop: int) -> Iterator[int]:
         header = io.BytesIO(stream.read(min(_HEADER_BYTES, stop - start)))
         try:
             sizes = _read_struct(header, 0)
-        except (_NoHeader, IndexError, OverflowError):
+        except (ValueError, IndexError, OverflowError):
             return
         if sizes.get(_STORED, -1) < 0 or sizes.get(_UNPACKED, -1) < 0:
             return
@@ -480,7 +461,7 @@ def _read_struct(header: BinaryIO, depth: int) -> dict[int, int]:
         elif kind in _FIXED:
             header.seek(_FIXED[kind], io.SEEK_CUR)
         else:  # page headers have neither lists nor maps
-            raise _NoHeader
+            raise ValueError("not a page header")
     return numbers
 
 

@@ -40,9 +40,6 @@ class TextFormat(Format):
     def options(self) -> dict[str, JSON]:
         return {"split": None}
 
-    def bytes_before(self, file: InputFile, position: JSON) -> int:
-        return file.num_bytes * counts_of(position, ("documents",), file.name)[0]
-
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         if position is not None and counts_of(position, ("documents",), file.name)[0]:
             return
