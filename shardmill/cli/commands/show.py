@@ -10,7 +10,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -364,7 +364,6 @@ def _row_parts(row: Row, shown: ShownTokens) -> Iterator[tuple[str, int, int]]:
 
 def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
     plan, ids = row.plan, row.window
-    facts: dict[str, JSON] = {one.name: getattr(plan, one.name) for one in fields(plan)}
     documents: JSON = None
     if plan.documents is not None and row.columns is not None:
         documents = [
@@ -373,7 +372,7 @@ def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
                 plan.documents, row.columns, strict=True
             )
         ]
-    return facts | {
+    return asdict(plan) | {
         "path": str(plan.path),
         "input_ids": row.input_ids.tolist(),
         "labels": row.labels.tolist(),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,7 +97,7 @@ class StreamCommand:
             "steps": steps,
             "ended": steps < self.steps,
             "seconds": round(seconds, 3),
-            "tokens_per_second": round(counts.tokens / seconds, 1),
+            "tokens_per_second": round(counts.tokens / max(seconds, 1e-9), 1),
             "counts": counts.to_dict(),
             "rows": [_row_facts(row, decode) for row in rows],
             "state": None if saved is None else str(saved),
@@ -163,9 +163,9 @@ def _run(opened: Stream, steps: int, show: int) -> tuple[int, list[_Row]]:
     done = 0
     with safe_bars() as bars:
         task = bars.add_task("steps", total=steps)
-        for batch in islice(opened, steps):
-            rows += _first_rows(batch, done, show - len(rows))
-            done += 1
+        for step, batch in zip(range(steps), opened, strict=False):
+            rows += _first_rows(batch, step, show - len(rows))
+            done = step + 1
             bars.update(task, completed=done)
     return done, rows
 
