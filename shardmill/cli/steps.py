@@ -23,7 +23,7 @@ from shardmill.loading.config import (
     read_config,
 )
 from shardmill.loading.order import Shuffle
-from shardmill.loading.state import read_state as read_position
+from shardmill.loading.state import read_loader_state as read_position
 from shardmill.store import find_plan, open_store, read_plan
 from shardmill.store.readers.foreign import FORMATS
 

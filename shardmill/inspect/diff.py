@@ -6,7 +6,7 @@ Stores are only read, and files with equal hashes not even that, so damage is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -124,9 +124,19 @@ def differing_facts(a: Manifest, b: Manifest) -> dict[str, tuple[str, ...]]:
         lines = [line.removeprefix(": ") for line in section[:_SHOWN]]
         if len(section) > _SHOWN:
             lines.append(f"and {len(section) - _SHOWN:,} more")
+            if name == "sources":
+                lines.insert(0, _file_counts(section))
         if lines:
             found[name] = tuple(lines)
     return found
+
+
+def _file_counts(changes: Sequence[str]) -> str:
+    """The first line of a long list: how many files it is about."""
+    added = sum(line.endswith(" -> is an input") for line in changes)
+    removed = sum(line.endswith(" -> is none") for line in changes)
+    names = {line.rpartition(": ")[0] for line in changes}  # a changed file has several lines
+    return f"{added:,} files added, {removed:,} removed, {len(names) - added - removed:,} changed"
 
 
 def _split_changes(

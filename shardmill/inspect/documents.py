@@ -19,7 +19,7 @@ import numpy as np
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.inspect.stores import NotThereError, OpenStore
-from shardmill.inspect.tokens import LEAD, MOST_VIEW, TAIL, Tokens, TokenTexts, preview, shown
+from shardmill.inspect.tokens import LEAD, MOST_VIEW, TAIL, TokenTexts, preview, shown
 from shardmill.records import JSON, ROLES, BoolArray, IntArray
 from shardmill.store import read_origins
 from shardmill.store.origins import FEED
@@ -129,13 +129,9 @@ def document_view(desk: Desk, query: Query) -> JSON:
     begin, end = opened.spans(split, number, number + 1).tolist()
     start = min(begin + skip, end)
     stop = min(start + limit, end)
-    lead, tail = max(begin, start - LEAD), min(end, stop + TAIL)
-    tokens = Tokens(
-        ids=opened.open_tokens(split).read(lead, tail),
-        start=start - lead,
-        stop=stop - lead,
-        at=start - begin,
-    )
+    lead = max(begin, start - LEAD)
+    ids = opened.open_tokens(split).read(lead, min(end, stop + TAIL))
+    span, at = (start - lead, stop - lead), lead - begin
     trained = turn = turns = None
     if opened.is_chat:
         trained = _mask(opened, split, start, stop)
@@ -146,7 +142,7 @@ def document_view(desk: Desk, query: Query) -> JSON:
         "first_token": begin,
         "num_tokens": end - begin,
         "kind": "chat" if opened.is_chat else "text",
-        "view": shown(tokens, opened.reading, trained=trained, turn=turn),
+        "view": shown(ids, span, opened.reading, at=at, trained=trained, turn=turn),
         "turns": turns,
     }
 

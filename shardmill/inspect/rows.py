@@ -16,7 +16,7 @@ import numpy as np
 from shardmill.errors import OptionError
 from shardmill.inspect.documents import even_runs
 from shardmill.inspect.stores import NO_TOKENIZER, NotThereError, OpenStore, Shelf, plan_line
-from shardmill.inspect.tokens import MOST_CHARACTERS, MOST_VIEW, Reading, shown, some_of
+from shardmill.inspect.tokens import MOST_CHARACTERS, MOST_VIEW, Reading, shown
 from shardmill.loading import (
     PackSource,
     PlannedSample,
@@ -119,8 +119,9 @@ def row_view(desk: Desk, query: Query) -> JSON:
     column = np.arange(start, stop)
     owner = np.searchsorted(starts, column, side="right") - 1
     owner[column >= ends[owner]] = -1
-    tokens = some_of(rows.ids[0], start, stop, np.append(starts, ends))
-    view = shown(tokens, opened.reading, trained=rows.trained[0, start:stop], piece=owner)
+    edges, trained = [*starts.tolist(), *ends.tolist()], rows.trained[0, start:stop]
+    span = start, stop
+    view = shown(rows.ids[0], span, opened.reading, edges=edges, trained=trained, piece=owner)
     return {**_plan_row(space, pieces, 0, number), "view": view}
 
 
@@ -195,17 +196,11 @@ class Row:
     """One sample as it is trained on."""
 
     plan: PlannedSample
-    input_ids: OffsetArray  # (seq_len,)
+    window: OffsetArray  # (seq_len + 1,) its tokens; the last one is only a label
     labels: OffsetArray  # (seq_len,) IGNORE_INDEX across documents, when they are kept apart
-    last: int  # the window's last token, which is only a label
     columns: tuple[tuple[int, int], ...] | None  # of `window`: each document's; None: not known
     packed: bool  # a row of a pack plan: its documents are examples, and the rest is padding
     edges: OffsetArray  # columns at which a document or the padding starts, the first at 0
-
-    @property
-    def window(self) -> OffsetArray:
-        """(seq_len + 1,) all its tokens."""
-        return np.append(self.input_ids, self.last)
 
     @property
     def trained(self) -> BoolArray:
@@ -216,22 +211,22 @@ class Row:
 def read_row(moment: Moment, plan: PlannedSample) -> Row:
     """The tokens of a planned sample."""
     source: RowSource = next(one for one in moment.stream.sources if one.name == plan.source)
-    input_ids, labels = np.empty((2, 1, source.seq_len), np.int64)
-    source.fill_unchecked(np.array([plan.window]), input_ids, labels)
-    columns: tuple[tuple[int, int], ...] | None = None
+    numbers, (input_ids, labels) = (
+        np.array([plan.window]),
+        np.empty((2, 1, source.seq_len), np.int64),
+    )
+    source.fill_unchecked(numbers, input_ids, labels)
+    window, columns = np.append(input_ids, labels[:, -1]), None
     if isinstance(source, PackSource):  # its labels lack the tokens that are not trained
-        found = source.rows([plan.window])
-        last = int(found.ids[0, -1])
-        columns = pack_columns(found, plan.documents or ())
-    else:
-        last = int(labels[0, -1])
-        if plan.documents is not None:
-            first = plan.start
-            columns = tuple((start - first, stop - first) for _, start, stop in plan.documents)
+        found = source.rows(numbers)
+        window, columns = found.ids[0], pack_columns(found, plan.documents or ())
+    elif plan.documents is not None:
+        first = plan.start
+        columns = tuple((start - first, stop - first) for _, start, stop in plan.documents)
     edges: OffsetArray = np.zeros(1, np.int64)
     # of a store, or of a folder whose end token is known
     if source.split is not None or getattr(source, "eos_token_id", None) is not None:
-        borders = source.borders(np.array([plan.window]))
+        borders = source.borders(numbers)
         edges = np.append(edges, borders.positions)
         if moment.documents:
             mask_labels(labels, borders)
@@ -240,8 +235,7 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
             f"--documents: it is not known where the documents of {source.path} start, since it "
             "is not a store; look at it with --no-documents"
         )
-    packed = isinstance(source, PackSource)
-    return Row(plan, input_ids[0], labels[0], last, columns, packed, edges)
+    return Row(plan, window, labels[0], columns, isinstance(source, PackSource), edges)
 
 
 def pack_columns(found: PackedRows, documents: Documents) -> tuple[tuple[int, int], ...]:
@@ -331,7 +325,7 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
     stop = min(start + part[1], len(ids))
     # columns of another document count as another piece
     piece = np.searchsorted(row.edges, np.arange(start, stop), side="right") - 1
-    tokens = some_of(ids, start, stop, row.edges)
+    trained, edges = row.trained[start:stop], row.edges.tolist()
     number = None if plan.split is None else shelf.find(plan.path)
     if number is None:
         reading = Reading(texts=None, why=NO_TOKENIZER, markers=np.empty(0, np.int64))
@@ -347,8 +341,8 @@ def _step_row(row: Row, shelf: Shelf, part: tuple[int, int]) -> dict[str, Any]:
         **asdict(plan),
         "path": str(plan.path),
         "documents": documents,
-        "edges": row.edges.tolist(),
-        "view": shown(tokens, reading, trained=row.trained[start:stop], piece=piece),
+        "edges": edges,
+        "view": shown(ids, (start, stop), reading, edges=edges, trained=trained, piece=piece),
     }
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -145,6 +145,52 @@ def common(prefix: str, text: str) -> int:
     return sound
 
 
+class Piece(NamedTuple):
+    """Some tokens of a document or conversation that one text became."""
+
+    start: int  # in the document; one that was cut may end before `stop`
+    stop: int
+    part: str | None  # "content", "reasoning", "tool_call" or "tools"; None: of a document
+    text: str  # as it was encoded
+    content: str  # of its row or message, where that holds the whole text; else the text
+    lead: int  # characters of the content before the text
+
+
+def span_finder(
+    tokenizer: Tokenizer, piece: Piece, stored: IntArray
+) -> Callable[[int], tuple[int, int] | None]:
+    """A function from the number of a token of the piece to its characters start..stop of the
+    piece's content. `stored` are the ids that the piece is in.
+
+    Exact where the tokenizer has `spans`, as those of this library do. For any other, the text is
+    decoded up to the token and compared; what does not decode to the text has no characters.
+    """
+    spans = getattr(tokenizer, "spans", None)
+    known = spans(piece.text) if callable(spans) else None
+    if known is not None and len(known) == piece.stop - piece.start:
+        return lambda at: (int(known[at][0]) + piece.lead, int(known[at][1]) + piece.lead)
+    ids = stored[piece.start : piece.stop]
+
+    def decoded_span(at: int) -> tuple[int, int] | None:
+        before = _reached(tokenizer.decode(ids[:at]), piece.text)
+        after = _reached(tokenizer.decode(ids[: at + 1]), piece.text)
+        if before is None or after is None:
+            return None
+        return before[0] + piece.lead, after[1] + piece.lead
+
+    return decoded_span
+
+
+def _reached(decoded: str, text: str) -> tuple[int, int] | None:
+    """How far a beginning of the text reaches: in whole characters, and with one that is begun."""
+    if text.startswith(decoded):
+        return len(decoded), len(decoded)
+    whole = decoded.rstrip(_BROKEN)
+    if text.startswith(whole) and whole != decoded:
+        return len(whole), min(len(whole) + 1, len(text))
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How ids of a store become text."""
@@ -155,56 +201,40 @@ class Reading:
     name: str | None = None  # of the tokenizer, as it was named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tokens:
-    """Tokens to show, with some around them."""
-
-    ids: IntArray  # (n,)
-    start: int  # the shown ones are ids[start:stop]
-    stop: int
-    at: int  # the offset of ids[start] in the document or row
-    edges: Sequence[int] = ()  # where in ids another text starts: each is decoded alone
-
-
-def some_of(ids: IntArray, start: int, stop: int, edges: IntArray) -> Tokens:
-    """The tokens start..stop of a row in which other texts start at `edges`, with no more around
-    them than decoding needs."""
-    first, last = max(0, start - LEAD), min(len(ids), stop + TAIL)
-    inner = edges[(edges > first) & (edges < last)] - first
-    return Tokens(
-        ids=ids[first:last],
-        start=start - first,
-        stop=stop - first,
-        at=start,
-        edges=inner.tolist(),
-    )
-
-
 def shown(
-    tokens: Tokens,
+    ids: IntArray,
+    span: tuple[int, int],
     reading: Reading,
     *,
-    trained: BoolArray | None = None,
-    piece: IntArray | None = None,
-    turn: IntArray | None = None,
+    at: int = 0,
+    edges: Iterable[int] = (),
+    **columns: IntArray | BoolArray | None,
 ) -> dict[str, JSON]:
-    """The "view" of an answer: lists with one entry for each shown token, as the arrays have.
+    """The "view" of an answer: those of the ids that are in `span`, decoded among the others.
 
-    It ends early when the texts are too long to be decoded at once.
+    `at` is the offset of the first id in its document or row. Texts that start at `edges` are each
+    decoded alone. There are lists with one entry for each token, as the columns "trained", "piece"
+    and "turn" have. A view ends early when the texts are too long to be decoded at once.
     """
-    texts, note = _texts(tokens, reading)
-    ids = tokens.ids[tokens.start : tokens.start + len(texts)]
+    first = max(0, span[0] - LEAD)
+    start, stop = span[0] - first, span[1] - first
+    around = ids[first : span[1] + TAIL]
+    texts, note = _texts(around, start, stop, [edge - first for edge in edges], reading)
+    ids = around[start : start + len(texts)]
+    listed: dict[str, JSON] = {
+        name: values[: len(ids)].astype(np.int64).tolist()
+        for name, values in columns.items()
+        if values is not None
+    }
     return {
-        "start": tokens.at,
-        "stop": tokens.at + len(ids),
+        "start": at + span[0],
+        "stop": at + span[0] + len(ids),
         "ids": ids.tolist(),
         "texts": [text[:MOST_TEXT] for text in texts],
         "cut": [at for at, text in enumerate(texts) if len(text) > MOST_TEXT],
-        "trained": _listed(trained, len(ids)),
         "marker": np.isin(ids, reading.markers).astype(int).tolist(),
-        "piece": _listed(piece, len(ids)),
-        "turn": _listed(turn, len(ids)),
         "note": note,
+        **{name: listed.get(name) for name in ("trained", "piece", "turn")},
     }
 
 
@@ -218,19 +248,19 @@ def preview(ids: IntArray, reading: Reading, most: int) -> str:
     return " ".join(map(str, ids.tolist()))[:most]
 
 
-def _texts(tokens: Tokens, reading: Reading) -> tuple[list[str], str | None]:
-    """Of the tokens to show, fewer of them when they are too long; and a note."""
-    ids, start, stop = tokens.ids, tokens.start, tokens.stop
+def _texts(
+    ids: IntArray, start: int, stop: int, edges: Sequence[int], reading: Reading
+) -> tuple[list[str], str | None]:
+    """Of the tokens start..stop, fewer of them when they are too long; and a note."""
     numbers = [str(number) for number in ids[start:stop].tolist()]
     if reading.texts is None:
         return numbers, reading.why
     try:
-        most, edges = reading.texts.fitting(ids), [*tokens.edges]
+        most = reading.texts.fitting(ids)
         if start and most <= start:  # what comes before is too long to be decoded with it
             ids, edges = ids[start:], [edge - start for edge in edges]
             start, stop, most = 0, stop - start, reading.texts.fitting(ids)
-        if most < len(ids):
-            ids, stop = ids[:most], min(stop, most)
+        ids, stop = ids[:most], min(stop, most)
         inner = [edge for edge in sorted({*edges}) if 0 < edge < len(ids)]
         texts: list[str] = []
         for first, last in pairwise([0, *inner, len(ids)]):
@@ -240,10 +270,3 @@ def _texts(tokens: Tokens, reading: Reading) -> tuple[list[str], str | None]:
     except TokenizerError as error:
         return numbers, f"ids are shown: {error}"
     return texts, None
-
-
-def _listed(values: Any, count: int) -> JSON:
-    if values is None:
-        return None
-    listed: JSON = np.asarray(values[:count]).astype(np.int64).tolist()
-    return listed

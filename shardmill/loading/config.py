@@ -28,7 +28,7 @@ from shardmill.loading.config_reader import (
 from shardmill.loading.order import SampleStream, Shuffle
 from shardmill.loading.packed_rows import PackSource, checked_plan
 from shardmill.loading.rows import TokenSource
-from shardmill.sampling.shares import whole_shares
+from shardmill.sampling.mixture import whole_shares
 from shardmill.store import Store
 from shardmill.store.readers import open_token_folder
 from shardmill.store.readers.token_space import ReaderName, find_split, is_store

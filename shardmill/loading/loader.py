@@ -21,7 +21,7 @@ from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.order import HORIZON, SampleStream, Step, Steps, StepShape
 from shardmill.loading.rows import RowSource
-from shardmill.loading.state import make_state, read_state
+from shardmill.loading.state import loader_state, read_loader_state
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing
 from shardmill.records import JSON, Batch, OffsetArray
@@ -116,11 +116,11 @@ class Loader(Closing):
 
     def state_dict(self) -> dict[str, JSON]:
         """The position after the last batch given, whatever was made early: JSON, under 1 KB."""
-        return make_state(self.stream, self._samples)
+        return loader_state(self.stream, self._samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of the same stream, saved on any number of ranks."""
-        samples = read_state(state, self.stream)
+        samples = read_loader_state(state, self.stream)
         if self.num_samples is not None and samples > self.num_samples:
             raise StateMismatchError(
                 f"samples: the state has consumed {samples:,}, this loader ends at "

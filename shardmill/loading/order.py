@@ -37,8 +37,8 @@ from shardmill.sampling import (
     items_per_block,
     rank_slice,
 )
+from shardmill.sampling.mixture import whole_shares
 from shardmill.sampling.order import by_value, fingerprint_of
-from shardmill.sampling.shares import whole_shares
 from shardmill.threads import OneThread
 
 log = logging.getLogger(__name__)

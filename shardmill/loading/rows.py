@@ -24,13 +24,7 @@ from shardmill.store import Exclusions, Store, read_exclusions
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
 from shardmill.store.readers.foreign import TokenFolder, folder_fingerprint
-from shardmill.store.readers.token_space import (
-    ReaderName,
-    as_positions,
-    find_split,
-    first_outside,
-    held_by,
-)
+from shardmill.store.readers.token_space import ReaderName, find_split, held_by, item_numbers
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +88,7 @@ class RowSource(ABC):
         rows: OffsetArray | None = None,
     ) -> None:
         """Row `items[i]` becomes row `i`, or row `rows[i]`, of both: (n, seq_len), int64."""
-        numbers = as_positions(items)
-        wrong = first_outside(numbers, len(self) - 1)
-        if wrong is not None:
-            raise IndexError(f"{self._unit} {numbers[wrong]:,} of {len(self):,}")
+        numbers = item_numbers(items, len(self), self._unit)
         for array in (input_ids, labels):
             if array.dtype != "int64" or array.shape[1:] != (self.seq_len,):
                 raise OptionError(

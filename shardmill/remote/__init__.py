@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from shardmill.remote.build_to import Outgoing, build_to
 from shardmill.remote.cached_store import RemoteStore, open_remote
+from shardmill.remote.contents import TransferReceipt
 from shardmill.remote.pull import pull, remote_manifest, verify_remote
 from shardmill.remote.push import push
-from shardmill.remote.transfer import TransferReceipt
 
 __all__ = [
     "Outgoing",

@@ -19,10 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import BuildLockedError, StoreError, StoreExistsError, UnfinishedBuildError
-from shardmill.remote.contents import LARGEST, MARKER, local_contents, remote_contents
+from shardmill.remote.contents import (
+    LARGEST,
+    MARKER,
+    OnProgress,
+    TransferReceipt,
+    local_contents,
+    remote_contents,
+)
 from shardmill.remote.folder import Listing, RemoteFolder, open_destination
-from shardmill.remote.push import PROBE, clean_up, is_push_of, send
-from shardmill.remote.transfer import OnProgress, TransferReceipt
+from shardmill.remote.push import PROBE, clean_up, is_marked, send
 from shardmill.storage.atomic import LockedFile, cache_folder
 from shardmill.store.layout import META
 from shardmill.urls import Url
@@ -74,9 +80,7 @@ def build_to(
         out = Outgoing(url=remote.url, folder=folder)
         yield out
         try:
-            out.receipt = send(
-                folder, local_contents(folder), remote, progress=progress, replace=overwrite
-            )
+            out.receipt = send(folder, remote, progress=progress, replace=overwrite)
         except StoreError as error:
             flags = "{resume}"
             if overwrite or isinstance(error, StoreExistsError):
@@ -130,7 +134,8 @@ def _refuse_other(remote: RemoteFolder, folder: Path, found: Listing, *, resume:
                 overwrite=True,
             )
     elif MARKER in found:
-        is_ours = (folder / META).exists() and is_push_of(remote, folder, found)
+        is_built = (folder / META).exists()
+        is_ours = is_built and is_marked(remote, found, local_contents(folder))
         if is_ours and not resume:
             raise UnfinishedBuildError(
                 f"{remote.url}: the store in {folder} was sent there half-way: pass {{resume}} to "
@@ -188,17 +193,6 @@ def _discard(folder: Path) -> None:
 @contextmanager
 def _locked(home: Path, url: str) -> Iterator[None]:
     """The scratch folder of a URL, locked; removed at the end if it is empty."""
-    with closing(_take_lock(home, url)):
-        for left in home.glob(f"{_PASSING}*"):
-            shutil.rmtree(left)
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # something is in it
-                home.rmdir()
-
-
-def _take_lock(home: Path, url: str) -> LockedFile:
     while True:  # again, if the last holder removed it in between
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -211,12 +205,19 @@ def _take_lock(home: Path, url: str) -> LockedFile:
                 "one with {scratch}",
                 scratch=...,
             ) from error
-        if not lock.lock(wait=False):
-            lock.close()
-            raise BuildLockedError(
-                f"{url}: another process builds or sends this store now (it holds {home}); wait "
-                "for it"
-            )
-        if lock.is_at(home):
-            return lock
-        lock.close()
+        with closing(lock):
+            if not lock.lock(wait=False):
+                raise BuildLockedError(
+                    f"{url}: another process builds or sends this store now (it holds {home}); "
+                    "wait for it"
+                )
+            if not lock.is_at(home):
+                continue
+            for left in home.glob(f"{_PASSING}*"):
+                shutil.rmtree(left)
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # something is in it
+                    home.rmdir()
+            return

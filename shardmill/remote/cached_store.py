@@ -40,11 +40,9 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, ShardmillError, StoreError
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray
-from shardmill.remote.contents import list_remote, remote_contents
+from shardmill.remote.contents import check_size, fetch, in_parallel, list_remote, remote_store
 from shardmill.remote.folder import RemoteFolder, open_folder
-from shardmill.remote.transfer import check_size, fetch, in_parallel
 from shardmill.storage.atomic import LockedFile
-from shardmill.store import Exclusions
 from shardmill.store.layout import DTYPES
 from shardmill.store.manifest import SplitEntry, fingerprint
 from shardmill.store.readers import TokenSpace
@@ -80,16 +78,13 @@ class RemoteStore(Closing):
         self._options = dict(options or {})
         self.url = str(url)  # without secrets
         self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
-        contents = remote_contents(self._remote(), list_remote(self._remote()))
-        if contents.store is None:
-            raise OptionError(f"{self.url}: a {contents.kind}, not a store: pull it to read it")
-        self.manifest, self._manifest_sha256 = contents.store, contents.manifest_sha256
+        contents, self.manifest, self.exclusions = remote_store(
+            self._remote(), list_remote(self._remote())
+        )
+        self._manifest_sha256 = contents.manifest_sha256
         self.splits: tuple[str, ...] = tuple(self.manifest.splits)
         self.dtype: str = DTYPES[self.manifest.token_dtype]
         self.fingerprint = fingerprint(self.manifest)
-        self.exclusions: Exclusions = contents.exclusions or Exclusions(
-            store=self.fingerprint, entries=(), sha256=None
-        )
         self.name = self.url.rstrip("/").rpartition("/")[2]
         self.is_chat = any(split.chat is not None for split in self.manifest.splits.values())
         self._facts = {fact.name: fact for fact in contents.files}

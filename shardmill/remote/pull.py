@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,11 @@ from shardmill.errors import (
     ManifestError,
     StoreError,
     StoreExistsError,
-    StoreNotFoundError,
 )
 from shardmill.formats.packed.memmap import open_memmap_shard
 from shardmill.remote.contents import (
     Contents,
     FileFact,
-    list_remote,
-    local_contents,
-    remote_contents,
-    remote_reader,
-    with_origins,
-)
-from shardmill.remote.folder import Listing, RemoteFolder, open_folder
-from shardmill.remote.transfer import (
     OnProgress,
     TransferMeter,
     TransferReceipt,
@@ -43,12 +35,18 @@ from shardmill.remote.transfer import (
     check_size,
     fetch,
     in_parallel,
+    list_remote,
+    local_contents,
+    read_listed,
+    remote_contents,
+    remote_store,
+    with_origins,
 )
+from shardmill.remote.folder import Listing, RemoteFolder, open_folder
 from shardmill.storage.atomic import LockedFile, atomic_write, sync_folder
 from shardmill.store import Exclusions, Manifest, open_store, read_exclusions
 from shardmill.store.exclusions import write_exclusions
 from shardmill.store.layout import EXCLUDE, META, ORIGINS
-from shardmill.store.manifest import fingerprint
 from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import foreign, names_in
 from shardmill.store.verify import VerifyReport
@@ -71,7 +69,7 @@ def pull(
     contents = remote_contents(remote, found)
     # A local copy without the table of origins is complete, and stays without.
     if not (target / META).exists() or (target / ORIGINS).exists():
-        contents = with_origins(contents, remote_reader(remote, found), where=remote.url)
+        contents = with_origins(contents, partial(read_listed, remote, found), where=remote.url)
     sizes = {
         fact.name: check_size(remote, fact, _size(remote, fact, found)) for fact in contents.files
     }
@@ -87,10 +85,12 @@ def pull(
         if contents.exclusions is None:
             (staged / EXCLUDE).unlink(missing_ok=True)  # of an earlier try, and lifted since
 
-        def one(fact: FileFact) -> str | None:
-            return _fetch_file(remote, staged, fact, sizes[fact.name], meter)
+        def came(fact: FileFact) -> bool:
+            progress = partial(meter.set, fact.name)
+            return fetch(remote, fact, sizes[fact.name], staged / fact.name, progress)
 
-        fetched = [name for name in in_parallel(workers, one, contents.files) if name]
+        moved = in_parallel(workers, came, contents.files)
+        fetched = [fact.name for fact, is_new in zip(contents.files, moved, strict=True) if is_new]
         _publish(staged, target, contents)
     meter.set(contents.manifest_name, len(contents.manifest))
     return meter.receipt(target, remote.url, contents, [*fetched, contents.manifest_name])
@@ -110,7 +110,7 @@ def verify_remote(
     remote = open_folder(url, storage_options)
     found = list_remote(remote)
     try:
-        contents, manifest = _store_contents(remote, found)
+        contents, manifest, _ = remote_store(remote, found)
     except ManifestError as error:
         return VerifyReport(problems=[str(error)], files=1, tokens=0, documents=0)
     sizes = {fact.name: _size(remote, fact, found) for fact in contents.files}
@@ -129,7 +129,7 @@ def verify_remote(
 
     problems = [text for text in in_parallel(workers, problem, contents.files) if text]
     try:
-        table = remote_reader(remote, found)(ORIGINS, MAX_ORIGINS_BYTES)
+        table = read_listed(remote, found, ORIGINS, MAX_ORIGINS_BYTES)
         if table is not None:
             decode_origins(table, manifest, where=ORIGINS)
     except StoreError as error:
@@ -149,9 +149,8 @@ def remote_manifest(
 ) -> tuple[Manifest, Exclusions]:
     """The manifest of the store at `url`, and what is excluded there. Reads nothing else."""
     remote = open_folder(url, storage_options)
-    contents, manifest = _store_contents(remote, list_remote(remote))
-    nothing = Exclusions(store=fingerprint(manifest), entries=(), sha256=None)
-    return manifest, contents.exclusions or nothing
+    _, manifest, exclusions = remote_store(remote, list_remote(remote))
+    return manifest, exclusions
 
 
 def _size(remote: RemoteFolder, fact: FileFact, found: Listing) -> int | None:
@@ -159,13 +158,6 @@ def _size(remote: RemoteFolder, fact: FileFact, found: Listing) -> int | None:
     if not remote.is_web:
         return found.get(fact.name, {}).get("size")
     return remote.web_size(fact.name, sys.maxsize) if fact.size is None else fact.size
-
-
-def _store_contents(remote: RemoteFolder, found: Listing) -> tuple[Contents, Manifest]:
-    contents = remote_contents(remote, found)
-    if contents.store is None:
-        raise StoreNotFoundError(f"{remote.url}: a {contents.kind}, not a store: pull it")
-    return contents, contents.store
 
 
 def _is_here(target: Path, contents: Contents) -> bool:
@@ -200,25 +192,6 @@ def _take_exclusions(target: Path, contents: Contents) -> list[str]:
         )
     write_exclusions(target, theirs.entries)
     return [EXCLUDE]
-
-
-def _fetch_file(
-    remote: RemoteFolder, staged: Path, fact: FileFact, size: int, meter: TransferMeter
-) -> str | None:
-    """The name of the file if it was fetched; None if an earlier pull had fetched it."""
-    path = staged / fact.name
-    if path.is_file():
-        try:
-            check_local(path, fact)
-        except StoreError:
-            path.unlink()  # the disk lost it
-        else:
-            meter.set(fact.name, size)
-            return None
-    part = path.with_name(f"{path.name}.part")
-    fetch(remote, fact, size, part, lambda done: meter.set(fact.name, done))
-    part.rename(path)
-    return fact.name
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,18 @@ from shardmill.remote.contents import (
     MARKER,
     Contents,
     FileFact,
-    local_contents,
-    read_contents,
-)
-from shardmill.remote.folder import TEMPORARY, Listing, RemoteFolder, open_destination
-from shardmill.remote.transfer import (
     OnProgress,
     TransferMeter,
     TransferReceipt,
     check_local,
     in_parallel,
     is_same,
+    local_contents,
+    read_contents,
+    read_listed,
+    read_manifests,
 )
+from shardmill.remote.folder import TEMPORARY, Listing, RemoteFolder, open_destination
 from shardmill.store.exclusions import MAX_EXCLUDE_BYTES, decode_exclusions
 from shardmill.store.layout import EXCLUDE, ORIGINS, looks_like_data
 from shardmill.store.manifest import decode_manifest
@@ -62,24 +63,23 @@ def push(
     If it is interrupted, do the same again: what arrived is kept. `replace` allows the folder to
     replace another one there. `storage_options` go to fsspec.
     """
-    folder = Path(folder).absolute()
-    contents = local_contents(folder)
     remote = open_destination(url, storage_options)
-    return send(folder, contents, remote, workers=workers, progress=progress, replace=replace)
+    folder = Path(folder).absolute()
+    return send(folder, remote, workers=workers, progress=progress, replace=replace)
 
 
 def send(
     folder: Path,
-    contents: Contents,
     remote: RemoteFolder,
     *,
     workers: int = 8,
     progress: OnProgress | None = None,
     replace: bool = False,
 ) -> TransferReceipt:
-    """As `push`, for a folder whose contents are known."""
+    """As `push`, to a folder that is open."""
     began = time.monotonic()
     workers = whole_number(workers, "workers")
+    contents = local_contents(folder)
     sizes = {fact.name: _local_size(folder / fact.name) for fact in contents.files}
     sizes[contents.manifest_name] = len(contents.manifest)
     meter = TransferMeter(sizes, progress, began)
@@ -102,7 +102,7 @@ def send(
                 _take_over(remote, contents, claim)
             elif replace:
                 _remove(remote, _foreign(contents, found), claim)
-            if EXCLUDE in found and is_there and not replace:
+            if is_there and not replace:
                 _check_excluded(remote, contents, found)
             elif EXCLUDE in found and contents.exclusions is None:
                 where = f"{remote.url}/{EXCLUDE}"
@@ -159,7 +159,7 @@ def _is_finished(
     remote: RemoteFolder, contents: Contents, found: Listing, *, replace: bool
 ) -> bool:
     """Whether this very folder is finished there already; raises if another one is in the way."""
-    manifests = _manifests(remote, found)
+    manifests = read_manifests(partial(read_listed, remote, found))
     if manifests == {contents.manifest_name: contents.manifest}:
         return True
     if replace:
@@ -170,7 +170,7 @@ def _is_finished(
     if manifests:
         obstacle = f"another finished folder is there ({', '.join(manifests)})"
     elif MARKER in found:
-        if _read_small(remote, MARKER, found) != _marker(contents):
+        if not is_marked(remote, found, contents):
             obstacle = "the unfinished push of another folder is there"
     elif taken:
         obstacle = f"{taken[0]} is there, and no push of ours put it there"
@@ -189,8 +189,8 @@ def _take_over(remote: RemoteFolder, contents: Contents, claim: PushClaim) -> No
     The manifest goes first, so that what was there is unfinished at once.
     """
     found = claim.found
-    manifests = _manifests(remote, found)
-    if MARKER in found and _read_small(remote, MARKER, found) != _marker(contents):
+    manifests = read_manifests(partial(read_listed, remote, found))
+    if MARKER in found and not is_marked(remote, found, contents):
         claim.check()
         remote.remove(MARKER)
     if not remote.create(MARKER, _marker(contents)):
@@ -217,27 +217,19 @@ def _foreign(contents: Contents, found: Listing) -> list[str]:
     )
 
 
-def _manifests(remote: RemoteFolder, found: Listing) -> dict[str, bytes]:
-    return {name: _read_small(remote, name, found) for name in LARGEST if name in found}
-
-
 def _check_excluded(remote: RemoteFolder, contents: Contents, found: Listing) -> None:
-    where, size = f"{remote.url}/{EXCLUDE}", found[EXCLUDE]["size"]
-    if size > MAX_EXCLUDE_BYTES:
-        raise StoreExistsError(f"{where}: {size:,} bytes, so none of ours; look there")
-    own, manifest = contents.exclusions, decode_manifest(contents.manifest, where=where)
-    theirs = decode_exclusions(remote.read(EXCLUDE, size), manifest, where=where)
-    if own is None or not own.covers(theirs):
+    """Raise if tokens are excluded there that are not excluded here."""
+    where, own = f"{remote.url}/{EXCLUDE}", contents.exclusions
+    data = read_listed(remote, found, EXCLUDE, MAX_EXCLUDE_BYTES)
+    if data is None:
+        return
+    manifest = decode_manifest(contents.manifest, where=where)
+    if own is None or not own.covers(decode_exclusions(data, manifest, where=where)):
         raise StoreExistsError(
             f"{where}: excludes tokens that the local folder does not; nothing was sent: pull "
             "first, or pass {replace} to lift what is excluded there",
             replace=True,
         )
-
-
-def is_push_of(remote: RemoteFolder, folder: Path, found: Listing) -> bool:
-    """Whether the unfinished push in `remote` is of this finished folder."""
-    return _read_small(remote, MARKER, found) == _marker(local_contents(folder))
 
 
 class _Files:
@@ -249,7 +241,7 @@ class _Files:
 
     def are_there(self, workers: int, contents: Contents, found: Listing, *, replace: bool) -> bool:
         """Whether the finished folder there, listed as `found`, needs no change."""
-        if EXCLUDE in found and not replace:
+        if not replace:
             _check_excluded(self.remote, contents, found)
         elif EXCLUDE in found and contents.exclusions is None:
             return False
@@ -300,9 +292,8 @@ def _finish(
     found = remote.listing()
     is_ours = (
         claim.name in found
-        and MARKER in found
-        and _read_small(remote, MARKER, found) == _marker(contents)
-        and not _manifests(remote, found)
+        and is_marked(remote, found, contents)
+        and not read_manifests(partial(read_listed, remote, found))
     )
     if is_ours:
         for name, size in sizes.items():
@@ -333,11 +324,9 @@ def _local_size(path: Path) -> int:
         ) from error
 
 
-def _read_small(remote: RemoteFolder, name: str, found: Listing) -> bytes:
-    size = found[name]["size"]
-    if size > LARGEST.get(name, _MOST_MARKER_BYTES):
-        raise StoreExistsError(f"{remote.url}/{name}: {size:,} bytes, so none of ours; look there")
-    return remote.read(name, size)
+def is_marked(remote: RemoteFolder, found: Listing, contents: Contents) -> bool:
+    """Whether the marker there is that of an unfinished push of this folder."""
+    return read_listed(remote, found, MARKER, _MOST_MARKER_BYTES) == _marker(contents)
 
 
 def _marker(contents: Contents) -> bytes:

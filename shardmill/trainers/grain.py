@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from shardmill.errors import OptionError, StateMismatchError, missing_extra
+from shardmill.loading.streaming import Counts, StreamStats, StreamTokenizer, TextStream
 from shardmill.protocols import Closing
 from shardmill.records import Batch, BoolArray, IntArray
 
@@ -185,6 +186,37 @@ def _checkpointed(iterator: Any) -> Iterator[CheckpointedIterator[Any]]:
         yield iterator
     for parent in iterator._parents:
         yield from _checkpointed(parent)
+
+
+class StreamIterator(PrefetchedIterator[BatchTuple]):
+    """The batches of a stream as tuples. State and statistics are those of the batches given,
+    whatever was made ahead."""
+
+    tokenizer: StreamTokenizer
+    config: Any  # a StreamConfig of chomp; its `model` has the vocabulary and the ids that are used
+
+    def __init__(self, make: Callable[[], TextStream], prefetch: int) -> None:
+        super().__init__(CheckpointedDataset(make), prefetch)
+        self._before = self._totals()
+
+    def __next__(self) -> BatchTuple:
+        before = self._totals()
+        batch = super().__next__()
+        self._before = before
+        return batch
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that `state` followed. A refused state changes nothing."""
+        super().set_state(state)
+        self._before = self._totals()
+
+    def stats(self) -> StreamStats:
+        """Counts of the last batch given and of the run so far, for this process."""
+        totals = self._totals()
+        return StreamStats(batch=totals - self._before, total=totals)
+
+    def _totals(self) -> Counts:
+        return Counts(**self.get_state()["totals"])
 
 
 _open: WeakSet[PrefetchedIterator[Any]] = WeakSet()

@@ -226,6 +226,13 @@ def test_files_that_were_added_changed_or_come_in_another_order_are_named(tmp_pa
     both = diff_stores(tmp_path / "old", tmp_path / "sorted").facts["sources"]
     assert both[0] == "c.jsonl: bytes 14 -> 15"
     assert both[-1] == "a.jsonl: was none -> is an input"
+    for number in range(30):
+        (files / f"d{number}.jsonl").write_text('{"text": "z"}\n')
+    (files / "b.jsonl").unlink()
+    build("many")
+    many = diff_stores(tmp_path / "old", tmp_path / "many").facts["sources"]
+    assert many[0] == "31 files added, 1 removed, 1 changed"
+    assert (len(many), many[-1]) == (22, "and 14 more")
 
 
 def test_equal_shards_are_not_read(tmp_path, monkeypatch):

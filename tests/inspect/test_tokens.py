@@ -13,7 +13,6 @@ from shardmill.inspect.tokens import (
     MOST_TEXT,
     TAIL,
     Reading,
-    Tokens,
     TokenTexts,
     common,
     shown,
@@ -83,8 +82,7 @@ def test_pages_of_a_document_join_to_its_text(words, kind, size):
     for start in range(0, len(ids), size):
         stop = min(start + size, len(ids))
         lead, tail = max(0, start - LEAD), min(len(ids), stop + TAIL)
-        tokens = Tokens(ids=ids[lead:tail], start=start - lead, stop=stop - lead, at=start)
-        view = shown(tokens, reading(own))
+        view = shown(ids[lead:tail], (start - lead, stop - lead), reading(own), at=lead)
         assert (view["start"], view["stop"], view["ids"]) == (start, stop, ids[start:stop].tolist())
         parts += view["texts"]
     assert "".join(parts) == own.decode(ids)
@@ -154,8 +152,8 @@ def test_texts_of_one_row_are_decoded_apart_at_its_edges():
     own = TokenTexts(ByteTokenizer())
     emoji = "\U0001f600".encode()
     ids = np.frombuffer(b"a" + emoji[:2] + emoji[2:] + b"b", np.uint8).astype(np.int64)
-    tokens = Tokens(ids=ids, start=0, stop=len(ids), at=0, edges=[3])
-    assert shown(tokens, reading(own))["texts"] == ["a", "\ufffd", "", "\ufffd", "\ufffd", "b"]
+    view = shown(ids, (0, len(ids)), reading(own), edges=[3])
+    assert view["texts"] == ["a", "\ufffd", "", "\ufffd", "\ufffd", "b"]
 
 
 def test_a_token_of_ten_megabytes_is_cut_and_ends_the_view():
@@ -165,9 +163,9 @@ def test_a_token_of_ten_megabytes_is_cut_and_ends_the_view():
     first = own.tokenizer.encode("a")[0]
     ids = np.array([first, *[number] * 50, first], np.int64)
     assert own.fitting(ids) == 1
-    view = shown(Tokens(ids=ids, start=0, stop=len(ids), at=0), reading(own))
+    view = shown(ids, (0, len(ids)), reading(own))
     assert (view["texts"], view["stop"], view["cut"]) == (["a"], 1, [])
-    view = shown(Tokens(ids=ids, start=1, stop=len(ids), at=1), reading(own))
+    view = shown(ids, (1, len(ids)), reading(own))
     assert (view["start"], view["stop"], view["cut"]) == (1, 2, [0])
     assert view["texts"] == [huge[:MOST_TEXT]]
     assert len(huge) > MOST_CHARACTERS
@@ -175,13 +173,13 @@ def test_a_token_of_ten_megabytes_is_cut_and_ends_the_view():
 
 def test_without_a_tokenizer_ids_are_shown_and_it_is_said():
     ids = np.array([5, 7, 70_000], np.int64)
-    view = shown(Tokens(ids=ids, start=1, stop=3, at=1), reading(None))
+    view = shown(ids, (1, 3), reading(None))
     assert (view["texts"], view["marker"], view["note"]) == (["7", "70000"], [1, 0], "no tokenizer")
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_shown_as_they_are():
     ids = np.array([65, 300], np.int64)
-    view = shown(Tokens(ids=ids, start=0, stop=2, at=0), reading(TokenTexts(ByteTokenizer())))
+    view = shown(ids, (0, 2), reading(TokenTexts(ByteTokenizer())))
     assert view["texts"] == ["65", "300"]
     assert "id 300 is not in the vocabulary" in view["note"]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
-from shardmill.remote.contents import local_contents
 from shardmill.remote.folder import RemoteFolder, open_folder
 from shardmill.remote.push import send
 
@@ -62,9 +61,7 @@ def watched(
 def push_to(folder: Path, place: RemoteFolder, *, replace: bool = False) -> str:
     """The sha256 of the manifest that was pushed, or the class and words of the refusal."""
     try:
-        return send(
-            folder, local_contents(folder), place, workers=2, replace=replace
-        ).manifest_sha256
+        return send(folder, place, workers=2, replace=replace).manifest_sha256
     except ShardmillError as error:
         return f"{type(error).__name__}: {error}"
 

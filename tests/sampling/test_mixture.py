@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError
 from shardmill.sampling import BlockShuffle, InOrder, Mixture, Permutation
-from shardmill.sampling.shares import LONGEST_PERIOD, Schedule, counts_at, turns, whole_shares
+from shardmill.sampling.mixture import LONGEST_PERIOD, Schedule, counts_at, turns, whole_shares
 from tests.sampling.shares import (
     assert_prefixes_keep_their_shares,
     assert_sources_are_exhausted_before_they_repeat,

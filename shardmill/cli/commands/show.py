@@ -374,7 +374,7 @@ def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
         ]
     return asdict(plan) | {
         "path": str(plan.path),
-        "input_ids": row.input_ids.tolist(),
+        "input_ids": row.window[:-1].tolist(),
         "labels": row.labels.tolist(),
         "text": decode(ids),
         "documents": documents,

@@ -28,10 +28,9 @@ from shardmill.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     from shardmill.compat.chomp import StreamConfig
-    from shardmill.compat.chomp.grain_iterator import StreamIterator
     from shardmill.loading.streaming import Counts, StreamTokenizer, TextStream
     from shardmill.records import Batch
-    from shardmill.trainers.grain import BatchTuple
+    from shardmill.trainers.grain import BatchTuple, StreamIterator
 
     Stream = TextStream | StreamIterator
 
@@ -65,7 +64,7 @@ class StreamCommand:
 
     def run(self) -> Answer:
         from shardmill.compat.chomp import config_dict, read_config
-        from shardmill.compat.chomp.tokenizer import effective_config
+        from shardmill.compat.chomp.stream import effective_config
 
         whole_number(self.steps, "steps", least=0)
         whole_number(self.show, "show", least=0)
@@ -136,7 +135,7 @@ def _open(settings: StreamConfig, options: StreamCommand) -> tuple[Stream, Strea
         build = build_eval_iterator if options.evaluate else build_train_iterator
         opened = build(settings, process_index=index, process_count=count)
         return opened, opened.tokenizer
-    from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
+    from shardmill.compat.chomp.stream import open_stream_tokenizer
 
     print("shardmill: grain is not installed: batches are not made ahead", file=sys.stderr)
     alone = open_stream(

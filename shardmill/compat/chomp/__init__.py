@@ -1,7 +1,7 @@
 """chomp's names: a training config with `data`, `train` and `model`, and iterators of [A, B, T].
 
-A thin layer over `shardmill.loading.streaming`: `config.py` reads the file, `tokenizer.py` finds
-the ids, `stream.py` opens the core stream.
+A thin layer over `shardmill.loading.streaming`: `config.py` reads the file, `stream.py` opens what
+it names.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ from shardmill.store.readers.token_space import (
     ReaderName,
     as_positions,
     find_split,
-    first_outside,
     held_by,
+    item_numbers,
 )
 
 logger = logging.getLogger(__name__)
@@ -111,13 +111,6 @@ class _BatchedDataset(Closing, Dataset[Sample]):
     def __getitems__(self, indices: Sequence[int]) -> Samples:
         """Many samples in one gather; PyTorch's loaders call this when it exists."""
         return Samples(self.batch(indices))
-
-    def _numbers(self, indices: npt.ArrayLike) -> OffsetArray:
-        numbers = as_positions(indices)
-        wrong = first_outside(numbers, len(self) - 1)
-        if wrong is not None:
-            raise IndexError(f"sample {numbers[wrong]:,} of {len(self):,}")
-        return numbers
 
 
 class MemoryMappedDataset(_BatchedDataset):
@@ -272,7 +265,7 @@ class MemoryMappedDataset(_BatchedDataset):
 
     def _starts(self, indices: npt.ArrayLike) -> OffsetArray:
         """Where these samples begin in the token space."""
-        numbers = self._numbers(indices)
+        numbers = item_numbers(indices, len(self), "sample")
         if self.excluded is not None:
             numbers = self.excluded.replace(numbers, np.zeros_like(numbers), seed=0)
         if len(self._sample_edges) == 2:
@@ -318,7 +311,7 @@ class MixtureDataset(_BatchedDataset):
 
     def batch(self, indices: npt.ArrayLike) -> Sample:
         """These samples as one batch, in their order."""
-        numbers = self._numbers(indices)
+        numbers = item_numbers(indices, len(self), "sample")
         source = part_of(self._edges, numbers)
         within = numbers - self._edges[source]
         mixed: Sample = {}

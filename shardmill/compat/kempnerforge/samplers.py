@@ -36,8 +36,8 @@ from shardmill.loading.state import (
 )
 from shardmill.records import JSON, OffsetArray
 from shardmill.sampling import InOrder, Mixture, Order, Permutation
+from shardmill.sampling.mixture import whole_shares
 from shardmill.sampling.order import checked_seed
-from shardmill.sampling.shares import whole_shares
 
 CHUNK = 2048  # samples whose order is computed at once
 MOST_RANKS = 2**20  # bounds the padding of an epoch

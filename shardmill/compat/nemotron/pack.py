@@ -23,10 +23,9 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
 from shardmill.formats.packed.files import file_sha256
 from shardmill.formats.packed.memmap import MemmapShardWriter
 from shardmill.formats.packed.pack import PackedOptions, pack_with, shard_name
-from shardmill.remote.contents import LARGEST, FileFact, local_contents
+from shardmill.remote.contents import LARGEST, FileFact, is_same
 from shardmill.remote.folder import RemoteFolder, folder_at
 from shardmill.remote.push import send
-from shardmill.remote.transfer import is_same
 from shardmill.urls import Url
 
 _WORKERS = 6  # a shard has six files
@@ -73,8 +72,7 @@ def process_chat_sft_pack_from_spool_core(
     with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
         receipt = pack(Path(scratch))
         if packed_storage == "memmap_v1":
-            folder = Path(scratch, name)
-            send(folder, local_contents(folder), shard, workers=_WORKERS)
+            send(Path(scratch, name), shard, workers=_WORKERS)
         else:
             _refuse_finished(shard)
             for path in sorted(Path(scratch).iterdir(), key=lambda path: path.name == name):
@@ -104,7 +102,7 @@ def write_memmap_to_cloud(
     with tempfile.TemporaryDirectory(prefix="shardmill-") as scratch:
         folder = Path(scratch, "shard")
         manifest = write(folder)
-        send(folder, local_contents(folder), place, workers=_WORKERS)
+        send(folder, place, workers=_WORKERS)
         return manifest
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from shardmill.errors import SourceError, StateMismatchError, TokenizerError, TokenRangeError
-from shardmill.loading.streaming.state import ReadCounts, StreamCursor
+from shardmill.loading.state import ReadCounts, StreamCursor
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.protocols import DividedSource, Encoder, Source
 from shardmill.records import Drop, OffsetArray, Ragged, TextBatch

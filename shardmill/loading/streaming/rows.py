@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import StateMismatchError
+from shardmill.loading.state import Counts, Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming.documents import Encoded
-from shardmill.loading.streaming.state import Counts, Position, ReadCounts, StreamCursor
 from shardmill.packing import PACKERS, Algorithm, PackPlan
 from shardmill.records import OffsetArray, Ragged
 from shardmill.sampling import Permutation

@@ -25,7 +25,16 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
-from shardmill.loading.state import State
+from shardmill.loading.state import (
+    MAX_STREAMS,
+    Counts,
+    Position,
+    Saved,
+    State,
+    StreamStats,
+    read_stream_state,
+    stream_state,
+)
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder, encoded_ahead
 from shardmill.loading.streaming.rows import (
     BinRules,
@@ -33,15 +42,6 @@ from shardmill.loading.streaming.rows import (
     Tokens,
     bin_rows,
     sequential_rows,
-)
-from shardmill.loading.streaming.state import (
-    MAX_STREAMS,
-    Counts,
-    Position,
-    Saved,
-    StreamStats,
-    read_state,
-    write_state,
 )
 from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.machine import check_memory
@@ -300,11 +300,11 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
 
     def state_dict(self) -> State:
         """The position after the last batch given: about 2 KB of JSON."""
-        return write_state(replace(self._at, data=self.pipeline.data))
+        return stream_state(replace(self._at, data=self.pipeline.data))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch that `state` followed. A refused state changes nothing."""
-        saved = read_state(state, self.pipeline.data)
+        saved = read_stream_state(state, self.pipeline.data)
         own = self._checked_streams(saved)
         self._end_threads()
         self._at = replace(saved, positions={stream: saved.positions[stream] for stream in own})

@@ -16,13 +16,7 @@ import numpy.typing as npt
 
 from shardmill.records import ROLES, BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
 from shardmill.store.readers.files import running_edges
-from shardmill.store.readers.token_space import (
-    ReaderName,
-    as_positions,
-    first_outside,
-    held_by,
-    open_tokens,
-)
+from shardmill.store.readers.token_space import ReaderName, held_by, item_numbers, open_tokens
 from shardmill.store.store import Store, document_spans
 
 
@@ -140,10 +134,7 @@ class ChatSpace:
 
     def spans(self, indices: npt.ArrayLike) -> tuple[OffsetArray, OffsetArray]:
         """Where these conversations start and stop in the token space of the split."""
-        array = as_positions(indices)
-        wrong = first_outside(array, len(self) - 1)
-        if wrong is not None:
-            raise IndexError(f"example {array[wrong]:,} of {len(self):,}")
+        array = item_numbers(indices, len(self), "example")
         starts, stops = document_spans(self._starts, array, self._tokens.num_tokens)
         sound = (starts >= 0) & (stops > starts) & (stops <= self._tokens.num_tokens)
         if not sound.all():

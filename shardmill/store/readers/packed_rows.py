@@ -30,13 +30,7 @@ from shardmill.store import Store, StoredPlan, open_store, read_plan
 from shardmill.store.plans import NAMES, PlanArrays, check_plan
 from shardmill.store.readers.examples import spread
 from shardmill.store.readers.files import running_edges, take, view_windows
-from shardmill.store.readers.token_space import (
-    ReaderName,
-    as_positions,
-    first_outside,
-    held_by,
-    open_tokens,
-)
+from shardmill.store.readers.token_space import ReaderName, held_by, item_numbers, open_tokens
 from shardmill.store.store import document_spans
 
 _CHUNK = 64  # tokens copied at a time
@@ -156,10 +150,7 @@ class PackSpace:
 
     def pieces(self, indices: npt.ArrayLike) -> RowPieces:
         """What these rows consist of. Reads the plan and the index, no token."""
-        rows = as_positions(indices)
-        wrong = first_outside(rows, len(self) - 1)
-        if wrong is not None:
-            raise IndexError(f"row {rows[wrong]:,} of {len(self):,}")
+        rows = item_numbers(indices, len(self), "row")
         numbers, offsets = spread(self._offsets[rows], self._offsets[rows + 1])
         examples = self._arrays.examples[numbers].astype(np.int64)
         starts, lengths = self._spans(numbers, examples)

@@ -287,6 +287,15 @@ def first_outside(positions: OffsetArray, last: int) -> int | None:
     return int(np.flatnonzero((positions < 0) | (positions > last))[0])
 
 
+def item_numbers(numbers: npt.ArrayLike, num_items: int, kind: str) -> OffsetArray:
+    """`as_positions` of 0..num_items - 1; any other one is an IndexError such as "row 7 of 5"."""
+    array = as_positions(numbers)
+    wrong = first_outside(array, num_items - 1)
+    if wrong is not None:
+        raise IndexError(f"{kind} {array[wrong]:,} of {num_items:,}")
+    return array
+
+
 class Windows:
     """Every whole window of a space: window `i` is `seq_len + 1` tokens from `i * seq_len` on.
 
@@ -317,11 +326,7 @@ class Windows:
         return f"Windows({self.space!r}, seq_len={self.seq_len:,}, windows={len(self):,})"
 
     def _starts(self, indices: npt.ArrayLike) -> OffsetArray:
-        array = as_positions(indices)
-        row = first_outside(array, len(self) - 1)
-        if row is not None:
-            raise IndexError(f"window {array[row]:,} of {len(self):,}")
-        return array * self.seq_len
+        return item_numbers(indices, len(self), "window") * self.seq_len
 
 
 _FORMAT = re.compile(rb'"format"\s*:\s*"shardmill-store"')

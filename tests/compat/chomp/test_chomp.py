@@ -17,7 +17,7 @@ from shardmill.compat.chomp import (
     open_stream,
     read_config,
 )
-from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
+from shardmill.compat.chomp.stream import open_stream_tokenizer
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.loading.streaming.rows import BinRules
 from shardmill.loading.streaming.tokenizer import StreamTokenizer

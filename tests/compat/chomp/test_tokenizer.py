@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from shardmill.compat.chomp import StreamConfig, read_config
-from shardmill.compat.chomp.stream import open_documents
-from shardmill.compat.chomp.tokenizer import open_stream_tokenizer
+from shardmill.compat.chomp.stream import open_documents, open_stream_tokenizer
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.loading.streaming.tokenizer import (
     SNAPSHOT,

@@ -24,7 +24,7 @@ from shardmill.compat.kempnerforge import (
 )
 from shardmill.errors import OptionError, StateMismatchError
 from shardmill.sampling import InOrder, Mixture, Permutation
-from shardmill.sampling.shares import whole_shares
+from shardmill.sampling.mixture import whole_shares
 from tests.compat.kempnerforge.counting import Numbers
 
 FEW = settings(max_examples=50, deadline=None)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from shardmill.loading.state import Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming.documents import Encoded
 from shardmill.loading.streaming.rows import StreamRows
-from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.records import Ragged
 from shardmill.tokenizers import ByteTokenizer

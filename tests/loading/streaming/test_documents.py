@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import SourceError
+from shardmill.loading.state import ReadCounts, StreamCursor
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder
-from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.sources import MemorySource, open_source
 from tests.loading.streaming.units import (
     UnitsSource,

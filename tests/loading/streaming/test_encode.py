@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError, TokenizerError, TokenRangeError
+from shardmill.loading.state import ReadCounts, StreamCursor
 from shardmill.loading.streaming import documents as documents_module
 from shardmill.loading.streaming.documents import (
     Block,
@@ -25,7 +26,6 @@ from shardmill.loading.streaming.documents import (
     encoded_ahead,
     frame,
 )
-from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.records import Ragged
 from shardmill.sources import BatchLimits, MemorySource
 from shardmill.threads import read_ahead

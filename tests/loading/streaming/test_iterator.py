@@ -15,9 +15,9 @@ import pytest
 
 from shardmill.compat.chomp import open_stream
 from shardmill.errors import OptionError, SourceError, StateMismatchError
+from shardmill.loading.state import Counts
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.rows import BinRules
-from shardmill.loading.streaming.state import Counts
 from shardmill.loading.streaming.stream import BatchShape, TextStream
 from shardmill.protocols import Texts
 from shardmill.records import Cursor, Ragged, TextBatch

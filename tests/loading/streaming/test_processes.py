@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from shardmill.compat.chomp import build_train_iterator, open_stream
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.state import join_states
 from shardmill.loading.streaming.documents import StreamOrder
-from shardmill.loading.streaming.state import join_states
 from shardmill.loading.streaming.stream import BatchShape, Pipeline, TextStream
 from tests.loading.streaming.pipelines import Case, assert_equal, cases, rows_of, some, through_json
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import StateMismatchError
+from shardmill.loading.state import Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming import rows as rows_module
 from shardmill.loading.streaming.documents import Encoded
 from shardmill.loading.streaming.rows import join, sequential_rows
-from shardmill.loading.streaming.state import Position, ReadCounts, StreamCursor
 from shardmill.records import OffsetArray, Ragged
 from tests.loading.streaming.encoded import (
     PAD,

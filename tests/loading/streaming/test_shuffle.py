@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmill.loading.state import StreamCursor
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder
-from shardmill.loading.streaming.state import StreamCursor
 from shardmill.sources import BatchLimits, MemorySource, open_source
 from tests.loading.streaming.units import (
     UnitsSource,

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from shardmill.compat.chomp import open_stream
 from shardmill.errors import StateMismatchError
-from shardmill.loading.streaming.documents import StreamOrder
-from shardmill.loading.streaming.state import (
+from shardmill.loading.state import (
     Counts,
     Position,
     ReadCounts,
     StreamCursor,
     read_position,
-    read_state,
+    read_stream_state,
 )
+from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.stream import BatchShape
 from tests.loading.streaming.pipelines import Case, some
 
@@ -174,10 +174,10 @@ def test_no_changed_state_gives_anything_but_a_refusal(
     if isinstance(state["streams"], dict) and "0" in state["streams"]:
         state["streams"]["0"] = json.dumps(state["streams"]["0"], separators=(",", ":"))
     if json.dumps(state, sort_keys=True) == json.dumps(saved, sort_keys=True):
-        read_state(state)
+        read_stream_state(state)
         return
     with pytest.raises(StateMismatchError):
-        read_state(state)
+        read_stream_state(state)
 
 
 def test_a_position_that_was_moved_by_hand_is_refused(saved: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from shardmill.loading.state import ReadCounts, StreamCursor
 from shardmill.loading.streaming.documents import Block, DocumentStream, StreamOrder
-from shardmill.loading.streaming.state import ReadCounts, StreamCursor
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
 
