@@ -17,12 +17,9 @@ import numpy.typing as npt
 
 from shardmill.records import Ragged
 from shardmill.store import (
-    DocumentLedger,
-    Ledger,
     Store,
-    StoreFacts,
     StoreWriter,
-    TokenLedger,
+    given_facts,
     open_store,
 )
 
@@ -65,7 +62,8 @@ def write_corpus(folder: Path, num_tokens: int, *, shard_bytes: int = SHARD_BYTE
             writer.append(SPLIT, part, where="random documents")
             written += len(part.values)
             documents += len(part)
-        writer.finish(plain_facts(documents, written))
+        known = {"dataset_name": "random tokens", "split_rule": "all train"}
+        writer.finish(given_facts(documents, written, vocab_size=VOCAB_SIZE, **known))
     return Corpus(folder)
 
 
@@ -77,34 +75,3 @@ def _documents(rng: np.random.Generator, num_tokens: int) -> Ragged:
     offsets = np.concatenate(([0], edges[edges < num_tokens], [num_tokens]))
     values[offsets[1:] - 1] = EOS
     return Ragged(values, offsets)
-
-
-def plain_facts(num_documents: int, num_tokens: int) -> StoreFacts:
-    """What a manifest wants to know, for tokens that came from nowhere."""
-    ledger = Ledger(
-        documents=DocumentLedger(
-            read=num_documents, kept=num_documents, empty=0, over_budget=0, dropped={}
-        ),
-        tokens=TokenLedger(encoded=num_tokens, separators=0, kept=num_tokens, over_budget=0),
-        repaired={},
-        chat=None,
-    )
-    return StoreFacts(
-        dataset_name="random tokens",
-        dataset_config=None,
-        dataset_revision=None,
-        streaming=False,
-        split_rule="all train",
-        seed=0,
-        shuffle_buffer=None,
-        append_eot=False,
-        unit="document",
-        tokenizer_sha256=None,
-        tokenizer_fingerprint=None,
-        vocab_size=VOCAB_SIZE,
-        special_token_ids={},
-        sources=[],
-        options={},
-        ledger=ledger,
-        produced_by={},
-    )

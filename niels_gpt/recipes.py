@@ -26,7 +26,7 @@ from shardmill.building import BuildReport, BuildSpec, Feed, build_store, has_un
 from shardmill.errors import ShardmillError, SourceError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Source
 from shardmill.sources import HubSource
-from shardmill.store import StoreFacts, empty_ledger, is_finished, read_manifest, write_placeholder
+from shardmill.store import StoreFacts, is_finished, kept_ledger, read_manifest, write_placeholder
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ def _stub_facts(run: Run, name: str) -> StoreFacts:
         special_token_ids=tokenizer.special_token_ids(),
         sources=[],
         options={},
-        ledger=empty_ledger(),
+        ledger=kept_ledger(0, 0),
         produced_by={},
     )
 

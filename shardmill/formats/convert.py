@@ -15,8 +15,12 @@ from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.formats.megatron import open_megatron, write_megatron
 from shardmill.formats.packed.formats import convert_packed
-from shardmill.formats.parity import Parity, check_documents
-from shardmill.formats.stores import StoreOptions, StoreSplit, store_from_files
+from shardmill.formats.stores import (
+    StoreOptions,
+    StoreSplit,
+    check_documents,
+    store_from_files,
+)
 from shardmill.formats.token_files import (
     ForeignFile,
     Separator,
@@ -91,7 +95,10 @@ def convert(
         wanted = StoreOptions(split=given.split, name=here.name, tokenizer=given.tokenizer)
         parity = store_from_files(_open_tokens(here, from_format, given), there, wanted)
     elif from_format == "store":
-        parity = _to_megatron(here, there, given.split)
+        split = StoreSplit(here, given.split)
+        write_megatron(split, there)
+        written = open_megatron(there).batches()
+        parity = check_documents(split.batches(), written, f"{here} and {there}")
     else:
         pack_size, alignment = given.pack_size, given.loss_mask_alignment
         report, parity = convert_packed(here, there, from_format, to_format, pack_size, alignment)
@@ -119,10 +126,3 @@ def _open_tokens(path: Path, name: str, options: ConvertOptions) -> list[Foreign
                 f"{path}: no {pattern} in this folder; check {{from_format}}", from_format=...
             )
     return [open_one(one, options) for one in paths]
-
-
-def _to_megatron(source: Path, target: Path, split_name: str) -> Parity:
-    split = StoreSplit(source, split_name)
-    write_megatron(split, target)
-    written = open_megatron(target).batches()
-    return check_documents(split.batches(), written, f"{source} and {target}")

@@ -1,4 +1,5 @@
-"""A split of a store, read to be exported; and a store made from token files of other programs.
+"""Stores and token files of other programs: a split to export, a store made from files, and the
+comparison of two forms of the same data.
 
 A split is read in batches of about four million tokens. A new store is staged, compared token for
 token with the files it was made from, and only then published; never over another one.
@@ -7,30 +8,27 @@ token with the files it was made from, and only then published; never over anoth
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from shardmill.errors import OptionError
-from shardmill.formats.parity import Parity, check_documents
+from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.formats.token_files import (
     BATCH_DOCUMENTS,
     ForeignFile,
     TokenizerFacts,
     document_cuts,
 )
-from shardmill.records import JSON, OffsetArray, Ragged
+from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import temporary_name
 from shardmill.store import (
-    DocumentLedger,
-    Ledger,
     Store,
-    StoreFacts,
     StoreWriter,
-    TokenLedger,
     check_target,
+    given_facts,
     open_store,
     publish_folder,
     refuse_excluded,
@@ -38,6 +36,19 @@ from shardmill.store import (
 from shardmill.store.readers import open_tokens
 
 _SHARD_BYTES = 2**27
+_NONE: IntArray = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """What was compared, token for token, and found equal."""
+
+    unit: str  # "bins" or "documents"
+    num_units: int
+    num_tokens: int
+
+    def to_json(self) -> dict[str, JSON]:
+        return {"equal": True, self.unit: self.num_units, "tokens": self.num_tokens}
 
 
 class StoreSplit:
@@ -116,7 +127,7 @@ def _write(files: Sequence[ForeignFile], staged: Path, options: StoreOptions) ->
                 _check_ids(file, batch, options.tokenizer)
                 writer.append(options.split, batch, where=str(file.path))
         documents, tokens = writer.num_documents(options.split), writer.num_tokens(options.split)
-        writer.finish(_facts(files, options, documents, tokens))
+        writer.finish(given_facts(documents, tokens, **_known(files, options)))
 
 
 def _check_ids(file: ForeignFile, batch: Ragged, tokenizer: TokenizerFacts | None) -> None:
@@ -128,43 +139,69 @@ def _check_ids(file: ForeignFile, batch: Ragged, tokenizer: TokenizerFacts | Non
         )
 
 
-def _facts(
-    files: Sequence[ForeignFile], options: StoreOptions, documents: int, tokens: int
-) -> StoreFacts:
-    sources: list[dict[str, JSON]] = [
-        {
-            **file.facts,
-            "file": file.path.name,
-            "documents": file.num_documents,
-            "tokens": file.num_tokens,
+def _known(files: Sequence[ForeignFile], options: StoreOptions) -> dict[str, Any]:
+    """What the files and the caller say, as a manifest records it."""
+    known: dict[str, Any] = {
+        "dataset_name": options.name or files[0].path.name,
+        "split_rule": f"all to {options.split}",
+        "sources": [
+            {
+                **file.facts,
+                "file": file.path.name,
+                "documents": file.num_documents,
+                "tokens": file.num_tokens,
+            }
+            for file in files
+        ],
+        "produced_by": {"converted_from": str(files[0].facts.get("format", "tokens"))},
+    }
+    if options.tokenizer is not None:
+        known |= {
+            "tokenizer_sha256": options.tokenizer.sha256,
+            "tokenizer_fingerprint": options.tokenizer.fingerprint,
+            "vocab_size": options.tokenizer.vocab_size,
+            "special_token_ids": options.tokenizer.special_token_ids,
         }
-        for file in files
-    ]
-    ledger = Ledger(
-        documents=DocumentLedger(
-            read=documents, kept=documents, empty=0, over_budget=0, dropped={}
-        ),
-        tokens=TokenLedger(encoded=tokens, separators=0, kept=tokens, over_budget=0),
-        repaired={},
-        chat=None,
-    )
-    made = options.tokenizer
-    return StoreFacts(
-        dataset_name=options.name or files[0].path.name,
-        dataset_config=None,
-        dataset_revision=None,
-        streaming=False,
-        split_rule=f"all to {options.split}",
-        seed=0,
-        shuffle_buffer=None,
-        append_eot=False,
-        unit="document",
-        tokenizer_sha256=None if made is None else made.sha256,
-        tokenizer_fingerprint=None if made is None else made.fingerprint,
-        vocab_size=None if made is None else made.vocab_size,
-        special_token_ids={} if made is None else made.special_token_ids,
-        sources=sources,
-        options={},
-        ledger=ledger,
-        produced_by={"converted_from": str(files[0].facts.get("format", "tokens"))},
+    return known
+
+
+def check_documents(first: Iterable[Ragged], second: Iterable[Ragged], where: str) -> Parity:
+    """Compare the ids and the length of every document, however each side is divided: equal to the
+    last token, or an error names the first difference. `where` names both sides."""
+    streams = (iter(first), iter(second))
+    rests = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))] * 2  # not yet compared
+    num_documents = num_tokens = 0
+    while True:
+        for side in (0, 1):
+            while not len(rests[side]) and (batch := next(streams[side], None)) is not None:
+                rests[side] = batch
+        left, right = rests
+        count = min(len(left), len(right))
+        if not count:
+            break
+        one, other = left.slice(0, count), right.slice(0, count)
+        if not np.array_equal(one.lengths, other.lengths):
+            lengths = (one.lengths, other.lengths)
+            raise difference(where, "the lengths of documents", *lengths, num_documents)
+        if not np.array_equal(one.values, other.values):
+            raise difference(where, "the token ids", one.values, other.values, num_tokens)
+        num_documents += count
+        num_tokens += len(one.values)
+        rests = [left.slice(count, len(left)), right.slice(count, len(right))]
+    if len(rests[0]) or len(rests[1]):
+        raise difference(where, "one has more documents or tokens than the other")
+    return Parity(unit="documents", num_units=num_documents, num_tokens=num_tokens)
+
+
+def difference(
+    where: str, what: str, left: IntArray = _NONE, right: IntArray = _NONE, before: int = 0
+) -> DamagedStoreError:
+    """The error for two forms that are not equal. `before`: what was equal before these arrays."""
+    if left is not right:
+        count = min(len(left), len(right))
+        places = np.flatnonzero(left[:count] != right[:count])
+        what += f" differ at {before + (int(places[0]) if len(places) else count):,}"
+    return DamagedStoreError(
+        f"{where}: not the same data: {what}; a file was changed or damaged meanwhile: remove the "
+        "copy and convert again"
     )

@@ -130,10 +130,6 @@ def _input_file(path: Path, root: Path) -> InputFile:
         raise unreadable(path, error) from error
 
 
-def is_glob(where: str) -> bool:
-    return glob.has_magic(where) and not Path(where).exists()
-
-
 def find_local(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
     """The files of a file, folder or glob, sorted, and the folder that names are relative to."""
     try:

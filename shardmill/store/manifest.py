@@ -169,14 +169,40 @@ class DroppedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _KEYS = frozenset(Manifest.__struct_fields__)
 
 
-def empty_ledger() -> Ledger:
-    """A ledger of nothing read."""
+def kept_ledger(documents: int, tokens: int) -> Ledger:
+    """A ledger of documents that were all kept, as they came."""
+    counts = {"read": documents, "kept": documents, "empty": 0, "over_budget": 0}
     return Ledger(
-        documents=DocumentLedger(read=0, kept=0, empty=0, over_budget=0, dropped={}),
-        tokens=TokenLedger(encoded=0, separators=0, kept=0, over_budget=0),
+        documents=DocumentLedger(**counts, dropped={}),
+        tokens=TokenLedger(encoded=tokens, separators=0, kept=tokens, over_budget=0),
         repaired={},
         chat=None,
     )
+
+
+def given_facts(documents: int, tokens: int, **known: Any) -> StoreFacts:
+    """Facts of a store whose tokens no build made: all were kept, and no more than `known` is
+    known of them."""
+    fields: dict[str, Any] = {
+        "dataset_name": None,
+        "dataset_config": None,
+        "dataset_revision": None,
+        "streaming": False,
+        "split_rule": "given",
+        "seed": 0,
+        "shuffle_buffer": None,
+        "append_eot": False,
+        "unit": "document",
+        "tokenizer_sha256": None,
+        "tokenizer_fingerprint": None,
+        "vocab_size": None,
+        "special_token_ids": {},
+        "sources": [],
+        "options": {},
+        "ledger": kept_ledger(documents, tokens),
+        "produced_by": {},
+    }
+    return StoreFacts(**(fields | known))
 
 
 def make_manifest(facts: StoreFacts, **fields: Any) -> Manifest:

@@ -11,12 +11,3 @@ loading.py      one order on any ranks, exact resume, exclusions
 Import the module you need: `from shardmill.testing.sources import assert_resumes_exactly`. Most
 need hypothesis: `pip install 'shardmill[dev]'`. docs/testing.md has an example of each kind.
 """
-
-__all__ = [
-    "loading",
-    "packing",
-    "sampling",
-    "sources",
-    "stores",
-    "tokenizers",
-]

@@ -13,25 +13,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shardmill.loading import RowSource, SampleStream
 
-__all__ = [
-    "MakeLoader",
-    "RankShape",
-    "Resumable",
-    "Row",
-    "Rows",
-    "STATE_BYTES",
-    "Spans",
-    "assert_only_excluded_places_change",
-    "assert_order_is_one",
-    "assert_resume_is_elastic",
-    "assert_resumes_exactly",
-    "has_token",
-    "make_ranks",
-    "read_steps",
-    "rows_of",
-    "saved",
-]
-
 STATE_BYTES = 1024
 """A state is smaller than this, as JSON."""
 

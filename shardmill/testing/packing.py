@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from shardmill.errors import missing_extra
 from shardmill.packing import PackPlan
 
@@ -17,17 +15,6 @@ try:
     from hypothesis import strategies as st
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
-
-__all__ = [
-    "RowPacker",
-    "assert_is_partition",
-    "assert_metrics_add_up",
-    "assert_packer_laws",
-    "assert_rows_cover",
-    "assert_rows_hold_their_pieces",
-    "assert_same_plan",
-    "example_lengths",
-]
 
 RowPacker: TypeAlias = Callable[[Sequence[int], int], Iterable[Sequence[int]]]
 """Lengths and the capacity of a row -> for each row, the numbers of its examples."""
@@ -115,16 +102,6 @@ def assert_metrics_add_up(plan: PackPlan, lengths: Sequence[int]) -> None:
     assert metrics.num_rows == len(plan) >= metrics.lower_bound
     assert metrics.padding == metrics.num_rows * metrics.capacity - metrics.num_tokens >= 0
     assert 0 <= metrics.utilisation <= 1
-
-
-def assert_same_plan(make_plan: Callable[[], PackPlan]) -> None:
-    """Making a plan twice gives the same plan."""
-    one, other = make_plan(), make_plan()
-    np.testing.assert_array_equal(one.rows.offsets, other.rows.offsets)
-    np.testing.assert_array_equal(one.rows.indices, other.rows.indices)
-    np.testing.assert_array_equal(one.pieces.example, other.pieces.example)
-    np.testing.assert_array_equal(one.pieces.start, other.pieces.start)
-    assert one.metrics == other.metrics
 
 
 def _kept(length: int, capacity: int, long: str) -> int:

@@ -14,14 +14,6 @@ import numpy as np
 from shardmill.sampling import Order, epochs, rank_slice
 from shardmill.sampling.order import Indices
 
-__all__ = [
-    "RankSlice",
-    "WHOLE",
-    "assert_epochs_do_not_repeat",
-    "assert_is_bijection",
-    "assert_ranks_cover",
-]
-
 WHOLE = 20_000
 """Orders of up to this many items are checked at every index."""
 

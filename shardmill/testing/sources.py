@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,55 +22,46 @@ from hypothesis import strategies as st
 from shardmill.protocols import ConversationSource, CuttableSource, DividedSource, Source, continues
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
-_T = TypeVar("_T")
-
-__all__ = [
-    "Account",
-    "ChatAccount",
-    "RowCase",
-    "account",
-    "assert_conversation_ledger_balances",
-    "assert_conversations_resume_exactly",
-    "assert_cut_is_the_source",
-    "assert_divides_exactly",
-    "assert_ledger_balances",
-    "assert_resumes_exactly",
-    "chat_account",
-    "cleaned",
-    "expected",
-    "joined",
-    "json_lines",
-    "nasty_texts",
-    "parquet_bytes",
-    "raw_bytes",
-]
+_NO_COUNTS = {"empty": 0, "invalid_utf8": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Everything a source gave, however it was batched."""
+    """Everything a source of documents or of conversations gave, however it was batched."""
 
     texts: list[str] = field(default_factory=list)
+    conversations: list[Conversation] = field(default_factory=list)
     num_read: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=lambda: dict(_NO_COUNTS))
     drops: list[Drop] = field(default_factory=list)
     num_rows: int = 0  # of pieces whose drops have a `row`
 
 
-def account(batches: Iterable[TextBatch]) -> Account:
+def account(batches: Iterable[TextBatch | ConversationBatch]) -> Account:
     """Read to the end and add up."""
     texts: list[str] = []
+    conversations: list[Conversation] = []
     drops: list[Drop] = []
     num_read = num_rows = 0
-    counts = {"empty": 0, "invalid_utf8": 0}
+    counts = dict(_NO_COUNTS)
     for batch in batches:
-        texts += batch.texts.to_pylist()
         drops += batch.drops
         num_read += batch.num_read
-        num_rows += batch.num_rows
-        for name, count in batch.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    return Account(texts=texts, num_read=num_read, counts=counts, drops=drops, num_rows=num_rows)
+        if isinstance(batch, ConversationBatch):
+            conversations += batch.conversations
+        else:
+            texts += batch.texts.to_pylist()
+            num_rows += batch.num_rows
+            for name, count in batch.counts.items():
+                counts[name] = counts.get(name, 0) + count
+    return Account(
+        texts=texts,
+        conversations=conversations,
+        num_read=num_read,
+        counts=counts,
+        drops=drops,
+        num_rows=num_rows,
+    )
 
 
 def joined(pieces: Iterable[Source]) -> Account:
@@ -108,18 +98,14 @@ def assert_ledger_balances(source: Source) -> Account:
     return account(batches)
 
 
-def assert_resumes_exactly(make_source: Callable[[], Source]) -> Account:
+def assert_resumes_exactly(make_source: Callable[[], Source | ConversationSource]) -> Account:
     """From the cursor of any batch, sent through JSON, a fresh source gives exactly the rest.
 
     The rest is the same batches: a build that stops at a budget in the middle of a batch must count
     the same whether it was resumed or not. Reads the source once for each of its batches, so give
     it small input and small limits.
     """
-    return _resumed(make_source, account)
-
-
-def _resumed(make_source: Callable[[], Any], account: Callable[[Iterable[Any]], _T]) -> _T:
-    batches = list(make_source().batches())
+    batches: list[TextBatch | ConversationBatch] = [*make_source().batches()]
     for number, batch in enumerate(batches):
         cursor = json.loads(json.dumps(batch.cursor))
         assert cursor == batch.cursor, f"batch {number}: {batch.cursor!r} does not survive JSON"
@@ -310,28 +296,7 @@ def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int =
     return stream.getvalue()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAccount:
-    """Everything a source of conversations gave, however it was batched."""
-
-    conversations: list[Conversation] = field(default_factory=list)
-    num_read: int = 0
-    drops: list[Drop] = field(default_factory=list)
-
-
-def chat_account(batches: Iterable[ConversationBatch]) -> ChatAccount:
-    """Read to the end and add up."""
-    conversations: list[Conversation] = []
-    drops: list[Drop] = []
-    num_read = 0
-    for batch in batches:
-        conversations += batch.conversations
-        drops += batch.drops
-        num_read += batch.num_read
-    return ChatAccount(conversations=conversations, num_read=num_read, drops=drops)
-
-
-def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccount:
+def assert_conversation_ledger_balances(source: ConversationSource) -> Account:
     """`num_read` is the conversations and the drops; both have ids; contents are clean text.
 
     A row of many threads counts once for each: `num_read` is not the number of rows.
@@ -351,11 +316,9 @@ def assert_conversation_ledger_balances(source: ConversationSource) -> ChatAccou
                 content = message.get("content")
                 if isinstance(content, str):
                     content.encode()  # raises on half a surrogate pair
-    return chat_account(batches)
+    return account(batches)
 
 
-def assert_conversations_resume_exactly(
-    make_source: Callable[[], ConversationSource],
-) -> ChatAccount:
+def assert_conversations_resume_exactly(make_source: Callable[[], ConversationSource]) -> Account:
     """As `assert_resumes_exactly`, for a source of conversations."""
-    return _resumed(make_source, chat_account)
+    return assert_resumes_exactly(make_source)

@@ -23,12 +23,11 @@ from shardmill.errors import StoreNotFoundError, missing_extra
 from shardmill.records import ROLES, ChatExamples, Drop, Ragged
 from shardmill.store import (
     ChatLedger,
-    DocumentLedger,
-    Ledger,
     Manifest,
     StoreFacts,
     StoreWriter,
-    TokenLedger,
+    given_facts,
+    kept_ledger,
     open_store,
     verify,
 )
@@ -37,25 +36,6 @@ try:
     from hypothesis import strategies as st
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
-
-__all__ = [
-    "Turn",
-    "assert_done_means_done",
-    "assert_same_examples",
-    "assert_store_laws",
-    "assert_write_then_read_is_identity",
-    "build_small_chat_store",
-    "build_small_store",
-    "chat_examples",
-    "chat_facts",
-    "documents",
-    "make_examples",
-    "plain_facts",
-    "read_documents",
-    "read_examples",
-    "shard_sizes",
-    "slice_examples",
-]
 
 
 def documents(
@@ -81,34 +61,15 @@ def plain_facts(
     kept = sum(len(ragged) for ragged in splits.values())
     tokens = sum(len(ragged.values) for ragged in splits.values())
     dropped = dict(Counter(drop.reason for drop in drops))
-    ledger = Ledger(
-        documents=DocumentLedger(
-            read=kept + len(drops), kept=kept, empty=0, over_budget=0, dropped=dropped
-        ),
-        tokens=TokenLedger(encoded=tokens, separators=0, kept=tokens, over_budget=0),
-        repaired={},
-        chat=None,
-    )
+    ledger = kept_ledger(kept, tokens)
+    rows = msgspec.structs.replace(ledger.documents, read=kept + len(drops), dropped=dropped)
     fields: dict[str, Any] = {
         "dataset_name": "small",
-        "dataset_config": None,
-        "dataset_revision": None,
-        "streaming": False,
-        "split_rule": "given",
-        "seed": 0,
-        "shuffle_buffer": None,
-        "append_eot": False,
-        "unit": "document",
         "tokenizer_sha256": hashlib.sha256(b"none").hexdigest(),
         "tokenizer_fingerprint": hashlib.sha256(b"none").hexdigest(),
-        "vocab_size": None,
-        "special_token_ids": {},
-        "sources": [],
-        "options": {},
-        "ledger": ledger,
-        "produced_by": {},
+        "ledger": msgspec.structs.replace(ledger, documents=rows),
     }
-    return StoreFacts(**(fields | changes))
+    return given_facts(kept, tokens, **(fields | changes))
 
 
 def build_small_store(
@@ -137,22 +98,6 @@ def read_documents(folder: Path, split: str) -> Ragged:
     values = np.concatenate(shards) if shards else np.empty(0, dtype)
     starts = np.load(folder / entry["index"]["file"], allow_pickle=False)
     return Ragged(values, np.append(starts, entry["tokens"]).astype(np.int64))
-
-
-def assert_write_then_read_is_identity(
-    splits: Mapping[str, Ragged], *, dtype: str, shard_bytes: int | None
-) -> None:
-    """Guarantee 2: the same documents come back through a store of any shape."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "store"
-        build_small_store(folder, splits, dtype=dtype, shard_bytes=shard_bytes)
-        store = open_store(folder)
-        assert sorted(store.splits) == sorted(splits)
-        for split, written in splits.items():
-            assert read_documents(folder, split) == written, f"split {split!r} changed"
-            assert np.array_equal(store.document_starts(split), written.offsets[:-1])
-            assert sum(file.num_tokens for file in store.token_files(split)) == len(written.values)
-        assert_store_laws(folder)
 
 
 def assert_done_means_done(folder: Path) -> None:

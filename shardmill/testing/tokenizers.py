@@ -28,17 +28,6 @@ try:
 except ImportError as missing:
     raise missing_extra("hypothesis", "dev") from missing
 
-__all__ = [
-    "assert_batch_is_one_by_one",
-    "assert_renders_exactly",
-    "assert_round_trip",
-    "assert_template_laws",
-    "assert_text_is_never_structure",
-    "assert_tokenizer_laws",
-    "conversations",
-    "nasty_texts",
-]
-
 
 def assert_tokenizer_laws(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
     """All guarantees on these texts: batch, range, text is never structure, round trip."""

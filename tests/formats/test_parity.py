@@ -14,7 +14,7 @@ from shardmill.formats.convert import PACKED, ConvertOptions, convert
 from shardmill.formats.packed import formats as convert_module
 from shardmill.formats.packed.formats import check_bins, open_packed
 from shardmill.formats.packed.records import PackedBin
-from shardmill.formats.parity import check_documents
+from shardmill.formats.stores import check_documents
 from shardmill.records import Ragged
 from shardmill.testing.stores import documents
 from tests.formats.test_unpickle import BIN, packed_bins, read, save

@@ -29,7 +29,6 @@ from shardmill.testing.packing import (
     assert_is_partition,
     assert_metrics_add_up,
     assert_rows_hold_their_pieces,
-    assert_same_plan,
 )
 
 LIMITS = st.none() | st.integers(1, 5)
@@ -158,7 +157,12 @@ def test_every_packer_keeps_the_guarantees(lengths, steps, align_to, limit, long
     assert_is_partition(plan, lengths, long=long)
     assert_rows_hold_their_pieces(plan, max_per_row=limit)
     assert_metrics_add_up(plan, lengths)
-    assert_same_plan(make)
+    again = make()
+    np.testing.assert_array_equal(plan.rows.offsets, again.rows.offsets)
+    np.testing.assert_array_equal(plan.rows.indices, again.rows.indices)
+    np.testing.assert_array_equal(plan.pieces.example, again.pieces.example)
+    np.testing.assert_array_equal(plan.pieces.start, again.pieces.start)
+    assert plan.metrics == again.metrics
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from shardmill.protocols import ConversationSource
 from shardmill.records import Conversation, Drop
 from shardmill.sources import BatchLimits, MemoryChats, open_chats, stamp_of
 from shardmill.testing.sources import (
-    ChatAccount,
+    Account,
+    account,
     assert_conversation_ledger_balances,
     assert_conversations_resume_exactly,
-    chat_account,
     nasty_texts,
 )
 
@@ -103,9 +103,9 @@ BAD = st.sampled_from(
 )
 
 
-def expected(cases: list[Case], places: Iterator[str]) -> ChatAccount:
+def expected(cases: list[Case], places: Iterator[str]) -> Account:
     named = list(zip(cases, places, strict=False))
-    return ChatAccount(
+    return Account(
         conversations=[
             Conversation(messages=case.messages, id=place)
             for case, place in named
@@ -118,7 +118,7 @@ def expected(cases: list[Case], places: Iterator[str]) -> ChatAccount:
     )
 
 
-def check(make_source: Callable[[], ConversationSource], wanted: ChatAccount) -> None:
+def check(make_source: Callable[[], ConversationSource], wanted: Account) -> None:
     assert assert_conversation_ledger_balances(make_source()) == wanted
     assert assert_conversations_resume_exactly(make_source) == wanted
 
@@ -208,7 +208,7 @@ def test_conversations_in_memory_are_cleaned_and_resumed(
     check(lambda: MemoryChats(given, limits=limits), wanted)
     check(lambda: MemoryChats(lambda: iter(given), limits=limits), wanted)
     named = [Conversation(messages=turns, id="mine", group="g") for turns in given]
-    found = chat_account(MemoryChats(named, limits=limits).batches()).conversations
+    found = account(MemoryChats(named, limits=limits).batches()).conversations
     assert [(chat.id, chat.group) for chat in found] == [("mine", "g")] * len(given)
 
 

@@ -15,14 +15,14 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
 from shardmill.sources import BatchLimits, open_chats
 from shardmill.sources.formats import jsonl
-from shardmill.testing.sources import ChatAccount, chat_account
+from shardmill.testing.sources import Account, account
 
 HI = [{"role": "user", "content": "hi"}]
 GOOD = json.dumps({"messages": HI}).encode()
 
 
-def read(path: Any, **options: Any) -> ChatAccount:
-    return chat_account(open_chats(path, **options).batches())
+def read(path: Any, **options: Any) -> Account:
+    return account(open_chats(path, **options).batches())
 
 
 def nested(depth: int) -> bytes:
@@ -40,7 +40,7 @@ def test_the_depth_limit_does_not_depend_on_the_callers_stack(
     lines = [nested(256), nested(257), nested(900), nested(100_000), GOOD]
     path.write_bytes(b"\n".join(line.replace(b"{", b"{" + mend, 1) for line in lines))
 
-    def call(depth: int) -> ChatAccount:
+    def call(depth: int) -> Account:
         return call(depth - 1) if depth else read(path, on_bad="skip")
 
     found = call(stack)
@@ -118,7 +118,7 @@ def test_a_json_file_that_is_not_a_list_is_refused(
 def test_an_empty_file_has_no_shape_and_no_conversations(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(body)
-    assert read(path) == ChatAccount()
+    assert read(path) == Account()
     assert open_chats(path).describe()["shape"] is None
 
 

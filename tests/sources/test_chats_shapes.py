@@ -11,7 +11,7 @@ import pytest
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
 from shardmill.sources import CHAT_REASONS, SHAPES, open_chats
-from shardmill.testing.sources import chat_account
+from shardmill.testing.sources import account
 
 Turns = list[dict[str, Any]]
 
@@ -22,7 +22,7 @@ def write(path: Path, *records: Any) -> Path:
 
 
 def read(path: Path, **options: Any) -> list[Conversation]:
-    return chat_account(open_chats(path, **options).batches()).conversations
+    return account(open_chats(path, **options).batches()).conversations
 
 
 def one(tmp_path: Path, record: Any, **options: Any) -> Conversation:
@@ -237,7 +237,7 @@ def test_a_record_that_does_not_fit_is_an_error_or_a_drop(
         assert len(read(path, shape=shape)) == 1
         return
     assert reason in CHAT_REASONS
-    found = chat_account(open_chats(path, shape=shape, on_bad="skip").batches())
+    found = account(open_chats(path, shape=shape, on_bad="skip").batches())
     assert found.drops == [Drop(id="chats.jsonl:1", reason=reason)]
     assert (found.conversations, found.num_read) == ([], 1)
     with pytest.raises(SourceError, match=r"chats\.jsonl:1: .*on_bad='skip'"):
@@ -288,7 +288,7 @@ def test_a_later_record_of_another_shape_is_never_read_in_part(
     path = write(tmp_path / "chats.jsonl", first, later, first)
     with pytest.raises(SourceError, match=r"chats\.jsonl:2: "):
         read(path)
-    found = chat_account(open_chats(path, on_bad="skip").batches())
+    found = account(open_chats(path, on_bad="skip").batches())
     assert found.drops == [Drop(id="chats.jsonl:2", reason="other_shape")]
     assert [chat.id for chat in found.conversations] == ["chats.jsonl:1", "chats.jsonl:3"]
 

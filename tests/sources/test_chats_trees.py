@@ -18,10 +18,10 @@ from shardmill.records import Drop
 from shardmill.sources import BatchLimits, conversations, open_chats
 from shardmill.sources.message_trees import Node, TreeRules, link_messages, read_tree
 from shardmill.testing.sources import (
-    ChatAccount,
+    Account,
+    account,
     assert_conversation_ledger_balances,
     assert_conversations_resume_exactly,
-    chat_account,
 )
 
 
@@ -35,11 +35,11 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def read(path: Path, **options: Any) -> ChatAccount:
-    return chat_account(open_chats(path, **options).batches())
+def read(path: Path, **options: Any) -> Account:
+    return account(open_chats(path, **options).batches())
 
 
-def said(account: ChatAccount) -> list[str]:
+def said(account: Account) -> list[str]:
     chats = account.conversations
     return ["".join(message["content"] for message in chat.messages) for chat in chats]
 
@@ -233,5 +233,5 @@ def test_many_threads_of_one_tree_may_span_batches(tmp_path: Path) -> None:
     assert [batch.num_read for batch in batches] == [64] * 15 + [40]
     assert batches[3].cursor == {"input": 0, "name": "m.jsonl", "position": None, "done": 256}
     assert batches[-1].cursor["done"] == 0
-    rest = chat_account(open_chats(path, limits=limits).batches(batches[3].cursor))
+    rest = account(open_chats(path, limits=limits).batches(batches[3].cursor))
     assert [chat.id for chat in rest.conversations] == [str(n) for n in range(256, 1000)]

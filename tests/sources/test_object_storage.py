@@ -44,7 +44,6 @@ from shardmill.testing.sources import (
     assert_divides_exactly,
     assert_ledger_balances,
     assert_resumes_exactly,
-    chat_account,
     json_lines,
 )
 from shardmill.threads import StoppedError
@@ -579,11 +578,11 @@ def test_chats_are_read_from_object_storage_too(tmp_path: Path, upload: Upload) 
     url = upload(tmp_path / "chats")
     far, near = open_chats(url), open_chats(tmp_path / "chats")
 
-    assert chat_account(far.batches()) == chat_account(near.batches())
-    assert len(chat_account(far.batches()).conversations) == 4
+    assert account(far.batches()) == account(near.batches())
+    assert len(account(far.batches()).conversations) == 4
     assert far.stamp() != near.stamp()
     lists = [[f"{root}/a.jsonl", f"{root}/b.json"] for root in (url, str(tmp_path / "chats"))]
-    found = [chat_account(open_chats(where).batches()) for where in lists]
+    found = [account(open_chats(where).batches()) for where in lists]
     assert found[0] == found[1]
     with pytest.raises(SourceError, match="on this machine and on object storage in one list"):
         open_chats([lists[0][0], lists[1][1]])

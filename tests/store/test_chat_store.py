@@ -28,7 +28,7 @@ from shardmill.records import ChatExamples, Ragged
 from shardmill.store import (
     ChatLedger,
     StoreWriter,
-    empty_ledger,
+    kept_ledger,
     open_store,
     read_manifest,
     verify,
@@ -190,7 +190,7 @@ def test_books_that_do_not_know_the_turns_publish_nothing(tmp_path: Path, books)
 
 
 def test_a_placeholder_of_chats_opens_nothing(tmp_path: Path) -> None:
-    facts = chat_facts({}, ledger=empty_ledger())
+    facts = chat_facts({}, ledger=kept_ledger(0, 0))
     write_placeholder(tmp_path, facts, ["train"])
     assert read_manifest(tmp_path).built is False
     with pytest.raises(ShardmillError, match="placeholder"):

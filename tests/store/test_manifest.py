@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
 from shardmill.records import Drop, Ragged
-from shardmill.store import Manifest, empty_ledger, open_store, read_manifest, write_placeholder
+from shardmill.store import Manifest, kept_ledger, open_store, read_manifest, write_placeholder
 from shardmill.store.manifest import write_manifest
 from shardmill.testing.stores import build_small_store, plain_facts
 
@@ -261,7 +261,7 @@ def test_facts_that_json_would_change_are_never_written(tmp_path: Path, options)
 
 
 def test_a_placeholder_reserves_a_place_and_does_not_open(tmp_path: Path) -> None:
-    facts = plain_facts({}, dataset_name="later", ledger=empty_ledger())
+    facts = plain_facts({}, dataset_name="later", ledger=kept_ledger(0, 0))
     write_placeholder(tmp_path / "p", facts, ["train", "val"], shard_bytes=128)
     meta = json.loads((tmp_path / "p" / "meta.json").read_bytes())
     flat = {key: meta[key] for key in meta if key.startswith(("train", "val_"))}

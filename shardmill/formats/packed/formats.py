@@ -37,7 +37,7 @@ from shardmill.formats.packed.records import (
     path_to_read,
 )
 from shardmill.formats.packed.spool import SPOOL
-from shardmill.formats.parity import Parity, difference
+from shardmill.formats.stores import Parity, difference
 from shardmill.records import OffsetArray
 from shardmill.store import list_plans, refuse_excluded
 from shardmill.store.plans import PACKS, SUFFIX
