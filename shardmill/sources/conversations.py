@@ -250,7 +250,7 @@ class ChatSource(NamedSource):
                 "on_bad": self._on_bad,
                 **asdict(self._rules),
                 "inputs": [
-                    file.describe_rows() if isinstance(file, HubSplit) else next(prints)
+                    file.describe() if isinstance(file, HubSplit) else next(prints)
                     for file, _ in self._inputs
                 ],
             }

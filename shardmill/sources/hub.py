@@ -35,7 +35,6 @@ from shardmill.sources.batches import (
 from shardmill.sources.formats.parquet import ParquetFormat
 from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
 from shardmill.storage.hub import (
-    Columns,
     HubFile,
     HubSplit,
     NotByFilesError,
@@ -154,11 +153,6 @@ def _open(split: HubSplit, columns: tuple[str, ...] | None, state: JSON) -> _Row
                 before = None if is_shuffled else stream.state_dict()
 
 
-def _choose_field(columns: Columns, split: HubSplit) -> str:
-    """The column that holds the text."""
-    return choose_field(columns, wanted=split.options.field, where=f"hub dataset {split.dataset}")
-
-
 class HubSource(NamedSource):
     """Documents of one split of a hub dataset. Options are those of `HubOptions`."""
 
@@ -183,7 +177,7 @@ class HubSource(NamedSource):
 
     def describe(self) -> dict[str, JSON]:
         """Asks the hub for the commit, and for the columns when no field was named."""
-        facts = self._split.describe_rows()
+        facts = self._split.describe()
         shuffle = facts.pop("shuffle")
         return {"kind": "hub", "name": self.name, **facts, "field": self._field, "shuffle": shuffle}
 
@@ -234,7 +228,7 @@ class HubSource(NamedSource):
             first: Any = next(hub_rows(self._split, None), None)
             row = first.value if first else {}
             columns = tuple((name, isinstance(value, str)) for name, value in row.items())
-        return _choose_field(columns, self._split)
+        return choose_field(columns, wanted=self._split.options.field, where=self._split.place)
 
 
 def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -283,7 +277,9 @@ class HubParquetSource(FileListSource):
                 shuffle=...,
             )
         files, columns = self._split.parquet_files()
-        field = _choose_field(columns, self._split) if columns else self._split.options.field
+        field = self._split.options.field
+        if columns:
+            field = choose_field(columns, wanted=field, where=self._split.place)
         super().__init__(files, ParquetFormat(field=field), name=name or dataset, limits=limits)
         self._is_settled = bool(columns)
         self._is_piece = False
@@ -292,6 +288,7 @@ class HubParquetSource(FileListSource):
         """May read the columns in the first file."""
         settings = self._settled().options()
         facts = {"kind": "hub", "name": self.name, **self._split.describe()}
+        del facts["shuffle"]
         facts["field"] = settings.pop("field")
         if self._is_piece:
             return {**facts, "file": self.files[0].path, "row_group": None, **settings}

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from glob import has_magic
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +37,6 @@ from shardmill.storage.files import (
     InputFile,
     Where,
     check_unchanged,
-    is_glob,
     list_files,
     open_file,
     with_common_names,
@@ -173,7 +173,8 @@ def _kind_of_files(where: str) -> str:
         found[kinds[0]] = file.name
     if len(found) > 1:
         listed = ", ".join(f"{name} ({kind})" for kind, name in sorted(found.items()))
-        glob = where if is_glob(where) else f"{where.rstrip('/')}/**/*{JsonlFormat.endings[0]}"
+        is_glob = has_magic(where) and not Path(where).exists()
+        glob = where if is_glob else f"{where.rstrip('/')}/**/*{JsonlFormat.endings[0]}"
         raise SourceError(
             f"{Url(where)}: several kinds of files: {listed}; choose one with a glob such as "
             f"'{Url(glob)}', or with {{kind}}",

@@ -118,10 +118,10 @@ def _tools_of(row: Object) -> list[Object] | None:
     return tools or None
 
 
-def _has_turns(row: Object, *, keys: Sequence[str], speaker: str, empty_key: str) -> bool:
-    """A list whose first turn names a speaker; or [] under `empty_key`."""
+def _has_turns(row: Object, *, keys: Sequence[str], speaker: str) -> bool:
+    """A list whose first turn names a speaker; or [] under the first key."""
     found = any(_begins_with(row.get(key), speaker) for key in keys)
-    return found or row.get(empty_key) == []
+    return found or row.get(keys[0]) == []
 
 
 def _begins_with(turns: object, speaker: str) -> bool:
@@ -334,14 +334,14 @@ _SHAPES = (
         "messages",
         "messages: [{role, content}, ...][, tools]",
         _MESSAGES_KEYS,
-        partial(_has_turns, keys=_MESSAGES_KEYS, speaker="role", empty_key="messages"),
+        partial(_has_turns, keys=_MESSAGES_KEYS, speaker="role"),
         _one(_read_messages),
     ),
     ConversationShape(
         "sharegpt",
         "conversations: [{from, value}, ...][, system, tools]",
         _SHAREGPT_KEYS,
-        partial(_has_turns, keys=_SHAREGPT_KEYS, speaker="from", empty_key="conversations"),
+        partial(_has_turns, keys=_SHAREGPT_KEYS, speaker="from"),
         _one(_read_sharegpt),
     ),
     ConversationShape(

@@ -148,9 +148,6 @@ class FileListSource(NamedSource, ABC):
         self._format = format
 
     @abstractmethod
-    def describe(self) -> dict[str, JSON]: ...
-
-    @abstractmethod
     def _piece(self, files: tuple[Any, ...], format: Format) -> Source:
         """A source of some neighbours among the files, or of a range of one."""
 
@@ -273,11 +270,10 @@ class FileSource(FileListSource):
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) to fingerprint them; then remembers."""
         if self._description is None:
-            settings = self.settings
             self._description = {
-                "kind": settings.pop("kind"),
+                "kind": self._format.kind,
                 "name": self.name,
-                **settings,
+                **self.settings,
                 "files": fingerprint_files(self.files),
             }
         return dict(self._description)

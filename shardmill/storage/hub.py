@@ -133,22 +133,19 @@ class HubSplit:
         return str(sha)
 
     def describe(self) -> dict[str, JSON]:
-        """Asks the hub for the commit."""
-        return {
-            "dataset": self.dataset,
-            "config": self.options.config,
-            "split": self.options.split,
-            "revision": self.revision,
-        }
-
-    def describe_rows(self) -> dict[str, JSON]:
-        """With their order."""
+        """The rows and their order. Asks the hub for the commit."""
         shuffle: JSON = None
         if self.options.shuffle is not None:
             seed, size = self.options.shuffle
             # The order is the client's, so its version is part of it.
             shuffle = {"seed": seed, "buffer_size": size, "by": client_version()}
-        return {**self.describe(), "shuffle": shuffle}
+        return {
+            "dataset": self.dataset,
+            "config": self.options.config,
+            "split": self.options.split,
+            "revision": self.revision,
+            "shuffle": shuffle,
+        }
 
     def load(self, columns: tuple[str, ...] | None = None) -> Any:
         """The client's own stream, of some columns or of all.

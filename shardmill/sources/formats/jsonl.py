@@ -362,16 +362,15 @@ def iter_jsonl_rows(where: Where) -> Iterator[Object]:
     """
     files = list_files(where, suffixes=JsonlFormat.endings)
 
+    def decode(line: bytes) -> Object:
+        return decode_row(line, of_any_depth=True)[0]
+
     def rows() -> Iterator[Object]:
         for file in files:
             check_unchanged(file)
-            yield from (row for _, row in _rows(file, _ROW_LIMITS, _decode_any, "error"))
+            yield from (row for _, row in _rows(file, _ROW_LIMITS, decode, "error"))
 
     return rows()
-
-
-def _decode_any(line: bytes) -> Object:
-    return decode_row(line, of_any_depth=True)[0]
 
 
 def _rows(

@@ -84,18 +84,14 @@ def _bounded(
         end = chunk.find(b"\n") + 1
         if length.add(chunk[: end or None]) > most:
             found = "a line of {:,} bytes" if end else "{:,} bytes and no end of the line"
-            raise _too_long(file, begin, found.format(start + (end or len(chunk)) - begin), most)
+            where = f"{file.place}, line {count_lines(file, begin) + 1:,} (byte {begin:,})"
+            raise too_large(where, found.format(start + (end or len(chunk)) - begin), most)
         if end:
             last = chunk.rfind(b"\n") + 1
             begin, length = start + last, _Length(is_json=is_json)
             length.add(chunk[last:])
         start += len(chunk)
         yield chunk
-
-
-def _too_long(file: InputFile, begin: int, found: str, most: int) -> SourceError:
-    number = count_lines(file, begin) + 1
-    return too_large(f"{file.place}, line {number:,} (byte {begin:,})", found, most)
 
 
 def count_lines(file: InputFile, stop: int) -> int:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, cast
+from typing import Any, BinaryIO, Self, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,24 +116,6 @@ def open_parquet(
         ) from error
 
 
-class RowGroups(NamedTuple):
-    """Consecutive row groups of a file, half-open."""
-
-    start: int
-    stop: int
-
-    def __str__(self) -> str:
-        if self.stop == self.start + 1:
-            return f"row group {self.start}"
-        return f"row groups {self.start} to {self.stop - 1}"
-
-    def options(self) -> dict[str, JSON]:
-        """For `describe`."""
-        if self.stop == self.start + 1:
-            return {"row_group": self.start}
-        return {"row_groups": [self.start, self.stop]}
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParquetFormat(Format):
     """Parquet. A position is a row group and how many of its rows were read."""
@@ -142,14 +124,21 @@ class ParquetFormat(Format):
     endings = (".parquet",)
 
     field: str | None = None  # the column that holds the text; None: found in the first file
-    groups: RowGroups | None = None  # only these row groups; None: all
+    groups: Range | None = None  # only these row groups, half-open; None: all
 
     @property
     def range_name(self) -> str:
-        return "" if self.groups is None else f":{self.groups}"
+        if self.groups is None:
+            return ""
+        first, last = self.groups[0], self.groups[1] - 1
+        return f":row group {first}" if first == last else f":row groups {first} to {last}"
 
     def options(self) -> dict[str, JSON]:
-        return {"field": self.field, **({} if self.groups is None else self.groups.options())}
+        if self.groups is None:
+            return {"field": self.field}
+        if self.groups[1] == self.groups[0] + 1:
+            return {"field": self.field, "row_group": self.groups[0]}
+        return {"field": self.field, "row_groups": list(self.groups)}
 
     def settled(self, files: Sequence[ParquetInput], _limits: BatchLimits, /) -> Self:
         """With a column that is in the first file."""
@@ -184,8 +173,8 @@ class ParquetFormat(Format):
             found = list(runs(sizes, num_bytes))
             if len(found) == 1:
                 return (self,)
-        first = 0 if self.groups is None else self.groups.start
-        parts = [RowGroups(first + start, first + stop) for start, stop in found]
+        first = 0 if self.groups is None else self.groups[0]
+        parts = [(first + start, first + stop) for start, stop in found]
         return [replace(self, groups=groups) for groups in parts] or (self,)
 
     def read(self, file: ParquetInput, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
@@ -292,7 +281,7 @@ class ParquetFormat(Format):
         if position is not None:
             group, skip = counts_of(position, ("row_group", "rows"), file.name)
         if not start <= group <= stop or stop > num_groups or edges[group] + skip > edges[stop]:
-            only = "" if self.groups is None else f", and only {self.groups} is read"
+            only = "" if self.groups is None else f", and only {self.range_name[1:]} is read"
             raise SourceError(
                 f"{file.place}: the cursor is at row {skip:,} of row group {group}, but there are "
                 f"{num_groups} row groups with {edges[-1]:,} rows{only}; resume with the input the "
