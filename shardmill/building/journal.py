@@ -70,9 +70,9 @@ class _BatchLine(msgspec.Struct, frozen=True, array_like=True):
     num_given: int
     num_bytes: int
     num_documents: int
-    drops: list[tuple[str, str, int | None]]  # id, reason, row
+    drops: tuple[Drop, ...]
     void: tuple[int, ...]
-    counts: dict[str, int]
+    counts: Mapping[str, int]
     num_rows: int
     starts_file: bool
     chunk: int
@@ -83,8 +83,6 @@ def _parts_of(batch: EncodedBatch, *, tokens: int) -> Iterator[tuple[str, bytes 
     yield "tokens", _bytes(batch.documents.values)
     yield "lengths", _bytes(batch.documents.lengths.astype("<i8"))
     line = {name: getattr(batch, name) for name in _BatchLine.__struct_fields__}
-    line["drops"] = [(drop.id, drop.reason, drop.row) for drop in batch.drops]
-    line["counts"] = dict(batch.counts)
     yield "batches", msgspec.json.encode(_BatchLine(**line)) + b"\n"
     if batch.examples is not None:
         assert batch.splits is not None
@@ -99,43 +97,27 @@ def _bytes(array: IntArray | BoolArray) -> memoryview:
 
 
 def _batches_of(data: Mapping[str, npt.NDArray[np.uint8]], dtype: str) -> Iterator[EncodedBatch]:
-    """What was written to a segment: batch by batch, because a ledger counts whole batches;
-    conversations as one."""
+    """What was written to a segment: batch by batch, because a ledger counts whole batches."""
     values = data["tokens"].view(np.dtype(dtype).newbyteorder("<"))
     documents = Ragged.from_lengths(values, data["lengths"].view("<i8"))
-    lines = data["batches"].tobytes().splitlines()
-    batches = [msgspec.json.decode(line, type=_BatchLine) for line in lines]
-    if "mask" not in data:
-        first = 0
-        for batch in batches:
-            stop = first + batch.num_documents
-            yield _decoded([batch], documents.slice(first, stop), void=batch.void)
-            first = stop
-        return
-    examples = ChatExamples(
-        ids=documents,
-        mask=data["mask"].view(np.bool_),
-        turn_starts=data["turns"].view("<i8"),
-        turn_roles=data["roles"],
-    )
-    yield _decoded(batches, documents, examples=examples, splits=data["splits"])
-
-
-def _decoded(batches: list[_BatchLine], documents: Ragged, **others: Any) -> EncodedBatch:
-    sums = ("num_read", "num_given", "num_bytes", "num_rows")
-    return EncodedBatch(
-        documents=documents,
-        drops=tuple(
-            Drop(id=where, reason=reason, row=row)
-            for batch in batches
-            for where, reason, row in batch.drops
-        ),
-        counts=sum((Counter(batch.counts) for batch in batches), Counter()),
-        starts_file=any(batch.starts_file for batch in batches),
-        chunk=batches[0].chunk if batches else 0,
-        **{name: sum(getattr(batch, name) for batch in batches) for name in sums},
-        **others,
-    )
+    first = 0
+    for line in data["batches"].tobytes().splitlines():
+        account = msgspec.structs.asdict(msgspec.json.decode(line, type=_BatchLine))
+        stop = first + account.pop("num_documents")
+        part = documents.slice(first, stop)
+        if "mask" in data:
+            begin, end = documents.offsets[[first, stop]]
+            starts = data["turns"].view("<i8")
+            low, high = np.searchsorted(starts, (begin, end))
+            account["examples"] = ChatExamples(
+                ids=part,
+                mask=data["mask"].view(np.bool_)[begin:end],
+                turn_starts=starts[low:high] - begin,
+                turn_roles=data["roles"][low:high],
+            )
+            account["splits"] = data["splits"][first:stop]
+        yield EncodedBatch(documents=part, **account)
+        first = stop
 
 
 class DamagedSegmentError(BuildError):

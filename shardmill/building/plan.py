@@ -31,7 +31,7 @@ CHUNK_BYTES = 8 * 2**20
 """Two batches. A ledger counts whole batches when a budget closes a feed, so this is a constant."""
 UNIT_BYTES = 64 * 2**20
 SINGLE_PROCESS_UNIT_BYTES = 2**30
-_JOURNAL = 2
+_JOURNAL = 3
 """Version of the journal: raised when segments are written differently, so that older ones are
 not read."""
 

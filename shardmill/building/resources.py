@@ -39,7 +39,7 @@ from shardmill.tokenizers import thread_limits
 from shardmill.tokenizers.base import EngineSource
 
 if TYPE_CHECKING:
-    from shardmill.building.engines.ray import RayCluster
+    from shardmill.building.ray import RayCluster
 
 RunOn: TypeAlias = Literal["local", "ray"]
 
@@ -166,7 +166,7 @@ def cores_of(cluster: RayCluster | None) -> int:
 
 
 def _open_cluster(workers: int | None, address: str | None) -> RayCluster:
-    from shardmill.building.engines.ray import RayCluster
+    from shardmill.building.ray import RayCluster
 
     cluster = RayCluster(address, workers=workers or num_cores())
     if workers is None and not cluster.num_cpus:

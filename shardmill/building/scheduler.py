@@ -321,7 +321,7 @@ class WorkerPool(Closing):
             workers, cluster = self.resources.workers, self.resources.cluster
             memory = self.resources.limit_bytes if self.resources.is_limited else None
             if cluster is not None:
-                from shardmill.building.engines.ray import RayEngine
+                from shardmill.building.ray import RayEngine
 
                 # Ray gives a worker one CPU, so its libraries get one thread.
                 environ = worker_environ(1)

@@ -72,7 +72,12 @@ def load(
     if config is None:
         found = _open_stores(stores, length, split or "train", seed=seed or 0, shuffle=shuffle)
     else:
-        _refuse_beside_config(config, split=split, shuffle=shuffle)
+        for name, value in (("split", split), ("shuffle", shuffle)):
+            if value is not None:
+                raise OptionError(
+                    f"{{{name}}}: {config.file} decides this; set data.{name} there",
+                    **{name: value},
+                )
         found = open_stream(config, seq_len=length, global_batch_size=rows * own_world, seed=seed)
     with ExitStack() as undo:
         undo.callback(found.close)
@@ -133,14 +138,6 @@ def _config(stores: Stores) -> DataConfig | None:
     if isinstance(stores, str | Path) and str(stores).endswith(".toml"):
         return read_config(stores)
     return None
-
-
-def _refuse_beside_config(config: DataConfig, **options: object) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise OptionError(
-                f"{{{name}}}: {config.file} decides this; set data.{name} there", **{name: value}
-            )
 
 
 def _open_stores(

@@ -95,6 +95,7 @@ class SampleStream:
             "temperature": temperature,
             "phases": [(start, [*chosen]) for start, chosen in phases],
         }
+        self.names = self._mixture.names
         self.order_fingerprint = self._mixture.fingerprint
         self._excluded = self._find_excluded()
         # A fork while another thread is inside does no harm: the cache that it guards is only ever
@@ -105,11 +106,6 @@ class SampleStream:
     def epoch_samples(self) -> int | None:
         """Samples of one epoch of a single source; None for a mixture."""
         return len(self.sources[0]) if len(self.sources) == 1 else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the sources."""
-        return self._mixture.names
 
     @property
     def fingerprint(self) -> str:
@@ -379,7 +375,6 @@ def plan_step(
         step.samples, *(column.tolist() for column in columns), strict=True
     ):
         source = stream.sources[number]
-        span = source.span(item)
         planned.append(
             PlannedSample(
                 sample=sample,
@@ -389,9 +384,7 @@ def plan_step(
                 epoch=epoch,
                 window=item,
                 instead_of=None if replaced == item else replaced,
-                start=span.start,
-                stop=span.stop,
-                documents=span.documents,
+                **source.span(item)._asdict(),
             )
         )
     return planned

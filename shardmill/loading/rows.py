@@ -145,7 +145,38 @@ class TokenStore(Protocol):
     def document_starts(self, split: str) -> OffsetArray: ...
 
 
-class TokenSource(RowSource):
+class SplitTokens:
+    """The tokens of a split, or of a folder that is no store, and where documents begin in them."""
+
+    _space: TokenSpace
+    _of: tuple[Store | TokenStore, str] | None  # the store and the split
+    _documents: OffsetArray | None = None  # mapped at first use, in every process
+
+    def document_starts(self) -> OffsetArray | None:
+        """Where documents begin in the split; None for a folder, which does not say."""
+        if self._of is not None and self._documents is None:
+            store, split = self._of
+            starts = checked_starts(store.document_starts(split), self._space.num_tokens)
+            self._documents = held_by(self._space.reader, starts)
+        return self._documents
+
+    def close(self) -> None:
+        """Release the token files; may be called again."""
+        self._space.close()
+        self._documents = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value
+
+    def _excluded_spans(self) -> OffsetArray:
+        if self._of is None:
+            return np.empty((0, 2), np.int64)
+        store, split = self._of
+        listed = read_exclusions(store) if isinstance(store, Store) else store.exclusions
+        return listed.spans(split)
+
+
+class TokenSource(SplitTokens, RowSource):
     """Every whole window of a split or a folder: a read-only sequence without a state.
 
     Window `i` begins at token `i * seq_len`; its inputs are `seq_len` tokens, its labels the same
@@ -174,9 +205,8 @@ class TokenSource(RowSource):
         eos_token_id: int | None = None,
         reader: ReaderName = "auto",
     ) -> None:
-        self._of = _split_of(path, split)  # the store and the split
+        self._of = _split_of(path, split)
         self.split: str | None = None  # None: a folder that is not a store
-        self._documents: OffsetArray | None = None  # mapped at first use, in every process
         if self._of is not None:
             store, found = self._of
             check_store(store, eos_token_id)
@@ -189,7 +219,7 @@ class TokenSource(RowSource):
             space = TokenSpace(folder.files, reader=reader)
             self.path = folder.folder
             self.fingerprint = folder_fingerprint(folder, space)
-        self._windows = Windows(space, seq_len=seq_len)
+        self._space, self._windows = space, Windows(space, seq_len=seq_len)
         self.reader = space.reader
         self.seq_len = self._windows.seq_len
         own = self.path.name if isinstance(path, str | Path | TokenFolder) else path.name
@@ -197,21 +227,13 @@ class TokenSource(RowSource):
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
         self.eos_token_id = check_eos(space, eos_token_id, self.name)
-        self.excluded = self._find_excluded()
+        self.excluded = self._excluded_by(self._excluded_spans())
 
     def __len__(self) -> int:
         return len(self._windows)
 
     def _read(self, items: OffsetArray) -> tuple[IntArray, None]:
         return self._windows.gather_unchecked(items), None
-
-    def document_starts(self) -> OffsetArray | None:
-        """Where documents begin in the split; None for a folder, which does not say."""
-        if self._of is not None and self._documents is None:
-            store, split = self._of
-            starts = checked_starts(store.document_starts(split), self.num_tokens)
-            self._documents = held_by(self.reader, starts)
-        return self._documents
 
     def borders(self, items: OffsetArray) -> Borders:
         """Where documents begin in these windows: by a store's index, or after every end token of
@@ -252,17 +274,6 @@ class TokenSource(RowSource):
     def prefetch(self, items: npt.ArrayLike) -> None:
         self._windows.prefetch(items)
 
-    def close(self) -> None:
-        self._windows.space.close()
-        self._documents = None
-
-    def _find_excluded(self) -> ExcludedItems | None:
-        if self._of is None:
-            return None
-        store, split = self._of
-        listed = read_exclusions(store) if isinstance(store, Store) else store.exclusions
-        return self._excluded_by(listed.spans(split))
-
     def _excluded_by(self, spans: OffsetArray) -> ExcludedItems | None:
         return excluded_windows(
             spans,
@@ -271,9 +282,6 @@ class TokenSource(RowSource):
             stride=self.seq_len,
             length=self.seq_len + 1,
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value
 
     def __repr__(self) -> str:
         split = "" if self.split is None else f", split={self.split!r}"

@@ -302,8 +302,10 @@ def fingerprint(file: InputFile, *, whole: bool) -> dict[str, JSON]:
     if isinstance(file.place, ObjectPath) and file.place.identity is not None:
         kind, word = file.place.identity
         return {**facts, kind: word}
-    with open_file(file, 0, END_BYTES) as stream:
-        if whole and isinstance(file.place, Path):
+    with open_file(file, 0, END_BYTES) as raw:
+        # a file of the system may give less than it was asked for
+        stream = io.BufferedReader(raw) if isinstance(raw, io.FileIO) else raw
+        if whole and isinstance(stream, io.BufferedReader):
             return {**facts, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
         digest = hashlib.sha256(stream.read(END_BYTES) or b"")
         stream.seek(max(file.num_bytes - END_BYTES, 0))  # the ends may overlap

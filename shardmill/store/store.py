@@ -53,7 +53,7 @@ from shardmill.store.manifest import (
 )
 
 if TYPE_CHECKING:
-    from shardmill.store.readers.examples import SplitView
+    from shardmill.store.readers.documents import SplitView
 
 Listing = dict[str, os.DirEntry[str]]
 _CHUNK = 2**22  # a multiple of every item size
@@ -116,7 +116,9 @@ class Store:
     def __getitem__(self, split: str) -> SplitView:
         """The documents of a split, or the examples of a chat store; see `SplitView`."""
         if split not in self._views:
-            from shardmill.store.readers.examples import SplitView  # the readers import this module
+            from shardmill.store.readers.documents import (
+                SplitView,  # the readers import this module
+            )
 
             self.entry(split)
             self._views[split] = SplitView(self, split)

@@ -8,14 +8,16 @@ whatever the size, plus some 50 bytes per example while a plan is checked.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,7 +36,6 @@ from shardmill.store.store import (
     damage,
     foreign,
     list_files,
-    map_index,
     read_built_manifest,
     read_chunks,
     wanted_sizes,
@@ -84,8 +85,12 @@ def verify(folder: str | Path, *, on_progress: OnProgress | None = None) -> Veri
             on_progress(done, total)
 
     check = _Check(folder, manifest, sound, tick)
-    problems = [*broken, *foreign(wanted, found), *check.files(), *check.plans()]
-    problems += [*check.exclusions(), *check.origins()]
+    problems = [*broken, *foreign(wanted, found)]
+    for part in (check.files(), check.plans(), check.exclusions(), check.origins()):
+        try:
+            problems.extend(part)
+        except OSError as error:  # of an index that was sound when it was checked
+            problems.append(f"{error.filename}: cannot be read ({error.strerror})")
     return VerifyReport(
         problems=problems,
         files=1 + len(sound) + check.num_overlays,
@@ -104,7 +109,7 @@ class _Check:
         self.tokens = 0
         self.documents = 0
         self.num_overlays = 0  # sound files that the manifest does not list
-        self._starts: dict[str, OffsetArray] = {}  # of splits whose index can be trusted
+        self._starts: dict[str, _Numbers] = {}  # of splits whose index can be trusted
 
     def files(self) -> Iterator[str]:
         for name, split in self.manifest.splits.items():
@@ -113,10 +118,10 @@ class _Check:
                 yield from problems
                 self.documents += split.documents
                 if not problems:
-                    self._starts[name] = map_index(self.folder / split.index.file, split.documents)
+                    self._starts[name] = _starts_in(self.folder / split.index.file)
             if split.chat:
-                examples = self._starts.get(name)
-                mask = partial(_check_mask, split=split, examples=examples)
+                examples = self._starts.get(name, np.empty(0, np.int64))
+                mask = partial(_check_mask, split=split, starts=examples)
                 turns = partial(_check_turns, split=split, examples=examples)
                 yield from self._file(split.chat.mask, mask)
                 yield from self._file(split.chat.turns, turns)
@@ -186,7 +191,7 @@ class _Check:
                 split = plan.facts.split
                 if split in self._starts:
                     tokens = self.manifest.splits[split].tokens
-                    lengths = np.diff(self._starts[split], append=tokens)
+                    lengths = np.diff(self._starts[split][:], append=tokens)
                     yield from (f"{file}: {one}" for one in _plan_problems(plan, lengths))
 
     def exclusions(self) -> Iterator[str]:
@@ -215,7 +220,7 @@ class _Check:
 
 def _check_roles(path: Path) -> Iterator[str]:
     """No role that does not exist."""
-    highest = int(_mapped(path, np.uint8).max(initial=0))
+    highest = max((int(np.frombuffer(c, np.uint8).max()) for c in read_chunks(path)), default=0)
     if highest >= len(ROLES):
         yield f"holds the role {highest}, but there are {len(ROLES)}: {', '.join(ROLES)}"
 
@@ -234,12 +239,33 @@ def _check_dropped(path: Path, reasons: Mapping[str, int]) -> Iterator[str]:
         yield f"lists dropped rows {dict(found)}, but the ledger says {dict(reasons)}"
 
 
-def _mapped(path: Path, dtype: npt.DTypeLike, *, skip: int = 0) -> npt.NDArray[Any]:
-    """What a file holds after its first `skip` bytes."""
-    entries = max(0, path.stat().st_size - skip) // np.dtype(dtype).itemsize
-    if not entries:  # nothing can be mapped of nothing
-        return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r", offset=skip, shape=(entries,)))
+class _Numbers:
+    """The numbers in a file after its first `skip` bytes, read when they are asked for. They are
+    not mapped: a file that is cut meanwhile is an error, not the end of the process."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, *, skip: int = 0) -> None:
+        self._path, self._dtype, self._skip = path, np.dtype(dtype), skip
+        self._entries = max(0, path.stat().st_size - skip) // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, int):
+            return self[at : at + 1][0]
+        start, stop, _ = at.indices(self._entries)
+        offset = self._skip + start * self._dtype.itemsize
+        found = np.fromfile(self._path, self._dtype, count=stop - start, offset=offset)
+        if len(found) < stop - start:
+            raise OSError(errno.EIO, "cut while it was checked", str(self._path))
+        return found
+
+
+_Starts: TypeAlias = _Numbers | OffsetArray
+
+
+def _starts_in(index: Path) -> _Numbers:
+    return _Numbers(index, "<i8", skip=INDEX_HEADER_BYTES)
 
 
 def _check_header(path: Path, entries: int) -> Iterator[str]:
@@ -248,7 +274,7 @@ def _check_header(path: Path, entries: int) -> Iterator[str]:
             yield f"its header is not that of {entries:,} int64"
 
 
-def _disorder(starts: OffsetArray, what: str, *, tokens: int, last: int) -> str | None:
+def _disorder(starts: _Numbers, what: str, *, tokens: int, last: int) -> str | None:
     """What is wrong with starts that should never decrease, and be at most `last`."""
     previous = 0
     for low in range(0, len(starts), _STARTS):
@@ -266,7 +292,7 @@ def _disorder(starts: OffsetArray, what: str, *, tokens: int, last: int) -> str 
 def _check_documents(path: Path, split: SplitEntry) -> Iterator[str]:
     """The first document starts at 0, and each shard has the documents that it claims."""
     yield from _check_header(path, split.documents)
-    starts = _mapped(path, "<i8", skip=INDEX_HEADER_BYTES)
+    starts = _starts_in(path)
     problem = _disorder(starts, "document", tokens=split.tokens, last=split.tokens)
     if problem is None and len(starts) and starts[0]:
         problem = f"document 0 starts at token {starts[0]:,}, wanted 0"
@@ -285,33 +311,35 @@ def _check_documents(path: Path, split: SplitEntry) -> Iterator[str]:
             )
 
 
-def _check_turns(path: Path, split: SplitEntry, examples: OffsetArray | None) -> Iterator[str]:
-    """A turn starts in every example, whose starts are `examples`; None: their index is damaged."""
+def _check_turns(path: Path, split: SplitEntry, examples: _Starts) -> Iterator[str]:
+    """A turn starts in every example; `examples`: their starts, none if their index is damaged."""
     yield from _check_header(path, split.chat.num_turns if split.chat else 0)
-    turns = _mapped(path, "<i8", skip=INDEX_HEADER_BYTES)
+    turns = _starts_in(path)
     problem = _disorder(turns, "turn", tokens=split.tokens, last=split.tokens - 1)
     if problem is not None:
         yield problem
         return
-    starts = np.empty(0, np.int64) if examples is None else examples
-    for low in range(0, len(starts), _STARTS):
-        high = min(low + _STARTS, len(starts))
-        end = starts[high] if high < len(starts) else split.tokens
-        before = np.searchsorted(turns, np.append(starts[low:high], end))
+    for low in range(0, len(examples), _STARTS):
+        edges = examples[low : low + _STARTS + 1]
+        if len(edges) <= _STARTS:
+            edges = np.append(edges, split.tokens)
+        first, last = (bisect_left(turns, edge) for edge in edges[[0, -1]])
+        before = np.zeros(len(edges), np.int64)  # of these turns start before each edge
+        for at in range(first, last, _STARTS):
+            before += np.searchsorted(turns[at : min(at + _STARTS, last)], edges)
         without = np.flatnonzero(np.diff(before) == 0)
         if len(without):
             yield f"no turn starts in example {low + without[0]:,}"
             return
 
 
-def _check_mask(path: Path, split: SplitEntry, examples: OffsetArray | None) -> Iterator[str]:
+def _check_mask(path: Path, split: SplitEntry, starts: _Starts) -> Iterator[str]:
     """No bit after the last token, as many trained tokens as the manifest says, and one in each
-    example. `examples`: their starts; None when their index is damaged.
+    example. `starts`: of the examples, none when their index is damaged.
 
     Trained tokens before each start are counted over chunks; neighbours then differ by what an
     example trains.
     """
-    starts = np.empty(0, np.int64) if examples is None else examples
     before, idle = -1, None  # trained before the start seen last; the first that trains nothing
     seen = trained = done = 0  # tokens, trained ones, examples
     beyond = False
@@ -324,14 +352,14 @@ def _check_mask(path: Path, split: SplitEntry, examples: OffsetArray | None) -> 
             idle = first + int(equal[0]) - 1
         before = int(counts[-1])
 
-    packed = _mapped(path, np.uint8)
+    packed = _Numbers(path, np.uint8)
     for byte in range(0, len(packed), _MASK_BYTES):
         bits = np.unpackbits(packed[byte : byte + _MASK_BYTES], bitorder="little")
         inside = min(len(bits), split.tokens - seen)
         beyond |= bool(bits[inside:].any())
         counted = np.zeros(inside + 1, np.int64)
         np.cumsum(bits[:inside], out=counted[1:])
-        stop = int(np.searchsorted(starts, seen + inside))
+        stop = bisect_left(starts, seen + inside)
         for low in range(done, stop, _STARTS):
             here = starts[low : min(low + _STARTS, stop)]
             note(counted[here - seen] + trained, low)

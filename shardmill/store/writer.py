@@ -13,11 +13,12 @@ import hashlib
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -54,6 +55,8 @@ from shardmill.store.store import ShardDocuments, damaged, open_store, read_chun
 
 log = logging.getLogger(__name__)
 Chunk = TypeVar("Chunk", bytes, memoryview)
+NewFile: TypeAlias = Callable[[Path], HashedFile]
+"""Opens a file that `StoreWriter.close` closes."""
 
 _CHUNK = 2**20  # tokens or documents cast at a time
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
@@ -123,13 +126,18 @@ class StoreWriter(Closing):
         self.dtype = dtype
         self.shard_bytes = shard_bytes
         self.splits = tuple(sorted(splits))
-        self._drops = _DropSink(self.folder / DROPPED)
+        self._files: WeakSet[HashedFile] = WeakSet()  # all that may be open
+        self._drops = _DropSink(self.folder / DROPPED, self._new_file)
         self._state = "open"
         self.folder.mkdir(parents=True, exist_ok=True)
         _refuse_leftovers(self.folder, splits)
         cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
-        self._splits = {name: _SplitSink(self.folder, name, dtype, cut) for name in splits}
-        self._chats = {name: _ChatSink(self.folder, name) for name in splits} if chat else {}
+        self._splits = {
+            name: _SplitSink(self.folder, name, dtype, cut, self._new_file) for name in splits
+        }
+        self._chats = {
+            name: _ChatSink(self.folder, name, self._new_file) for name in splits if chat
+        }
 
     def take_over(self, old: OldStore, *, hold_drops: int = 0) -> None:
         """Begin with everything in a finished store of the same shape, except its last
@@ -215,11 +223,13 @@ class StoreWriter(Closing):
         """Close every file; before `finish` no meta.json is left. Deleting is up to the caller."""
         if self._state != "finished":
             self._state = "failed"
-            self._drops.abort()
-            for split in self._splits.values():
-                split.abort()
-            for chat in self._chats.values():
-                chat.abort()
+            for file in list(self._files):
+                file.abort()
+
+    def _new_file(self, path: Path) -> HashedFile:
+        file = HashedFile(path)
+        self._files.add(file)
+        return file
 
     def _sink(self, split: str) -> _SplitSink:
         self._check_open()
@@ -237,19 +247,21 @@ class StoreWriter(Closing):
 class _SplitSink:
     """The shards and the index of one split. `shard_tokens` None: one file for all."""
 
-    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int | None) -> None:
+    def __init__(
+        self, folder: Path, split: str, dtype: str, shard_tokens: int | None, new_file: NewFile
+    ) -> None:
         self.tokens = 0
         self.documents = 0
-        self._folder = folder
+        self._folder, self._new_file = folder, new_file
         self._split = split
         self._single = shard_tokens is None
         self._cut = MAX_COUNT if shard_tokens is None else shard_tokens
         self._stored = np.dtype(dtype).newbyteorder("<")
         self._hashes: list[str] = []  # of the finished shards
         self._shard: HashedFile | None = None
-        self._index = _IndexSink(folder, f"{split}_idx.npy")
+        self._index = _IndexSink(new_file(folder / f"{split}_idx.npy"))
         if self._single:
-            self._shard = HashedFile(folder / self._name(0))
+            self._shard = new_file(folder / self._name(0))
         else:
             (folder / split).mkdir(exist_ok=True)
 
@@ -265,7 +277,7 @@ class _SplitSink:
                 self._hashes.append(shard.sha256)
                 continue
             if self._shard is None:
-                self._shard = HashedFile(new)
+                self._shard = self._new_file(new)
             path = old / shard.file
             for chunk in _checked(path, shard.sha256, read_chunks(path)):
                 self._shard.write(chunk)
@@ -282,7 +294,7 @@ class _SplitSink:
             free = self._cut - self.tokens % self._cut
             part = values[done : done + min(free, _CHUNK)]
             if self._shard is None:
-                self._shard = HashedFile(self._folder / self._name(len(self._hashes)))
+                self._shard = self._new_file(self._folder / self._name(len(self._hashes)))
             self._shard.write(np.ascontiguousarray(part, dtype=self._stored).view(np.uint8).data)
             done += len(part)
             self.tokens += len(part)
@@ -293,7 +305,7 @@ class _SplitSink:
         """The entry of the split; `chat` is that of its chat files."""
         if self.documents and not self._hashes and self._shard is None:
             # documents without a token still have to start in some shard
-            self._shard = HashedFile(self._folder / self._name(0))
+            self._shard = self._new_file(self._folder / self._name(0))
         if self._shard is not None:
             self._close_shard(self._shard)
         starts = range(0, len(self._hashes) * self._cut, self._cut)
@@ -315,11 +327,6 @@ class _SplitSink:
             tokens=self.tokens, documents=self.documents, index=index, shards=shards, chat=chat
         )
 
-    def abort(self) -> None:
-        self._index.abort()
-        if self._shard is not None:
-            self._shard.abort()
-
     def _close_shard(self, shard: HashedFile) -> None:
         self._hashes.append(shard.finish())
         self._shard = None
@@ -333,9 +340,9 @@ class _SplitSink:
 class _IndexSink:
     """Starts of documents or turns as .npy: the header comes last, because it holds the count."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, file: HashedFile) -> None:
         self.entries = 0
-        self._file = HashedFile(folder / name)
+        self._file = file
         self._file.write(bytes(INDEX_HEADER_BYTES))
 
     def take_over(self, old: Path, entry: ListedFile) -> None:
@@ -371,20 +378,17 @@ class _IndexSink:
             raise cannot_write(path, error) from error
         return ListedFile(file=path.name, entries=self.entries, sha256=sha256.hexdigest())
 
-    def abort(self) -> None:
-        self._file.abort()
-
 
 class _ChatSink:
     """What the conversations of one split have beside their tokens: loss mask, turns, roles."""
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, folder: Path, split: str, new_file: NewFile) -> None:
         self._tokens = 0
         self._trained = 0
-        self._mask = HashedFile(folder / f"{split}_mask.bin")
+        self._mask = new_file(folder / f"{split}_mask.bin")
         self._bits: BoolArray = np.empty(0, np.bool_)  # up to 7 tokens that fill no byte yet
-        self._turns = _IndexSink(folder, f"{split}_turns.npy")
-        self._roles = HashedFile(folder / f"{split}_roles.bin")
+        self._turns = _IndexSink(new_file(folder / f"{split}_turns.npy"))
+        self._roles = new_file(folder / f"{split}_roles.bin")
 
     def append(self, examples: ChatExamples) -> None:
         """Add examples that `_check_examples` accepts."""
@@ -410,11 +414,6 @@ class _ChatSink:
             num_turns=turns.entries,
             trained_tokens=self._trained,
         )
-
-    def abort(self) -> None:
-        self._mask.abort()
-        self._turns.abort()
-        self._roles.abort()
 
 
 def _entry(file: HashedFile, entries: int) -> ListedFile:
@@ -500,15 +499,15 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 class _DropSink:
     """dropped.jsonl: made with the first dropped row, absent when there is none."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, new_file: NewFile) -> None:
+        self._path, self._new_file = path, new_file
         self._file: HashedFile | None = None
         self._reasons: Counter[str] = Counter()
 
     def append(self, drops: Iterable[Drop]) -> None:
         for drop in drops:
             if self._file is None:
-                self._file = HashedFile(self._path)
+                self._file = self._new_file(self._path)
             row = DroppedRow(id=_clean(drop.id), reason=_clean(drop.reason))
             self._file.write(msgspec.json.encode(row) + b"\n")
             self._reasons[row.reason] += 1
@@ -530,10 +529,6 @@ class _DropSink:
 
     def finish(self) -> ListedFile | None:
         return None if self._file is None else _entry(self._file, self._reasons.total())
-
-    def abort(self) -> None:
-        if self._file is not None:
-            self._file.abort()
 
 
 def _clean(text: str) -> str:

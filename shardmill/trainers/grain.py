@@ -108,16 +108,20 @@ class CheckpointedIterator(grain.DatasetIterator, Generic[Element]):  # type: ig
         return f"CheckpointedIterator({self._inner!r})"
 
 
-class PrefetchedIterator(grain.DatasetIterator, Closing, Generic[Element]):  # type: ignore[misc]
-    """The elements of a dataset, `prefetch` of them made early in Grain's thread (0: no thread).
+class StreamIterator(grain.DatasetIterator, Closing):  # type: ignore[misc]  # untyped
+    """Batches of a stream as tuples, `prefetch` of them made early in a thread of Grain (0: none).
 
-    A refused state changes nothing. Closing does not wait for an element that is being made. A
-    forked process needs its own iterator.
+    State and statistics are those of the batches given, whatever was made early. A refused state
+    changes nothing. Closing does not wait for a batch that is being made. A forked process needs
+    its own iterator.
     """
 
+    tokenizer: StreamTokenizer
+    config: Any  # a StreamConfig of chomp; its `model` has the vocabulary and the ids that are used
     _closed = True  # until `__init__` is done: Grain closes an iterator that is freed
 
-    def __init__(self, dataset: grain.IterDataset, prefetch: int) -> None:
+    def __init__(self, make: Callable[[], TextStream], prefetch: int) -> None:
+        dataset: grain.IterDataset = CheckpointedDataset(make)
         if prefetch:
             dataset = grain.experimental.ThreadPrefetchIterDataset(
                 dataset, prefetch_buffer_size=prefetch
@@ -126,11 +130,14 @@ class PrefetchedIterator(grain.DatasetIterator, Closing, Generic[Element]):  # t
         self._process = os.getpid()
         super().__init__(dataset.__iter__())
         _open.add(self)
+        self._before = self._totals()
 
-    def __next__(self) -> Element:
+    def __next__(self) -> BatchTuple:
         self._assert_not_closed()
-        element: Element = next(self._parent)
-        return element
+        before = self._totals()
+        batch: BatchTuple = next(self._parent)
+        self._before = before
+        return batch
 
     def get_state(self) -> dict[str, Any]:
         """Also after closing."""
@@ -148,6 +155,15 @@ class PrefetchedIterator(grain.DatasetIterator, Closing, Generic[Element]):  # t
             # Grain has thrown away what was read ahead, and the reader is at a later position
             self._parent.set_state(before)
             raise
+        self._before = self._totals()
+
+    def stats(self) -> StreamStats:
+        """Counts of the last batch given and of the run so far, for this process."""
+        totals = self._totals()
+        return StreamStats(batch=totals - self._before, total=totals)
+
+    def _totals(self) -> Counts:
+        return Counts(**self.get_state()["totals"])
 
     def close(self) -> None:
         if self._closed:
@@ -188,38 +204,7 @@ def _checkpointed(iterator: Any) -> Iterator[CheckpointedIterator[Any]]:
         yield from _checkpointed(parent)
 
 
-class StreamIterator(PrefetchedIterator[BatchTuple]):
-    """The batches of a stream as tuples. State and statistics are those of the batches given,
-    whatever was made ahead."""
-
-    tokenizer: StreamTokenizer
-    config: Any  # a StreamConfig of chomp; its `model` has the vocabulary and the ids that are used
-
-    def __init__(self, make: Callable[[], TextStream], prefetch: int) -> None:
-        super().__init__(CheckpointedDataset(make), prefetch)
-        self._before = self._totals()
-
-    def __next__(self) -> BatchTuple:
-        before = self._totals()
-        batch = super().__next__()
-        self._before = before
-        return batch
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batch that `state` followed. A refused state changes nothing."""
-        super().set_state(state)
-        self._before = self._totals()
-
-    def stats(self) -> StreamStats:
-        """Counts of the last batch given and of the run so far, for this process."""
-        totals = self._totals()
-        return StreamStats(batch=totals - self._before, total=totals)
-
-    def _totals(self) -> Counts:
-        return Counts(**self.get_state()["totals"])
-
-
-_open: WeakSet[PrefetchedIterator[Any]] = WeakSet()
+_open: WeakSet[StreamIterator] = WeakSet()
 
 
 @atexit.register

@@ -18,7 +18,7 @@ from tests.building.tasks import Doing, Moving
 
 @pytest.fixture(scope="module")
 def ray_engine() -> Iterator[Engine]:
-    from shardmill.building.engines.ray import RayCluster, RayEngine
+    from shardmill.building.ray import RayCluster, RayEngine
 
     with (
         ray_nodes(2) as nodes,

@@ -201,7 +201,7 @@ class Joining(logging.Handler):
 
 
 def test_a_cluster_without_a_cpu_is_refused_or_waited_for(tmp_path, monkeypatch):
-    from shardmill.building.engines import ray as ray_engine
+    from shardmill.building import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
     with ray_nodes(0) as empty:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardmill.errors import DamagedStoreError, OptionError
 from shardmill.store import open_store
 from shardmill.store.readers import ChatSpace
-from shardmill.store.readers.examples import spread
+from shardmill.store.readers.documents import spread
 from shardmill.testing.stores import (
     assert_same_examples,
     build_small_chat_store,

@@ -24,7 +24,8 @@ from shardmill.errors import DamagedStoreError, OptionError, StoreError
 from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
 from shardmill.records import Ragged, TokenFile
 from shardmill.store import PlanOptions, list_plans, open_store
-from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, pread, token_space
+from shardmill.store.readers import ChatSpace, TokenSpace, open_tokens, token_space
+from shardmill.store.readers import files as shard_files
 from shardmill.store.readers.mapped import AddressRange
 from shardmill.store.readers.token_space import file_system_of, reader_for
 from shardmill.testing.stores import build_small_chat_store, build_small_store, make_examples
@@ -174,7 +175,7 @@ def test_thousands_of_shards_are_read_with_256_file_descriptors(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
 def test_when_no_descriptor_is_left_the_reader_releases_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(pread, "_make_room", lambda: None)  # the reader thinks it has few
+    monkeypatch.setattr(shard_files, "_make_room", lambda: None)  # the reader thinks it has few
     files = write_shards(tmp_path, [ShardShape(10, "uint16")] * 20)
     space = TokenSpace(files, reader="pread")
     space.read(0, 190)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -44,6 +45,22 @@ def test_a_sound_store_has_no_problem(tmp_path: Path) -> None:
     total = 24 + (128 + 40) + (128 + 8) + (tmp_path / "dropped.jsonl").stat().st_size
     assert seen[-1] == (total, total)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_an_index_that_is_cut_after_its_hash_is_a_problem_and_not_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(tmp_path)
+    module = importlib.import_module("shardmill.store.verify")
+    disorder = module._disorder
+
+    def cut(*given, **options):
+        os.truncate(tmp_path / "train_idx.npy", 130)
+        return disorder(*given, **options)
+
+    monkeypatch.setattr(module, "_disorder", cut)
+    wanted = "train_idx.npy: cannot be read (cut while it was checked)"
+    assert verify(tmp_path).problems == [wanted]
 
 
 def test_all_damage_is_reported_not_only_the_first(tmp_path: Path) -> None:

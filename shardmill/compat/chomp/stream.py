@@ -18,12 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardmill.arguments import whole_number
-from shardmill.compat.chomp.config import (
-    ModelSection,
-    StreamConfig,
-    TokenizerSection,
-    read_config,
-)
+from shardmill.compat.chomp.config import ModelSection, StreamConfig, TokenizerSection, read_config
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.rows import BinRules

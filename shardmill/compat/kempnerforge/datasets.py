@@ -26,29 +26,21 @@ from shardmill.arguments import whole_number
 from shardmill.compat.kempnerforge.samplers import describe_data
 from shardmill.errors import OptionError
 from shardmill.loading.config import EVERY_FILE
-from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.loading.rows import check_eos, check_store
+from shardmill.loading.exclusion import excluded_windows
+from shardmill.loading.rows import SplitTokens, check_eos, check_store
 from shardmill.protocols import Closing
 from shardmill.records import OffsetArray, next_token_pairs
 from shardmill.sampling.order import by_value
-from shardmill.store import read_exclusions
 from shardmill.store.readers import TokenSpace, open_token_folder, open_tokens
 from shardmill.store.readers.documents import (
     borders_after,
-    checked_starts,
     find_borders,
     mask_labels,
     number_documents,
 )
 from shardmill.store.readers.files import part_of, running_edges
 from shardmill.store.readers.foreign import dtype_name, folder_fingerprint
-from shardmill.store.readers.token_space import (
-    ReaderName,
-    as_positions,
-    find_split,
-    held_by,
-    item_numbers,
-)
+from shardmill.store.readers.token_space import ReaderName, as_positions, find_split, item_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +105,7 @@ class _BatchedDataset(Closing, Dataset[Sample]):
         return Samples(self.batch(indices))
 
 
-class MemoryMappedDataset(_BatchedDataset):
+class MemoryMappedDataset(SplitTokens, _BatchedDataset):
     """Samples of `seq_len` tokens each, from a folder of `.npy` or `.bin` files or a store's split.
 
     Every file is cut into `num_tokens // seq_len` samples, files sorted by name, remainders unused;
@@ -143,9 +135,7 @@ class MemoryMappedDataset(_BatchedDataset):
         self._epoch = 0
         self.seq_len = whole_number(seq_len, "seq_len", least=2)
         self.pack_sequences = pack_sequences
-        self._of = find_split(data_dir, split)  # the store and the split
-        self._documents: OffsetArray | None = None  # mapped at first use, in every process
-        self.excluded: ExcludedItems | None = None  # samples that are not given
+        self._of = find_split(data_dir, split)
         with ExitStack() as undo:
             if self._of is None:
                 found = open_token_folder(Path(data_dir), file_pattern, dtype=dtype)
@@ -178,15 +168,14 @@ class MemoryMappedDataset(_BatchedDataset):
             self._token_edges = running_edges(runs)
             self._sample_edges = running_edges(runs // self.seq_len)
             self._eos = self._checked_eos(eos_token_id)
-            if self._of is not None:
-                # replacements are those of seed 0 and epoch 0, the same wherever the store is
-                self.excluded = excluded_windows(
-                    read_exclusions(store).spans(named),
-                    name=self.fingerprint,
-                    num_items=len(self),
-                    stride=self.seq_len,
-                    length=self.seq_len,
-                )
+            # replacements are those of seed 0 and epoch 0, the same wherever the store is
+            self.excluded = excluded_windows(
+                self._excluded_spans(),
+                name=self.fingerprint,
+                num_items=len(self),
+                stride=self.seq_len,
+                length=self.seq_len,
+            )
             undo.pop_all()
         if len(self) == 0:
             logger.warning("%r: no file holds %s tokens", self, f"{self.seq_len:,}")
@@ -201,7 +190,7 @@ class MemoryMappedDataset(_BatchedDataset):
         input_ids, labels = next_token_pairs(ids)
         batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
         if self.pack_sequences:
-            documents = self._document_starts()
+            documents = self.document_starts()
             if documents is None:
                 borders = borders_after(ids, self._eos)
             else:
@@ -228,14 +217,6 @@ class MemoryMappedDataset(_BatchedDataset):
             )
         self._epoch = epoch
 
-    def close(self) -> None:
-        """Release all maps; may be called again."""
-        self._space.close()
-        self._documents = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_documents": None}  # a mapped array would pickle by value
-
     def __repr__(self) -> str:
         return (
             f"MemoryMappedDataset({self.name!r}, seq_len={self.seq_len:,}, samples={len(self):,}, "
@@ -255,13 +236,6 @@ class MemoryMappedDataset(_BatchedDataset):
                 eos_token_id=...,
             )
         return eos
-
-    def _document_starts(self) -> OffsetArray | None:
-        if self._of is not None and self._documents is None:
-            store, split = self._of
-            checked = checked_starts(store.document_starts(split), self._space.num_tokens)
-            self._documents = held_by(self._space.reader, checked)
-        return self._documents
 
     def _starts(self, indices: npt.ArrayLike) -> OffsetArray:
         """Where these samples begin in the token space."""

@@ -66,7 +66,7 @@ from shardmill.formats.packed.records import (
     token_dtype,
 )
 from shardmill.records import JSON, OffsetArray, Ragged
-from shardmill.store.readers.examples import spread
+from shardmill.store.readers.documents import spread
 from shardmill.store.readers.foreign import parse_npy
 
 logger = logging.getLogger(__name__)

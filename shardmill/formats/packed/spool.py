@@ -49,7 +49,7 @@ from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
 from shardmill.store.readers import ChatSpace
-from shardmill.store.readers.examples import spread
+from shardmill.store.readers.documents import spread
 from shardmill.store.readers.files import take
 from shardmill.store.readers.packed_rows import fill_rows
 

@@ -36,13 +36,7 @@ from shardmill.loading.state import (
     stream_state,
 )
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder, encoded_ahead
-from shardmill.loading.streaming.rows import (
-    BinRules,
-    StreamRows,
-    Tokens,
-    bin_rows,
-    sequential_rows,
-)
+from shardmill.loading.streaming.rows import BinRules, StreamRows, Tokens, bin_rows, sequential_rows
 from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts

@@ -6,8 +6,14 @@ that changed since it was opened.
 
 from __future__ import annotations
 
-from shardmill.store.readers.documents import DocumentBatch, DocumentWindows, Segments
-from shardmill.store.readers.examples import ChatSpace, Example, SplitView
+from shardmill.store.readers.documents import (
+    ChatSpace,
+    DocumentBatch,
+    DocumentWindows,
+    Example,
+    Segments,
+    SplitView,
+)
 from shardmill.store.readers.foreign import TokenFolder, open_token_folder
 from shardmill.store.readers.packed_rows import PackedRows, PackSpace, RowPieces, open_pack
 from shardmill.store.readers.token_space import TokenSpace, Windows, open_tokens

@@ -28,7 +28,7 @@ from shardmill.errors import DamagedStoreError
 from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
 from shardmill.store import Store, StoredPlan, open_store, read_plan
 from shardmill.store.plans import NAMES, PlanArrays, check_plan
-from shardmill.store.readers.examples import spread
+from shardmill.store.readers.documents import spread
 from shardmill.store.readers.files import running_edges, take, view_windows
 from shardmill.store.readers.token_space import ReaderName, held_by, item_numbers, open_tokens
 from shardmill.store.store import document_spans

@@ -26,8 +26,7 @@ from shardmill.store import Store, open_store
 from shardmill.store.layout import META
 from shardmill.store.manifest import MAX_META_BYTES, refuse_remote
 from shardmill.store.readers import mapped
-from shardmill.store.readers.files import ShardFiles
-from shardmill.store.readers.pread import PreadReader
+from shardmill.store.readers.files import PreadReader, ShardFiles
 
 logger = logging.getLogger(__name__)
 

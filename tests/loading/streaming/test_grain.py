@@ -29,7 +29,7 @@ from shardmill.errors import OptionError, SourceError, StateMismatchError  # noq
 from shardmill.loading.streaming.documents import StreamOrder  # noqa: E402
 from shardmill.loading.streaming.rows import BinRules  # noqa: E402
 from shardmill.loading.streaming.stream import BatchShape, TextStream  # noqa: E402
-from shardmill.trainers.grain import CheckpointedDataset, PrefetchedIterator  # noqa: E402
+from shardmill.trainers.grain import CheckpointedDataset, StreamIterator  # noqa: E402
 from tests.loading.streaming.pipelines import Case, NumberEncoder, assert_equal, some  # noqa: E402
 
 CASE = Case(
@@ -137,7 +137,7 @@ def test_an_error_comes_after_the_batches_before_it_and_again_when_asked_again(
 
     case = Case(units=((3,) * 12,), batch_rows=1, shape=BatchShape(batch_size=1, seq_len=3))
     pipeline = case.pipeline(encoder=Breaking)
-    iterator: Any = PrefetchedIterator(CheckpointedDataset(partial(TextStream, pipeline)), prefetch)
+    iterator: Any = StreamIterator(partial(TextStream, pipeline), prefetch)
     assert len(some(iterator, 8)) == 8
     state = iterator.get_state()
     for _ in range(3):

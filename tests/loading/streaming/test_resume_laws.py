@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.stream import BatchShape, TextStream
-from shardmill.trainers.grain import CheckpointedDataset, PrefetchedIterator
+from shardmill.trainers.grain import StreamIterator
 from tests.loading.streaming.pipelines import (
     EOS,
     Case,
@@ -58,12 +58,11 @@ def test_whatever_grain_prefetches_a_state_is_that_after_the_batch_given(
     with case.open() as undisturbed:
         batches, states = with_states(undisturbed)
     stop = data.draw(st.integers(0, len(batches)))
-    dataset = CheckpointedDataset(case.open)
-    iterator: Any = PrefetchedIterator(dataset, prefetch)
+    iterator: Any = StreamIterator(case.open, prefetch)
     for number in range(stop):
         assert_equal([next(iterator)], batches[number : number + 1])
         assert iterator.get_state() == states[number + 1]
-    resumed: Any = PrefetchedIterator(dataset, prefetch)
+    resumed: Any = StreamIterator(case.open, prefetch)
     resumed.set_state(through_json(iterator.get_state()))
     iterator.close()
     assert_equal(some(resumed, len(batches) - stop), batches[stop:])

@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import shardmill
-from shardmill.building.engines.tasks import (
+from shardmill.building.engines import (
     Engine,
     Task,
     TaskRunner,
