@@ -122,7 +122,8 @@ class CuttableSource(Source, Protocol):
 
         Row numbers: a piece that begins inside a file does not know how many rows come before it.
         Its drops have a `row`, its batches a `num_rows` (a last batch may hold nothing else), and
-        it is a `FilePart`. The rows are numbered when the pieces are joined, in their order:
+        its attribute `continues` is True: its rows continue those of the piece before it. The rows
+        are numbered when the pieces are joined, in their order:
 
             if not continues(piece):
                 before = 0
@@ -131,15 +132,6 @@ class CuttableSource(Source, Protocol):
         """
 
 
-@runtime_checkable
-class FilePart(Source, Protocol):
-    """A source that may be a piece of a file, whose rows are counted over the whole file."""
-
-    @property
-    def continues(self) -> bool:
-        """Whether its rows continue those of the piece before it; False: it begins a file."""
-
-
 def continues(piece: Source) -> bool:
     """Whether the rows of a piece continue those of the piece before it."""
-    return isinstance(piece, FilePart) and piece.continues
+    return bool(getattr(piece, "continues", False))

@@ -1,4 +1,4 @@
-"""The command line: one module per command, in `commands/`.
+"""The command line: its commands are in `commands/`, those of one subject in a module.
 
 Data goes to stdout, progress and messages to stderr; the exit codes are `app.EXIT_CODES`.
 """

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from importlib import import_module
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
@@ -87,8 +86,11 @@ COMMANDS = {
 _CLASSES = {
     "tokenizer": "tokenizer:app",
     "build chats": "build:BuildChatsCommand",
-    "push": "transfer:PushCommand",
-    "pull": "transfer:PullCommand",
+    "view": "show:ViewCommand",
+    "verify": "info:VerifyCommand",
+    "push": "move:PushCommand",
+    "pull": "move:PullCommand",
+    "convert": "move:ConvertCommand",
 }
 
 
@@ -280,9 +282,9 @@ def with_parameters(command: Any) -> Callable[..., int]:
     """A command's class as a function of its fields, which prints what the command answers."""
     hints = get_type_hints(command, include_extras=True)
     parameters = [
-        _parameter(field.name, hints[field.name], field.default)
-        for field in fields(command)
-        if get_origin(hints[field.name]) is Annotated
+        one.replace(annotation=_described(one, hints[one.name]))
+        for one in inspect.signature(command).parameters.values()
+        if get_origin(hints[one.name]) is Annotated
     ]
 
     def run(**options: Any) -> int:
@@ -298,23 +300,16 @@ def with_parameters(command: Any) -> Callable[..., int]:
     return run
 
 
-def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:
-    """A field of a record, annotated as `options.py` says, as a parameter that typer reads."""
+def _described(parameter: inspect.Parameter, hint: Any) -> Any:
+    """The annotation of an option, written as `options.py` says, as typer reads it."""
     kind, *notes = get_args(hint)
     *names, text = (note for note in notes if isinstance(note, str))
-    complete = next((note for note in notes if callable(note)), None)
     if names and names[0].isupper():
-        info = typer.Argument(help=text)
-    else:
-        if default is False and not names:
-            names = [_default_flag(name)]  # else typer adds a --no-...
-        info = typer.Option(*names, help=text, autocompletion=complete)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, info],
-    )
+        return Annotated[kind, typer.Argument(help=text)]
+    if parameter.default is False and not names:
+        names = [_default_flag(parameter.name)]  # else typer adds a --no-...
+    complete = next((note for note in notes if callable(note)), None)
+    return Annotated[kind, typer.Option(*names, help=text, autocompletion=complete)]
 
 
 def _adjust_parameters(command: Any) -> None:

@@ -14,7 +14,7 @@ from shardmill.arguments import whole_number
 from shardmill.cli.options import Split, read_state
 from shardmill.errors import OptionError
 from shardmill.inspect.rows import Moment
-from shardmill.loading import PlannedSample, RowSource, SampleStream
+from shardmill.loading import SampleStream
 from shardmill.loading.config import (
     DataConfig,
     DatasetConfig,
@@ -102,22 +102,18 @@ def find_moment(folder: Path | None, call: TrainingOrder) -> tuple[DataConfig, M
     )
 
 
-def source_path(folder: Path | None, call: TrainingOrder, stream: SampleStream) -> Path | None:
-    """The folder as the path of a source of the config; None: all sources are meant."""
+def meant_sources(folder: Path | None, call: TrainingOrder, stream: SampleStream) -> list[str]:
+    """Names of the sources that the folder means: those of the config at its path, else all."""
     if call.config is None or folder is None:
-        return None
-    found = folder.absolute()
-    if not any(found in paths_of(source) for source in stream.sources):
+        return [source.name for source in stream.sources]
+    path = folder.absolute()
+    found = [one.name for one in stream.sources if path in (one.path, one.path / (one.split or ""))]
+    if not found:
         raise OptionError(
             f"{folder}: none of the config's sources, which are "
             f"{', '.join(str(source.path) for source in stream.sources)}"
         )
     return found
-
-
-def paths_of(of: RowSource | PlannedSample) -> list[Path]:
-    """The paths that name a source or a sample of it."""
-    return [of.path] if of.split is None else [of.path, of.path / of.split]
 
 
 def _config(folder: Path | None, call: TrainingOrder, state: dict[str, Any]) -> DataConfig:
@@ -130,12 +126,8 @@ def _config(folder: Path | None, call: TrainingOrder, state: dict[str, Any]) -> 
         return read_config(call.config)
     if folder is None:
         raise OptionError("nothing to show: name a store, a folder of tokens, or --config")
-    if meant_split(folder, split) is not None:
-        pattern = None
-    elif split is not None:
-        raise OptionError(f"--split {split}: {folder} is not a store, so it has no splits")
-    else:
-        pattern = choose_pattern(folder)
+    is_store = meant_split(folder, split) is not None
+    pattern = None if is_store else choose_pattern(folder, split)
     name = call.name or ""  # it is part of the order; "": the folder's
     match state.get("sources"):
         case [[str(only), str()]] if not name:
@@ -146,8 +138,13 @@ def _config(folder: Path | None, call: TrainingOrder, state: dict[str, Any]) -> 
     return DataConfig(datasets=(dataset,))
 
 
-def choose_pattern(folder: Path) -> str:
-    """The pattern of the only kind of token files that is there; "*.npy" when there are none."""
+def choose_pattern(folder: Path, split: str | None = None, given: str | None = None) -> str:
+    """Of a folder that is no store: the pattern that was given, else that of the only kind of token
+    files that is there; "*.npy" when there are none."""
+    if split is not None:
+        raise OptionError(f"--split {split}: {folder} is not a store, so it has no splits")
+    if given is not None:
+        return given
     there = {path.suffix for path in folder.iterdir()} if folder.is_dir() else set()
     kinds = [suffix for suffix in FORMATS if suffix in there]
     if len(kinds) > 1:

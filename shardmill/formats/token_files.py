@@ -59,7 +59,8 @@ class ForeignFile:
     dtype: str  # of numpy, with its byte order: "<u2"
     num_tokens: int
     num_documents: int
-    ends: Callable[[int, int], OffsetArray]  # where the documents start..stop end, in tokens
+    # where each document ends, in tokens: of all, or a function that gives those of start..stop
+    ends: OffsetArray | Callable[[int, int], OffsetArray]
     offset: int = 0  # bytes before the first token
     facts: dict[str, JSON] = field(default_factory=dict)  # what else the format states
 
@@ -71,7 +72,8 @@ class ForeignFile:
         tokens = map_tokens(self.path, self.dtype, self.offset, self.num_tokens)
         begin = 0
         for first in range(0, self.num_documents, BATCH_DOCUMENTS):
-            ends = self.ends(first, min(first + BATCH_DOCUMENTS, self.num_documents))
+            last = min(first + BATCH_DOCUMENTS, self.num_documents)
+            ends = self.ends(first, last) if callable(self.ends) else self.ends[first:last]
             offsets = np.concatenate(([begin], ends)).astype(np.int64)
             if (np.diff(offsets) < 0).any() or offsets[-1] > self.num_tokens:
                 raise DamagedStoreError(
@@ -89,11 +91,6 @@ class ForeignFile:
             )
 
 
-def ends_in(ends: OffsetArray) -> Callable[[int, int], OffsetArray]:
-    """The ends in an array, mapped or not."""
-    return lambda start, stop: ends[start:stop].astype(np.int64)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separator:
     """A token between documents, for files that have no index."""
@@ -102,25 +99,20 @@ class Separator:
     first: bool = False  # it opens a document, as llm.c writes them, instead of closing it
 
 
-def documents_of(
-    tokens: npt.NDArray[Any], separator: Separator | None
-) -> tuple[int, Callable[[int, int], OffsetArray]]:
-    """How many documents, and where they end; without a separator all of it is one.
+def documents_of(tokens: npt.NDArray[Any], separator: Separator | None) -> OffsetArray:
+    """Where documents end; without a separator all of it is one.
 
     Separator 9: tokens 4 9 5 6 9 7 end at 2, 5, 6; when it comes first, at 1, 4, 6.
     """
     if separator is None or not len(tokens):
-        ends = np.full(min(len(tokens), 1), len(tokens))
-        return len(ends), ends_in(ends)
+        return np.full(min(len(tokens), 1), len(tokens))
     after = 0 if separator.first else 1
     found = [
         np.flatnonzero(tokens[start : start + BATCH_TOKENS] == separator.token) + start + after
         for start in range(0, len(tokens), BATCH_TOKENS)
     ]
     ends = np.concatenate(found).astype(np.int64)
-    ends = ends[(ends > 0) & (ends < len(tokens))]
-    ends = np.append(ends, len(tokens))
-    return len(ends), ends_in(ends)
+    return np.append(ends[(ends > 0) & (ends < len(tokens))], len(tokens))
 
 
 def map_tokens(path: Path, dtype: str, offset: int, num_tokens: int) -> npt.NDArray[Any]:
@@ -178,13 +170,12 @@ def open_llmc(path: str | Path, *, separator: Separator | None = None) -> Foreig
             f"{path}: holds {num_tokens:,} tokens, but its header says {stated:,}: truncated, or "
             "damaged: copy it again"
         )
-    tokens = map_tokens(path, dtype, _LLMC_HEADER, num_tokens)
-    num_documents, ends = documents_of(tokens, separator)
+    ends = documents_of(map_tokens(path, dtype, _LLMC_HEADER, num_tokens), separator)
     return ForeignFile(
         path=path,
         dtype=dtype,
         num_tokens=num_tokens,
-        num_documents=num_documents,
+        num_documents=len(ends),
         ends=ends,
         offset=_LLMC_HEADER,
         facts={"format": "llmc", "separator": None if separator is None else separator.token},
@@ -211,15 +202,15 @@ def open_datatrove(
     if not ignore_loss and beside["loss"].exists():
         _check_loss(beside["loss"], num_tokens)
     if beside["index"].exists():
-        num_documents = whole_tokens(beside["index"], file_size(beside["index"]), "<u8")
-        ends = ends_in(map_tokens(beside["index"], "<i8", 0, num_documents))
+        count = whole_tokens(beside["index"], file_size(beside["index"]), "<u8")
+        ends = map_tokens(beside["index"], "<i8", 0, count)
     else:
-        num_documents, ends = documents_of(map_tokens(path, stored, 0, num_tokens), None)
+        ends = documents_of(map_tokens(path, stored, 0, num_tokens), None)
     return ForeignFile(
         path=path,
         dtype=stored,
         num_tokens=num_tokens,
-        num_documents=num_documents,
+        num_documents=len(ends),
         ends=ends,
         facts={"format": "datatrove", "tokenizer": first_line.rpartition("|")[0] or None},
     )
@@ -287,15 +278,14 @@ def open_dolma(
     num_tokens = whole_tokens(path, size - offset, stored)
     beside = path.with_name(path.name.removesuffix(".npy") + ".csv.gz")
     if beside.exists():
-        found = _read_ends(beside)
-        num_documents, ends = len(found), ends_in(found)
+        ends = _read_ends(beside)
     else:
-        num_documents, ends = documents_of(map_tokens(path, stored, offset, num_tokens), separator)
+        ends = documents_of(map_tokens(path, stored, offset, num_tokens), separator)
     return ForeignFile(
         path=path,
         dtype=stored,
         num_tokens=num_tokens,
-        num_documents=num_documents,
+        num_documents=len(ends),
         ends=ends,
         offset=offset,
         facts={"format": "dolma", "dtype_because": reason, "csv": beside.exists()},

@@ -36,12 +36,6 @@ _MOST_STREAMS = 4
 _MOST_TEXT = 1000  # characters of a value
 _DIGITS = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _AROUND, _MOST_OWN = 200, 300  # characters around a token whose origin is shown, and its own
-_NOTES = {
-    "text": "",
-    "end": "appended to the document by the build, so it has no text",
-    "template": "put there by the chat template, so it is no text of the conversation",
-    "turn": "in a turn that a Jinja template wrote, which does not separate words from markers",
-}
 
 
 class Query:
@@ -249,9 +243,6 @@ def blame(desk: Desk, query: Query) -> JSON:
     found = blame_token(opened.store, split, token, inputs=inputs, tokenizer=texts.tokenizer)
     start = len(found.text) if found.start is None else found.start
     stop = start if found.stop is None else found.stop
-    note = _NOTES[found.kind]
-    if found.kind == "text" and found.start is None:
-        note = "its tokenizer does not say which characters it is"
     return {
         "source": found.source,
         "file": found.file,
@@ -264,7 +255,7 @@ def blame(desk: Desk, query: Query) -> JSON:
         "text_before": found.text[max(0, start - _AROUND) : start],
         "text": found.text[start:stop][:_MOST_OWN],
         "text_after": found.text[stop : stop + _AROUND],
-        "note": note,
+        "note": found.note,
     }
 
 

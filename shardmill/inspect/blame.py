@@ -53,6 +53,12 @@ Kind: TypeAlias = Literal["text", "end", "template", "turn"]
 _Order: TypeAlias = tuple[str, ...]  # of splits
 _Lookup: TypeAlias = "_TextLookup | _ChatLookup"
 
+_NO_TEXT: dict[Kind, str] = {
+    "text": "its tokenizer does not say which characters it is",
+    "end": "appended by the build, no text",
+    "template": "put there by the chat template, no text",
+    "turn": "of a turn that a Jinja template wrote, which does not separate words from markers",
+}
 _MOST_ORDERS = 4
 """Splits whose orders are tried."""
 _NO_TOKENS = "no_tokens"
@@ -87,6 +93,11 @@ class Blame:
     def characters(self) -> str:
         """The text of the token; a part of a character has the whole character."""
         return "" if self.start is None else self.text[self.start : self.stop]
+
+    @property
+    def note(self) -> str:
+        """Why it has no characters; "" if it has."""
+        return _NO_TEXT[self.kind] if self.start is None else ""
 
 
 def blame_token(

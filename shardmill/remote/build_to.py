@@ -107,7 +107,7 @@ def _is_finished(remote: RemoteFolder, folder: Path, *, resume: bool, overwrite:
     way. When it returns, the remote folder can be listed, written to and removed from."""
     found = remote.listing()
     if not overwrite:
-        _refuse_other(remote, folder, found, resume=resume)
+        _refuse_other(folder, found, resume=resume)
     if not (resume or overwrite) and (folder / META).exists():
         raise UnfinishedBuildError(
             f"{remote.url}: a store that was built for it and not sent is in {folder}: pass "
@@ -119,12 +119,13 @@ def _is_finished(remote: RemoteFolder, folder: Path, *, resume: bool, overwrite:
     remote.remove(PROBE)
     if not resume or overwrite or META not in found:
         return False
-    clean_up(remote, found)
+    clean_up(found)
     return True
 
 
-def _refuse_other(remote: RemoteFolder, folder: Path, found: Listing, *, resume: bool) -> None:
+def _refuse_other(folder: Path, found: Listing, *, resume: bool) -> None:
     """Raise if something is there that may not be replaced."""
+    remote = found.remote
     finished = [name for name in LARGEST if name in found]
     if finished:
         if not resume or finished != [META]:
@@ -135,7 +136,7 @@ def _refuse_other(remote: RemoteFolder, folder: Path, found: Listing, *, resume:
             )
     elif MARKER in found:
         is_built = (folder / META).exists()
-        is_ours = is_built and is_marked(remote, found, local_contents(folder))
+        is_ours = is_built and is_marked(found, local_contents(folder))
         if is_ours and not resume:
             raise UnfinishedBuildError(
                 f"{remote.url}: the store in {folder} was sent there half-way: pass {{resume}} to "
@@ -168,7 +169,7 @@ def _manifest_only(remote: RemoteFolder, home: Path) -> Iterator[Path]:
 
     A resumed build needs no more of it to see whether the store is its own, and done.
     """
-    contents = remote_contents(remote, remote.listing())
+    contents = remote_contents(remote.listing())
     with tempfile.TemporaryDirectory(prefix=_PASSING, dir=home) as stand_in:
         folder = Path(stand_in, _STORE)
         folder.mkdir()

@@ -78,9 +78,8 @@ class RemoteStore(Closing):
         self._options = dict(options or {})
         self.url = str(url)  # without secrets
         self._opened: tuple[int, RemoteFolder] | None = None  # in which process, and what
-        contents, self.manifest, self.exclusions = remote_store(
-            self._remote(), list_remote(self._remote())
-        )
+        found = list_remote(self._remote())
+        contents, self.manifest, self.exclusions = remote_store(found)
         self._manifest_sha256 = contents.manifest_sha256
         self.splits: tuple[str, ...] = tuple(self.manifest.splits)
         self.dtype: str = DTYPES[self.manifest.token_dtype]

@@ -72,7 +72,7 @@ class PushClaim:
 
     def __init__(self, remote: RemoteFolder, pushing: str) -> None:
         self.remote, self.name = remote, f"{CLAIM}{secrets.token_hex(8)}.json"
-        self.found: Listing = {}  # the folder, listed when the claim was won
+        self.found = Listing(remote, {})  # the folder, when the claim was won
         self._record = _Record(
             pushing=pushing,
             host=socket.gethostname()[:100],

@@ -22,19 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from shardmill.errors import (
-    DamagedStoreError,
-    ManifestError,
-    StoreError,
-    StoreExistsError,
-    StoreNotFoundError,
-)
+from shardmill.errors import DamagedStoreError, ManifestError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import file_sha256, is_sealed
 from shardmill.records import JSON
 from shardmill.remote.folder import Listing, RemoteFolder, part_bytes
@@ -114,34 +107,21 @@ def local_contents(folder: Path) -> Contents:
     return with_origins(contents, read, where=str(folder))
 
 
-def remote_contents(remote: RemoteFolder, found: Listing) -> Contents:
-    """The finished folder in `remote`, whose listing is `found`, without the table of origins."""
+def remote_contents(found: Listing) -> Contents:
+    """The finished folder that was listed, without the table of origins."""
     advice = "a push to here is unfinished" if MARKER in found else "check the URL"
-    return _read_folder(partial(read_listed, remote, found), remote.url, advice)
+    return _read_folder(found.read, found.remote.url, advice)
 
 
-def remote_store(remote: RemoteFolder, found: Listing) -> tuple[Contents, Manifest, Exclusions]:
+def remote_store(found: Listing) -> tuple[Contents, Manifest, Exclusions]:
     """The same, for a store: also its manifest, and what is excluded there."""
-    contents = remote_contents(remote, found)
+    contents = remote_contents(found)
     if contents.store is None:
         raise StoreNotFoundError(
-            f"{remote.url}: a {contents.kind}, not a store: pull it to read it"
+            f"{found.remote.url}: a {contents.kind}, not a store: pull it to read it"
         )
     nothing = Exclusions(store=fingerprint(contents.store), entries=(), sha256=None)
     return contents, contents.store, contents.exclusions or nothing
-
-
-def read_listed(remote: RemoteFolder, found: Listing, name: str, max_bytes: int) -> bytes | None:
-    """A small file of the folder whose listing is `found`; None if there is none."""
-    if name not in found:
-        return None
-    size = found[name]["size"]
-    if size > max_bytes:
-        raise StoreExistsError(
-            f"{remote.url}/{name}: {size:,} bytes, wanted at most {max_bytes:,}, so none of ours; "
-            "look there, or check the URL"
-        )
-    return remote.read(name, size)
 
 
 def list_remote(remote: RemoteFolder) -> Listing:
@@ -153,7 +133,8 @@ def list_remote(remote: RemoteFolder) -> Listing:
         return remote.listing()
     most = {**LARGEST, EXCLUDE: MAX_EXCLUDE_BYTES, ORIGINS: MAX_ORIGINS_BYTES}
     found = {name: remote.web_size(name, bound) for name, bound in most.items()}
-    return {name: {"size": size} for name, size in found.items() if size is not None}
+    there = {name: {"size": size} for name, size in found.items() if size is not None}
+    return Listing(remote, there)
 
 
 def read_manifests(read: ReadFile) -> dict[str, bytes]:

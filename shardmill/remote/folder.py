@@ -25,7 +25,13 @@ from urllib.parse import urlsplit
 import fsspec
 
 from shardmill.arguments import is_url
-from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
+from shardmill.errors import (
+    DamagedStoreError,
+    OptionError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
 from shardmill.storage.object_store import connect, fetch_range, find_files
 from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url
@@ -35,9 +41,6 @@ BLOCK = 8 * 2**20
 
 TEMPORARY = ".shardmill-part-"
 """How the names of unfinished files on a disk begin."""
-
-Listing = dict[str, dict[str, Any]]
-"""Relative name -> what the file system knows of the file ("size", ...)."""
 
 T = TypeVar("T")
 
@@ -105,7 +108,7 @@ class RemoteFolder:
             )
         start = len(self.root) + 1
         found = self.call(lambda: find_files(self.fs, self.root))
-        return {path[start:]: info for path, info in found.items()}
+        return Listing(self, {path[start:]: info for path, info in found.items()})
 
     def info(self, name: str) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
@@ -299,6 +302,26 @@ class RemoteFolder:
         if not _BUCKETS & self.protocols:  # there, this would make a bucket
             parent = self.path(name).rpartition("/")[0]
             self.call(lambda: self.fs.makedirs(parent, exist_ok=True))
+
+
+class Listing(dict[str, dict[str, Any]]):
+    """A folder when it was listed: name -> what the file system knows of the file ("size", ...)."""
+
+    def __init__(self, remote: RemoteFolder, files: Mapping[str, dict[str, Any]]) -> None:
+        super().__init__(files)
+        self.remote = remote
+
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        """A small file; None if there is none."""
+        if name not in self:
+            return None
+        size = self[name]["size"]
+        if size > max_bytes:
+            raise StoreExistsError(
+                f"{self.remote.url}/{name}: {size:,} bytes, wanted at most {max_bytes:,}, so none "
+                "of ours; look there, or check the URL"
+            )
+        return self.remote.read(name, size)
 
 
 def part_bytes(size: int) -> int:

@@ -37,12 +37,11 @@ from shardmill.remote.contents import (
     in_parallel,
     list_remote,
     local_contents,
-    read_listed,
     remote_contents,
     remote_store,
     with_origins,
 )
-from shardmill.remote.folder import Listing, RemoteFolder, open_folder
+from shardmill.remote.folder import Listing, open_folder
 from shardmill.storage.atomic import LockedFile, atomic_write, sync_folder
 from shardmill.store import Exclusions, Manifest, open_store, read_exclusions
 from shardmill.store.exclusions import write_exclusions
@@ -66,13 +65,11 @@ def pull(
     refuse_url(folder, "folder", instead="name a folder of this machine")
     remote, target = open_folder(url, storage_options), Path(folder).absolute()
     found = list_remote(remote)
-    contents = remote_contents(remote, found)
+    contents = remote_contents(found)
     # A local copy without the table of origins is complete, and stays without.
     if not (target / META).exists() or (target / ORIGINS).exists():
-        contents = with_origins(contents, partial(read_listed, remote, found), where=remote.url)
-    sizes = {
-        fact.name: check_size(remote, fact, _size(remote, fact, found)) for fact in contents.files
-    }
+        contents = with_origins(contents, found.read, where=remote.url)
+    sizes = {fact.name: check_size(remote, fact, _size(fact, found)) for fact in contents.files}
     sizes[contents.manifest_name] = len(contents.manifest)
     meter = TransferMeter(sizes, progress, began)
     if _is_here(target, contents):
@@ -110,10 +107,10 @@ def verify_remote(
     remote = open_folder(url, storage_options)
     found = list_remote(remote)
     try:
-        contents, manifest, _ = remote_store(remote, found)
+        contents, manifest, _ = remote_store(found)
     except ManifestError as error:
         return VerifyReport(problems=[str(error)], files=1, tokens=0, documents=0)
-    sizes = {fact.name: _size(remote, fact, found) for fact in contents.files}
+    sizes = {fact.name: _size(fact, found) for fact in contents.files}
     meter = TransferMeter({name: size or 0 for name, size in sizes.items()}, on_progress)
 
     def problem(fact: FileFact) -> str | None:
@@ -129,7 +126,7 @@ def verify_remote(
 
     problems = [text for text in in_parallel(workers, problem, contents.files) if text]
     try:
-        table = read_listed(remote, found, ORIGINS, MAX_ORIGINS_BYTES)
+        table = found.read(ORIGINS, MAX_ORIGINS_BYTES)
         if table is not None:
             decode_origins(table, manifest, where=ORIGINS)
     except StoreError as error:
@@ -148,16 +145,16 @@ def remote_manifest(
     url: str, *, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[Manifest, Exclusions]:
     """The manifest of the store at `url`, and what is excluded there. Reads nothing else."""
-    remote = open_folder(url, storage_options)
-    _, manifest, exclusions = remote_store(remote, list_remote(remote))
+    found = list_remote(open_folder(url, storage_options))
+    _, manifest, exclusions = remote_store(found)
     return manifest, exclusions
 
 
-def _size(remote: RemoteFolder, fact: FileFact, found: Listing) -> int | None:
+def _size(fact: FileFact, found: Listing) -> int | None:
     """Bytes of a remote file; a web server is asked only if the manifest does not say."""
-    if not remote.is_web:
+    if not found.remote.is_web:
         return found.get(fact.name, {}).get("size")
-    return remote.web_size(fact.name, sys.maxsize) if fact.size is None else fact.size
+    return found.remote.web_size(fact.name, sys.maxsize) if fact.size is None else fact.size
 
 
 def _is_here(target: Path, contents: Contents) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from shardmill.remote.contents import (
     is_same,
     local_contents,
     read_contents,
-    read_listed,
     read_manifests,
 )
 from shardmill.remote.folder import TEMPORARY, Listing, RemoteFolder, open_destination
@@ -87,36 +85,36 @@ def send(
     found = remote.listing()
     sent: list[str] = []
     try:
-        is_there = _is_finished(remote, contents, found, replace=replace)
+        is_there = _is_finished(contents, found, replace=replace)
         is_done = is_there and not (replace and _foreign(contents, found))
         is_done = is_done and files.are_there(workers, contents, found, replace=replace)
     except StoreNotFoundError:  # another push changes the folder while we look
         is_done = False
     if is_done:
-        clean_up(remote, found)
+        clean_up(found)
     else:
         with claim_folder(remote, contents.manifest_sha256) as claim:
             found = claim.found
-            is_there = _is_finished(remote, contents, found, replace=replace)
+            is_there = _is_finished(contents, found, replace=replace)
             if not is_there:
-                _take_over(remote, contents, claim)
+                _take_over(contents, claim)
             elif replace:
-                _remove(remote, _foreign(contents, found), claim)
+                _remove(claim, _foreign(contents, found))
             if is_there and not replace:
-                _check_excluded(remote, contents, found)
+                _check_excluded(contents, found)
             elif EXCLUDE in found and contents.exclusions is None:
                 where = f"{remote.url}/{EXCLUDE}"
                 log.warning("%s: removed, and with it what was excluded there", where)
-                _remove(remote, [EXCLUDE], claim)
+                _remove(claim, [EXCLUDE])
 
             def send_one(fact: FileFact) -> str | None:
                 return files.send(fact, claim, is_finished=is_there)
 
             sent = [name for name in in_parallel(workers, send_one, contents.files) if name]
             if not is_there:
-                _finish(remote, contents, sizes, claim)
+                _finish(contents, sizes, claim)
                 sent.append(contents.manifest_name)
-            _remove_leftovers(remote, {**claim.found, MARKER: {}})
+            _remove_leftovers(remote, [*claim.found, *{MARKER} - claim.found.keys()])
     meter.set(contents.manifest_name, len(contents.manifest))
     foreign = _foreign(contents, found) if is_there and not replace else []
     if foreign:
@@ -128,8 +126,8 @@ def send(
     return meter.receipt(folder, remote.url, contents, sent)
 
 
-def clean_up(remote: RemoteFolder, found: Listing) -> None:
-    """Remove what killed pushes left in a folder whose manifest is there, listed as `found`.
+def clean_up(found: Listing) -> None:
+    """Remove what killed pushes left in a folder whose manifest is there.
 
     The manifest says that the folder is finished, whatever else was left. Another push that is at
     work there does this itself when it ends.
@@ -137,16 +135,16 @@ def clean_up(remote: RemoteFolder, found: Listing) -> None:
     if not any(_is_leftover(name) for name in found):
         return
     try:
-        with claim_folder(remote, "") as claim:
+        with claim_folder(found.remote, "") as claim:
             if any(name in claim.found for name in LARGEST):
-                _remove_leftovers(remote, claim.found)
+                _remove_leftovers(found.remote, claim.found)
     except StoreError as error:
         log.info("%s", error)
 
 
-def _remove_leftovers(remote: RemoteFolder, found: Listing) -> None:
+def _remove_leftovers(remote: RemoteFolder, names: Iterable[str]) -> None:
     """All but claims: those are removed when a claim is won."""
-    for name in found:
+    for name in names:
         if _is_leftover(name) and not name.startswith(CLAIM):
             remote.remove(name)
 
@@ -155,11 +153,9 @@ def _is_leftover(name: str) -> bool:
     return name in (MARKER, PROBE) or name.startswith((CLAIM, TEMPORARY))
 
 
-def _is_finished(
-    remote: RemoteFolder, contents: Contents, found: Listing, *, replace: bool
-) -> bool:
+def _is_finished(contents: Contents, found: Listing, *, replace: bool) -> bool:
     """Whether this very folder is finished there already; raises if another one is in the way."""
-    manifests = read_manifests(partial(read_listed, remote, found))
+    manifests = read_manifests(found.read)
     if manifests == {contents.manifest_name: contents.manifest}:
         return True
     if replace:
@@ -170,27 +166,27 @@ def _is_finished(
     if manifests:
         obstacle = f"another finished folder is there ({', '.join(manifests)})"
     elif MARKER in found:
-        if not is_marked(remote, found, contents):
+        if not is_marked(found, contents):
             obstacle = "the unfinished push of another folder is there"
     elif taken:
         obstacle = f"{taken[0]} is there, and no push of ours put it there"
     if obstacle is not None:
         raise StoreExistsError(
-            f"{remote.url}: {obstacle}; nothing was sent: push to another URL, or pass {{replace}} "
-            "if what is there may go",
+            f"{found.remote.url}: {obstacle}; nothing was sent: push to another URL, or pass "
+            "{replace} if what is there may go",
             replace=True,
         )
     return False
 
 
-def _take_over(remote: RemoteFolder, contents: Contents, claim: PushClaim) -> None:
+def _take_over(contents: Contents, claim: PushClaim) -> None:
     """Mark the folder as ours, and remove what is in the way.
 
     The manifest goes first, so that what was there is unfinished at once.
     """
-    found = claim.found
-    manifests = read_manifests(partial(read_listed, remote, found))
-    if MARKER in found and not is_marked(remote, found, contents):
+    remote, found = claim.remote, claim.found
+    manifests = read_manifests(found.read)
+    if MARKER in found and not is_marked(found, contents):
         claim.check()
         remote.remove(MARKER)
     if not remote.create(MARKER, _marker(contents)):
@@ -198,13 +194,13 @@ def _take_over(remote: RemoteFolder, contents: Contents, claim: PushClaim) -> No
     ours = {fact.name for fact in contents.files}
     listed = [old for name, data in manifests.items() for old in (*_listed(name, data), ORIGINS)]
     gone = dict.fromkeys((*manifests, *listed, *_foreign(contents, found)))
-    _remove(remote, [name for name in gone if name not in ours and name in found], claim)
+    _remove(claim, [name for name in gone if name not in ours and name in found])
 
 
-def _remove(remote: RemoteFolder, names: Iterable[str], claim: PushClaim) -> None:
+def _remove(claim: PushClaim, names: Iterable[str]) -> None:
     for name in names:
         claim.check()
-        remote.remove(name)
+        claim.remote.remove(name)
 
 
 def _foreign(contents: Contents, found: Listing) -> list[str]:
@@ -217,10 +213,10 @@ def _foreign(contents: Contents, found: Listing) -> list[str]:
     )
 
 
-def _check_excluded(remote: RemoteFolder, contents: Contents, found: Listing) -> None:
+def _check_excluded(contents: Contents, found: Listing) -> None:
     """Raise if tokens are excluded there that are not excluded here."""
-    where, own = f"{remote.url}/{EXCLUDE}", contents.exclusions
-    data = read_listed(remote, found, EXCLUDE, MAX_EXCLUDE_BYTES)
+    where, own = f"{found.remote.url}/{EXCLUDE}", contents.exclusions
+    data = found.read(EXCLUDE, MAX_EXCLUDE_BYTES)
     if data is None:
         return
     manifest = decode_manifest(contents.manifest, where=where)
@@ -242,7 +238,7 @@ class _Files:
     def are_there(self, workers: int, contents: Contents, found: Listing, *, replace: bool) -> bool:
         """Whether the finished folder there, listed as `found`, needs no change."""
         if not replace:
-            _check_excluded(self.remote, contents, found)
+            _check_excluded(contents, found)
         elif EXCLUDE in found and contents.exclusions is None:
             return False
 
@@ -285,16 +281,11 @@ class _Files:
         return True
 
 
-def _finish(
-    remote: RemoteFolder, contents: Contents, sizes: Mapping[str, int], claim: PushClaim
-) -> None:
+def _finish(contents: Contents, sizes: Mapping[str, int], claim: PushClaim) -> None:
     """Create the manifest, if everything is there and the folder is still ours."""
-    found = remote.listing()
-    is_ours = (
-        claim.name in found
-        and is_marked(remote, found, contents)
-        and not read_manifests(partial(read_listed, remote, found))
-    )
+    remote, found = claim.remote, claim.remote.listing()
+    is_ours = claim.name in found and is_marked(found, contents)
+    is_ours = is_ours and not read_manifests(found.read)
     if is_ours:
         for name, size in sizes.items():
             if name != contents.manifest_name and found.get(name, {}).get("size") != size:
@@ -324,9 +315,9 @@ def _local_size(path: Path) -> int:
         ) from error
 
 
-def is_marked(remote: RemoteFolder, found: Listing, contents: Contents) -> bool:
+def is_marked(found: Listing, contents: Contents) -> bool:
     """Whether the marker there is that of an unfinished push of this folder."""
-    return read_listed(remote, found, MARKER, _MOST_MARKER_BYTES) == _marker(contents)
+    return found.read(MARKER, _MOST_MARKER_BYTES) == _marker(contents)
 
 
 def _marker(contents: Contents) -> bytes:

@@ -97,7 +97,7 @@ class Format(ABC):
 
     @property
     def continues(self) -> bool:
-        """Whether rows are counted on from the range before; see `FilePart`."""
+        """Whether rows are counted on from the range before; see `CuttableSource`."""
         return False
 
     def settled(self, _files: Sequence[Any], _limits: BatchLimits, /) -> Self:

@@ -60,7 +60,7 @@ def test_a_token_is_shown_in_the_row_it_came_from(built):
     assert (found["from"], found["to"], found["note"]) == (5, 6, "")
     last = ask(desk, f"{STORE}/blame", store=0, token=at + view["num_tokens"] - 7)
     assert last["text"] == ""
-    assert "appended to the document by the build" in last["note"]
+    assert "appended by the build" in last["note"]
 
 
 def test_a_token_of_a_chat_is_shown_in_its_turn(built):

@@ -22,12 +22,6 @@ from shardmill.store import Store, open_store
 
 _AROUND = 60
 """Characters that are shown on each side."""
-_NO_TEXT = {
-    "end": "appended by the build, no text",
-    "template": "of the template, no text",
-    "turn": "of a turn that a Jinja template wrote, which does not tell words from markers",
-    "text": "the tokenizer does not know its characters",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +142,7 @@ def _lines(one: Blame) -> Iterator[str]:
         f"{one.found_by}"
     )
     if one.start is None or one.stop is None:
-        yield f"  {_NO_TEXT[one.kind]}"
+        yield f"  {one.note}"
         return
     before = one.text[max(0, one.start - _AROUND) : one.start]
     after = one.text[one.stop : one.stop + _AROUND]

@@ -211,29 +211,23 @@ def _says_how_to_resume(options: BuildOptions) -> Iterator[None]:
         raise
 
 
-def _plan(options: BuildCommand, sizes: dict[str, int | None]) -> BuildPlan:
+def _plan(options: BuildCommand, sizes: dict[str, Any]) -> BuildPlan:
     if options.append:
         raise OptionError("--dry-run prints the plan of a whole build: leave out --append")
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: getattr(options, name) for name in names}
+
     folder, _ = output_folder(options.out, options.scratch)
-    feed = open_feed(
-        options.inputs,
-        field=options.field,
-        on_bad=options.on_bad,
-        seed=options.seed,
-        val_tokens=options.val_tokens,
-        max_tokens=options.max_tokens,
-    )
+    source = given("field", "on_bad", "seed", "val_tokens", "max_tokens")
+    specials = {"eot": options.eot} if options.eot else None
     return plan_store(
-        [feed],
+        [open_feed(options.inputs, **source)],
         folder,
-        tokenizer=open_tokenizer(
-            options.tokenizer, specials={"eot": options.eot} if options.eot else None
-        ),
-        spec=BuildSpec(dtype=options.dtype, append_eot=options.append_eot),
-        workers=options.workers,
-        unit_bytes=sizes["unit_bytes"],
-        memory=sizes["memory"],
-        ray_address=options.ray_address,
+        tokenizer=open_tokenizer(options.tokenizer, specials=specials),
+        spec=BuildSpec(**given("dtype", "append_eot")),
+        **given("workers", "ray_address"),
+        **sizes,
     )
 
 

@@ -227,11 +227,7 @@ def find_tokens(options: CheckCommand) -> FoundTokens:
     folder, pattern, dtype = options.folder, options.file_pattern, options.dtype
     found = meant_split(folder, options.split)
     if found is None:
-        if options.split is not None:
-            raise OptionError(
-                f"--split {options.split}: {folder} is not a store, so it has no splits"
-            )
-        pattern = pattern or choose_pattern(folder)
+        pattern = choose_pattern(folder, options.split, pattern)
         opened = open_token_folder(folder, pattern, dtype=dtype)
         facts = declared_facts(opened.folder)
         there = [name for name in (META_JSON, METADATA_YAML) if (opened.folder / name).is_file()]

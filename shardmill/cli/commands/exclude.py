@@ -17,13 +17,7 @@ import numpy as np
 from shardmill.cli.commands.info import entry_facts, first_few
 from shardmill.cli.options import AsJson, DataConfigFile
 from shardmill.cli.printing import Answer
-from shardmill.cli.steps import (
-    SourceName,
-    TrainingOrder,
-    find_moment,
-    paths_of,
-    source_path,
-)
+from shardmill.cli.steps import SourceName, TrainingOrder, find_moment, meant_sources
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.rows import Moment
@@ -136,9 +130,9 @@ def _by_steps(options: ExcludeCommand, steps: str, reason: str) -> list[_Additio
     _, moment = find_moment(options.folder, replace(options, step=first))
     additions = []
     with closing(moment.stream) as stream:
-        only = source_path(options.folder, options, stream)
+        meant = meant_sources(options.folder, options, stream)
         for source, spans, replacements in _collect(moment, stop - first):
-            if only is not None and only not in paths_of(source):
+            if source.name not in meant:
                 continue
             if source.split is None:
                 raise OptionError(

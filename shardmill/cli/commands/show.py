@@ -1,4 +1,5 @@
-"""`shardmill show`: an example of a store, a row of a pack plan, or the batch of a training step.
+"""`shardmill show`: an example of a store, a row of a pack plan, or the batch of a training step;
+`shardmill view`: all of them on a page.
 
 Every token is shown or counted as left out. Text is shown only with the store's own tokenizer.
 """
@@ -6,12 +7,13 @@ Every token is shown or counted as left out. Text is shown only with the store's
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, fields
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
@@ -19,26 +21,20 @@ from shardmill.arguments import whole_number
 from shardmill.chat.fit import FIT_REASONS, FIT_SENTENCES, Fit, FitPlan, plan_fit
 from shardmill.cli.options import DataConfigFile, Special, parse_special
 from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
-from shardmill.cli.steps import (
-    Rank,
-    SourceName,
-    TrainingOrder,
-    find_moment,
-    paths_of,
-    source_path,
-)
+from shardmill.cli.steps import Rank, SourceName, TrainingOrder, find_moment, meant_sources
 from shardmill.cli.terminal import visible
 from shardmill.errors import MissingExtraError, OptionError, TokenizerError
 from shardmill.inspect.blame import blame_document
 from shardmill.inspect.rows import Row, pack_columns, read_row
-from shardmill.inspect.stores import marker_ids, open_named
+from shardmill.inspect.stores import Shelf, Tokenizers, find_stores, marker_ids, open_named
 from shardmill.loading import PackSource
-from shardmill.loading.config import DataConfig
+from shardmill.loading.config import DataConfig, meant_split, read_config
 from shardmill.loading.rows import Documents
 from shardmill.records import JSON, ROLES, ChatExamples, IntArray, Ragged
 from shardmill.store import Store, open_store
 from shardmill.store.readers import ChatSpace, open_tokens
 
+Opened = TypeVar("Opened")
 _FITS = "; ".join(f"{fit.value}: {sentence}" for fit, sentence in FIT_SENTENCES.items())
 
 
@@ -260,11 +256,13 @@ def _show_step(options: ShowCommand) -> Answer:
     config, moment = find_moment(options.folder, options)
     with closing(moment.stream):
         planned = moment.plan()
-        only = source_path(options.folder, options, moment.stream)
-        chosen_rows = [plan for plan in planned if only is None or only in paths_of(plan)]
-        rows = [read_row(moment, plan) for plan in chosen_rows]
+        meant = meant_sources(options.folder, options, moment.stream)
+        rows = [read_row(moment, plan) for plan in planned if plan.source in meant]
     stores = [open_store(one.path) for one in moment.stream.sources if one.split is not None]
-    decode = _step_decoder(options, config, stores)
+    named = [] if options.tokenizer is None else [options.tokenizer]
+    decode = _with_tokenizers(
+        named, config, lambda names: _decoder(next(iter(names), None), options.special, *stores)
+    )
     at = "" if options.step is None else f"step {options.step:,}, "
     hidden = len(planned) - len(rows)
     head = (
@@ -292,15 +290,17 @@ def _show_step(options: ShowCommand) -> Answer:
     return Answer(facts, lines())
 
 
-def _step_decoder(options: ShowCommand, config: DataConfig, stores: list[Store]) -> Decode:
-    """With the tokenizer that was named, else with the config's if it can be opened."""
-    if options.tokenizer is not None or config.tokenizer_path is None:
-        return _decoder(options.tokenizer, options.special, *stores)
+def _with_tokenizers(
+    names: list[str], config: DataConfig | None, open_them: Callable[[list[str]], Opened]
+) -> Opened:
+    """With the tokenizers that were named, else with the config's if it can be opened."""
+    if names or config is None or config.tokenizer_path is None:
+        return open_them(names)
     try:
-        return _decoder(config.tokenizer_path, options.special, *stores)
+        return open_them([config.tokenizer_path])
     except (TokenizerError, MissingExtraError) as error:
         print(f"shardmill: tokenizer_path: {error}", file=sys.stderr)
-        return _decoder(None, None)
+        return open_them([])
 
 
 def _decoder(name: str | None, special: list[str] | None, *stores: Store) -> Decode:
@@ -364,7 +364,6 @@ def _row_parts(row: Row, shown: ShownTokens) -> Iterator[tuple[str, int, int]]:
 
 def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
     plan, ids = row.plan, row.window
-    facts: dict[str, JSON] = {one.name: getattr(plan, one.name) for one in fields(plan)}
     documents: JSON = None
     if plan.documents is not None and row.columns is not None:
         documents = [
@@ -373,10 +372,79 @@ def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
                 plan.documents, row.columns, strict=True
             )
         ]
-    return facts | {
+    return asdict(plan) | {
         "path": str(plan.path),
         "input_ids": row.window[:-1].tolist(),
         "labels": row.labels.tolist(),
         "text": decode(ids),
         "documents": documents,
     }
+
+
+# the page
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewCommand:
+    """It reads, and writes nothing; on 127.0.0.1 only this machine reaches it.
+
+    Prints the address, and answers until Ctrl-C.
+
+    Example: shardmill view store chats --tokenizer spm.model
+
+    Exit 0: stopped with Ctrl-C. Exit 2: a mistake in the call, or an address that is taken.
+    """
+
+    folders: Annotated[list[Path] | None, "FOLDERS", "Stores, or folders with stores in them."] = (
+        None
+    )
+    config: DataConfigFile = None
+    tokenizer: Annotated[
+        list[str] | None, "A store's tokenizer, once for each; without one ids are shown."
+    ] = None
+    special: Special = None
+    inputs: Annotated[
+        list[str] | None,
+        "--input",
+        "What stores were built from, to show which file and row a token came from: a file, folder "
+        "or glob, or STORE=FOLDER for one store.",
+    ] = None
+    host: Annotated[str, "The address to listen on."] = "127.0.0.1"
+    port: Annotated[int, "0: any that is free."] = 0
+    open_page: Annotated[bool, "--open/--no-open", "Open it in a browser."] = False
+
+    def run(self) -> None:
+        from shardmill.inspect.api import Desk
+        from shardmill.inspect.server import is_loopback, open_server
+
+        if not 0 <= self.port < 2**16:
+            raise OptionError(f"--port {self.port}: wanted 0 to 65535")
+        config = None if self.config is None else read_config(self.config)
+        if not self.folders and config is None:
+            raise OptionError("nothing to look at: name a store, a folder with stores, or --config")
+        stores = find_stores([*(self.folders or []), *_stores_of(config)])
+        special = parse_special(self.special)
+        tokenizers = _with_tokenizers(
+            self.tokenizer or [], config, lambda names: Tokenizers(names, special)
+        )
+        desk = Desk(Shelf(stores, tokenizers), config, self.inputs or ())
+        with suppress(KeyboardInterrupt), open_server(desk, self.host, self.port) as server:
+            if not is_loopback(self.host):
+                print(
+                    f"shardmill: --host {self.host}: everyone who reaches this address can read "
+                    "the data; there is no password",
+                    file=sys.stderr,
+                )
+            print(server.url, flush=True)
+            if self.open_page:
+                webbrowser.open(server.url)
+            server.run()
+        print("shardmill: stopped", file=sys.stderr)
+
+
+def _stores_of(config: DataConfig | None) -> list[Path]:
+    """The stores of a mixture; its folders of bare tokens are not shown."""
+    if config is None:
+        return []
+    found = [meant_split(one.path, one.split or config.split) for one in config.sources]
+    return [entry[0].folder for entry in found if entry is not None]

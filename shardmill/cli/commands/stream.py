@@ -81,7 +81,9 @@ class StreamCommand:
         with closing(opened):
             if self.state is not None:
                 opened.set_state(read_state(self.state))
-            run = _run(opened, self.steps, self.show)
+            before, began = opened.stats().total, time.perf_counter()
+            steps, rows = _run(opened, self.steps, self.show)
+            seconds, counts = time.perf_counter() - began, opened.stats().total - before
             if saved is not None:
                 with atomic_write(saved) as file:
                     file.write(json.dumps(opened.get_state()).encode() + b"\n")
@@ -91,19 +93,16 @@ class StreamCommand:
             "effective": config_dict(effective_config(settings, tokenizer)),
             "vocab_size": tokenizer.vocab_size,
             "tokenizer": tokenizer.fingerprint,
-            "steps": run.steps,
-            "ended": run.ended,
-            "seconds": round(run.seconds, 3),
-            "tokens_per_second": round(run.speed, 1),
-            "counts": run.counts.to_dict(),
-            "rows": [_row_facts(row, decode) for row in run.rows],
+            "steps": steps,
+            "ended": steps < self.steps,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(counts.tokens / max(seconds, 1e-9), 1),
+            "counts": counts.to_dict(),
+            "rows": [_row_facts(row, decode) for row in rows],
             "state": None if saved is None else str(saved),
         }
-        pieces = (piece for row in run.rows for piece in _row_pieces(row, decode, markers))
-        receipt = f"{self.config}: {_receipt(settings, run)}" + (
-            f"; state: {saved}" if saved else ""
-        )
-        return Answer(facts, chain(pieces, [receipt]))
+        pieces = (piece for row in rows for piece in _row_pieces(row, decode, markers))
+        return Answer(facts, chain(pieces, [_receipt(facts, settings, counts)]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,21 +123,6 @@ class _Row:
         # a trained label belongs to the document before it, or begins the next one where labels
         # cross boundaries: the batch does not say which
         return np.append(ids, last), np.append(segments, segments[-1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """What the steps gave."""
-
-    steps: int
-    seconds: float
-    counts: Counts  # of these steps alone
-    ended: bool  # the stream had no more
-    rows: list[_Row]  # the first ones, to be shown
-
-    @property
-    def speed(self) -> float:
-        return self.counts.tokens / self.seconds if self.seconds else 0.0
 
 
 def _open(settings: StreamConfig, options: StreamCommand) -> tuple[Stream, StreamTokenizer]:
@@ -172,24 +156,17 @@ def _import_quietly(module: str) -> None:
         logging.disable(logging.NOTSET)
 
 
-def _run(opened: Stream, steps: int, show: int) -> _Run:
-    before = opened.stats().total
+def _run(opened: Stream, steps: int, show: int) -> tuple[int, list[_Row]]:
+    """How many steps there were, and the first rows, to be shown."""
     rows: list[_Row] = []
-    done, ended = 0, False
-    began = time.perf_counter()
+    done = 0
     with safe_bars() as bars:
         task = bars.add_task("steps", total=steps)
-        while done < steps and not ended:
-            batch: Batch | BatchTuple | None = next(opened, None)  # type: ignore[assignment]
-            if batch is None:
-                ended = True
-                break
-            rows += _first_rows(batch, done, show - len(rows))
-            done += 1
+        for step, batch in zip(range(steps), opened, strict=False):
+            rows += _first_rows(batch, step, show - len(rows))
+            done = step + 1
             bars.update(task, completed=done)
-    seconds = time.perf_counter() - began
-    counts = opened.stats().total - before
-    return _Run(steps=done, seconds=seconds, counts=counts, ended=ended, rows=rows)
+    return done, rows
 
 
 def _first_rows(batch: Batch | BatchTuple, step: int, most: int) -> list[_Row]:
@@ -200,14 +177,15 @@ def _first_rows(batch: Batch | BatchTuple, step: int, most: int) -> list[_Row]:
     return [_Row(step, row, *parts) for row, parts in enumerate(zip(*flat, strict=True))]
 
 
-def _receipt(settings: StreamConfig, run: _Run) -> str:
-    counts, train = run.counts, settings.train
+def _receipt(facts: dict[str, Any], settings: StreamConfig, counts: Counts) -> str:
+    train, state = settings.train, f"; state: {facts['state']}" if facts["state"] else ""
     return (
-        f"{run.steps:,} steps of [{train.grad_accum}, {train.batch_size}, "
-        f"{train.seq_len}]{', the end of the stream' if run.ended else ''}; "
-        f"{counts.tokens:,} tokens, {run.speed:,.0f} tokens/s; {counts.documents:,} documents, "
-        f"padding {100 * counts.padding_share:.2f} %; truncated: {counts.truncated_documents:,} "
-        f"documents, {counts.truncated_tokens:,} tokens; dropped: {counts.input_dropped:,} rows"
+        f"{facts['config']}: {facts['steps']:,} steps of [{train.grad_accum}, {train.batch_size}, "
+        f"{train.seq_len}]{', the end of the stream' if facts['ended'] else ''}; "
+        f"{counts.tokens:,} tokens, {facts['tokens_per_second']:,.0f} tokens/s; "
+        f"{counts.documents:,} documents, padding {100 * counts.padding_share:.2f} %; truncated: "
+        f"{counts.truncated_documents:,} documents, {counts.truncated_tokens:,} tokens; dropped: "
+        f"{counts.input_dropped:,} rows{state}"
     )
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -25,11 +25,7 @@ import pyarrow.parquet as pq
 from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, OptionError, StoreError, StoreNotFoundError
 from shardmill.formats.packed.files import FileShardWriter, check_plain, writing
-from shardmill.formats.packed.records import (
-    PackedBin,
-    PackedShard,
-    check_bin,
-)
+from shardmill.formats.packed.records import PackedBin, PackedShard, check_bin
 from shardmill.records import IntArray, Ragged
 
 VERSION = "1"
@@ -101,9 +97,10 @@ class ParquetShard(PackedShard):
     """
 
     def _open(self) -> tuple[int | None, str | None]:
-        self._groups: list[tuple[Path, int, str | None]] = []  # file, number in it, digest
+        # of each row group: file, number in it, bins, digest
+        self._groups: list[tuple[Path, int, int, str | None]] = []
         self._firsts = [0]  # the first bin of each, and the number of all
-        self._cache: OrderedDict[int, list[Ragged]] = OrderedDict()
+        self._columns = lru_cache(_KEPT)(_read_group)
         stated = [self._open_file(file) for file in _files(self.path)]
         sizes = {one.pack_size for one in stated if one.pack_size is not None}
         alignments = {one.loss_mask_alignment for one in stated if one.loss_mask_alignment}
@@ -120,7 +117,8 @@ class ParquetShard(PackedShard):
     def _read(self, number: int) -> PackedBin:
         """Neighbours are quick: they share a row group."""
         group = bisect_right(self._firsts, number) - 1
-        ids, mask, starts = (column[number - self._firsts[group]] for column in self._group(group))
+        columns, row = self._columns(*self._groups[group]), number - self._firsts[group]
+        ids, mask, starts = (column[row] for column in columns)
         where = f"{self._groups[group][0]}, bin {number:,}"
         # files of others may have wider integers
         if len(ids) and (ids.min() < 0 or ids.max() >= 2**31):
@@ -137,7 +135,7 @@ class ParquetShard(PackedShard):
 
     def close(self) -> None:
         """Release the row groups that are kept; may be called again."""
-        self._cache.clear()
+        self._columns.cache_clear()
 
     def _open_file(self, path: Path) -> _Stated:
         """Note the row groups of a file; what it states."""
@@ -150,31 +148,25 @@ class ParquetShard(PackedShard):
             )
         for group, (count, digest) in enumerate(zip(rows, digests, strict=True)):
             if count:
-                self._groups.append((path, group, digest))
+                self._groups.append((path, group, count, digest))
                 self._firsts.append(self._firsts[-1] + count)
         return stated
 
-    def _group(self, number: int) -> list[Ragged]:
-        if number in self._cache:
-            self._cache.move_to_end(number)
-            return self._cache[number]
-        path, group, digest = self._groups[number]
-        rows = self._firsts[number + 1] - self._firsts[number]
-        try:
-            with _open_file(path) as file:
-                table = file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
-            table.validate(full=True)
-        except _UNREADABLE as error:
-            raise _damaged(path, error) from error
-        columns = [_ragged(table.column(name), path, rows) for name in COLUMNS]
-        if digest is not None and _group_digest(columns) != digest:
-            raise DamagedStoreError(
-                f"{path}: row group {group:,} is not what was written; copy it again"
-            )
-        self._cache[number] = columns
-        if len(self._cache) > _KEPT:
-            self._cache.popitem(last=False)
-        return columns
+
+def _read_group(path: Path, group: int, rows: int, digest: str | None) -> list[Ragged]:
+    """The columns of one row group, as they were written."""
+    try:
+        with _open_file(path) as file:
+            table = file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+        table.validate(full=True)
+    except _UNREADABLE as error:
+        raise _damaged(path, error) from error
+    columns = [_ragged(table.column(name), path, rows) for name in COLUMNS]
+    if digest is not None and _group_digest(columns) != digest:
+        raise DamagedStoreError(
+            f"{path}: row group {group:,} is not what was written; copy it again"
+        )
+    return columns
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`shardmill convert`: other people's formats to ours and back, compared token for token."""
+"""`shardmill push`, `pull` and `convert`: a finished folder to another place, or another format."""
 
 from __future__ import annotations
 
@@ -9,14 +9,80 @@ from typing import Annotated, Literal
 from shardmill.arguments import check_local
 from shardmill.cli.options import AsJson, SplitOfStore, parse_special
 from shardmill.cli.printing import Answer
+from shardmill.cli.terminal import one_bar
 from shardmill.errors import OptionError
 from shardmill.formats.convert import ConvertOptions
 from shardmill.formats.convert import convert as convert_format
 from shardmill.formats.token_files import Separator, TokenizerFacts
+from shardmill.remote import TransferReceipt
+from shardmill.remote import pull as pull_folder
+from shardmill.remote import push as push_folder
 from shardmill.tokenizers import model_sha256_of, open_tokenizer
 
 _TOKENS = Literal["store", "megatron", "llmc", "datatrove", "dolma"]
 _PACKED = Literal["legacy", "memmap", "parquet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushCommand:
+    """Prints one line: files and bytes that were sent, and those that were already there.
+    Interrupted, run it again: what arrived is not sent again. Credentials and endpoint come from
+    the environment (AWS_PROFILE, AWS_ENDPOINT_URL, ...).
+
+    Example: shardmill push store s3://bucket/store
+
+    Exit 0: all of it is there, checked. Exit 2: a mistake in the call, or a place that cannot be
+    written. Exit 130: stopped with Ctrl-C.
+    """
+
+    folder: Annotated[Path, "FOLDER", "A finished store or packed folder."]
+    url: Annotated[str, "URL", "Where to, for instance s3://bucket/path."]
+    workers: Annotated[int, "Files sent at a time."] = 8
+    replace: Annotated[bool, "Replace another folder that is there."] = False
+    as_json: AsJson = False
+
+    def run(self) -> Answer:
+        with one_bar("push") as progress:
+            done = push_folder(
+                self.folder,
+                self.url,
+                workers=self.workers,
+                progress=progress,
+                replace=self.replace,
+            )
+        return _answer(done, done.url, "sent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullCommand:
+    """Prints one line: files and bytes that were fetched, and those that were already there.
+    Interrupted, run it again: what arrived is not fetched again.
+
+    Example: shardmill pull s3://bucket/pushed pulled
+
+    Exit 0: all of it is here, checked. Exit 2: a mistake in the call, or nothing whole is there.
+    Exit 130: stopped with Ctrl-C.
+    """
+
+    url: Annotated[str, "URL", "A pushed folder, for instance s3://bucket/path."]
+    folder: Annotated[Path, "FOLDER", "Where to: a new or empty folder."]
+    workers: Annotated[int, "Files fetched at a time."] = 8
+    as_json: AsJson = False
+
+    def run(self) -> Answer:
+        check_local(self.folder, "folder")
+        with one_bar("pull") as progress:
+            done = pull_folder(self.url, self.folder, workers=self.workers, progress=progress)
+        return _answer(done, str(done.folder), "fetched")
+
+
+def _answer(done: TransferReceipt, where: str, verb: str) -> Answer:
+    text = (
+        f"{where}: {done.kind} of {done.files:,} files, {done.bytes:,} bytes; "
+        f"{done.moved_files:,} {verb} ({done.moved_bytes:,} bytes), "
+        f"{done.kept_files:,} there before; all checked"
+    )
+    return Answer(done.to_json(), [text], indent=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +136,7 @@ class ConvertCommand:
         shared = ("split", "dtype", "ignore_loss", "pack_size", "loss_mask_alignment")
         options = ConvertOptions(
             **{name: getattr(self, name) for name in shared},
-            tokenizer=None if self.tokenizer is None else _facts(self.tokenizer, self.special),
+            tokenizer=None if self.tokenizer is None else _tokenizer(self.tokenizer, self.special),
             separator=None if self.eot is None else Separator(token=self.eot, first=self.eot_first),
         )
         receipt = convert_format(
@@ -88,7 +154,7 @@ class ConvertCommand:
         return Answer(receipt, [text])
 
 
-def _facts(name: str, special: list[str] | None) -> TokenizerFacts:
+def _tokenizer(name: str, special: list[str] | None) -> TokenizerFacts:
     opened = open_tokenizer(name, specials=parse_special(special))
     return TokenizerFacts(
         name=name,
