@@ -27,14 +27,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import shardmill
-from shardmill.building.engines import (
-    Engine,
-    Task,
-    TaskRunner,
-    Worker,
-    WorkerDiedError,
-    pack,
-)
+from shardmill.building.engines import Engine, Task, TaskRunner, Worker, WorkerDiedError, pack
 from shardmill.errors import BuildError, OptionError, missing_extra
 from shardmill.machine import limit_memory
 from shardmill.protocols import Closing

@@ -40,13 +40,7 @@ from shardmill.building.resources import (
     limited_feeds,
     open_resources,
 )
-from shardmill.building.scheduler import (
-    BuildCost,
-    FeedProgress,
-    OnProgress,
-    Scheduler,
-    WorkerPool,
-)
+from shardmill.building.scheduler import BuildCost, FeedProgress, OnProgress, Scheduler, WorkerPool
 from shardmill.building.worker import ChunkEncoder, EncoderChoice, TokenRules, UnitEncoder
 from shardmill.building.workplace import (
     Workplace,

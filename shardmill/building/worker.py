@@ -20,13 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.building import journal
-from shardmill.building.journal import (
-    EncodedBatch,
-    Receipt,
-    Segment,
-    SegmentWriter,
-    read_receipts,
-)
+from shardmill.building.journal import EncodedBatch, Receipt, Segment, SegmentWriter, read_receipts
 from shardmill.building.plan import BuildSpec, Unit, inputs_of, read_chunks
 from shardmill.building.workplace import Workplace
 from shardmill.errors import (

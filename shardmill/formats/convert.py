@@ -15,12 +15,7 @@ from shardmill.arguments import refuse_url
 from shardmill.errors import OptionError, StoreNotFoundError
 from shardmill.formats.megatron import open_megatron, write_megatron
 from shardmill.formats.packed.formats import convert_packed
-from shardmill.formats.stores import (
-    StoreOptions,
-    StoreSplit,
-    check_documents,
-    store_from_files,
-)
+from shardmill.formats.stores import StoreOptions, StoreSplit, check_documents, store_from_files
 from shardmill.formats.token_files import (
     ForeignFile,
     Separator,

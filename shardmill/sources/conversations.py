@@ -39,12 +39,7 @@ from shardmill.sources.shapes import (
     shape_of,
 )
 from shardmill.sources.source import BadRowError, InputRow, RowFormat
-from shardmill.storage.files import (
-    InputFile,
-    check_unchanged,
-    fingerprint_files,
-    stamp_of_file,
-)
+from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
 from shardmill.storage.hub import HubSplit
 
 logger = logging.getLogger(__name__)

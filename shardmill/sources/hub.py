@@ -34,13 +34,7 @@ from shardmill.sources.batches import (
 )
 from shardmill.sources.formats.parquet import ParquetFormat
 from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
-from shardmill.storage.hub import (
-    HubFile,
-    HubSplit,
-    NotByFilesError,
-    bounded_client,
-    client_version,
-)
+from shardmill.storage.hub import HubFile, HubSplit, NotByFilesError, bounded_client, client_version
 
 logger = logging.getLogger(__name__)
 

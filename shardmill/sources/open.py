@@ -21,13 +21,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.sources.batches import BOM_BYTES, DEFAULT_LIMITS, BatchLimits, name_of
 from shardmill.sources.conversations import ChatInput, ChatSource, HubRows
-from shardmill.sources.formats.jsonl import (
-    WHITE,
-    JsonlFormat,
-    JsonListFormat,
-    JsonlSource,
-    OnBad,
-)
+from shardmill.sources.formats.jsonl import WHITE, JsonlFormat, JsonListFormat, JsonlSource, OnBad
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubSource

@@ -38,13 +38,7 @@ from shardmill.store.plans import (
     plans_of,
     read_plan,
 )
-from shardmill.store.store import (
-    Store,
-    check_target,
-    is_finished,
-    open_store,
-    publish_folder,
-)
+from shardmill.store.store import Store, check_target, is_finished, open_store, publish_folder
 from shardmill.store.verify import VerifyReport, verify
 from shardmill.store.writer import StoreWriter
 

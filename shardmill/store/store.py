@@ -35,14 +35,7 @@ from shardmill.errors import (
 )
 from shardmill.records import OffsetArray, TokenFile
 from shardmill.storage.atomic import exchange, is_temporary, sync_folder, temporary_name
-from shardmill.store.layout import (
-    DTYPES,
-    EXCLUDE,
-    META,
-    index_header,
-    is_own_name,
-    looks_like_data,
-)
+from shardmill.store.layout import DTYPES, EXCLUDE, META, index_header, is_own_name, looks_like_data
 from shardmill.store.manifest import (
     Manifest,
     SplitEntry,

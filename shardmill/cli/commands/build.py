@@ -9,24 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from shardmill.building import (
-    BuildPlan,
-    BuildReport,
-    BuildSpec,
-    has_unfinished_build,
-    plan_store,
-)
+from shardmill.building import BuildPlan, BuildReport, BuildSpec, has_unfinished_build, plan_store
 from shardmill.building.api import build as build_any
 from shardmill.building.api import open_feed, output_folder
 from shardmill.chat import KNOWN_TEMPLATES
-from shardmill.cli.options import (
-    AsJson,
-    Field,
-    Special,
-    TokenizerName,
-    parse_bytes,
-    parse_special,
-)
+from shardmill.cli.options import AsJson, Field, Special, TokenizerName, parse_bytes, parse_special
 from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import build_progress
 from shardmill.errors import OptionError

@@ -14,12 +14,7 @@ from shardmill.arguments import check_local
 from shardmill.cli.app import CommandGroup, with_parameters
 from shardmill.cli.options import AsJson, parse_bytes, parse_special
 from shardmill.cli.printing import Answer
-from shardmill.tokenizers import (
-    DEFAULT_SPECIALS,
-    TrainSpec,
-    open_tokenizer,
-    train_tokenizer,
-)
+from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, open_tokenizer, train_tokenizer
 
 app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", no_args_is_help=True)
 _STRUCTURED = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")

@@ -15,13 +15,7 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, TextBatch
-from shardmill.sources.batches import (
-    DEFAULT_LIMITS,
-    BatchLimits,
-    counts_of,
-    make_batch,
-    too_large,
-)
+from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, counts_of, make_batch, too_large
 from shardmill.sources.formats.lines import LineBlock, LineFormat
 from shardmill.sources.source import FileSource, Format, RowLocation
 from shardmill.storage.files import InputFile, Where, open_file
