@@ -35,7 +35,7 @@ from shardmill.sources.append import Appended, append_files, files_of, only_file
 from shardmill.storage.files import describe_difference
 from shardmill.store import list_plans, read_origins
 from shardmill.store.layout import DTYPES
-from shardmill.store.origins import GRAIN, MARK
+from shardmill.store.plans import GRAIN, MARK
 from shardmill.store.writer import OldStore
 from shardmill.tokenizers import EngineChoice
 

@@ -21,7 +21,7 @@ from shardmill.building.plan import Feed, FeedChunks, Fill
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import Drop, OffsetArray, Ragged
 from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger
-from shardmill.store.origins import COLUMNS, GRAIN
+from shardmill.store.plans import COLUMNS, GRAIN
 from shardmill.store.writer import OldStore
 
 NO_TOKENS = "no_tokens"

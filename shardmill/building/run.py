@@ -66,7 +66,7 @@ from shardmill.store import (
     read_manifest,
 )
 from shardmill.store.layout import check_shape
-from shardmill.store.origins import write_origins
+from shardmill.store.plans import write_origins
 from shardmill.store.writer import open_old
 from shardmill.tokenizers import EngineCheck, EngineChoice, model_sha256_of, vocab_size_of
 
