@@ -303,9 +303,9 @@ def fingerprint(file: InputFile, *, whole: bool) -> dict[str, JSON]:
         kind, word = file.place.identity
         return {**facts, kind: word}
     with open_file(file, 0, END_BYTES) as raw:
-        # a file of the system may give less than it was asked for
-        stream = io.BufferedReader(raw) if isinstance(raw, io.FileIO) else raw
-        if whole and isinstance(stream, io.BufferedReader):
+        is_local = isinstance(file.place, Path)  # a local file may give less than it is asked for
+        stream = io.BufferedReader(raw) if is_local else raw
+        if whole and is_local:
             return {**facts, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
         digest = hashlib.sha256(stream.read(END_BYTES) or b"")
         stream.seek(max(file.num_bytes - END_BYTES, 0))  # the ends may overlap
