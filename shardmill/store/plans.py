@@ -136,7 +136,7 @@ def option_problems(options: PlanOptions) -> Iterator[OptionError]:
     elif step < 1 or seq_len % step:
         near = max(seq_len // max(step, 1), 1) * max(step, 1)
         yield OptionError(
-            f"{{seq_len}} is no multiple of {{align_to}}; take {near:,}",
+            f"{{seq_len}} is no multiple of {{align_to}}; take {near}",
             seq_len=seq_len,
             align_to=step,
         )

@@ -122,9 +122,9 @@ class TokenizerWithSpecials(ABC):
         return dict(self.special_names)
 
     def marker_id(self, text: str) -> int | None:
-        """The id of the special token with this literal string, named or not."""
-        found = (number for number, literal in self.special_strings.items() if literal == text)
-        return next(found, None)
+        """The id of the special token with this literal string, named or not; of several, the
+        last one that was named."""
+        return {literal: number for number, literal in self.special_strings.items()}.get(text)
 
     def _refuse_unknown(self, ids: IntArray, is_unknown: npt.NDArray[np.bool_]) -> None:
         if is_unknown.any():

@@ -229,3 +229,11 @@ def test_a_subclass_of_our_tokenizers_is_not_wrapped(trained: dict[str, Path]) -
 
     mine = Mine(trained["bpe"] / "spm.model")
     assert adapt_tokenizer(mine) is mine
+
+
+def test_of_two_names_for_one_string_the_later_one_is_the_marker() -> None:
+    specials = {"im_start": "<|im_start|>", "im_end": "<|im_end|>", "eot": "<|im_end|>"}
+    tokenizer = open_tokenizer("byte:4", specials=specials)
+    assert tokenizer.special_token_ids() == {"im_start": 0, "im_end": 1, "eot": 2}
+    assert tokenizer.marker_id("<|im_end|>") == 2
+    assert tokenizer.decode([1, 2]) == "<|im_end|>" * 2
