@@ -16,12 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.records import Ragged
-from shardmill.store import (
-    Store,
-    StoreWriter,
-    given_facts,
-    open_store,
-)
+from shardmill.store import Store, StoreWriter, given_facts, open_store
 
 BATCH, SEQ_LEN = 32, 1024
 EOS, VOCAB_SIZE = 0, 16_000

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from read_corpus import SPLIT, plain_facts
+from read_corpus import SPLIT, VOCAB_SIZE
 
 from shardmill.loading import Batch, Loader, SampleStream, TokenSource
 from shardmill.store.layout import index_header
@@ -32,6 +32,7 @@ from shardmill.store.manifest import (
     ListedFile,
     ShardEntry,
     SplitEntry,
+    given_facts,
     make_manifest,
     write_manifest,
 )
@@ -72,7 +73,7 @@ def write_sparse_store(folder: Path, num_shards: int) -> None:
     tokens = num_shards * SHARD_TOKENS
     split = SplitEntry(tokens=tokens, documents=len(starts), index=index, shards=shards, chat=None)
     manifest = make_manifest(
-        plain_facts(len(starts), tokens),
+        given_facts(len(starts), tokens, vocab_size=VOCAB_SIZE),
         built=True,
         token_dtype="uint16-le",
         shard_bytes=SHARD_BYTES,

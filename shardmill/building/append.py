@@ -13,22 +13,14 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
-from shardmill.building.assembly import (
-    NO_TOKENS,
-    AppendPoint,
-    Filler,
-    KnownOrigins,
-    mark_of,
-    void_drop,
-)
+from shardmill.building.assembly import NO_TOKENS, AppendPlan, Filler, mark_of, void_drop
 from shardmill.building.plan import (
     RECORDED,
     BuildSpec,
     Feed,
-    FeedChunks,
     chunks_of,
     feed_of_chunks,
     plan_json,
@@ -43,24 +35,13 @@ from shardmill.sources.append import Appended, append_files, files_of, only_file
 from shardmill.storage.files import describe_difference
 from shardmill.store import list_plans, read_origins
 from shardmill.store.layout import DTYPES
-from shardmill.store.origins import GRAIN, MARK
+from shardmill.store.plans import GRAIN, MARK
 from shardmill.store.writer import OldStore
 from shardmill.tokenizers import EngineChoice
 
 log = logging.getLogger(__name__)
 
 _PLAN = "plan_sha256"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendPlan:
-    """What a build must know to append to a store."""
-
-    old: OldStore
-    feed: Feed  # old files, then new ones
-    chunks: FeedChunks | None  # of the new files; None: there are none
-    point: AppendPoint
-    origins: KnownOrigins | None  # None: the store does not know the origins of its documents
 
 
 def plan_append(
@@ -87,24 +68,25 @@ def plan_append(
             "kept; build it again with other limits and {overwrite}",
             overwrite=True,
         )
-    documents = manifest.ledger.documents
-    num_void = documents.dropped.get(NO_TOKENS, 0)
-    given = documents.kept + documents.over_budget + num_void
-    point = AppendPoint(ledger=manifest.ledger, filled=filled, num_given=given, held=())
     if files.fresh is None:
-        return AppendPlan(old=old, feed=ordered, chunks=None, point=point, origins=None)
+        return AppendPlan(old=old, feed=ordered)
     _check_engine(old, engine)
-    found = _new_chunks(files, feed)
+    chunks, new, num_shared = _cut(files)
+    num_whole = len(chunks) - isinstance(new[0], NewDocuments)
     log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
     for name in list_plans(old.folder):
         log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
-    held = _held(old, feed.source.name, given, found.num_shared) if num_void else ()
+    documents = manifest.ledger.documents
+    num_void = documents.dropped.get(NO_TOKENS, 0)
+    given = documents.kept + documents.over_budget + num_void
     return AppendPlan(
         old=old,
         feed=ordered,
-        chunks=found.feed,
-        point=replace(point, held=held),
-        origins=_known_origins(old, ordered, found, has_void=num_void > 0),
+        chunks=feed_of_chunks(files.fresh, new, feed.fill),
+        num_given=given,
+        held=_held(old, feed.source.name, given, num_shared) if num_void else (),
+        whole=chunks[:num_whole],
+        origins=_known_origins(old, ordered, chunks, num_whole, has_void=num_void > 0),
     )
 
 
@@ -250,26 +232,17 @@ def _new_batches(chunk: Source, old: Counter[str]) -> Iterator[tuple[TextBatch, 
         raise SourceError(f"{chunk.name}: changed while it was read: wait for its writer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NewChunks:
-    feed: FeedChunks
-    old: Sequence[Source]  # the chunks with old files; the last may have new ones too
-    num_whole: int  # of `old` have no new file
-    num_shared: int  # old texts in the batch with the first new document; 0: it begins the batch
-
-
-def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
-    """The chunks after the old files, which there are."""
-    assert files.fresh is not None, "there are new files"
-    new: list[Source] = []
+def _cut(files: Appended) -> tuple[list[Source], list[Source], int]:
+    """The chunks with old files, of which the last may have new ones too; those with new files; and
+    how many old texts are in the batch with the first new document."""
     seen: list[Source] = []
-    num_whole = num_shared = 0
+    new: list[Source] = []
+    num_shared = 0
     for chunk in chunks_of(files.source):
         locations = {file.place for file in files_of(chunk)}
         if locations & files.old:
             seen.append(chunk)
         if locations <= files.old:
-            num_whole += 1
             continue
         if locations & files.old:
             before = only_files(chunk, files.old)
@@ -279,30 +252,25 @@ def _new_chunks(files: Appended, feed: Feed) -> _NewChunks:
             fresh = only_files(chunk, locations - files.old)
             chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
         new.append(chunk)
-    return _NewChunks(
-        feed=feed_of_chunks(files.fresh, new, feed.fill),
-        old=seen,
-        num_whole=num_whole,
-        num_shared=num_shared,
-    )
+    return seen, new, num_shared
 
 
 def _known_origins(
-    old: OldStore, feed: Feed, new: _NewChunks, *, has_void: bool
-) -> KnownOrigins | None:
-    """The origins of the old documents; None if the store does not know them."""
+    old: OldStore, feed: Feed, chunks: Sequence[Source], num_whole: int, *, has_void: bool
+) -> list[list[int]] | None:
+    """The table rows of the chunks with old files; None if the store does not know them."""
     found = read_origins(old.folder, old.manifest)
     if found is None:
         log.info("%s: does not know the origins of its documents, and will not", old.folder)
         return None
-    marks = [mark_of(chunk) for chunk in new.old]
-    rows: list[list[int]] = found.table[found.table[:, GRAIN] < len(new.old)].tolist()
-    if any(row[MARK] != marks[row[GRAIN]] for row in rows if row[GRAIN] < new.num_whole):
+    marks = [mark_of(chunk) for chunk in chunks]
+    rows: list[list[int]] = found.table[found.table[:, GRAIN] < len(chunks)].tolist()
+    if any(row[MARK] != marks[row[GRAIN]] for row in rows if row[GRAIN] < num_whole):
         log.info("%s: its input is cut differently with the new files: counting again", old.folder)
-        rows = _counted_rows(old, feed, new.old, _void_numbers(old) if has_void else ())
+        rows = _counted_rows(old, feed, chunks, _void_numbers(old) if has_void else ())
     for row in rows:
         row[MARK] = marks[row[GRAIN]]  # the last chunk ends elsewhere now
-    return KnownOrigins(rows=rows, num_before=new.num_whole, marks=marks)
+    return rows
 
 
 def _void_numbers(old: OldStore) -> list[int]:

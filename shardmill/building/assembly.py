@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from shardmill.building.journal import EncodedBatch
-from shardmill.building.plan import FeedChunks, Fill
+from shardmill.building.plan import Feed, FeedChunks, Fill
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import Drop, OffsetArray, Ragged
 from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger
-from shardmill.store.origins import COLUMNS, GRAIN
+from shardmill.store.plans import COLUMNS, GRAIN
+from shardmill.store.writer import OldStore
 
 NO_TOKENS = "no_tokens"
 _MARK_HEX = 15  # digits: 60 bits, so that a mark fits an int64
@@ -154,37 +155,46 @@ def mark_of(chunk: Source | ConversationSource) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownOrigins:
-    """The origins of a store that is appended to."""
+class AppendPlan:
+    """What a build must know to append to a store."""
 
-    rows: Sequence[list[int]]  # of the table, for chunks that gave a batch
-    num_before: int  # chunks that are in the store as a whole
-    marks: Sequence[int]  # of those, and of the one with old and new files
+    old: OldStore
+    feed: Feed  # old files, then new ones
+    chunks: FeedChunks | None = None  # of the new files; None: there are none
+    num_given: int = 0  # texts, by the old files
+    held: tuple[int, ...] = ()  # texts without a token that belong to the next batch's list of
+    # them, as positions before its first text: -1 is the last one before
+    whole: Sequence[Source] = ()  # the chunks without a new file
+    origins: Sequence[list[int]] | None = None  # rows of the table, for old chunks that gave a
+    # batch; None: the store does not know the origins of its documents
 
 
 class OriginLog:
     """The table of origins while it grows."""
 
     def __init__(
-        self, feeds: Sequence[FeedChunks], splits: Sequence[str], before: KnownOrigins | None = None
+        self,
+        feeds: Sequence[FeedChunks],
+        splits: Sequence[str],
+        rows: Sequence[list[int]] = (),
+        whole: Sequence[Source] = (),
     ) -> None:
-        """`before`: the chunks before those of the one feed."""
+        """`rows` and `whole`: of the chunks before those of the one feed, see `AppendPlan`."""
         self._feeds, self._splits = feeds, tuple(sorted(splits))
-        self._rows = list(before.rows) if before else []
-        self._marks = before.marks if before else ()
-        self._first = before.num_before if before else 0
+        self._rows, self._whole = list(rows), whole
         # For each feed, the next chunk without a row.
         self._next = [self._rows[-1][GRAIN] + 1 if self._rows else 0] * len(feeds)
 
     def note(self, feed: int, chunk: int, rows: int, out: StoreWriter) -> None:
         """A batch of this chunk comes next, after `rows` rows of its file."""
-        chunk += self._first
+        first = len(self._whole)
+        chunk += first
         documents = [out.num_documents(split) for split in self._splits]
         for number in range(self._next[feed], chunk + 1):
-            if number < self._first:
-                mark = self._marks[number]
+            if number < first:
+                mark = mark_of(self._whole[number])
             else:
-                mark = mark_of(self._feeds[feed].chunks[number - self._first])
+                mark = mark_of(self._feeds[feed].chunks[number - first])
             # A chunk that gave no batch begins where the next one does.
             known = rows if number == chunk else 0
             self._rows.append([feed, number, mark, known, *documents])
@@ -194,17 +204,6 @@ class OriginLog:
         table = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS) + len(self._splits))
         fill = tuple(tuple(split for split, _ in feed.fill) for feed in self._feeds)
         return Origins(fill=fill, splits=self._splits, table=table)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendPoint:
-    """Where the one feed of a finished store ended."""
-
-    ledger: Ledger
-    filled: Mapping[str, int]  # tokens of each split
-    num_given: int  # texts
-    held: tuple[int, ...]  # texts without a token that belong to the next batch's list of them, as
-    # positions before its first text: -1 is the last one before
 
 
 class Assembly:
@@ -219,20 +218,21 @@ class Assembly:
         feeds: Sequence[FeedChunks],
         splits: Sequence[str],
         out: StoreWriter,
-        point: AppendPoint | None = None,
+        append: AppendPlan | None = None,
         origins: OriginLog | None = None,
     ) -> None:
-        """With `point`, `out` has taken over a store and its one feed continues."""
+        """With `append`, `out` has taken over a store and its one feed continues."""
+        filled = {split: out.num_tokens(split) for split in splits}
         self._names = [feed.source.name for feed in feeds]
-        self._fillers = [Filler(feed.fill, point.filled if point else {}) for feed in feeds]
+        self._fillers = [Filler(feed.fill, filled) for feed in feeds]
         self._splits, self._out, self._origins = splits, out, origins
         self._given = [0] * len(feeds)  # texts of each feed so far
         self._rows = [0] * len(feeds)  # of the current file of each feed
         self._held: tuple[int, ...] = ()
-        self.counter = LedgerCounter(point.ledger if point else None)
-        if point is not None:
-            self._given, self._held = [point.num_given], point.held
-            self.counter.take_back(NO_TOKENS, len(point.held))
+        self.counter = LedgerCounter(append.old.manifest.ledger if append else None)
+        if append is not None:
+            self._given, self._held = [append.num_given], append.held
+            self.counter.take_back(NO_TOKENS, len(append.held))
 
     def add(self, feed: int, batch: EncodedBatch, *, start: int) -> None:
         """The next batch of a feed, of a unit that begins with chunk `start`."""

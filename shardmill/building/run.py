@@ -20,8 +20,8 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
-from shardmill.building.append import AppendPlan, plan_append
-from shardmill.building.assembly import Assembly, OriginLog
+from shardmill.building.append import plan_append
+from shardmill.building.assembly import AppendPlan, Assembly, OriginLog
 from shardmill.building.plan import (
     RECORDED,
     BuildSpec,
@@ -66,7 +66,7 @@ from shardmill.store import (
     read_manifest,
 )
 from shardmill.store.layout import check_shape
-from shardmill.store.origins import write_origins
+from shardmill.store.plans import write_origins
 from shardmill.store.writer import open_old
 from shardmill.tokenizers import EngineCheck, EngineChoice, model_sha256_of, vocab_size_of
 
@@ -300,10 +300,9 @@ def _assemble(
         chat=job.is_chat,
     ) as out:
         if append is not None:
-            out.take_over(append.old, hold_drops=len(append.point.held))
+            out.take_over(append.old, hold_drops=len(append.held))
         origins = _origin_log(job, feeds)
-        point = None if append is None else append.point
-        assembly = Assembly(feeds, job.splits, out, point, origins)
+        assembly = Assembly(feeds, job.splits, out, append, origins)
         Scheduler(
             plan=plan,
             pool=pool,
@@ -335,8 +334,10 @@ def _origin_log(job: BuildJob, feeds: Sequence[FeedChunks]) -> OriginLog | None:
     """None where no row has a number: for conversations, and sources that are not files."""
     if not any(knows_rows(feed.source) for feed in job.feeds):
         return None
-    before = None if job.append is None else job.append.origins
-    return None if job.append and not before else OriginLog(feeds, job.splits, before)
+    if job.append is None:
+        return OriginLog(feeds, job.splits)
+    rows = job.append.origins
+    return None if rows is None else OriginLog(feeds, job.splits, rows, job.append.whole)
 
 
 def store_facts(

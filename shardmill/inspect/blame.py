@@ -41,7 +41,7 @@ from shardmill.records import ROLES, Conversation, Cursor, IntArray, OffsetArray
 from shardmill.sources import CHAT_REASONS, ChatSource
 from shardmill.sources.source import FileSource, RowLocation, read_document
 from shardmill.store import Origins, Store, open_store, read_origins
-from shardmill.store.origins import COLUMNS, FEED, GRAIN, MARK, ROWS
+from shardmill.store.plans import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.store.readers import ChatSpace, open_tokens
 
 __all__ = ["Blame", "blame_document", "blame_token", "blame_tokens"]

@@ -22,7 +22,7 @@ from shardmill.inspect.stores import NotThereError, OpenStore
 from shardmill.inspect.tokens import LEAD, MOST_VIEW, TAIL, TokenTexts, preview, shown
 from shardmill.records import JSON, ROLES, BoolArray, IntArray
 from shardmill.store import read_origins
-from shardmill.store.origins import FEED
+from shardmill.store.plans import FEED
 
 if TYPE_CHECKING:
     from shardmill.inspect.api import Desk, Query

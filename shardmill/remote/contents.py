@@ -43,7 +43,7 @@ from shardmill.store.manifest import (
     listed_files,
     read_plain_file,
 )
-from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
+from shardmill.store.plans import MAX_ORIGINS_BYTES, decode_origins
 
 log = logging.getLogger(__name__)
 

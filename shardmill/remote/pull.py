@@ -46,7 +46,7 @@ from shardmill.storage.atomic import LockedFile, atomic_write, sync_folder
 from shardmill.store import Exclusions, Manifest, open_store, read_exclusions
 from shardmill.store.exclusions import write_exclusions
 from shardmill.store.layout import EXCLUDE, META, ORIGINS
-from shardmill.store.origins import MAX_ORIGINS_BYTES, decode_origins
+from shardmill.store.plans import MAX_ORIGINS_BYTES, decode_origins
 from shardmill.store.store import foreign, names_in
 from shardmill.store.verify import VerifyReport
 

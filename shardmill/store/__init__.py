@@ -27,8 +27,8 @@ from shardmill.store.manifest import (
     read_manifest,
     write_placeholder,
 )
-from shardmill.store.origins import Origins, read_origins
 from shardmill.store.plans import (
+    Origins,
     PlanFacts,
     PlanMetrics,
     PlanOptions,
@@ -36,6 +36,7 @@ from shardmill.store.plans import (
     find_plan,
     list_plans,
     plans_of,
+    read_origins,
     read_plan,
 )
 from shardmill.store.store import Store, check_target, is_finished, open_store, publish_folder

@@ -1,8 +1,9 @@
-"""Pack plans on disk: one small file each, in the folder `packs` of their store.
+"""Files that a finished store may have beside its tokens: pack plans, each a small file in the
+folder `packs`, and one table of which part of the input every document came from.
 
-A plan is written atomically, and equal plans are equal bytes. `read_plan` checks the sha256 of the
-whole file at every open, so what it returns is what was written. A plan of another store, or of
-this one before it was built again, is refused. FORMAT.md describes the bytes.
+Each is written atomically, and equal contents are equal bytes. `read_plan` and `read_origins` check
+the sha256 of the whole file at every open, so what they return is what was written. A file of
+another store, or of this one before it was built again, is refused. FORMAT.md describes the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -30,10 +31,10 @@ from shardmill.errors import (
     StoreNotFoundError,
 )
 from shardmill.packing import Algorithm, Long, takes_seed
-from shardmill.records import IntArray
+from shardmill.records import IntArray, OffsetArray
 from shardmill.storage.atomic import atomic_write, cannot_write
-from shardmill.store.layout import ALIGNMENT, decode_sealed, encode_sealed
-from shardmill.store.manifest import Count, Sha256
+from shardmill.store.layout import ALIGNMENT, ORIGINS, decode_sealed, encode_sealed
+from shardmill.store.manifest import Count, Manifest, Sha256, fingerprint, read_plain_file
 from shardmill.store.store import Store
 
 
@@ -189,7 +190,7 @@ class _Array(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     entries: Count
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _PlanHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Literal["shardmill-plan"]
     version: Literal[1]
     plan: PlanFacts
@@ -278,12 +279,7 @@ def write_plan(path: Path, facts: PlanFacts, arrays: PlanArrays, *, overwrite: b
             name=...,
             overwrite=True,
         )
-    try:
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    _write(path, data)
     return len(data)
 
 
@@ -291,7 +287,7 @@ def read_plan(path: Path) -> StoredPlan:
     """The plan at `path`, after all checks. Its arrays are mapped and read-only."""
     path = Path(path).absolute()
     header, body, sha256 = decode_sealed(
-        _map(path), _Header, "shardmill-plan", where=str(path), what="a pack plan", advice=_NEXT
+        _map(path), _PlanHeader, "shardmill-plan", where=str(path), what="a pack plan", advice=_NEXT
     )
     if tuple(entry.name for entry in header.arrays) != NAMES:
         raise _damaged(path, "its first line lists other arrays than a plan has")
@@ -349,7 +345,7 @@ def _encode(facts: PlanFacts, parts: list[IntArray]) -> bytes:
         _Array(name=name, dtype=part.dtype.name, entries=len(part))  # type: ignore[arg-type]
         for name, part in zip(NAMES, parts, strict=True)
     ]
-    header = _Header(format="shardmill-plan", version=1, plan=facts, arrays=entries)
+    header = _PlanHeader(format="shardmill-plan", version=1, plan=facts, arrays=entries)
     body = b"".join(part.tobytes() + b"\0" * (-part.nbytes % ALIGNMENT) for part in parts)
     return encode_sealed(header, body)
 
@@ -369,5 +365,112 @@ def _map(path: Path) -> memoryview:
         raise ManifestError(f"{path}: cannot be read as a plan: {error.strerror}") from error
 
 
-def _damaged(path: Path, what: str) -> DamagedStoreError:
-    return DamagedStoreError(f"{path}: {what}; {_NEXT}")
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _damaged(where: str | Path, what: str, advice: str = _NEXT) -> DamagedStoreError:
+    return DamagedStoreError(f"{where}: {what}; {advice}")
+
+
+FEED, GRAIN, MARK, ROWS = range(4)
+COLUMNS = ("feed", "grain", "mark", "rows")
+"""The first columns of a table; the first document of each split follows."""
+MAX_ORIGINS_BYTES = 2**30
+_NEXT_ORIGINS = "copy it again, or remove it: the store does without"
+
+
+class _OriginsHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: Literal["shardmill-origins"]
+    version: Literal[1]
+    store: Sha256
+    fill: list[list[str]]
+    splits: Annotated[list[str], msgspec.Meta(min_length=1)]
+    entries: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Origins:
+    """Where documents came from, by parts of the input, in the order in which they were read."""
+
+    fill: tuple[tuple[str, ...], ...]  # for each source the splits that it fills, in this order
+    splits: tuple[str, ...]  # of the columns after COLUMNS
+    table: OffsetArray  # (entries, len(COLUMNS) + len(splits)) see FORMAT.md
+
+    def first(self, split: str) -> OffsetArray:
+        """(entries,) how many documents of a split come before each part."""
+        return self.table[:, len(COLUMNS) + self.splits.index(split)]
+
+
+def write_origins(folder: Path, origins: Origins, manifest: Manifest) -> None:
+    """Write the table into the folder of the finished store with this manifest."""
+    path = folder / ORIGINS
+    header = _OriginsHeader(
+        format="shardmill-origins",
+        version=1,
+        store=fingerprint(manifest),
+        fill=[list(splits) for splits in origins.fill],
+        splits=list(origins.splits),
+        entries=len(origins.table),
+    )
+    for problem in _origin_problems(header, origins, manifest):
+        raise BuildError(f"{path}: refusing to write this table: {problem}")
+    _write(path, encode_sealed(header, np.ascontiguousarray(origins.table, "<i8").tobytes()))
+
+
+def read_origins(folder: Path, manifest: Manifest) -> Origins | None:
+    """The table of the store at `folder`, after all checks; None when it has none."""
+    path = Path(folder) / ORIGINS
+    data = read_plain_file(path, MAX_ORIGINS_BYTES)
+    return None if data is None else decode_origins(data, manifest, where=str(path))
+
+
+def decode_origins(data: bytes, manifest: Manifest, *, where: str) -> Origins:
+    """The table that these bytes are. They are not trusted."""
+    header, body, _ = decode_sealed(
+        memoryview(data),
+        _OriginsHeader,
+        "shardmill-origins",
+        where=where,
+        what="a table of origins",
+        advice=_NEXT_ORIGINS,
+    )
+    width = len(COLUMNS) + len(header.splits)
+    if len(body) != 8 * width * header.entries:
+        raise _damaged(where, f"not of {header.entries:,} entries", _NEXT_ORIGINS)
+    origins = Origins(
+        fill=tuple(tuple(splits) for splits in header.fill),
+        splits=tuple(header.splits),
+        table=np.frombuffer(body, "<i8").reshape(header.entries, width),
+    )
+    for problem in _origin_problems(header, origins, manifest):
+        raise _damaged(where, problem, _NEXT_ORIGINS)
+    return origins
+
+
+def _origin_problems(header: _OriginsHeader, origins: Origins, manifest: Manifest) -> Iterator[str]:
+    """What cannot be true of a table of this store, the most telling first."""
+    if header.store != fingerprint(manifest):
+        yield f"of another store (fingerprint {header.store[:12]})"
+        return
+    if origins.splits != tuple(sorted(manifest.splits)):
+        yield f"for the splits {list(origins.splits)}, the store has {sorted(manifest.splits)}"
+        return
+    if any(set(splits) - set(origins.splits) for splits in origins.fill):
+        yield "a source fills a split that the store does not have"
+    table = origins.table
+    if not len(table):
+        return
+    order = table[:, FEED] * (int(table[:, GRAIN].max()) + 1) + table[:, GRAIN]
+    if table.min() < 0 or table[:, FEED].max() >= len(origins.fill):
+        yield "a number in it is impossible"
+    elif (np.diff(order) <= 0).any() or (np.diff(table[:, len(COLUMNS) :], axis=0) < 0).any():
+        yield "its entries do not rise"
+    for split in origins.splits:
+        if origins.first(split)[0] or origins.first(split)[-1] > manifest.splits[split].documents:
+            yield f"its documents of split {split!r} are not those of the store"

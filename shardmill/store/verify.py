@@ -28,8 +28,7 @@ from shardmill.records import ROLES, OffsetArray
 from shardmill.store.exclusions import as_spans, read_exclusions, spans_of_documents
 from shardmill.store.layout import DTYPES, EXCLUDE, INDEX_HEADER_BYTES, ORIGINS, index_header
 from shardmill.store.manifest import DroppedRow, ListedFile, Manifest, ShardEntry, SplitEntry
-from shardmill.store.origins import read_origins
-from shardmill.store.plans import PACKS, REASONS, SUFFIX, StoredPlan, plans_of
+from shardmill.store.plans import PACKS, REASONS, SUFFIX, StoredPlan, plans_of, read_origins
 from shardmill.store.store import (
     ShardDocuments,
     Store,

@@ -90,6 +90,28 @@ class TrainingText:
             while self.bytes_used > self._max_bytes and len(self._heap) > 1:
                 self.bytes_used -= heapq.heappop(self._heap)[2]
 
+    def read_files(self, files: Sequence[Path]) -> None:
+        """Text is cleaned as in sources: `\\r\\n` is `\\n`, no BOM, invalid UTF-8 replaced."""
+        root = Path(os.path.commonpath([file.resolve().parent for file in files]))
+        for file in files:
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            name = file.resolve().relative_to(root).as_posix()
+            self.inputs.append({"name": name, "sha256": digest, "bytes": file.stat().st_size})
+            with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+                self.add(line[:-2] + "\n" if line.endswith("\r\n") else line for line in lines)
+        self.inputs.sort(key=lambda item: str(item["name"]))
+
+    def read_texts(self, texts: Iterable[str], name: str) -> None:
+        digest = hashlib.sha256()
+        size = 0
+        for text in texts:
+            data = text.encode("utf-8", "replace")
+            digest.update(len(data).to_bytes(8, "little") + data)
+            size += len(data)
+            self.add(data.decode().splitlines(keepends=True))
+        self.inputs.append({"name": name, "sha256": digest.hexdigest(), "bytes": size})
+
     def chunks(self) -> list[str]:
         """Whole lines, "\\n" between them, in the order of the input; TokenizerError if blank."""
         kept = [chunk for _, _, _, chunk in sorted(self._heap, key=lambda item: item[1])]
@@ -99,36 +121,6 @@ class TrainingText:
         raise TokenizerError(
             f"no text to train on: {len(self.inputs)} inputs hold only whitespace ({names})"
         )
-
-
-def read_files(files: Sequence[Path], *, seed: int, max_bytes: int | None) -> TrainingText:
-    """Text is cleaned as sources clean it: `\\r\\n` is `\\n`, no BOM, invalid UTF-8 replaced."""
-    text = TrainingText(seed, max_bytes)
-    root = Path(os.path.commonpath([file.resolve().parent for file in files]))
-    for file in files:
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        name = file.resolve().relative_to(root).as_posix()
-        text.inputs.append({"name": name, "sha256": digest, "bytes": file.stat().st_size})
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            text.add(line[:-2] + "\n" if line.endswith("\r\n") else line for line in lines)
-    text.inputs.sort(key=lambda item: str(item["name"]))
-    return text
-
-
-def read_texts(
-    texts: Iterable[str], name: str, *, seed: int, max_bytes: int | None
-) -> TrainingText:
-    found = TrainingText(seed, max_bytes)
-    digest = hashlib.sha256()
-    size = 0
-    for text in texts:
-        data = text.encode("utf-8", "replace")
-        digest.update(len(data).to_bytes(8, "little") + data)
-        size += len(data)
-        found.add(data.decode().splitlines(keepends=True))
-    found.inputs.append({"name": name, "sha256": digest.hexdigest(), "bytes": size})
-    return found
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
@@ -193,10 +185,11 @@ def train_tokenizer(
     _check_target(folder, overwrite)
     if (texts is None) == (not files):
         raise OptionError("give exactly one of {files} and {texts}", files=..., texts=...)
+    text = TrainingText(spec.seed, spec.max_bytes)
     if texts is None:
-        text = read_files(find_files(files), seed=spec.seed, max_bytes=spec.max_bytes)
+        text.read_files(find_files(files))
     else:
-        text = read_texts(texts, texts_name, seed=spec.seed, max_bytes=spec.max_bytes)
+        text.read_texts(texts, texts_name)
     if text.bytes_used < text.bytes_read:
         _log.info("training on %d of %d bytes", text.bytes_used, text.bytes_read)
     tokenizer = _train(text.chunks(), spec)

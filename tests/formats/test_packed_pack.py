@@ -351,6 +351,11 @@ def test_only_a_plain_name_is_a_shard_id(tmp_path, shard_id, storage) -> None:
         pack_from_spool(spool, tmp_path, shard_id=shard_id, pack_size=6, options=options)
 
 
+def test_a_path_that_the_system_refuses_is_an_error_of_ours(tmp_path) -> None:
+    with pytest.raises(StoreError, match="cannot be read: File name too long"):
+        SequenceSpoolReader(tmp_path / ("x" * 300))
+
+
 @pytest.mark.parametrize("name", ["p.parquet", "p.npy", "folder/manifest.json"])
 def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path, name) -> None:
     path = tmp_path / name

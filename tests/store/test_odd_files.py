@@ -23,7 +23,7 @@ from shardmill.store import (
     read_origins,
     verify,
 )
-from shardmill.store.origins import write_origins
+from shardmill.store.plans import write_origins
 from shardmill.testing.stores import chat_facts, make_examples
 
 FILES = (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardmill.errors import OptionError, TokenizerError
 from shardmill.tokenizers import TrainSpec, open_tokenizer, sentencepiece, train_tokenizer
-from shardmill.tokenizers.train import CHUNK_CHARACTERS, find_files, read_files, read_texts
+from shardmill.tokenizers.train import CHUNK_CHARACTERS, TrainingText, find_files
 from tests.tokenizers.conftest import LANGUAGES, stdlib_files
 
 TYPES = ("unigram", "bpe", "byte-bpe")
@@ -226,7 +226,8 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_training_text_is_cleaned_as_in_sources(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\xff\r\n\r\nthree")
-    text = read_files([tmp_path / "a.txt"], seed=0, max_bytes=None)
+    text = TrainingText(seed=0, max_bytes=None)
+    text.read_files([tmp_path / "a.txt"])
     assert text.chunks() == ["one\ntwo\ufffd\n\nthree"]
 
 
@@ -236,7 +237,8 @@ def test_training_text_is_cleaned_as_in_sources(tmp_path: Path) -> None:
     limit=st.none() | st.integers(1, 100_000),
 )
 def test_chunks_are_the_text_or_a_sample_of_it(texts: list[str], limit: int | None) -> None:
-    text = read_texts(texts, "t", seed=1, max_bytes=limit)
+    text = TrainingText(seed=1, max_bytes=limit)
+    text.read_texts(texts, "t")
     try:
         chunks = text.chunks()
     except TokenizerError:
@@ -257,11 +259,13 @@ def test_chunks_are_the_text_or_a_sample_of_it(texts: list[str], limit: int | No
 
 def test_the_seed_draws_from_the_whole_input() -> None:
     texts = [f"line {number}\n" * 1000 for number in range(200)]
-    one = read_texts(texts, "t", seed=1, max_bytes=200_000)
-    again = read_texts(iter(texts), "t", seed=1, max_bytes=200_000)
+    one, again, other = (TrainingText(seed, max_bytes=200_000) for seed in (1, 1, 2))
+    one.read_texts(texts, "t")
+    again.read_texts(iter(texts), "t")
+    other.read_texts(texts, "t")
     assert (one.chunks(), one.inputs) == (again.chunks(), again.inputs)
     assert (one.bytes_read, one.bytes_used) == (again.bytes_read, again.bytes_used)
-    assert one.chunks() != read_texts(texts, "t", seed=2, max_bytes=200_000).chunks()
+    assert one.chunks() != other.chunks()
     numbers = [int(chunk.split()[1]) for chunk in one.chunks()]
     assert numbers == sorted(numbers)
     assert numbers[0] < 60 < 140 < numbers[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -136,12 +136,13 @@ def _run_build(options: BuildOptions, **more: Any) -> Answer:
     """Build with these options; `more` replaces options."""
     keywords = {**vars(options), "shard_bytes": parse_bytes(options.shard_bytes, "shard_bytes")}
     keywords = {name: keywords[name] for name in keywords if name not in ("as_json", "dry_run")}
-    with (
-        build_progress() as progress,
-        _says_how_to_resume(options),
-        redirect_stdout(sys.stderr),  # Ray prints there what goes wrong on its nodes
-    ):
-        done = build_any(**(keywords | more), on_progress=progress.show, on_push=progress.push)
+    # Ray prints to stdout what goes wrong on its nodes
+    with build_progress() as progress, redirect_stdout(sys.stderr):
+        try:
+            done = build_any(**(keywords | more), on_progress=progress.show, on_push=progress.push)
+        except KeyboardInterrupt:
+            print(_how_to_resume(options), file=sys.stderr)
+            raise
     return Answer(done.to_json(), [_receipt(options, done)])
 
 
@@ -183,19 +184,13 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {why}" for why, count in counts.items())
 
 
-@contextmanager
-def _says_how_to_resume(options: BuildOptions) -> Iterator[None]:
+def _how_to_resume(options: BuildOptions) -> str:
     """After Ctrl-C: whether anything was kept, and how to continue."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        folder, url = output_folder(options.out, options.scratch)
-        # a finished store in the scratch folder is only sent again
-        kept = has_unfinished_build(folder) or (url is not None and is_finished(folder))
-        what = "what is done is kept: continue with --resume" if kept else "nothing was kept"
-        where = folder if url is None else str(Url(url)).rstrip("/")
-        print(f"{where}: stopped; {what}", file=sys.stderr)
-        raise
+    folder, url = output_folder(options.out, options.scratch)
+    # a finished store in the scratch folder is only sent again
+    kept = has_unfinished_build(folder) or (url is not None and is_finished(folder))
+    what = "what is done is kept: continue with --resume" if kept else "nothing was kept"
+    return f"{folder if url is None else str(Url(url)).rstrip('/')}: stopped; {what}"
 
 
 def _plan(options: BuildCommand, sizes: dict[str, Any]) -> BuildPlan:

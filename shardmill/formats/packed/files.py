@@ -11,6 +11,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import weakref
@@ -288,8 +289,8 @@ def check_plain(path: Path) -> None:
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Check that this is a plain file, and raise an error of the disk as one of ours."""
-    check_plain(path)
     try:
+        check_plain(path)
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreNotFoundError(f"{path}: no such file; check the path") from error
@@ -297,6 +298,22 @@ def reading(path: Path) -> Iterator[None]:
         if isinstance(error, ShardmillError):
             raise
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def map_whole(
+    path: Path, dtype: str, shape: tuple[int, ...], offset: int = 0, *, again: str
+) -> npt.NDArray[Any]:
+    """The array that a file holds after `offset` bytes and nothing else, mapped, read-only."""
+    try:
+        found = path.stat().st_size
+        wanted = offset + math.prod(shape) * np.dtype(dtype).itemsize
+        if found != wanted:
+            raise DamagedStoreError(f"{path}: found {found:,} bytes, wanted {wanted:,}; {again}")
+        if not wanted - offset:
+            return np.empty(shape, dtype)
+        return np.asarray(np.memmap(path, dtype, "r", offset, shape))
+    except OSError as error:
+        raise DamagedStoreError(f"{path}: cannot be read: {error.strerror}; {again}") from error
 
 
 def file_sha256(path: Path) -> str:

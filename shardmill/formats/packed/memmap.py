@@ -43,6 +43,7 @@ from shardmill.formats.packed.files import (
     file_entries,
     file_sha256,
     is_sealed,
+    map_whole,
     read_manifest_as,
     reading,
     write_array,
@@ -280,7 +281,6 @@ def _check_array(folder: Path, manifest: ShardManifest, name: str) -> MapArray:
     path, (dtype, shape) = folder / f"{name}.npy", manifest.arrays[name]
     try:
         with reading(path), path.open("rb") as file:
-            size = path.stat().st_size
             head = file.read(_MAX_HEADER)
     except StoreError as error:
         raise DamagedStoreError(f"{error}; {_AGAIN}") from error
@@ -291,19 +291,9 @@ def _check_array(folder: Path, manifest: ShardManifest, name: str) -> MapArray:
     wanted = {"descr": dtype, "fortran_order": False, "shape": shape}
     if fields != wanted:
         raise DamagedStoreError(f"{path}: found {fields!r:.200}, wanted {wanted}; {_AGAIN}")
-    num_bytes = offset + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
-    if size != num_bytes:
-        raise DamagedStoreError(f"{path}: found {size:,} bytes, wanted {num_bytes:,}; {_AGAIN}")
-    return partial(_map, path, dtype, offset, shape)
-
-
-def _map(path: Path, dtype: str, offset: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    try:
-        return np.asarray(np.memmap(path, dtype, "r", offset, shape))
-    except (OSError, ValueError) as error:
-        raise DamagedStoreError(f"{path}: cannot be mapped: {error}; {_AGAIN}") from error
+    map_array = partial(map_whole, path, dtype, shape, offset, again=_AGAIN)
+    map_array()  # its size is checked before anything is read
+    return map_array
 
 
 class MemmapShardWriter(FolderWriter):

@@ -28,6 +28,7 @@ from shardmill.formats.packed.files import (
     FolderWriter,
     file_entries,
     is_sealed,
+    map_whole,
     read_manifest_as,
     write_manifest,
     wrong_hashes,
@@ -163,7 +164,7 @@ class SequenceSpoolReader(Closing):
         dtypes = (token_dtype(self.manifest.dtype).str, "|u1", "<i8")
         counts = (self.manifest.num_tokens, self.manifest.num_tokens, len(self) + 1)
         self._maps: list[npt.NDArray[Any]] | None = [
-            _mapped(self.folder / name, dtype, count)
+            map_whole(self.folder / name, dtype, (count,), again="write the spool again")
             for name, dtype, count in zip(_FILES, dtypes, counts, strict=True)
         ]
 
@@ -221,20 +222,6 @@ class SequenceSpoolReader(Closing):
 
     def _damaged(self, what: str) -> DamagedStoreError:
         return DamagedStoreError(f"{self.folder}: {what}; write the spool again")
-
-
-def _mapped(path: Path, dtype: str, count: int) -> npt.NDArray[Any]:
-    try:
-        found, wanted = path.stat().st_size, count * np.dtype(dtype).itemsize
-        if found != wanted:
-            raise DamagedStoreError(
-                f"{path}: found {found:,} bytes, wanted {wanted:,}; write the spool again"
-            )
-        return np.asarray(np.memmap(path, dtype, "r")) if count else np.empty(0, dtype)
-    except OSError as error:
-        raise DamagedStoreError(
-            f"{path}: cannot be read: {error.strerror}; write the spool again"
-        ) from error
 
 
 class ChatStoreSpool(Closing):
