@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -154,13 +154,13 @@ def build(
         )
     else:
         source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error")
-        bound = open_template(template, tokenizer, specials)
+        opened, chosen, bind = open_template(template, tokenizer, specials)
         run = partial(
             build_chats,
             source,
-            template=bound.template,
-            tokenizer=bound.tokenizer,
-            bind=bound.bind,
+            template=chosen,
+            tokenizer=opened,
+            bind=bind,
             spec=BuildSpec(
                 dataset_name=name or source.name, seed=seed or 0, shard_bytes=shard_bytes
             ),
@@ -268,35 +268,23 @@ def output_folder(out: str | Path, scratch: str | Path | None = None) -> tuple[P
     return scratch_store(str(out), scratch), str(out)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundTemplate:
-    """A template with its tokenizer."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    bind: Callable[[Encoder], ChatTemplate] | None  # the template over a faster encoder
-
-
 def open_template(
     template: str | Path | ChatTemplate,
     tokenizer: str | Path | Tokenizer,
     special: Mapping[str, str] | None = None,
-) -> BoundTemplate:
-    """A template by its name, from a file, or the tokenizer's own ("jinja")."""
+) -> tuple[Tokenizer, ChatTemplate, Callable[[Encoder], ChatTemplate] | None]:
+    """A template by its name, from a file, or the tokenizer's own ("jinja"); before it its
+    tokenizer, after it what gives the template over a faster encoder, if it takes one."""
     opened = _open_tokenizer(tokenizer, special)
     if not isinstance(template, str | Path):
-        return BoundTemplate(tokenizer=opened, template=template, bind=None)
+        return opened, template, None
     path = Path(template)
     if str(template) == "jinja" or path.suffix in (".jinja", ".jinja2"):
-        found = _jinja_template(str(template), tokenizer)
-        return BoundTemplate(tokenizer=opened, template=found, bind=None)
+        return opened, _jinja_template(str(template), tokenizer), None
     is_file = path.suffix in (".json", ".toml")
     spec: TemplateSpec = load_template_spec(path) if is_file else known_template(str(template))
-    return BoundTemplate(
-        tokenizer=opened,
-        template=bind_template(spec, opened),
-        bind=lambda encoder: bind_template(spec, opened, encoder),
-    )
+    bound = bind_template(spec, opened)
+    return opened, bound, lambda encoder: bind_template(spec, opened, encoder)
 
 
 def _jinja_template(template: str, tokenizer: str | Path | Tokenizer) -> ChatTemplate:

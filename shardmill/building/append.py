@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from shardmill.building.assembly import NO_TOKENS, AppendPlan, Filler, mark_of, void_drop
@@ -33,10 +34,10 @@ from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources import stamp_of
 from shardmill.sources.append import Appended, append_files, files_of, only_files
 from shardmill.storage.files import describe_difference
-from shardmill.store import list_plans, read_origins
+from shardmill.store import Store, list_plans, open_store, read_origins
 from shardmill.store.layout import DTYPES
 from shardmill.store.plans import GRAIN, MARK
-from shardmill.store.writer import OldStore
+from shardmill.store.writer import dropped_rows, meta_sha256
 from shardmill.tokenizers import EngineChoice
 
 log = logging.getLogger(__name__)
@@ -45,14 +46,15 @@ _PLAN = "plan_sha256"
 
 
 def plan_append(
-    old: OldStore,
+    folder: Path,
     feeds: Sequence[Feed],
     *,
     spec: BuildSpec,
     tokenizer: Tokenizer,
     engine: EngineChoice,
 ) -> AppendPlan:
-    """Find the new files; refuse a store that was not built with the same options."""
+    """Find the new files; refuse a store at `folder` that was not built with the same options."""
+    sha256, old = meta_sha256(folder), open_store(folder)
     if len(feeds) != 1:
         raise OptionError(f"{len(feeds)} feeds: files are added to a store of one source only")
     _check_kind(old)
@@ -69,7 +71,7 @@ def plan_append(
             overwrite=True,
         )
     if files.fresh is None:
-        return AppendPlan(old=old, feed=ordered)
+        return AppendPlan(old=old, sha256=sha256, feed=ordered)
     _check_engine(old, engine)
     chunks, new, num_shared = _cut(files)
     num_whole = len(chunks) - isinstance(new[0], NewDocuments)
@@ -81,6 +83,7 @@ def plan_append(
     given = documents.kept + documents.over_budget + num_void
     return AppendPlan(
         old=old,
+        sha256=sha256,
         feed=ordered,
         chunks=feed_of_chunks(files.fresh, new, feed.fill),
         num_given=given,
@@ -90,7 +93,7 @@ def plan_append(
     )
 
 
-def _check_engine(old: OldStore, engine: EngineChoice) -> None:
+def _check_engine(old: Store, engine: EngineChoice) -> None:
     """A store is made by one engine; its manifest names it."""
     made = old.manifest.produced_by
     is_fast = made.get("engine") != made.get("reference")
@@ -103,7 +106,7 @@ def _check_engine(old: OldStore, engine: EngineChoice) -> None:
         )
 
 
-def _check_kind(old: OldStore) -> None:
+def _check_kind(old: Store) -> None:
     manifest = old.manifest
     chat = any(split.chat is not None for split in manifest.splits.values())
     if chat or manifest.unit != "document":
@@ -121,7 +124,7 @@ def _check_kind(old: OldStore) -> None:
         )
 
 
-def _check_plan(old: OldStore, plan: dict[str, Any], spec: BuildSpec, name: str) -> None:
+def _check_plan(old: Store, plan: dict[str, Any], spec: BuildSpec, name: str) -> None:
     """Everything but the files must be as it was: with the old files the plan is the old plan."""
     manifest = old.manifest
     source, void = manifest.sources[0], manifest.ledger.documents.dropped.get(NO_TOKENS, 0)
@@ -147,7 +150,7 @@ def _check_plan(old: OldStore, plan: dict[str, Any], spec: BuildSpec, name: str)
     )
 
 
-def _changes(old: OldStore, plan: dict[str, Any]) -> list[str]:
+def _changes(old: Store, plan: dict[str, Any]) -> list[str]:
     """How a plan differs from what the manifest says."""
     manifest, spec = old.manifest, plan["spec"]
     before = {name: getattr(manifest, name) for name in (*RECORDED, "shard_bytes")}
@@ -162,12 +165,12 @@ def _changes(old: OldStore, plan: dict[str, Any]) -> list[str]:
     return describe_difference(cast(JSON, before), cast(JSON, json.loads(json.dumps(now))))
 
 
-def _held(old: OldStore, name: str, given: int, num_shared: int) -> tuple[int, ...]:
+def _held(old: Store, name: str, given: int, num_shared: int) -> tuple[int, ...]:
     """The texts without a token among the last `num_shared` that were given. Their rows are at the
     end of the list of dropped ones, and a batch lists what its source dropped first."""
     known = {void_drop(name, given - back): -back for back in range(1, num_shared + 1)}
     held: list[int] = []
-    for drop in old.drops():
+    for drop in dropped_rows(old):
         position = known.get(Drop(id=drop.id, reason=drop.reason))
         if position is None:
             held.clear()
@@ -256,7 +259,7 @@ def _cut(files: Appended) -> tuple[list[Source], list[Source], int]:
 
 
 def _known_origins(
-    old: OldStore, feed: Feed, chunks: Sequence[Source], num_whole: int, *, has_void: bool
+    old: Store, feed: Feed, chunks: Sequence[Source], num_whole: int, *, has_void: bool
 ) -> list[list[int]] | None:
     """The table rows of the chunks with old files; None if the store does not know them."""
     found = read_origins(old.folder, old.manifest)
@@ -273,14 +276,14 @@ def _known_origins(
     return rows
 
 
-def _void_numbers(old: OldStore) -> list[int]:
+def _void_numbers(old: Store) -> list[int]:
     """Of the texts without a token among those that the source gave; see `void_drop`."""
-    ids = [drop.id for drop in old.drops() if drop.reason == NO_TOKENS]
+    ids = [drop.id for drop in dropped_rows(old) if drop.reason == NO_TOKENS]
     return sorted(int(one.rpartition(" ")[2]) for one in ids)
 
 
 def _counted_rows(
-    old: OldStore, feed: Feed, chunks: Sequence[Source], void: Sequence[int]
+    old: Store, feed: Feed, chunks: Sequence[Source], void: Sequence[int]
 ) -> list[list[int]]:
     """The table rows of chunks that are read again; nothing of them is encoded."""
     splits = old.manifest.splits

@@ -20,9 +20,9 @@ from shardmill.building.journal import EncodedBatch
 from shardmill.building.plan import Feed, FeedChunks, Fill
 from shardmill.protocols import ConversationSource, Source
 from shardmill.records import Drop, OffsetArray, Ragged
-from shardmill.store import ChatLedger, DocumentLedger, Ledger, Origins, StoreWriter, TokenLedger
+from shardmill.store import Origins, Store, StoreWriter
+from shardmill.store.manifest import ChatLedger, DocumentLedger, Ledger, TokenLedger
 from shardmill.store.plans import COLUMNS, GRAIN
-from shardmill.store.writer import OldStore
 
 NO_TOKENS = "no_tokens"
 _MARK_HEX = 15  # digits: 60 bits, so that a mark fits an int64
@@ -158,7 +158,8 @@ def mark_of(chunk: Source | ConversationSource) -> int:
 class AppendPlan:
     """What a build must know to append to a store."""
 
-    old: OldStore
+    old: Store
+    sha256: str  # of its meta.json
     feed: Feed  # old files, then new ones
     chunks: FeedChunks | None = None  # of the new files; None: there are none
     num_given: int = 0  # texts, by the old files

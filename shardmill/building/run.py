@@ -67,7 +67,7 @@ from shardmill.store import (
 )
 from shardmill.store.layout import check_shape
 from shardmill.store.plans import write_origins
-from shardmill.store.writer import open_old
+from shardmill.store.writer import meta_sha256
 from shardmill.tokenizers import EngineCheck, EngineChoice, model_sha256_of, vocab_size_of
 
 log = logging.getLogger(__name__)
@@ -215,9 +215,7 @@ def build_store(
             log.info("%s: no store here yet: all of it is built", target)
         elif append:
             engine = run.get("engine", "auto")
-            appending = plan_append(
-                open_old(target), feeds, spec=spec, tokenizer=tokenizer, engine=engine
-            )
+            appending = plan_append(target, feeds, spec=spec, tokenizer=tokenizer, engine=engine)
             feeds = [appending.feed]
         rules = TokenRules.of(spec, tokenizer)
         job = BuildJob(
@@ -248,7 +246,7 @@ def run_build(job: BuildJob, resources: Resources) -> BuildReport:
     overwrite = job.overwrite or append is not None
     check_target(target, overwrite=overwrite)
     stamps = job.stamps()
-    plan = job.plan if append is None else {**job.plan, "continues": append.old.sha256}
+    plan = job.plan if append is None else {**job.plan, "continues": append.sha256}
     with open_workplace(target, plan, stamps=stamps, resume=job.resume) as work:
         _check_base(job)
         sizes = [source.size_hint() for source in job.sources]
@@ -378,7 +376,7 @@ def _finished(job: BuildJob) -> Manifest | None:
 
 def _check_base(job: BuildJob) -> None:
     """The store that is appended to must still be the same."""
-    if job.append is not None and not job.append.old.is_still_there():
+    if job.append is not None and meta_sha256(job.append.old.folder) != job.append.sha256:
         raise BuildError(
             f"{job.target}: holds another store than when this build began; start again"
         )

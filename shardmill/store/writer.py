@@ -14,7 +14,6 @@ import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -51,7 +50,7 @@ from shardmill.store.manifest import (
     make_manifest,
     write_manifest,
 )
-from shardmill.store.store import ShardDocuments, damaged, open_store, read_chunks
+from shardmill.store.store import ShardDocuments, Store, damaged, read_chunks
 
 log = logging.getLogger(__name__)
 Chunk = TypeVar("Chunk", bytes, memoryview)
@@ -62,41 +61,22 @@ _CHUNK = 2**20  # tokens or documents cast at a time
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldStore:
-    """A finished store that another one begins with. It is only read."""
-
-    folder: Path
-    manifest: Manifest
-    sha256: str  # of its meta.json
-
-    def is_still_there(self) -> bool:
-        """Whether it was not replaced since it was opened."""
-        return _meta_sha256(self.folder) == self.sha256
-
-    def drops(self) -> Iterator[Drop]:
-        """Its dropped rows, in order."""
-        entry = self.manifest.dropped
-        if entry is None:
-            return
-        path = self.folder / entry.file
-        for line in _checked(path, entry.sha256, _read_lines(path)):
-            try:
-                row = msgspec.json.decode(line, type=DroppedRow)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise damaged(path, f"not a dropped row: {error}") from error
-            yield Drop(id=row.id, reason=row.reason)
+def dropped_rows(store: Store) -> Iterator[Drop]:
+    """The rows that gave no document of a store, in order."""
+    entry = store.manifest.dropped
+    if entry is None:
+        return
+    path = store.folder / entry.file
+    for line in _checked(path, entry.sha256, _read_lines(path)):
+        try:
+            row = msgspec.json.decode(line, type=DroppedRow)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise damaged(path, f"not a dropped row: {error}") from error
+        yield Drop(id=row.id, reason=row.reason)
 
 
-def open_old(folder: Path) -> OldStore:
-    """The store at `folder`, after the checks of `open_store`."""
-    sha256 = _meta_sha256(folder)
-    store = open_store(folder)
-    return OldStore(folder=store.folder, manifest=store.manifest, sha256=sha256)
-
-
-def _meta_sha256(folder: Path) -> str:
-    """Empty when there is none."""
+def meta_sha256(folder: Path) -> str:
+    """Of the meta.json in a folder: another one, another store. Empty when there is none."""
     try:
         with (folder / META).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -139,7 +119,7 @@ class StoreWriter(Closing):
             name: _ChatSink(self.folder, name, self._new_file) for name in splits if chat
         }
 
-    def take_over(self, old: OldStore, *, hold_drops: int = 0) -> None:
+    def take_over(self, old: Store, *, hold_drops: int = 0) -> None:
         """Begin with everything in a finished store of the same shape, except its last
         `hold_drops` dropped rows, which the caller records again."""
         self._check_open()
@@ -512,10 +492,10 @@ class _DropSink:
             self._file.write(msgspec.json.encode(row) + b"\n")
             self._reasons[row.reason] += 1
 
-    def take_over(self, old: OldStore, hold: int) -> None:
+    def take_over(self, old: Store, hold: int) -> None:
         """Begin with the dropped rows of a store, without the last `hold`."""
         assert self._file is None, "old rows come before new ones"
-        drops, total = old.drops(), sum(old.manifest.ledger.documents.dropped.values())
+        drops, total = dropped_rows(old), sum(old.manifest.ledger.documents.dropped.values())
         self.append(islice(drops, total - hold))
         deque(drops, maxlen=0)  # the hash of the file is checked after its last row
 

@@ -66,7 +66,7 @@ class BlameCommand(TrainingOrder):
         split, token = _find_token(store, self)
         special, template = parse_special(self.special), None
         if self.template is not None:
-            template = open_template(self.template, self.tokenizer, special).template
+            _, template, _ = open_template(self.template, self.tokenizer, special)
         found = blame_tokens(
             store,
             split,
