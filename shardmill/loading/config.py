@@ -21,7 +21,7 @@ from shardmill.loading.config_reader import (
     Text,
     apply_overrides,
     make_record,
-    read_file,
+    read_values,
     refuse,
     written_values,
 )
@@ -132,15 +132,9 @@ def read_config(
 
     Without a config the overrides say everything. An empty string counts as not set.
     """
-    file = "config"
-    if config is None:
-        values: Mapping[str, Any] = {"data": {}}
-    elif isinstance(config, DataConfig):
-        file, values = config.file, {"data": written_values(config)}
-    elif isinstance(config, Mapping):
-        values = config
-    else:
-        file, values = str(config), read_file(config)
+    file, values = read_values({"data": {}} if config is None else config, DataConfig)
+    if isinstance(config, DataConfig):
+        file, values = config.file, {"data": values}
     if "data" not in values:
         near = [name for name in values if nearest(str(name), ["data"])]
         guess = f"; is [{near[0]}] meant for it?" if near else ""

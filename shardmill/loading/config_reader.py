@@ -1,9 +1,9 @@
 """Read a config from TOML, YAML, JSON or a mapping into frozen dataclasses.
 
-A config class is a dataclass whose annotations say what a key may hold. `read_file` gives the plain
-values of a file, `apply_overrides` puts `data.seed=7` on top of them, and `make_record` checks them
-against the class. Types are strict ("8", true and 8.0 are not whole numbers), an unknown key is
-refused with the nearest known one, and one OptionError lists every problem with its key.
+A config class is a dataclass whose annotations say what a key may hold. `read_values` gives plain
+values, `apply_overrides` puts `data.seed=7` on top of them, and `make_record` checks them against
+the class. Types are strict ("8", true and 8.0 are not whole numbers), an unknown key is refused
+with the nearest known one, and one OptionError lists every problem with its key.
 """
 
 from __future__ import annotations
@@ -66,12 +66,22 @@ def written_values(record: Any) -> dict[str, Any]:
     return found
 
 
-# files
+# values
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
-    """The values of a `.toml`, `.yaml`, `.yml` or `.json` file, which holds one table."""
-    path = Path(path)
+def read_values(config: object, cls: type) -> tuple[str, dict[str, Any]]:
+    """The name of a config in messages, and its values: those of a `cls`, of a mapping, or of a
+    `.toml`, `.yaml`, `.yml` or `.json` file, which holds one table."""
+    if isinstance(config, cls):
+        return "config", written_values(config)
+    if isinstance(config, Mapping):
+        return "config", dict(config)
+    if not isinstance(config, str | os.PathLike):
+        raise OptionError(
+            f"config is a {type(config).__name__}; wanted a {cls.__name__}, a mapping or the path "
+            "of a .toml, .yaml or .json file"
+        )
+    path = Path(config)
     formats: dict[str, tuple[str, Callable[[str, str], object]]] = {
         ".toml": ("TOML", lambda text, _: tomllib.loads(text)),
         ".json": ("JSON", _parse_json),
@@ -94,7 +104,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         kind = "nothing" if found is None else type(found).__name__
         raise OptionError(f"{path}: found {kind}, wanted tables")
-    return found
+    return str(config), found
 
 
 def _parse_json(text: str, file: str) -> object:

@@ -151,16 +151,6 @@ def fast_candidates(tokenizer: object) -> Candidates:
     return Candidates(tuple(engines), tuple(refusals))
 
 
-def open_fast(tokenizer: object, name: str) -> FastEngine:
-    """One engine by its name, with this tokenizer's model; an error if it is no candidate."""
-    source = engine_source_of(tokenizer)
-    if source is None or name not in _names(source):
-        raise TokenizerError(
-            f"{name!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this build?"
-        )
-    return FastEngine(name, source)
-
-
 def _names(source: EngineSource) -> list[str]:
     facts = source.facts
     if source.kind == "tokenizer.json" and facts["model_type"] == "BPE":
@@ -339,7 +329,15 @@ def reopen_encoder(
             f"not the record of a chosen engine: {dict(produced_by)!r:.200}; wanted the "
             "produced_by of the encoder that the parent chose"
         )
-    fast = None if engine == reference else open_fast(tokenizer, engine)
+    fast = None
+    if engine != reference:
+        source = engine_source_of(tokenizer)
+        if source is None or engine not in _names(source):
+            raise TokenizerError(
+                f"{engine!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this "
+                "build?"
+            )
+        fast = FastEngine(engine, source)
     found, wanted = _versions(tokenizer, fast), produced_by.get("versions")
     if found != wanted:
         raise TokenizerError(

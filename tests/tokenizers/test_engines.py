@@ -398,8 +398,9 @@ def test_fastokens_leaves_one_core_free_unless_a_number_is_set(
     code = (
         "import os, sys\n"
         "from shardmill.tokenizers import open_tokenizer\n"
-        "from shardmill.tokenizers.engines import open_fast\n"
-        "open_fast(open_tokenizer(sys.argv[1]), 'fastokens').encode_batch(['some text'])\n"
+        "from shardmill.tokenizers.engines import FastEngine\n"
+        "source = open_tokenizer(sys.argv[1]).engine_source\n"
+        "FastEngine('fastokens', source).encode_batch(['some text'])\n"
         "print(os.environ['FASTOKENS_BPE_THREADS'], len(os.sched_getaffinity(0)))\n"
     )
     source = tokenizers["byte-bpe"].engine_source  # type: ignore[attr-defined]

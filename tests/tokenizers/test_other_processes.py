@@ -162,7 +162,8 @@ def test_a_reopened_engine_is_still_compared(
     short_proof(monkeypatch)
     liar = Liar(tokenizers["byte-bpe"], "trigger")
     monkeypatch.setattr(engines, "fast_candidates", lambda _: Candidates((liar,), ()))
-    monkeypatch.setattr(engines, "open_fast", lambda _, name: {"liar": liar}[name])
+    monkeypatch.setattr(engines, "_names", lambda _: ["liar"])
+    monkeypatch.setattr(engines, "FastEngine", lambda name, _: {"liar": liar}[name])
     record = sent_through_json(choose_encoder(tokenizers["byte-bpe"], engine="fast"))
 
     for check in ("sample", "full"):
@@ -207,11 +208,11 @@ def threads():
 import fastokens, shardmill.tokenizers.huggingface
 before = threads()
 from shardmill.tokenizers import choose_encoder, open_tokenizer
-from shardmill.tokenizers.engines import open_fast
+from shardmill.tokenizers.engines import FastEngine
 tokenizer = open_tokenizer(sys.argv[1])
 tokenizer.encode_batch(["some text"] * 1000)
 middle = threads()
-open_fast(tokenizer, "fastokens").encode_batch(["some text " * 5000] * 100)
+FastEngine("fastokens", tokenizer.engine_source).encode_batch(["some text " * 5000] * 100)
 print(middle - before, threads() - middle)
 """
 

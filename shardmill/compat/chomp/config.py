@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from shardmill.errors import OptionError
 from shardmill.loading.config_reader import (
     Between,
     Section,
@@ -23,7 +22,7 @@ from shardmill.loading.config_reader import (
     apply_overrides,
     config_fields,
     make_record,
-    read_file,
+    read_values,
     refuse,
     written_values,
 )
@@ -160,18 +159,7 @@ def read_config(
     config: StreamConfig | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()
 ) -> StreamConfig:
     """The config of a file or mapping, with overrides like `data.seed=7` on top of it."""
-    file = "config"
-    if isinstance(config, StreamConfig):
-        values = written_values(config)
-    elif isinstance(config, Mapping):
-        values = dict(config)
-    elif isinstance(config, str | Path):
-        file, values = str(config), read_file(config)
-    else:
-        raise OptionError(
-            f"config is a {type(config).__name__}; wanted a StreamConfig, a mapping or the path of "
-            "a .toml, .yaml or .json file"
-        )
+    file, values = read_values(config, StreamConfig)
     values, sources = apply_overrides(values, overrides, StreamConfig)
     values = _plain(values)  # a copy, from which keys are dropped
     ignored = _drop_trainer_keys(values)
