@@ -19,9 +19,7 @@ import os
 import resource
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -238,7 +236,7 @@ class PreadReader:
         self._width = files.width
         # of tokens of shard k: byte in the file = position * width + shifts[k]
         self._shifts = files.offsets - self._edges[:-1] * files.width
-        self._held: OrderedDict[int, _Descriptor] = OrderedDict()  # the oldest first
+        self._held: dict[int, _Descriptor] = {}
         with _lock:
             _readers.add(self)
 
@@ -356,9 +354,8 @@ class PreadReader:
     def _opened(self, shard: int) -> _Descriptor:
         descriptor = self._held.get(shard)
         if descriptor is None:
-            while len(self._held) >= self._max_open:
-                with suppress(KeyError):  # another thread may have closed them all
-                    self._held.popitem(last=False)
+            if len(self._held) >= self._max_open:
+                self._held.clear()  # one step: other threads change it at the same time
             _make_room()
             try:
                 number = self._files.open(shard)
