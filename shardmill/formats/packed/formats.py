@@ -234,7 +234,7 @@ def convert_packed(
         size, rule = max(longest, 1), "longest_bin"
         logger.warning(
             "%s: nothing says its pack size: taking %s, the length of its longest bin (bin %s); it "
-            "may have been packed with more: if you know better, pass pack_size (--pack-size)",
+            "may have been packed with more: if you know better, pass pack_size",
             *(source, f"{size:,}", f"{longest_bin:,}"),
         )
     if longest > size:
@@ -276,7 +276,7 @@ def _stated_by_record(
         logger.warning(
             "%s: nothing says how its loss masks are aligned: taken as 'label' (mask[j] says "
             "whether ids[j + 1] is trained); if they were rolled right, pass "
-            "loss_mask_alignment='roll_right' (--loss-mask-alignment roll_right)",
+            "loss_mask_alignment='roll_right'",
             path,
         )
     return agreed_pack_size(stated[0], pack_size, where), alignment or "label"

@@ -138,7 +138,7 @@ class MemmapShard(PackedShard):
         logger.warning(
             "%s: an old shard, without hashes, whose manifest does not say how its loss masks are "
             "aligned: taken as 'roll_right', which is what the code that writes such manifests "
-            "does; else pass loss_mask_alignment='label' (--loss-mask-alignment label)",
+            "does; else pass loss_mask_alignment='label'",
             self.path,
         )
         return "roll_right"
