@@ -22,6 +22,8 @@ from shardmill.tokenizers import ByteTokenizer
 from tests.building.parts import Differing
 from tests.helpers import folder_digest
 
+pytestmark = pytest.mark.slow
+
 SPEC = BuildSpec(shard_bytes=2_000)
 FILL = (("val", 3_000), ("train", None))
 KILLED = """

@@ -58,7 +58,9 @@ def start(tmp_path, ray_folder):
     def run(name: str, run_on: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", BUILD]
         command += [str(tmp_path / "corpus"), str(tmp_path / name), run_on]
-        environ = {**os.environ, "RAY_TMPDIR": str(ray_folder)}
+        # Workers of a killed Ray look for its head; by default for a minute.
+        ray = {"RAY_TMPDIR": str(ray_folder), "RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
+        environ = {**os.environ, **ray}
         started.append(subprocess.Popen(command, env=environ))
         return started[-1]
 
@@ -86,10 +88,10 @@ def stop(build: subprocess.Popen[bytes], journal: Path, with_signal: int) -> Non
     assert len(others) > 3, "a Ray, and workers"
     os.kill(build.pid, with_signal)
     assert build.wait() != 0
-    wait_for(lambda: not any(map(lives, others)))
-    for helper in helpers:
+    for helper in helpers:  # their raylet waits for them
         with suppress(psutil.NoSuchProcess):
             helper.kill()
+    wait_for(lambda: not any(map(lives, others)))
 
 
 def test_a_builder_killed_and_stopped_on_ray_goes_on_there_and_here(tmp_path, start, ray_folder):

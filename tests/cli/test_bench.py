@@ -26,6 +26,8 @@ from shardmill.sources import MemorySource
 from shardmill.store import open_store
 from shardmill.tokenizers import TrainSpec, open_tokenizer, train_tokenizer
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--seconds", "0.01", "--seq-len", "32", "--megabytes", "1")
 
 

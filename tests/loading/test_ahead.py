@@ -20,6 +20,7 @@ from shardmill.threads import Prefetcher
 from tests import helpers
 from tests.loading.stores import open_stream
 
+pytestmark = pytest.mark.slow  # all garbage is collected after each test
 PAUSE = 0.005  # a consumer that leaves time: the thread works
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 

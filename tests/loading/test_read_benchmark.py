@@ -25,6 +25,8 @@ def run_alone(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """The benchmark, with the packages of all peers looking as if they were not installed."""
     code = f"""
 import importlib.metadata, runpy, sys
+
+pytestmark = pytest.mark.slow
 real = importlib.metadata.version
 def version(name):
     if name in {PEERS!r}:

@@ -30,6 +30,8 @@ from tests.remote.test_two_pushes import (
 from tests.remote.two_pushes import push_to, watched
 from tests.services import LoopbackS3
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["little_patience", "stores"]
 
 

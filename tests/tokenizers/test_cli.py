@@ -13,6 +13,8 @@ from shardmill.cli.options import parse_special
 from shardmill.errors import OptionError
 from tests.tokenizers.conftest import LANGUAGES
 
+pytestmark = pytest.mark.slow
+
 
 def shardmill(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardmill", "tokenizer", *map(str, words)]
