@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(PY) examples/demo.py
 
-# Each worker gets one half, so that few fixtures are built twice, and then takes from the other.
-PYTEST := $(PY) -m pytest -n 2 --dist worksteal
+# Each worker gets a part, so that few fixtures are built twice, and then takes from the others. Three
+# on two cores: a quarter of the time is spent waiting for processes that were killed or started.
+PYTEST := $(PY) -m pytest -n 3 --dist worksteal
 
 test: $(STAMP)
 	$(PYTEST)

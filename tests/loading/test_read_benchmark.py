@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "read.py"
@@ -25,8 +27,6 @@ def run_alone(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """The benchmark, with the packages of all peers looking as if they were not installed."""
     code = f"""
 import importlib.metadata, runpy, sys
-
-pytestmark = pytest.mark.slow
 real = importlib.metadata.version
 def version(name):
     if name in {PEERS!r}:
