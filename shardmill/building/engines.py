@@ -23,11 +23,12 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Literal, Protocol
 
 from shardmill.errors import BuildError
@@ -58,13 +59,14 @@ class Task(Protocol):
     def run(self, tools: Any, emit: Callable[[Any], None]) -> None:
         """Do the work, and emit a small picklable note after each step that is durable, in order.
 
-        After its process died it runs again: it first emits the notes of the steps that are done,
-        equal to before, and continues. It never runs twice at the same time.
+        After its process died, what is left of it runs again. A step may have been done without a
+        note that was heard: it is repeated, or found and noted. It never runs twice at the same
+        time.
         """
 
-    def detached(self) -> Task:
-        """The same task for a process that sees none of this machine's disks: its notes carry the
-        results, and a step is durable when its note was received. Asked for before each attempt."""
+    def after(self, note: Any) -> Task:
+        """What is left of it after this note: a step that was noted is never done again, since
+        others may have built on it, or have been told to do it differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class TaskReport:
     """A note of one task, its end, or its failure."""
 
     task: int  # its number in the run, from 0
-    note: Any = None  # notes of a task come in order; after a death they come again
+    note: Any = None  # notes of a task come in order, each once
     ended: bool = False
     error: BaseException | None = None
     lost: bool = False  # with an error: its workers kept dying, so do not try it elsewhere
@@ -82,21 +84,17 @@ class TaskReport:
 class RunningTask:
     """A task in an engine, over all its attempts.
 
-    An attempt that emits more notes than any before resets the counts. Without progress the task
-    is lost when `MAX_DEATHS` workers died of it, or `MAX_LOSSES` disappeared with their machine.
+    Every note resets the counts. Without progress the task is lost when `MAX_DEATHS` workers died
+    of it, or `MAX_LOSSES` disappeared with their machine.
     """
 
     number: int
-    task: Task
-    notes: int = 0  # in this attempt
-    most_notes: int = 0  # in any attempt
+    task: Task  # what is left of it
     deaths: int = 0
     losses: int = 0
 
     def note(self, value: Any) -> TaskReport:
-        self.notes += 1
-        if self.notes > self.most_notes:
-            self.most_notes, self.deaths, self.losses = self.notes, 0, 0
+        self.task, self.deaths, self.losses = self.task.after(value), 0, 0
         return TaskReport(task=self.number, note=value)
 
     def died(self, death: WorkerDiedError) -> TaskReport | None:
@@ -105,7 +103,6 @@ class RunningTask:
         self.deaths += not death.with_machine
         self.losses += death.with_machine
         if self.deaths < MAX_DEATHS and self.losses < MAX_LOSSES:
-            self.notes = 0
             log.warning("%s: its worker died (%s); it runs again", self.task.name, death)
             return None
         what = f"{self.deaths} workers died of it"
@@ -161,6 +158,9 @@ class Engine(Closing):
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._workers: list[Worker] = []
+        self._active: dict[Worker, None] = {}  # those that are not idle, in order of assignment
+        self._idle: list[Worker] = []
+        self._num_tasks = 0  # that workers have
         self._used: list[Usage] = []  # of workers that have ended
         self._failed_starts = 0  # in a row
 
@@ -171,8 +171,9 @@ class Engine(Closing):
         """A new worker."""
 
     @abstractmethod
-    def _wait(self, workers: Sequence[Any]) -> Sequence[Any]:
-        """Those workers that have a message or are gone; waits for one."""
+    def _wait(self, workers: Collection[Any]) -> Sequence[Any]:
+        """Those of the active workers that have a message or are gone; waits for one. An idle one
+        that is gone may be among them."""
 
     @abstractmethod
     def _kill(self, workers: Sequence[Any]) -> None:
@@ -195,8 +196,7 @@ class Engine(Closing):
         queue = enumerate(tasks)
         try:
             while self._assign(waiting, queue, shared):
-                active = [worker for worker in self._workers if worker.state != "idle"]
-                for worker in self._wait(active):
+                for worker in self._wait(self._active):
                     yield from self._receive(worker, waiting)
         finally:
             self._end([worker for worker in self._workers if worker.task])
@@ -213,18 +213,23 @@ class Engine(Closing):
     ) -> bool:
         """Take tasks for all slots, give them to idle workers, start missing workers; whether there
         is anything to wait for."""
-        busy = sum(worker.task is not None for worker in self._workers)
-        while busy + len(waiting) < self.slots and (found := next(queue, None)) is not None:
+        while (
+            self._num_tasks + len(waiting) < self.slots and (found := next(queue, None)) is not None
+        ):
             waiting.append(RunningTask(*found))
-        for worker in self._workers:
-            if waiting and worker.state == "idle":
-                worker.task, worker.state = waiting.popleft(), "assigned"
-                worker.send(worker.task.task, None if tools is worker.tools else tools)
-                worker.tools = tools
-                busy += 1
-        for _ in range(min(self.slots, busy + len(waiting)) - len(self._workers)):
-            self._workers.append(self._start())
-        return busy + len(waiting) > 0
+        while waiting and self._idle:
+            worker, task = self._idle.pop(), waiting.popleft()
+            worker.task, worker.state = task, "assigned"
+            self._active[worker] = None
+            self._num_tasks += 1
+            worker.send(task.task, None if tools is worker.tools else tools)
+            worker.tools = tools
+        wanted = self._num_tasks + len(waiting)
+        for _ in range(min(self.slots, wanted) - len(self._workers)):
+            worker = self._start()
+            self._workers.append(worker)
+            self._active[worker] = None
+        return wanted > 0
 
     def _receive(self, worker: Worker, waiting: deque[RunningTask]) -> Iterator[TaskReport]:
         """The report in one message of a worker, or in its death."""
@@ -233,6 +238,8 @@ class Engine(Closing):
             kind, value = worker.receive()
         except WorkerDiedError as death:
             self._end([worker])
+            if worker.state == "idle":
+                return
             if task is None:
                 self._failed_starts += 1
                 if death.cannot_start or self._failed_starts >= MAX_DEATHS * self.slots:
@@ -251,7 +258,8 @@ class Engine(Closing):
                 yield lost
             return
         if kind == "started":
-            worker.state, self._failed_starts = "idle", 0
+            self._failed_starts = 0
+            self._rest(worker)
         elif kind == "accepted":
             worker.state = "working"
         elif kind == "log":
@@ -260,14 +268,26 @@ class Engine(Closing):
         elif task is not None and kind == "note":
             yield task.note(value)
         elif task is not None:
-            worker.task, worker.state = None, "idle"
+            worker.task = None
+            self._num_tasks -= 1
+            self._rest(worker)
             yield TaskReport(task=task.number, ended=kind == "ended", error=value)
+
+    def _rest(self, worker: Worker) -> None:
+        worker.state = "idle"
+        del self._active[worker]
+        self._idle.append(worker)
 
     def _end(self, workers: Sequence[Worker]) -> None:
         self._kill(workers)
         for worker in workers:
             self._used.append(worker.usage)
             self._workers.remove(worker)
+            if worker.state == "idle":
+                self._idle.remove(worker)
+            else:
+                del self._active[worker]
+            self._num_tasks -= worker.task is not None
 
 
 class _Pickler(pickle.Pickler):
@@ -369,16 +389,19 @@ class LocalEngine(Engine):
         self._environ = {**os.environ, **(environ or {})}
         self._keep_open = tuple(keep_open)
         self._memory = memory or 0
+        self._ready = DefaultSelector()  # kept: the work for a message does not grow with workers
 
     def _start(self) -> LocalWorker:
-        return LocalWorker(self._environ, self._keep_open, self._memory)
+        worker = LocalWorker(self._environ, self._keep_open, self._memory)
+        self._ready.register(worker.connection, EVENT_READ, worker)
+        return worker
 
-    def _wait(self, workers: Sequence[LocalWorker]) -> list[LocalWorker]:
-        ready = wait([worker.connection for worker in workers])
-        return [worker for worker in workers if worker.connection in ready]
+    def _wait(self, _workers: Collection[LocalWorker]) -> list[LocalWorker]:
+        return [key.data for key, _ in self._ready.select()]
 
     def _kill(self, workers: Sequence[LocalWorker]) -> None:
         for worker in workers:
+            self._ready.unregister(worker.connection)
             worker.process.kill()
         for worker in workers:
             worker.process.wait()

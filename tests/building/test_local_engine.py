@@ -36,7 +36,8 @@ def test_workers_that_cannot_start_are_one_error_and_not_started_for_ever():
 def test_every_note_of_a_worker_that_dies_is_heard(tmp_path):
     with LocalEngine(1) as engine:
         reports = engine.run(0, iter([Doing("dies", at=2, act="kill once", folder=tmp_path)]))
-        assert [report.note for report in reports] == [0, 1, 0, 1, 2, None]
+        assert [report.note for report in reports] == [0, 1, 2, None]
+    assert (tmp_path / "dies.begun").read_text() == "xx"
 
 
 def test_closing_a_run_has_stopped_its_tasks_when_it_returns(tmp_path):
