@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from texts import some_documents, text_bytes
 
 from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building import run as engine_module
+from shardmill.building import worker as engine_module
 from shardmill.sources import open_source
 from shardmill.tokenizers import (
     ChosenEncoder,

@@ -16,8 +16,8 @@ from typing import cast
 from build_peers_corpus import Corpus
 
 from shardmill.building import BuildReport, BuildSpec, Feed, build_store
-from shardmill.building import run as engine_module
-from shardmill.building.plan import UNIT_BYTES
+from shardmill.building import worker as engine_module
+from shardmill.machine import num_cores
 from shardmill.records import Ragged
 from shardmill.sources import open_source
 from shardmill.store import open_store
@@ -26,9 +26,6 @@ from shardmill.tokenizers import ChosenEncoder, EngineChoice, choose_encoder, op
 
 OURS = {"fast": "large", "reference": "small"}  # engine -> how much it gets
 _SPLIT = "train"
-_UNITS = 8
-"""At least. `small` is less than one usual unit, and would be built by one process, with threads in
-the engine; in units like these there is work for a process on each core, as in a real corpus."""
 
 
 @dataclass(slots=True)
@@ -57,7 +54,8 @@ def build(corpus: Corpus, engine: str, out: Path) -> tuple[BuildReport, Proof]:
         tokenizer=open_tokenizer(corpus.own_model),
         spec=BuildSpec(append_eot=True),
         engine=cast(EngineChoice, engine),
-        unit_bytes=min(UNIT_BYTES, corpus.num_bytes(size) // _UNITS),
+        # `small` would be built by one process, with threads in the engine; a real corpus is not.
+        workers=num_cores(),
     )
     return report, proof
 

@@ -4,8 +4,8 @@ In: a corpus, an engine.  Out: shares of the time of all cores.
 Promise: measured as CPU time in the worker processes of a real build. Reading: making a batch of
 texts. Encoding: the calls of the engine, its threads, the comparison with the reference. Starting:
 imports, opening the tokenizer. Writing: what is left of a worker, which takes the ids and writes
-segments, and all of the first process, which joins them. Idle: what no process took. The proof is
-left out.
+shards and receipts, and all of the first process, which plans and ends the build. Idle: what no
+process took. The proof is left out.
 Not here: speed.
 
 Workers get the clocks with their tools, which are of a class of this module.
@@ -27,9 +27,9 @@ from build_peers_corpus import Corpus
 
 from shardmill.building import scheduler as scheduler_module
 from shardmill.building import worker as worker_module
-from shardmill.building.worker import UnitTask, WorkerTools
+from shardmill.building.worker import ReadBatch, UnitTask, WorkerTools
 from shardmill.protocols import Texts
-from shardmill.records import Ragged, TextBatch
+from shardmill.records import Ragged
 from shardmill.tokenizers import ChosenEncoder
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -58,9 +58,9 @@ class Clocks:
     def install(self) -> None:
         """Put the clocks into this process."""
         encode, watch, run = ChosenEncoder.encode_unwatched, ChosenEncoder.watch, UnitTask.run
-        read = worker_module.read_chunks
+        read = worker_module.read_batches
 
-        def timed_read(*arguments: Any) -> Generator[TextBatch, None, None]:
+        def timed_read(*arguments: Any) -> Generator[ReadBatch, None, None]:
             with closing(read(*arguments)) as batches:
                 while True:
                     begin = time.thread_time()
@@ -88,7 +88,7 @@ class Clocks:
             path = Path(os.environ[_FOLDER], f"{os.getpid()}.json")
             path.write_text(json.dumps(self.told()), encoding="utf-8")
 
-        worker_module.read_chunks = timed_read
+        worker_module.read_batches = timed_read
         ChosenEncoder.encode_unwatched = timed_encode  # type: ignore[method-assign]
         ChosenEncoder.watch = timed_watch  # type: ignore[method-assign]
         UnitTask.run = timed_run  # type: ignore[method-assign]

@@ -30,7 +30,7 @@ from pathlib import Path
 from texts import some_documents
 
 from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building import run as engine_module
+from shardmill.building import worker as engine_module
 from shardmill.sources import open_source
 from shardmill.tokenizers import (
     ChosenEncoder,

@@ -3,8 +3,8 @@
 The split is `torch.randperm(n)` over the n examples read: its first `max(1, int(n * val_frac))` are
 val (none when n < 2), and both splits keep the input's order. A split by tree draws groups of chats
 instead and keeps each on one side. What cannot be rendered is dropped with an id and a reason.
-Memory does not grow with the tokens: examples wait in segments on disk until the last one is read,
-because only then can their splits be drawn.
+Memory does not grow with the tokens: they wait in a file until the last example is read, because
+only then can the splits be drawn.
 """
 
 from __future__ import annotations
@@ -23,26 +23,20 @@ import numpy as np
 import torch
 
 from niels_gpt.cache_tokenizer import CacheTokenizer
-from niels_gpt.data.files import num_val
+from niels_gpt.data.files import SPLITS, num_val
 from niels_gpt.messages import Chat, Message, SplitUnit
 from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
 from shardmill.building import BuildReport, BuildSpec, Progress
-from shardmill.building.assembly import LedgerCounter
-from shardmill.building.journal import (
-    EncodedBatch,
-    Receipt,
-    SegmentWriter,
-    UnitKey,
-    load_segment,
-)
+from shardmill.building.finish import LedgerCounter
 from shardmill.building.run import store_facts
 from shardmill.building.worker import TokenRules
 from shardmill.building.workplace import open_workplace, target_of
 from shardmill.chat import TrainPolicy, bind_template, known_template
 from shardmill.errors import OptionError, SourceError
-from shardmill.records import JSON, Conversation, IntArray, OffsetArray, Ragged
-from shardmill.store import Manifest, StoreWriter, check_target, publish_folder
+from shardmill.records import JSON, Conversation, Drop, IntArray, OffsetArray, Ragged
+from shardmill.storage.atomic import HashedFile
+from shardmill.store import StoreWriter, check_target, publish_folder
 from shardmill.threads import read_ahead
 
 log = logging.getLogger(__name__)
@@ -136,69 +130,75 @@ def write_examples(
         closing(read_ahead(_chunks(examples))) as chunks,
         closing(read_ahead(_batches(chunks, tokenizer, groups, fit))) as batches,
     ):
-        shown = _told(batches, spec.dataset_name or "examples", on_progress)
-        spooled = _spool(shown, work.segments)
-        staged = work.staging()
-        splits = groups.assign(rule)
-        with StoreWriter(staged, splits=[*splits], dtype=rules.dtype, shard_bytes=None) as out:
-            manifest = _write_splits(spooled, splits, out, work.segments, spec, tokenizer)
+        staged = work.output().store
+        with StoreWriter(staged, splits=SPLITS, dtype=rules.dtype, shard_bytes=None) as out:
+            shown = _told(batches, spec.dataset_name or "examples", on_progress)
+            counter, path = LedgerCounter(), staged.with_name("tokens")
+            waiting = _spool(shown, path, out, counter)
+            tokens = np.memmap(path, np.dtype(rules.dtype).newbyteorder("<"), "r")
+            _write_splits(tokens, waiting, groups.assign(rule), out)
+            facts = store_facts(
+                spec,
+                tokenizer,
+                sources=[],
+                ledger=counter.ledger(),
+                produced_by=_produced_by(tokenizer),
+                options={},
+                unit="example",
+            )
+            manifest = out.finish(facts)
         publish_folder(staged, target, overwrite=overwrite)
     seconds = time.monotonic() - started
     return BuildReport(folder=target, manifest=manifest, seconds=seconds, resumed=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Batch:
+    """What a group of examples became."""
+
+    examples: Ragged
+    numbers: OffsetArray  # of these among all that were read
+    drops: tuple[Drop, ...]
+    num_read: int
+
+
 def _spool(
-    batches: Iterable[tuple[EncodedBatch, OffsetArray]], folder: Path
-) -> list[tuple[Receipt, OffsetArray]]:
-    """Segments on disk, each with the numbers of its examples among all that were read."""
-    done: list[tuple[Receipt, OffsetArray]] = []
-    key = UnitKey(feed=0, start=0, stop=1, plan="", inputs="")
-    segment, numbers = SegmentWriter(key, after=None), [np.empty(0, np.int64)]
-    for batch, kept in batches:
-        segment.add(batch)
-        numbers.append(kept)
-        if segment.is_due:
-            sealed = segment.seal(folder, {}, last=False).receipt
-            done.append((sealed, np.concatenate(numbers)))
-            segment, numbers = SegmentWriter(key, after=sealed), [np.empty(0, np.int64)]
-    done.append((segment.seal(folder, {}, last=True).receipt, np.concatenate(numbers)))
-    return done
+    batches: Iterable[_Batch], path: Path, out: StoreWriter, counter: LedgerCounter
+) -> list[tuple[OffsetArray, OffsetArray]]:
+    """Write the tokens to a file and everything else to where it stays; offsets and numbers of the
+    examples of each batch."""
+    waiting, file = [], HashedFile(path)
+    try:
+        for batch in batches:
+            examples = batch.examples
+            file.write(np.ascontiguousarray(examples.values).view(np.uint8).data)
+            waiting.append((examples.offsets, batch.numbers))
+            out.record_drops(batch.drops)
+            made = {"documents": len(examples), "tokens": len(examples.values)}
+            counter.add(read=batch.num_read, counts={}, drops=batch.drops, **made)
+            counter.keep(**made)
+        file.finish()
+    finally:
+        file.abort()
+    return waiting
 
 
 def _write_splits(
-    spooled: Iterable[tuple[Receipt, OffsetArray]],
+    tokens: IntArray,
+    waiting: Iterable[tuple[OffsetArray, OffsetArray]],
     splits: Mapping[str, IntArray],
     out: StoreWriter,
-    folder: Path,
-    spec: BuildSpec,
-    tokenizer: CacheTokenizer,
-) -> Manifest:
+) -> None:
     """Each example to its split, one token file for each."""
     owner = np.empty(sum(map(len, splits.values())), np.int16)
     for index, members in enumerate(splits.values()):
         owner[members] = index
-    counter = LedgerCounter()
-    for receipt, numbers in spooled:
-        first = 0
-        for batch in load_segment(folder, receipt, out.dtype):
-            examples, stop = batch.documents, first + batch.num_documents
-            for index, split in enumerate(splits):
-                out.append(split, examples.keep(owner[numbers[first:stop]] == index))
-            out.record_drops(batch.drops)
-            kept = {"documents": batch.num_documents, "tokens": batch.num_tokens}
-            counter.add(batch, batch.drops, kept)
-            first = stop
-    return out.finish(
-        store_facts(
-            spec,
-            tokenizer,
-            sources=[],
-            ledger=counter.ledger(),
-            produced_by=_produced_by(tokenizer),
-            options={},
-            unit="example",
-        )
-    )
+    start = 0
+    for offsets, numbers in waiting:
+        stop = start + int(offsets[-1])
+        examples, start = Ragged(tokens[start:stop], offsets), stop
+        for index, split in enumerate(splits):
+            out.append(split, examples.keep(owner[numbers] == index))
 
 
 def _batches(
@@ -206,8 +206,7 @@ def _batches(
     tokenizer: CacheTokenizer,
     groups: _Groups,
     fit: Callable[..., Ragged],
-) -> Iterator[tuple[EncodedBatch, OffsetArray]]:
-    """The kept examples of each chunk, and their numbers among all that were read."""
+) -> Iterator[_Batch]:
     tokenizer.chat_ids()  # says which are missing
     template = bind_template(known_template("four-marker"), tokenizer)
     num_read = num_kept = 0
@@ -216,8 +215,12 @@ def _batches(
         groups.add(chunk)
         rendered = template.render(chats, TrainPolicy())
         ids = fit(rendered.examples.ids, first=num_read)
-        batch = EncodedBatch(documents=ids, drops=rendered.drops, num_read=len(chunk))
-        yield batch, rendered.kept + num_read
+        yield _Batch(
+            examples=ids,
+            numbers=rendered.kept + num_read,
+            drops=rendered.drops,
+            num_read=len(chunk),
+        )
         num_read += len(chunk)
         num_kept += len(rendered.kept)
     if not num_kept:
@@ -270,15 +273,13 @@ def _num_characters(example: object) -> int:
 
 
 def _told(
-    batches: Iterator[tuple[EncodedBatch, OffsetArray]],
-    source: str,
-    tell: Callable[[Progress], None] | None,
-) -> Iterator[tuple[EncodedBatch, OffsetArray]]:
+    batches: Iterator[_Batch], source: str, tell: Callable[[Progress], None] | None
+) -> Iterator[_Batch]:
     documents = tokens = 0
-    for batch, numbers in batches:
-        yield batch, numbers
-        documents += batch.num_documents
-        tokens += batch.num_tokens
+    for batch in batches:
+        yield batch
+        documents += len(batch.examples)
+        tokens += len(batch.examples.values)
         if tell is not None:
             tell(Progress(source=source, documents=documents, tokens=tokens, share=None))
 

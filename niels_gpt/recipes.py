@@ -231,6 +231,7 @@ def _spec(
         shard_bytes=whole_tokens(run.settings.shard_bytes),
         dtype=TOKEN_DTYPE,
         append_eot=run.settings.append_eot,
+        exact_shards=True,
     )
 
 

@@ -132,6 +132,14 @@ class CuttableSource(Source, Protocol):
         """
 
 
-def continues(piece: Source) -> bool:
+@runtime_checkable
+class CuttableChats(ConversationSource, Protocol):
+    """A `CuttableSource` of conversations, which may have a `row` too: a template that drops one
+    gives it to the drop."""
+
+    def cut(self, num_bytes: int) -> Sequence[ConversationSource]: ...
+
+
+def continues(piece: Source | ConversationSource) -> bool:
     """Whether the rows of a piece continue those of the piece before it."""
     return bool(getattr(piece, "continues", False))

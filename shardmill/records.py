@@ -166,6 +166,7 @@ class TextBatch:
     """
 
     texts: pa.LargeStringArray  # no nulls, no empty strings
+    strings: list[str] | None = None  # the same, where the reader made them: engines want these
     num_read: int  # input rows or files consumed by this batch
     counts: Mapping[str, int] = field(default_factory=dict)
     # "empty": documents with no text; "invalid_utf8": kept documents in which bytes were replaced
@@ -185,7 +186,8 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     # each {"role", "content"}, perhaps "reasoning_content", "tool_calls", "name", "train"
     tools: Sequence[Mapping[str, Any]] | None = None  # as the template wants them
-    id: str = ""  # where it was, "chats.jsonl:17", or the id it came with
+    id: str = ""  # where it was, "chats.jsonl:17", or the id it came with; see `Drop` for `row`
+    row: int | None = None
     group: str | None = None  # conversations of one group never part in a split
 
 
@@ -197,6 +199,7 @@ class ConversationBatch:
     num_read: int
     counts: Mapping[str, int] = field(default_factory=dict)  # "invalid_utf8": with a replacement
     drops: tuple[Drop, ...] = ()
+    num_rows: int = 0  # as in `TextBatch`
     cursor: Cursor  # reading from here gives exactly what follows this batch
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face hub and an S3 server on 127.0.0.1 that fail on request.
+"""A Hugging Face hub and an S3 server on 127.0.0.1, or another address, that fail on request.
 
 `LoopbackHub` serves folders of dataset files to the real `datasets` and `huggingface_hub`:
 repository info, tree, paths-info, resolve with byte ranges; no uploads, no authentication.
@@ -65,7 +65,8 @@ class Request:
 class _Loopback:
     """A server with faults and a log."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address = address
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.lock = threading.Lock()
@@ -75,7 +76,7 @@ class _Loopback:
     @property
     def url(self) -> str:
         """Where clients find it: HF_ENDPOINT, or the S3 endpoint."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self.address}:{self._port}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -87,7 +88,7 @@ class _Loopback:
     def start(self) -> None:
         """Serve, on the port of before if it was started once."""
         handler = _HubHandler if isinstance(self, LoopbackHub) else _S3Handler
-        self._server = _Server(("127.0.0.1", self._port), handler, self)
+        self._server = _Server((self.address, self._port), handler, self)
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -403,8 +404,8 @@ _NOT_IMPLEMENTED = (
 class LoopbackS3(_Loopback):
     """Start with `with`. It ends with the block, and with this process if that is killed."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        super().__init__(address)
         self.conditions = "kept"  # "ignored" or "refused": a service without conditional requests
         self._one_request = threading.Lock()
         self._moto_port = 0
@@ -451,7 +452,7 @@ class LoopbackS3(_Loopback):
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "NO_PROXY": "127.0.0.1",
+            "NO_PROXY": self.address,
         }
 
     def make_bucket(self, name: str) -> None:

@@ -71,7 +71,7 @@ ONE_IMPORTER: dict[str, set[str]] = {
     "yaml": {"loading/config_reader.py"},
     "starlette": {"inspect/server.py"},
     "uvicorn": {"inspect/server.py"},
-    "ray": {"building/ray.py"},
+    "ray": {"building/engines/ray.py"},
     # each file of these packages names tensors
     "torch": {"trainers/", "compat/"},
 }

@@ -72,6 +72,7 @@ def build_pretrain_cache(
             shard_bytes=whole_tokens(shard_bytes),
             dtype=TOKEN_DTYPE,
             append_eot=append_eot,
+            exact_shards=True,
         ),
         engine="reference",
         overwrite=overwrite,

@@ -1,10 +1,10 @@
 """`python -m niels_gpt.cache.cli build-all`: every source of the cache, one after the other.
 
 Files are read and encoded by all cores. A stream is read, encoded and written at the same time, in
-threads, with one tokenizer thread per core. A source that fails does not stop the others: the table
-says which failed, why, and how to resume. Exit code 0 when all is built, 1 when a source failed, 2
-for a mistake in the call, 130 after Ctrl-C. The table is written to stdout, bars and messages to
-stderr.
+threads, with one tokenizer thread per core; with --workers its texts go to that many processes. A
+source that fails does not stop the others: the table says which failed, why, and how to resume.
+Exit code 0 when all is built, 1 when a source failed, 2 for a mistake in the call, 130 after
+Ctrl-C. The table is written to stdout, bars and messages to stderr.
 """
 
 from __future__ import annotations

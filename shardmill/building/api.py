@@ -8,39 +8,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmill.arguments import check_local, choices
+from shardmill.arguments import choices
 from shardmill.building.chats import build_chats
 from shardmill.building.packs import build_plan
 from shardmill.building.plan import BuildSpec, Feed
 from shardmill.building.resources import RunOn
 from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import OnProgress
-from shardmill.building.workplace import has_unfinished_build
+from shardmill.building.splits import HashSplit, hash_split
+from shardmill.building.workplace import Workplace, workplace_at
 from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
 from shardmill.chat.token_template import bind_template
 from shardmill.errors import OptionError, SourceError, TemplateError, UnfinishedBuildError
 from shardmill.packing import Algorithm, Long
-from shardmill.protocols import ConversationSource, Encoder, Source, Tokenizer
+from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
 from shardmill.store import PlanOptions, StoredPlan
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
-from shardmill.urls import Url
 
 Inputs = str | Path | Sequence[str | Path]
 OnBad = Literal["error", "skip"]
 _DOCUMENTS_ONLY = (
     *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
-    *("workers", "unit_bytes", "memory", "run_on", "ray_address"),
 )
-_CHATS_ONLY = ("shape", "train_on", "train_on_eot", "val_fraction")
+_CHATS_ONLY = ("shape", "train_on", "train_on_eot")
 _FIELD_ROWS = 1000
 """How many rows are read to list the fields there are."""
 
@@ -63,7 +61,13 @@ def build(
     scratch: str | Path | None = None,
     report: str | Path | None = None,
     on_progress: OnProgress | None = None,
-    on_push: Callable[[int, int], None] | None = None,
+    val_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    workers: int | None = None,
+    unit_bytes: int | None = None,
+    memory: int | None = None,
+    run_on: RunOn = "local",
+    ray_address: str | None = None,
     # documents only
     field: str | None = None,
     val_tokens: int = 0,
@@ -71,54 +75,46 @@ def build(
     dtype: Literal["uint16", "uint32"] | None = None,
     append_eot: bool = True,
     engine_check: EngineCheck = "sample",
-    workers: int | None = None,
-    unit_bytes: int | None = None,
-    memory: int | None = None,
-    run_on: RunOn = "local",
-    ray_address: str | None = None,
     append: bool = False,
     # conversations only
     shape: str | None = None,
     train_on: TrainOn = "assistant",
     train_on_eot: bool = True,
-    val_fraction: float = 0.0,
 ) -> BuildReport:
     """Tokenise documents, or with a `template` conversations, into a store at `out`.
 
     `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`). `out` is a folder,
-    or a URL: then the store is built under `scratch` (default: the user's cache) and pushed when it
-    is finished. `template` is a known name, a .json or .toml file, "jinja" for the template of the
-    tokenizer, or a .jinja file. `eot` and `special` give the literal strings of special tokens that
-    the tokenizer does not name.
+    or a URL: then workers send their shards there, and `scratch` (default: the temporary folder)
+    holds those at work. `template` is a known name, a .json or .toml file, "jinja" for the template
+    of the tokenizer, or a .jinja file. `eot` and `special` give the literal strings of special
+    tokens that the tokenizer does not name.
 
     An unfinished build at `out` is refused unless `resume` (continue it) or `overwrite` (start
     again, replace a finished store) is given. `report` is a JSON file for times and counts.
-    `on_progress` is called during the build, `on_push` with (bytes sent, bytes in all).
+    `on_progress` is called during the build.
 
-    Documents: the first `val_tokens` tokens go to the split "val", up to `max_tokens` to "train".
+    About `val_fraction` of the documents go to the split "val" and `test_fraction` to "test",
+    chosen by a hash of `seed` and text (of a conversation its group, else its messages): the same
+    ones in any order of the files. `workers` processes use at most `memory` bytes together, each
+    with `unit_bytes` of input at a time; with `run_on="ray"` they run on the Ray cluster at
+    `ray_address`. How the work is divided never changes a byte.
+
+    Documents: or the first `val_tokens` tokens go to "val", and up to `max_tokens` to "train".
     With `seed` the files are read in an order drawn from it. `append` adds new files to a finished
-    store. `workers` processes use at most `memory` bytes together, each with `unit_bytes` of input
-    at a time; with `run_on="ray"` they run on the Ray cluster at `ray_address`. How the work is
-    divided never changes a byte.
+    store.
 
-    Conversations: about `val_fraction` of them go to "val", chosen by `seed` and group. `shape`
-    names the form of the records (default: found in the first one). `train_on` says which turns
-    carry loss.
+    Conversations: `shape` names the form of the records (default: found in the first one).
+    `train_on` says which turns carry loss.
     """
     _refuse_other_kind(locals())
-    folder, url = output_folder(out, scratch)
-    _check_target(folder, report, may_exist=resume or overwrite)
-    if append and url is not None:
-        raise OptionError(
-            f"{{append}}: {_shown(url)} is a URL; files can only be added to a local store: pull "
-            "it, append to it, and push it with {replace}",
-            append=True,
-            replace=True,
-        )
+    _check_target(workplace_at(out, scratch), report, may_exist=resume or overwrite)
     specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
     run: Callable[..., BuildReport]
     source: Source | ConversationSource
-    how: dict[str, Any] = {"engine": engine, "resume": resume, "on_progress": on_progress}
+    how: dict[str, Any] = {"engine": engine, "resume": resume, "overwrite": overwrite}
+    how |= {"scratch": scratch, "on_progress": on_progress}
+    how |= {"workers": workers, "unit_bytes": unit_bytes, "memory": memory}
+    how |= {"run_on": run_on, "ray_address": ray_address}
     if template is None:
         feed = open_feed(
             inputs,
@@ -127,66 +123,49 @@ def build(
             seed=seed,
             val_tokens=val_tokens,
             max_tokens=max_tokens,
-            check=not resume,
+            by_hash=hash_split(seed or 0, val_fraction, test_fraction),
         )
         source = feed.source
-        split_rule = f"the first {val_tokens:,} tokens to val, then train"
+        split_rule = "all to train"
+        if feed.by_hash is not None:
+            split_rule = feed.by_hash.words()
+        elif val_tokens:
+            split_rule = f"the first {val_tokens:,} tokens to val, then train"
         run = partial(
             build_store,
             [feed],
             tokenizer=_open_tokenizer(tokenizer, specials),
             spec=BuildSpec(
                 dataset_name=name or source.name,
-                split_rule=split_rule if val_tokens else "all to train",
+                split_rule=split_rule,
                 seed=seed or 0,
                 shard_bytes=shard_bytes,
                 dtype=dtype,
                 append_eot=append_eot,
             ),
             engine_check=engine_check,
-            workers=workers,
-            unit_bytes=unit_bytes,
-            memory=memory,
-            run_on=run_on,
-            ray_address=ray_address,
             append=append,
             **how,
         )
     else:
         source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error")
-        opened, chosen, bind = open_template(template, tokenizer, specials)
+        opened, chosen, any_encoder = open_template(template, tokenizer, specials)
         run = partial(
             build_chats,
             source,
             template=chosen,
             tokenizer=opened,
-            bind=bind,
+            any_encoder=any_encoder,
             spec=BuildSpec(
                 dataset_name=name or source.name, seed=seed or 0, shard_bytes=shard_bytes
             ),
             policy=TrainPolicy(train_on=train_on, train_on_eot=train_on_eot),
             val_fraction=val_fraction,
+            test_fraction=test_fraction,
             **how,
         )
     _check_report(report, source)
-    if url is None:
-        done = run(folder, overwrite=overwrite)
-    else:
-        from shardmill.remote.build_to import build_to
-
-        with build_to(
-            url, scratch=scratch, resume=resume, overwrite=overwrite, progress=on_push
-        ) as outgoing:
-            # What a resume finds in the scratch folder was not sent yet: `overwrite` speaks of the
-            # store at the URL.
-            done = run(outgoing.folder, overwrite=overwrite and not resume)
-        sent = outgoing.receipt
-        done = replace(
-            done,
-            url=_shown(url),
-            sent_files=sent.moved_files if sent else 0,
-            sent_bytes=sent.moved_bytes if sent else 0,
-        )
+    done = run(out)
     if report is not None:
         Path(report).write_text(json.dumps(done.to_json(), indent=2) + "\n")
     return done
@@ -231,60 +210,51 @@ def open_feed(
     seed: int | None = None,
     val_tokens: int = 0,
     max_tokens: int | None = None,
-    check: bool = True,
+    by_hash: HashSplit | None = None,
 ) -> Feed:
-    """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train".
-
-    `check` refuses a `field` that no row has, before a build would leave out every row.
-    """
+    """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train"; or
+    those that `by_hash` chooses. A `field` that no row has is refused, before a build would leave
+    out every row."""
     for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
         if limit < 0:
             raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
     given = {"field": field, "on_bad": on_bad}
     options: dict[str, Any] = {key: value for key, value in given.items() if value}
     source = open_source(inputs, seed=seed, **options)
-    if field is not None and check:
+    if field is not None:
         _check_field(source, field)
+    if by_hash is not None and by_hash.fractions:
+        if val_tokens or max_tokens is not None:
+            key = "val_tokens" if val_tokens else "max_tokens"
+            raise OptionError(
+                f"{{{key}}}: counts tokens in the order of the input, which a split by a hash does "
+                "not have: leave it out, or leave out {val_fraction} and {test_fraction}",
+                **{key: val_tokens or max_tokens},
+                val_fraction=...,
+                test_fraction=...,
+            )
+        fill = tuple((split, None) for split in by_hash.splits)
+        return Feed(source=source, fill=fill, by_hash=by_hash)
     val = (("val", val_tokens),) if val_tokens else ()
     return Feed(source=source, fill=(*val, ("train", max_tokens)))
-
-
-def output_folder(out: str | Path, scratch: str | Path | None = None) -> tuple[Path, str | None]:
-    """Where a build to `out` writes, and the URL the store is sent to then, if `out` is one."""
-    if "://" not in str(out):
-        if scratch is not None:
-            raise OptionError(
-                f"{{scratch}}: only for a store that is sent to a URL, but {{out}} is the folder "
-                f"{out}, where it is built",
-                scratch=str(scratch),
-                out=...,
-            )
-        check_local(out, "out", instead=", or a URL such as s3://bucket/path")
-        return Path(out), None
-    if scratch is not None:
-        check_local(scratch, "scratch")
-    from shardmill.remote.build_to import scratch_store
-
-    return scratch_store(str(out), scratch), str(out)
 
 
 def open_template(
     template: str | Path | ChatTemplate,
     tokenizer: str | Path | Tokenizer,
     special: Mapping[str, str] | None = None,
-) -> tuple[Tokenizer, ChatTemplate, Callable[[Encoder], ChatTemplate] | None]:
+) -> tuple[Tokenizer, ChatTemplate, bool]:
     """A template by its name, from a file, or the tokenizer's own ("jinja"); before it its
-    tokenizer, after it what gives the template over a faster encoder, if it takes one."""
+    tokenizer, after it whether it may use a fast engine."""
     opened = _open_tokenizer(tokenizer, special)
     if not isinstance(template, str | Path):
-        return opened, template, None
+        return opened, template, False
     path = Path(template)
     if str(template) == "jinja" or path.suffix in (".jinja", ".jinja2"):
-        return opened, _jinja_template(str(template), tokenizer), None
+        return opened, _jinja_template(str(template), tokenizer), False
     is_file = path.suffix in (".json", ".toml")
     spec: TemplateSpec = load_template_spec(path) if is_file else known_template(str(template))
-    bound = bind_template(spec, opened)
-    return opened, bound, lambda encoder: bind_template(spec, opened, encoder)
+    return opened, bind_template(spec, opened), True
 
 
 def _jinja_template(template: str, tokenizer: str | Path | Tokenizer) -> ChatTemplate:
@@ -341,11 +311,11 @@ def _refuse_other_kind(given: Mapping[str, object]) -> None:
             raise OptionError(f"{{{name}}}: {why}", **{name: given[name]})
 
 
-def _check_target(folder: Path, report: str | Path | None, *, may_exist: bool) -> None:
+def _check_target(work: Workplace, report: str | Path | None, *, may_exist: bool) -> None:
     """Before any work: is an unfinished build in the way, can the report be written?"""
-    if not may_exist and has_unfinished_build(folder):
+    if not may_exist and work.has_unfinished_build():
         raise UnfinishedBuildError(
-            f"{folder}: an earlier build did not finish: continue it with {{resume}}, or start "
+            f"{work}: an earlier build did not finish: continue it with {{resume}}, or start "
             "again with {overwrite}",
             resume=True,
             overwrite=True,
@@ -394,7 +364,3 @@ def _first_rows(source: Source) -> Iterator[dict[str, object]]:
     paths = [file.place for file in files if isinstance(file.place, Path)]
     if paths:
         yield from islice(iter_jsonl_rows(paths), _FIELD_ROWS)
-
-
-def _shown(url: str) -> str:
-    return str(Url(url)).rstrip("/")

@@ -1,48 +1,93 @@
 """Append new files to a finished store.
 
 The result is, byte for byte, the store that a build of the old files and then the new ones makes
-from the start. A store for which that would not hold is refused, with the difference named. To get
-the same batches, a chunk that holds old and new files is read again as a whole, and its old
-documents are skipped; nothing of them is encoded.
+from the start. A store for which that would not hold is refused, with the difference named. Units
+are cut by the input alone, so those of the old files are the same but for the last ones: their
+shards are linked, and the store's own record of its units says the rest.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from shardmill.building.assembly import NO_TOKENS, AppendPlan, Filler, mark_of, void_drop
-from shardmill.building.plan import (
-    RECORDED,
-    BuildSpec,
-    Feed,
-    chunks_of,
-    feed_of_chunks,
-    plan_json,
-    plan_sha256,
-)
+import msgspec
+import numpy as np
+
+from shardmill.building.finish import UnitEntry
+from shardmill.building.plan import RECORDED, BuildSpec, Feed, Unit, plan_json, plan_sha256
+from shardmill.building.scheduler import FeedWork
+from shardmill.building.segments import NO_TOKENS, Segment
+from shardmill.building.splits import open_state
 from shardmill.building.worker import TokenRules
-from shardmill.errors import BuildError, OptionError, SourceError
-from shardmill.protocols import Source, Tokenizer, continues
-from shardmill.records import JSON, Cursor, Drop, TextBatch
-from shardmill.sources import stamp_of
-from shardmill.sources.append import Appended, append_files, files_of, only_files
+from shardmill.building.workplace import FolderOutput
+from shardmill.errors import BuildError, OptionError
+from shardmill.protocols import Tokenizer
+from shardmill.records import JSON, OffsetArray
+from shardmill.sources.append import append_files
 from shardmill.storage.files import describe_difference
 from shardmill.store import Store, list_plans, open_store, read_origins
-from shardmill.store.layout import DTYPES
-from shardmill.store.plans import GRAIN, MARK
-from shardmill.store.writer import dropped_rows, meta_sha256
+from shardmill.store.layout import DTYPES, ITEMSIZE
+from shardmill.store.writer import meta_sha256, share_file
 from shardmill.tokenizers import EngineChoice
 
 log = logging.getLogger(__name__)
 
 _PLAN = "plan_sha256"
+
+
+@dataclass(slots=True, kw_only=True)
+class OldUnits:
+    """A finished store, as far as a build of more files can use it."""
+
+    old: Store
+    sha256: str  # of its meta.json
+    feed: Feed  # old files, then new ones
+    has_new_files: bool
+    entries: Sequence[UnitEntry]
+    num_units: int = 0  # of them that are used
+    _first: dict[str, list[int]] = field(default_factory=dict)  # by split: documents before each
+
+    def settle(self, work: FeedWork, units: Sequence[Unit], output: FolderOutput) -> None:
+        """Take over every unit that is as it was, from the first on."""
+        self._first = {split: [0] for split in self.old.manifest.splits}
+        linked, itemsize = True, ITEMSIZE[DTYPES[self.old.manifest.token_dtype]]
+        for entry, unit in zip(self.entries, units, strict=False):
+            if entry.mark != unit.mark:
+                break
+            for shard in (shard for part in entry.splits.values() for shard in part.shards):
+                new = output.store / shard.file
+                new.parent.mkdir(exist_ok=True)
+                if not output.has(shard.file, shard.tokens * itemsize):
+                    new.unlink(missing_ok=True)  # a copy that was killed
+                    linked &= share_file(self.old.folder / shard.file, new, shard.sha256)
+            for split, first in self._first.items():
+                part = entry.splits.get(split)
+                first.append(first[-1] + (part.documents if part is not None else 0))
+            work.accept(entry.after)
+        self.num_units = work.num_settled
+        if not linked:
+            log.info("%s: its shards are copied: this disk has no links", self.old.folder)
+
+    def segment(self, number: int) -> Segment:
+        """What the store knows of one of its units."""
+        entry = self.entries[number]
+        lengths: dict[str, OffsetArray] = {}
+        for split, part in entry.splits.items():
+            first = self._first[split][number]
+            starts = self.old.document_starts(split)[first : first + part.documents]
+            lengths[split] = np.diff(np.append(starts, starts[0] + part.tokens))
+        return Segment(
+            feed=0,
+            mark=entry.mark,
+            lines=entry.lines,
+            splits=entry.splits,
+            lengths=lengths,
+        )
 
 
 def plan_append(
@@ -52,7 +97,7 @@ def plan_append(
     spec: BuildSpec,
     tokenizer: Tokenizer,
     engine: EngineChoice,
-) -> AppendPlan:
+) -> OldUnits:
     """Find the new files; refuse a store at `folder` that was not built with the same options."""
     sha256, old = meta_sha256(folder), open_store(folder)
     if len(feeds) != 1:
@@ -63,34 +108,42 @@ def plan_append(
     ordered = replace(feed, source=files.source)
     plan = plan_json([ordered], spec, tokenizer, TokenRules.of(spec, tokenizer).dtype)
     _check_plan(old, plan, spec, feed.source.name)
-    filled = {name: split.tokens for name, split in manifest.splits.items()}
-    if Filler(feed.fill, filled).full:
+    entries = _entries(old)
+    state = entries[-1].after if entries else open_state(feed.fill)
+    if state[0] == len(feed.fill):
         raise BuildError(
             f"{old.folder}: full: its old files filled all splits, so nothing of new ones would be "
             "kept; build it again with other limits and {overwrite}",
             overwrite=True,
         )
-    if files.fresh is None:
-        return AppendPlan(old=old, sha256=sha256, feed=ordered)
-    _check_engine(old, engine)
-    chunks, new, num_shared = _cut(files)
-    num_whole = len(chunks) - isinstance(new[0], NewDocuments)
-    log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
-    for name in list_plans(old.folder):
-        log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
-    documents = manifest.ledger.documents
-    num_void = documents.dropped.get(NO_TOKENS, 0)
-    given = documents.kept + documents.over_budget + num_void
-    return AppendPlan(
-        old=old,
-        sha256=sha256,
-        feed=ordered,
-        chunks=feed_of_chunks(files.fresh, new, feed.fill),
-        num_given=given,
-        held=_held(old, feed.source.name, given, num_shared) if num_void else (),
-        whole=chunks[:num_whole],
-        origins=_known_origins(old, ordered, chunks, num_whole, has_void=num_void > 0),
+    if files.num_new:
+        _check_engine(old, engine)
+        log.info("%s: %d new files after %d", old.folder, files.num_new, len(files.old))
+        for name in list_plans(old.folder):
+            log.warning("%s: the pack plan %r is of the old tokens only and goes", old.folder, name)
+    return OldUnits(
+        old=old, sha256=sha256, feed=ordered, has_new_files=files.num_new > 0, entries=entries
     )
+
+
+def _entries(old: Store) -> list[UnitEntry]:
+    """The store's record of its units."""
+    found = read_origins(old.folder, old.manifest)
+    if found is None or found.units is None:
+        raise OptionError(
+            f"{old.folder}: has no record of its units (it was built by an older version, or its "
+            "origins.table was removed), so nothing can be added to it: build it again with "
+            "{overwrite}",
+            overwrite=True,
+        )
+    try:
+        return msgspec.json.Decoder(UnitEntry).decode_lines(found.units)
+    except msgspec.MsgspecError as error:
+        raise BuildError(
+            f"{old.folder}: its record of units is not ours ({error}): build it again with "
+            "{overwrite}",
+            overwrite=True,
+        ) from error
 
 
 def _check_engine(old: Store, engine: EngineChoice) -> None:
@@ -163,140 +216,3 @@ def _changes(old: Store, plan: dict[str, Any]) -> list[str]:
     now = {**{name: spec[name] for name in before if name in spec}, "tokenizer": plan["tokenizer"]}
     now["splits"] = sorted(split for split, _ in plan["feeds"][0]["fill"])
     return describe_difference(cast(JSON, before), cast(JSON, json.loads(json.dumps(now))))
-
-
-def _held(old: Store, name: str, given: int, num_shared: int) -> tuple[int, ...]:
-    """The texts without a token among the last `num_shared` that were given. Their rows are at the
-    end of the list of dropped ones, and a batch lists what its source dropped first."""
-    known = {void_drop(name, given - back): -back for back in range(1, num_shared + 1)}
-    held: list[int] = []
-    for drop in dropped_rows(old):
-        position = known.get(Drop(id=drop.id, reason=drop.reason))
-        if position is None:
-            held.clear()
-        else:
-            held.append(position)
-    return tuple(held)
-
-
-def _amounts(batch: TextBatch) -> Counter[str]:
-    """What a batch holds, by kind."""
-    texts, drops = len(batch.texts), len(batch.drops)
-    return Counter(batch.counts) + Counter(read=batch.num_read, texts=texts, drops=drops)
-
-
-class NewDocuments:
-    """A chunk without the documents of its first files. A `Source`; it can be pickled."""
-
-    def __init__(self, chunk: Source, old: Counter[str], num_bytes: int | None) -> None:
-        """`old` are the `_amounts` of its first files. About `num_bytes` of input are new."""
-        self.whole_chunk = chunk
-        self._old, self._num_bytes = old, num_bytes
-
-    @property
-    def name(self) -> str:
-        return self.whole_chunk.name
-
-    def describe(self) -> dict[str, JSON]:
-        of = self.whole_chunk.describe()
-        return {"kind": "rest", "of": of, "behind": self._old["read"]}
-
-    def stamp(self) -> JSON:
-        return stamp_of(self.whole_chunk)
-
-    def size_hint(self) -> int | None:
-        return self._num_bytes
-
-    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
-        """Every cursor is one of the whole chunk; the first one is after the old files."""
-        if cursor is not None:
-            return self.whole_chunk.batches(cursor)
-        return (
-            replace(
-                batch,
-                texts=batch.texts[old["texts"] :],
-                num_read=batch.num_read - old["read"],
-                counts={name: count - old[name] for name, count in batch.counts.items()},
-                drops=batch.drops[old["drops"] :],
-            )
-            for batch, old in _new_batches(self.whole_chunk, self._old)
-        )
-
-
-def _new_batches(chunk: Source, old: Counter[str]) -> Iterator[tuple[TextBatch, Counter[str]]]:
-    """The batches of a chunk that are not old as a whole, and what of each is old."""
-    for batch in chunk.batches():
-        if old["read"] and old["read"] >= batch.num_read:
-            old = old - _amounts(batch)
-            continue
-        yield batch, old
-        old = Counter()
-    if old["read"]:
-        raise SourceError(f"{chunk.name}: changed while it was read: wait for its writer")
-
-
-def _cut(files: Appended) -> tuple[list[Source], list[Source], int]:
-    """The chunks with old files, of which the last may have new ones too; those with new files; and
-    how many old texts are in the batch with the first new document."""
-    seen: list[Source] = []
-    new: list[Source] = []
-    num_shared = 0
-    for chunk in chunks_of(files.source):
-        locations = {file.place for file in files_of(chunk)}
-        if locations & files.old:
-            seen.append(chunk)
-        if locations <= files.old:
-            continue
-        if locations & files.old:
-            before = only_files(chunk, files.old)
-            assert before is not None, "a chunk with old files has some"
-            old = sum(map(_amounts, before.batches()), Counter[str]())
-            num_shared = next((left["texts"] for _, left in _new_batches(chunk, old)), 0)
-            fresh = only_files(chunk, locations - files.old)
-            chunk = NewDocuments(chunk, old, fresh.size_hint() if fresh is not None else None)
-        new.append(chunk)
-    return seen, new, num_shared
-
-
-def _known_origins(
-    old: Store, feed: Feed, chunks: Sequence[Source], num_whole: int, *, has_void: bool
-) -> list[list[int]] | None:
-    """The table rows of the chunks with old files; None if the store does not know them."""
-    found = read_origins(old.folder, old.manifest)
-    if found is None:
-        log.info("%s: does not know the origins of its documents, and will not", old.folder)
-        return None
-    marks = [mark_of(chunk) for chunk in chunks]
-    rows: list[list[int]] = found.table[found.table[:, GRAIN] < len(chunks)].tolist()
-    if any(row[MARK] != marks[row[GRAIN]] for row in rows if row[GRAIN] < num_whole):
-        log.info("%s: its input is cut differently with the new files: counting again", old.folder)
-        rows = _counted_rows(old, feed, chunks, _void_numbers(old) if has_void else ())
-    for row in rows:
-        row[MARK] = marks[row[GRAIN]]  # the last chunk ends elsewhere now
-    return rows
-
-
-def _void_numbers(old: Store) -> list[int]:
-    """Of the texts without a token among those that the source gave; see `void_drop`."""
-    ids = [drop.id for drop in dropped_rows(old) if drop.reason == NO_TOKENS]
-    return sorted(int(one.rpartition(" ")[2]) for one in ids)
-
-
-def _counted_rows(
-    old: Store, feed: Feed, chunks: Sequence[Source], void: Sequence[int]
-) -> list[list[int]]:
-    """The table rows of chunks that are read again; nothing of them is encoded."""
-    splits = old.manifest.splits
-    rows: list[list[int]] = []
-    given = lines = 0
-    for number, chunk in enumerate(chunks):
-        lines = lines if continues(chunk) else 0
-        left, firsts = given - bisect_left(void, given), {}
-        for split, _ in feed.fill:
-            firsts[split] = min(left, splits[split].documents)
-            left -= firsts[split]
-        rows.append([0, number, 0, lines, *(firsts[split] for split in sorted(splits))])
-        for batch in chunk.batches():
-            given += len(batch.texts)
-            lines += batch.num_rows
-    return rows

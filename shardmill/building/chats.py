@@ -2,35 +2,34 @@
 
 No mask is written without a proof. Nothing is cut, so a store serves every sequence length. Every
 conversation is kept whole or listed among the drops. Its split depends on the seed and its group
-(else its position in the source) and on nothing else, so a group is never divided.
+(else its messages) and on nothing else, so a group is never divided.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-import numpy.typing as npt
-
-from shardmill.building.journal import EncodedBatch
 from shardmill.building.plan import BuildSpec, Unit
-from shardmill.building.resources import open_resources
+from shardmill.building.resources import WorkerKeywords, open_resources
 from shardmill.building.run import BuildJob, BuildReport, RunKeywords, run_build
 from shardmill.building.scheduler import OnProgress
-from shardmill.building.worker import EncoderProvider, TokenRules
-from shardmill.building.workplace import target_of
+from shardmill.building.segments import EncodedBatch
+from shardmill.building.splits import HashSplit, hash_split
+from shardmill.building.worker import EncoderProvider, ReadBatch, TokenRules, read_batches
+from shardmill.building.workplace import workplace_at
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof.prove import Certificate, prove_mask
+from shardmill.chat.token_template import with_encoder
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError
-from shardmill.protocols import ConversationSource, Encoder, Tokenizer
-from shardmill.records import JSON, Conversation, ConversationBatch, Cursor
+from shardmill.protocols import ConversationSource, Tokenizer
+from shardmill.records import JSON
 from shardmill.sources import limited
 from shardmill.storage.files import describe_difference
 from shardmill.threads import read_ahead
@@ -40,63 +39,14 @@ log = logging.getLogger(__name__)
 MAX_EXAMPLE_TOKENS = 2**31 - 1
 """Of one conversation; more is a mistake in the input, and rows count in 32 bits elsewhere."""
 
-Bind = Callable[[Encoder], ChatTemplate]
-"""Puts a template over the encoder that a build chose."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRule:
-    """Train or val, by a hash. The number of a split is its position in `splits`."""
-
-    seed: int
-    val_fraction: float
-
-    def __post_init__(self) -> None:
-        share = self.val_fraction
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not is_number or not 0 <= share < 1:
-            raise OptionError(
-                "{val_fraction}: wanted the share of conversations that go to 'val', from 0 up to "
-                "but not including 1",
-                val_fraction=share,
-            )
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "val") if self.val_fraction else ("train",)
-
-    def words(self) -> str:
-        """For the manifest."""
-        if not self.val_fraction:
-            return "all to train"
-        return (
-            f"val when the hash of (seed, group, else position) is in the lowest "
-            f"{self.val_fraction:g} of its range, else train"
-        )
-
-    def assign(self, conversations: Iterable[Conversation], *, first: int) -> npt.NDArray[np.uint8]:
-        """The split of each; `first` is the number of conversations of the source before them."""
-        limit = int(self.val_fraction * 2**64)
-        if not limit:
-            return np.zeros(len(list(conversations)), np.uint8)
-        numbers = [
-            self._hash(position, conversation.group) < limit
-            for position, conversation in enumerate(conversations, start=first)
-        ]
-        return np.array(numbers, np.uint8)
-
-    def _hash(self, position: int, group: str | None) -> int:
-        key = ("position", position) if group is None else ("group", group)
-        digest = hashlib.sha256(repr((self.seed, "split", *key)).encode()).digest()
-        return int.from_bytes(digest[:8], "little")
-
-
-class ChatKeywords(RunKeywords, total=False):
+class ChatKeywords(RunKeywords, WorkerKeywords, total=False):
     """The rarer options of `build_chats`."""
 
     certificate: Certificate | None  # of the template and policy; None: the mask is proved first
-    bind: Bind | None  # puts the template over a faster encoder; None: no fast engine is used
+    any_encoder: bool  # whether the template may use a fast engine in place of its own encoder
     on_progress: OnProgress | None
+    test_fraction: float  # of a split "test", beside "val"; 0: none
 
 
 def build_chats(
@@ -115,13 +65,15 @@ def build_chats(
     For the other options see `ChatKeywords` and `RunKeywords`.
     """
     run: dict[str, Any] = {**options}
-    certificate, bind = run.pop("certificate", None), run.pop("bind", None)
-    if bind is None:
+    certificate, any_encoder = run.pop("certificate", None), run.pop("any_encoder", False)
+    test_fraction = run.pop("test_fraction", 0.0)
+    if not any_encoder:
         run["engine"] = "reference"
+    if spec.exact_shards:
+        raise OptionError("{exact_shards}: only for documents", exact_shards=True)
     policy = policy or TrainPolicy()
-    with open_resources(workers=1) as resources:
-        source = limited(source, resources.max_document(tokenizer))
-    rule = SplitRule(seed=spec.seed, val_fraction=val_fraction)
+    dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
+    rule = hash_split(spec.seed, val_fraction, test_fraction)
     rules = TokenRules.of(replace(spec, append_eot=False), tokenizer)
     proof = certificate or prove_mask(template, tokenizer, policy)
     _check_proof(proof, template, policy)
@@ -132,76 +84,86 @@ def build_chats(
         "train_on_eot": policy.train_on_eot,
         "val_fraction": float(val_fraction),
     }
+    if test_fraction:
+        facts["test_fraction"] = float(test_fraction)
     stored = replace(spec, append_eot=False, split_rule=spec.split_rule or rule.words())
-    job = BuildJob(
-        target=target_of(folder),
-        sources=[source],
-        splits=rule.splits,
-        encoder=ChatEncoder(
-            source=source,
-            rules=rules,
-            bind=bind or (lambda _encoder: template),
-            policy=policy,
-            split_rule=rule,
-        ),
-        tokenizer=tokenizer,
-        spec=stored,
-        plan={
-            "kind": "chats",
-            "source": source.describe(),
-            "chat": facts,
-            "spec": stored.to_json(dtype=rules.dtype),
-            "tokenizer": tokenizer.fingerprint,
-        },
-        options={"chat": facts},
-        produced_by={"mask_proof": proof.to_json()},
-        **run,
-    )
-    done = run_build(job, resources)
+    with open_resources(**dividing) as resources:
+        source = limited(source, resources.max_document(tokenizer))
+        job = BuildJob(
+            target=workplace_at(folder, run.pop("scratch", None)),
+            sources=[source],
+            splits=rule.splits,
+            encoder=ChatEncoder(
+                rules=rules,
+                template=template,
+                any_encoder=any_encoder,
+                policy=policy,
+                by_hash=rule,
+            ),
+            tokenizer=tokenizer,
+            spec=stored,
+            plan={
+                "kind": "chats",
+                "source": source.describe(),
+                "chat": facts,
+                "spec": stored.to_json(dtype=rules.dtype),
+                "tokenizer": tokenizer.fingerprint,
+            },
+            options={"chat": facts},
+            produced_by={"mask_proof": proof.to_json()},
+            **run,
+        )
+        done = run_build(job, resources)
     for split in rule.splits:
         if not done.manifest.splits[split].documents:
-            log.warning("%s: split %r got no conversation", done.folder, split)
+            log.warning("%s: split %r got no conversation", done.url or done.folder, split)
     return done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatEncoder:
-    """The `UnitEncoder` of conversations, which are one unit."""
+    """The `UnitEncoder` of conversations."""
 
-    source: ConversationSource
     rules: TokenRules
-    bind: Bind
+    template: ChatTemplate
+    any_encoder: bool
     policy: TrainPolicy
-    split_rule: SplitRule
+    by_hash: HashSplit
+
+    def first_texts(self, unit: Unit) -> list[str]:
+        with closing(read_batches([unit])) as batches:
+            return _contents(next(batches, None))
 
     def batches(
-        self,
-        unit: Unit,  # noqa: ARG002 - there is one
-        cursor: Cursor | None,
-        given: int,
-        provider: EncoderProvider,
+        self, units: Sequence[Unit], provider: EncoderProvider
     ) -> Generator[EncodedBatch, None, None]:
-        """Reading, rendering and the caller run at the same time, each in its own thread."""
-        with closing(read_ahead(self.source.batches(cursor))) as batches:
+        """With spare cores, reading, rendering and the caller run at the same time, each in its own
+        thread."""
+        spare, found, given = provider.has_spare_cores, read_batches(units), Counter[int]()
+        with closing(read_ahead(found) if spare else found) as batches:
             first = next(batches, None)
-            template = self.bind(provider.encoder(_contents(first)))
+            encoder, template = provider.encoder(_contents(first)), self.template
+            if self.any_encoder:
+                template = with_encoder(template, encoder)
             rest = chain([first], batches) if first is not None else iter(())
-            with closing(read_ahead(self._rendered(rest, template))) as rendered:
+            made = self._rendered(rest, template)
+            with closing(read_ahead(made) if spare else made) as rendered:
                 for batch, result in rendered:
-                    yield self._encoded(batch, result, given)
-                    given += len(batch.conversations)
+                    yield self._encoded(batch, result, given[batch.unit.number])
+                    given[batch.unit.number] += len(batch.read.conversations)
 
     def _rendered(
-        self, batches: Iterator[ConversationBatch], template: ChatTemplate
-    ) -> Iterator[tuple[ConversationBatch, Rendered]]:
+        self, batches: Iterator[ReadBatch], template: ChatTemplate
+    ) -> Generator[tuple[ReadBatch, Rendered], None, None]:
         for batch in batches:
-            given = len(batch.conversations)
-            if batch.num_read != given + len(batch.drops):
+            source, read = batch.unit.source, batch.read
+            given = len(read.conversations)
+            if read.num_read != given + len(read.drops):
                 raise SourceError(
-                    f"source {self.source.name!r} says it read {batch.num_read:,} conversations, "
-                    f"but gave {given:,} and dropped {len(batch.drops):,}: each is one or the other"
+                    f"source {source!r} says it read {read.num_read:,} conversations, but gave "
+                    f"{given:,} and dropped {len(read.drops):,}: each is one or the other"
                 )
-            result = template.render(batch.conversations, self.policy)
+            result = template.render(read.conversations, self.policy)
             found = len(result.examples.ids)
             if found + len(result.drops) != given or found != len(result.kept):
                 raise BuildError(
@@ -210,31 +172,31 @@ class ChatEncoder:
                 )
             yield batch, result
 
-    def _encoded(self, batch: ConversationBatch, result: Rendered, given: int) -> EncodedBatch:
+    def _encoded(self, batch: ReadBatch, result: Rendered, given: int) -> EncodedBatch:
+        unit, chunk, read = batch
         longest = int(result.examples.ids.lengths.max(initial=0))
         if longest > MAX_EXAMPLE_TOKENS:
             raise TokenRangeError(
-                f"source {self.source.name!r}: a conversation of {longest:,} tokens; one may have "
+                f"source {unit.source!r}: a conversation of {longest:,} tokens; one may have "
                 f"{MAX_EXAMPLE_TOKENS:,}: cut it in the input"
             )
-        ids = self.rules.fit(result.examples.ids, source=self.source.name, first=given)
-        splits = self.split_rule.assign(batch.conversations, first=given)
+        ids = self.rules.fit(result.examples.ids, source=unit.name, first=given)
         return EncodedBatch(
-            documents=ids,
-            drops=(*batch.drops, *result.drops),
-            examples=replace(result.examples, ids=ids),
-            splits=splits[result.kept],
-            num_read=batch.num_read,
-            num_given=len(batch.conversations),
+            unit=unit.number,
+            chunk=chunk,
+            read=read,
+            num_given=len(read.conversations),
             num_bytes=4 * len(ids.values),  # the bytes of records are not counted
-            counts=batch.counts,
-            cursor=batch.cursor,
+            documents=ids,
+            drops=(*read.drops, *result.drops),
+            examples=replace(result.examples, ids=ids),
+            splits=self.by_hash.of_conversations(read.conversations)[result.kept],
         )
 
 
-def _contents(batch: ConversationBatch | None) -> list[str]:
+def _contents(first: ReadBatch | None) -> list[str]:
     """Texts of the first conversations, to try an engine on."""
-    conversations = batch.conversations if batch is not None else ()
+    conversations = first.read.conversations if first is not None else ()
     contents = (
         message.get("content")
         for conversation in conversations

@@ -3,40 +3,44 @@
 `Feed` and `BuildSpec` hold everything that changes the bytes: equal ones over equal input give
 equal stores. How the work is done (engine, workers, resume) is passed as plain arguments.
 
-A chunk is a part of a source whose borders depend on the input alone. Batches never cross a chunk,
-so they are the same however the work is divided. A unit is a run of chunks that one worker reads;
-its borders are a matter of speed and never show in a store. Units from an earlier run keep their
-borders; their receipts count only for the same plan and unchanged input.
+A chunk is a part of a source of about 8 MiB. A unit is a run of chunks: what one receipt is about,
+the unit of work, of resuming and of deaths. Both are cut by the input alone, so that batches,
+shards and receipts are the same however the work is divided.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-import shutil
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeAlias
 
-from shardmill.building.journal import Receipt, UnitKey, read_receipts
-from shardmill.building.workplace import Workplace
+from shardmill.building.splits import Fill, HashSplit
 from shardmill.errors import OptionError, SourceError
-from shardmill.protocols import ConversationSource, CuttableSource, Source, Tokenizer
-from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.protocols import (
+    ConversationSource,
+    CuttableChats,
+    CuttableSource,
+    Source,
+    Tokenizer,
+)
+from shardmill.records import JSON, ConversationBatch, Cursor, TextBatch
 from shardmill.sources import stamp_of
+from shardmill.store.layout import ITEMSIZE
 
 CHUNK_BYTES = 8 * 2**20
 """Two batches. A ledger counts whole batches when a budget closes a feed, so this is a constant."""
-UNIT_BYTES = 64 * 2**20
-SINGLE_PROCESS_UNIT_BYTES = 2**30
-_JOURNAL = 3
-"""Version of the journal: raised when segments are written differently, so that older ones are
-not read."""
-
-
-Fill: TypeAlias = tuple[tuple[str, int | None], ...]
+MOST_UNIT_BYTES = 2**29
+"""Of input; a unit that is killed is made again, so it takes seconds with a fast engine."""
+_UNITS_OF_A_SIZE = 16
+_BYTES_OF_A_TOKEN = 4
+_MOST_BATCHES = 8
+"""In a unit of a source that cannot be cut: it is held in memory until a worker has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class Feed:
     fill: Fill
     # (split, most tokens); None: no limit, so only the last one can have it. A document that
     # reaches a limit is cut there; its rest is counted as over budget and goes nowhere.
+    by_hash: HashSplit | None = None  # chooses among the splits of `fill`, which have no limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,13 @@ class BuildSpec:
     dtype: str | None = None  # "uint16" or "uint32"; None: by vocabulary
     append_eot: bool = False  # the tokenizer's "eot" after each document
     options: Mapping[str, JSON] = field(default_factory=dict)
+    exact_shards: bool = False  # all but the last of a split have `shard_bytes`; costs a copy
 
     def to_json(self, *, dtype: str) -> dict[str, JSON]:
         """As a part of a plan, with the dtype that was chosen."""
-        return {**asdict(self), "dtype": dtype, "options": dict(self.options)}
+        facts = {**asdict(self), "dtype": dtype, "options": dict(self.options)}
+        del facts["exact_shards"]  # where shards end changes no token, and older plans lack it
+        return facts
 
 
 RECORDED = (
@@ -84,6 +92,9 @@ def check_feeds(feeds: Sequence[Feed]) -> tuple[str, ...]:
     for feed in feeds:
         if not feed.fill:
             raise OptionError(f"source {feed.source.name!r} fills no split")
+        if feed.by_hash is not None:
+            assert feed.fill == tuple((split, None) for split in feed.by_hash.splits)
+            continue
         for position, (split, limit) in enumerate(feed.fill):
             if not split.isidentifier():
                 raise OptionError(f"split {split!r}: wanted a name such as 'train'")
@@ -104,7 +115,11 @@ def plan_json(
     """Everything that determines the bytes: what a resume must find unchanged."""
     return {
         "feeds": [
-            {"source": feed.source.describe(), "fill": [list(part) for part in feed.fill]}
+            {
+                "source": feed.source.describe(),
+                "fill": [list(part) for part in feed.fill],
+                **({} if feed.by_hash is None else {"by_hash": feed.by_hash.words()}),
+            }
             for feed in feeds
         ],
         "spec": spec.to_json(dtype=dtype),
@@ -116,15 +131,19 @@ def plan_sha256(plan: dict[str, JSON]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
+AnySource: TypeAlias = Source | ConversationSource
+AnyBatch: TypeAlias = TextBatch | ConversationBatch
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedChunks:
     """The chunks of one feed."""
 
-    source: Source | ConversationSource
-    chunks: Sequence[Source | ConversationSource]
+    source: AnySource
+    chunks: Sequence[Any]  # of AnySource; of a source that cannot be cut: itself
     sizes: Sequence[int]  # approximate bytes of each chunk; 0 when unknown
-    is_portable: bool  # whether other processes can read the chunks
-    fill: Fill  # as in `Feed`; conversations choose among these splits
+    is_cut: bool  # whether other processes can read the chunks
+    fill: Fill  # as in `Feed`
 
     @property
     def max_tokens(self) -> int | None:
@@ -137,11 +156,25 @@ class FeedChunks:
 class Unit:
     """A run of chunks of one feed."""
 
-    key: UnitKey
-    chunks: tuple[Any, ...]  # of Source, or the one ConversationSource
+    feed: int
+    number: int  # in its feed
+    plan: str  # sha256 of everything that determines the bytes
+    inputs: str  # sha256 over names and times of its files
     source: str  # name of the whole source
-    is_portable: bool
-    max_tokens: int | None  # of its feed
+    first_chunk: int
+    chunks: tuple[Any, ...]  # of AnySource
+    num_bytes: int  # of input, about; 0 when unknown
+    cursor: Cursor | None = None  # of a source that cannot be cut: where it continues after this
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.feed, self.number
+
+    @property
+    def mark(self) -> str:
+        """Identifies its chunks among those of the same input, on every machine; "" if these are
+        not cut. Workers ask for it, so the coordinator need not."""
+        return unit_mark(self.chunks) if self.inputs else ""
 
     @property
     def name(self) -> str:
@@ -150,14 +183,29 @@ class Unit:
         return first if first == last else f"{first} ... {last}"
 
 
-def chunks_of(source: Source) -> Sequence[Source]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadChunk:
+    """Batches of a source that cannot be cut, as a chunk for a worker."""
+
+    name: str
+    held: tuple[AnyBatch, ...]
+
+    def stamp(self) -> JSON:
+        return None
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[AnyBatch]:
+        assert cursor is None, "units are read from their start"
+        yield from self.held
+
+
+def chunks_of(source: AnySource) -> Sequence[Any]:
     """The chunks of a source, in order; a source that cannot be cut is one chunk."""
-    if not isinstance(source, CuttableSource):
+    if not isinstance(source, CuttableSource | CuttableChats):
         return (source,)
     return source.cut(CHUNK_BYTES) or (source,)
 
 
-def chunk_sizes(chunks: Sequence[Source]) -> list[int]:
+def chunk_sizes(chunks: Sequence[AnySource]) -> list[int]:
     """Approximate bytes of each chunk, from the sizes of its files: asking a chunk may read a
     footer, and there are very many chunks."""
     files: list[Sequence[Any]] = [getattr(chunk, "files", ()) for chunk in chunks]
@@ -170,58 +218,102 @@ def chunk_sizes(chunks: Sequence[Source]) -> list[int]:
     ]
 
 
-def cut_feed(feed: Feed) -> FeedChunks:
-    return feed_of_chunks(feed.source, chunks_of(feed.source), feed.fill)
-
-
-def feed_of_chunks(source: Source, chunks: Sequence[Source], fill: Fill) -> FeedChunks:
-    return FeedChunks(
-        source=source,
-        chunks=chunks,
-        sizes=chunk_sizes(chunks),
-        is_portable=isinstance(source, CuttableSource),
-        fill=fill,
-    )
-
-
-def read_chunks(
-    chunks: Sequence[Source], cursor: Cursor | None
-) -> Generator[TextBatch, None, None]:
-    """The batches of the chunks, from the start or after a cursor of an earlier batch.
-
-    Their cursors hold the number of the chunk ("grain"), the cursor in it, and the rows of its file
-    so far. Their drops count rows from their own first.
-    """
-    position: Any = cursor or {"grain": 0, "cursor": None, "rows": 0}
-    inner, rows = position["cursor"], position["rows"]
-    for number in range(position["grain"], len(chunks)):
-        for batch in chunks[number].batches(inner):
-            drops = tuple(
-                drop if drop.row is None else replace(drop, row=drop.row - rows)
-                for drop in batch.drops
-            )
-            rows += batch.num_rows
-            after: Cursor = {"grain": number, "cursor": batch.cursor, "rows": rows}
-            yield replace(batch, drops=drops, cursor=after)
-        inner, rows = None, 0
-
-
-def make_unit(feed: FeedChunks, number: int, start: int, stop: int, *, plan: str) -> Unit:
-    """Chunks `start..stop` of feed `number`."""
-    chunks = tuple(feed.chunks[start:stop])
-    return Unit(
-        key=UnitKey(feed=number, start=start, stop=stop, plan=plan, inputs=inputs_of(chunks)),
-        chunks=chunks,
-        source=feed.source.name,
-        is_portable=feed.is_portable,
-        max_tokens=feed.max_tokens,
-    )
-
-
-def inputs_of(chunks: Sequence[Source | ConversationSource]) -> str:
-    """A hash over the files of some chunks as they are on this machine now."""
+def cut_source(source: AnySource, fill: Fill) -> FeedChunks:
+    was_enabled = gc.isenabled()
+    gc.disable()  # none of very many chunks is garbage; looking at all of them again is 40 % here
     try:
-        stamps = [(chunk.name, stamp_of(chunk)) for chunk in chunks]
+        chunks = chunks_of(source)
+        sizes = chunk_sizes(chunks)
+    finally:
+        if was_enabled:
+            gc.enable()
+    # A piece with no files at all is a stream of the hub: this process reads it.
+    is_cut = isinstance(source, CuttableSource | CuttableChats) and all(
+        getattr(chunk, "files", None) != () for chunk in chunks
+    )
+    return FeedChunks(source=source, chunks=chunks, sizes=sizes, is_cut=is_cut, fill=fill)
+
+
+def unit_ranges(sizes: Sequence[int], shard_bytes: int, dtype: str) -> Iterator[tuple[int, int]]:
+    """Half-open runs of chunks: the units of a feed.
+
+    The first 16 have 8 MiB, the next 16 twice that, and so on up to what fills a shard: small input
+    is work for many cores, and large input makes few small shards. New files at the end change the
+    last unit only.
+    """
+    most = max(_BYTES_OF_A_TOKEN * shard_bytes // ITEMSIZE[dtype], CHUNK_BYTES)
+    start = number = 0
+    while start < len(sizes):
+        size = min(CHUNK_BYTES << min(number // _UNITS_OF_A_SIZE, 32), most, MOST_UNIT_BYTES)
+        stop, total = start + 1, sizes[start]
+        while stop < len(sizes) and total + sizes[stop] <= size:
+            total += sizes[stop]
+            stop += 1
+        yield start, stop
+        start, number = stop, number + 1
+
+
+def cut_units(
+    feed: FeedChunks, number: int, *, plan: str, shard_bytes: int, dtype: str, first: int = 0
+) -> Iterator[Unit]:
+    """The units of feed `number`, whose source can be cut, from unit `first` on. A unit is made
+    when it is asked for: workers begin at once, and only units at work are in memory."""
+    ranges = enumerate(unit_ranges(feed.sizes, shard_bytes, dtype))
+    for place, (start, stop) in islice(ranges, first, None):
+        chunks = tuple(feed.chunks[start:stop])
+        yield Unit(
+            feed=number,
+            number=place,
+            plan=plan,
+            inputs=inputs_of(chunks),
+            source=feed.source.name,
+            first_chunk=start,
+            chunks=chunks,
+            num_bytes=sum(feed.sizes[start:stop]),
+        )
+
+
+def read_units(
+    feed: FeedChunks, number: int, *, plan: str, first: int, cursor: Cursor | None
+) -> Iterator[Unit]:
+    """The units of feed `number`, whose source cannot be cut, from unit `first` on, which begins
+    at `cursor`. Reads the source; a unit holds what was read."""
+    source = feed.source
+    batches = iter(source.batches(cursor))
+    while held := _take(batches, min(2 << min(first // _UNITS_OF_A_SIZE, 16), _MOST_BATCHES)):
+        yield Unit(
+            feed=number,
+            number=first,
+            plan=plan,
+            inputs="",
+            source=source.name,
+            first_chunk=0,
+            chunks=(ReadChunk(name=source.name, held=held),),
+            num_bytes=sum(batch.texts.nbytes for batch in held if isinstance(batch, TextBatch)),
+            cursor=held[-1].cursor,
+        )
+        first += 1
+
+
+def _take(batches: Iterator[Any], most: int) -> tuple[AnyBatch, ...]:
+    held: list[AnyBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if len(held) == most:
+            break
+    return tuple(held)
+
+
+def inputs_of(chunks: Sequence[AnySource]) -> str:
+    """A hash over the files of some chunks as they are on this machine now."""
+    known: dict[tuple[int, ...], JSON] = {}  # neighbours are ranges of one file: it is asked once
+    stamps: list[tuple[str, JSON]] = []
+    try:
+        for chunk in chunks:
+            files = tuple(map(id, getattr(chunk, "files", (chunk,))))
+            if files not in known:
+                known[files] = stamp_of(chunk)
+            stamps.append((chunk.name, known[files]))
     except OSError as error:
         raise SourceError(
             f"{error.filename}: {error.strerror}; a file must not be removed while a store is "
@@ -230,83 +322,20 @@ def inputs_of(chunks: Sequence[Source | ConversationSource]) -> str:
     return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
 
 
-def unit_ranges(
-    sizes: Sequence[int], unit_bytes: int, begun: Mapping[int, int]
-) -> Iterator[tuple[int, int]]:
-    """Half-open runs of chunks of about `unit_bytes`.
-
-    `begun` maps start to stop of runs from an earlier call: these are kept, and the rest is cut
-    around them.
-    """
-    start = 0
-    while start < len(sizes):
-        stop, total = start + 1, sizes[start]
-        if start in begun:
-            stop = begun[start]
-        else:
-            while stop < len(sizes) and stop not in begun and total + sizes[stop] <= unit_bytes:
-                total += sizes[stop]
-                stop += 1
-        yield start, stop
-        start = stop
+def mark_of(chunk: AnySource) -> int:
+    """A number that identifies this chunk among those of the same input, on every machine."""
+    files: Any = getattr(chunk, "files", ())
+    if isinstance(files, tuple) and files:
+        # JSON, written out here since there are 128 chunks in a gigabyte.
+        first, last, part = (files[0].name, files[-1].name, getattr(chunk, "part", ""))
+        named = f"[[{quoted(first)}, {quoted(last)}], {len(files)}, {quoted(part)}]"
+    else:
+        named = quoted(chunk.name)
+    # 60 bits, so that a mark fits an int64
+    return int.from_bytes(hashlib.sha256(named.encode()).digest()[:8], "big") >> 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkPlan:
-    """All units of a build, and what is done already."""
-
-    units: tuple[tuple[Unit, ...], ...]  # of each feed, in order
-    done: dict[str, list[Receipt]]  # receipts from the journal, by the folder of the unit
-
-    def is_finished(self, unit: Unit) -> bool:
-        receipts = self.done.get(unit.key.folder)
-        return bool(receipts and receipts[-1].last)
-
-
-def plan_work(
-    work: Workplace, feeds: Sequence[FeedChunks], *, stamps: list[JSON], unit_bytes: int
-) -> WorkPlan:
-    """The units of a build. What is in the journal and does not belong there is removed.
-
-    `stamps` identify the input as it is on this machine.
-    """
-    # What every receipt of this build must have been made for.
-    versions = {"grain_bytes": CHUNK_BYTES, "journal": _JOURNAL}
-    plan = plan_sha256({"plan": work.plan, "stamps": stamps, **versions})
-    done: dict[str, list[Receipt]] = {}
-    begun: list[dict[int, int]] = [{} for _ in feeds]  # start -> stop of units from the journal
-    for path in sorted(work.segments.iterdir()):  # in the order of starts
-        receipts = _usable_receipts(path, feeds, plan)
-        if receipts:
-            first = receipts[0]
-            known = begun[first.feed]
-            if not any(start <= first.start < stop for start, stop in known.items()):
-                known[first.start] = first.stop
-                done[path.name] = receipts
-                continue
-        shutil.rmtree(path)
-    units = tuple(
-        tuple(
-            make_unit(feed, number, start, stop, plan=plan)
-            for start, stop in unit_ranges(feed.sizes, unit_bytes, begun[number])
-        )
-        for number, feed in enumerate(feeds)
-    )
-    for mine, feed in zip(units, feeds, strict=True):
-        edges = [0, *(unit.key.stop for unit in mine)]
-        assert [unit.key.start for unit in mine] == edges[:-1], "units follow one another"
-        assert edges[-1] == len(feed.chunks), "units cover every chunk once"
-    return WorkPlan(units=units, done=done)
-
-
-def _usable_receipts(path: Path, feeds: Sequence[FeedChunks], plan: str) -> list[Receipt]:
-    """The receipts of a unit's folder, if they are of this plan and this input."""
-    receipts = read_receipts(path)
-    if not receipts:
-        return []
-    key = receipts[0].key
-    known = 0 <= key.feed < len(feeds) and 0 <= key.start < key.stop
-    if not known or key.stop > len(feeds[key.feed].chunks) or key.plan != plan:
-        return []
-    unit = make_unit(feeds[key.feed], key.feed, key.start, key.stop, plan=plan)
-    return receipts if unit.key == key and path.name == key.folder else []
+def unit_mark(chunks: Sequence[AnySource]) -> str:
+    """Identifies a unit among those of the same input: equal if its chunks are."""
+    marks = json.dumps([mark_of(chunk) for chunk in chunks])
+    return hashlib.sha256(marks.encode()).hexdigest()[:16]

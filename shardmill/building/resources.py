@@ -8,42 +8,36 @@ source; what cannot be known stays None and never leads to a refusal.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
 from shardmill.building import plan
-from shardmill.building.plan import (
-    SINGLE_PROCESS_UNIT_BYTES,
-    UNIT_BYTES,
-    BuildSpec,
-    Feed,
-    FeedChunks,
-    check_feeds,
-    cut_feed,
-    read_chunks,
-    unit_ranges,
-)
+from shardmill.building.plan import Feed, FeedChunks
 from shardmill.building.worker import TokenRules
-from shardmill.building.workplace import target_of
 from shardmill.errors import BuildError, OptionError
 from shardmill.machine import available_memory, num_cores
-from shardmill.protocols import Source, Tokenizer
-from shardmill.records import Cursor
+from shardmill.protocols import Tokenizer
+from shardmill.records import Cursor, TextBatch
 from shardmill.sources import limited
 from shardmill.tokenizers import thread_limits
 from shardmill.tokenizers.base import EngineSource
 
 if TYPE_CHECKING:
-    from shardmill.building.ray import RayCluster
+    from shardmill.building.engines.ray import RayCluster
 
 RunOn: TypeAlias = Literal["local", "ray"]
 
 MIB = 2**20
+TASK_BYTES = 64 * MIB
+"""Of input for a worker at a time."""
+WORTH_A_WORKER = 128 * MIB
+"""Of input for each worker that nobody asked for."""
 PROCESS_BYTES = 512 * MIB
 """Of one process: libraries, a tokenizer, the batches that are read, encoded and written ahead."""
 DOCUMENT_BYTES = {"tokenizers": 256, "sentencepiece": 80}
@@ -58,9 +52,9 @@ _UNKNOWN_MEMORY = 8 * 2**30
 _UNKNOWN_SHARE = 2 * 2**30
 """Bytes assumed for a worker on machines that are not there yet."""
 SAMPLE_BYTES = 2**16
-_MAX_EXPANSION = 40
-"""Bytes on disk that a byte of uncompressed input never exceeds: a token of four bytes and its
-length, twice."""
+_MAX_EXPANSION = 20
+"""Bytes on disk that a byte of uncompressed input never exceeds: a token of four bytes, and its
+length in the receipt and in the index."""
 _COMPRESSED = (".gz", ".zst", ".parquet")
 _ALLOCATION = {
     # Arrow's own allocators reserve a gigabyte at once, used or not, and a limit counts that.
@@ -91,6 +85,16 @@ class Resources:
     limit_bytes: int  # of memory for one process
     is_limited: bool  # whether the user named the memory, so that the kernel keeps workers to it
     cluster: RayCluster | None = None  # where workers run; None: on this machine
+
+    def workers_for(self, num_bytes: int) -> int:
+        """Processes that encode so much input; 1: only this one, unless they run on Ray.
+
+        Unasked, workers are started when each gets enough to be worth the second that its start
+        takes.
+        """
+        if self.is_asked or self.cluster is not None:
+            return self.workers
+        return max(1, min(self.workers, num_bytes // WORTH_A_WORKER))
 
     @property
     def total_bytes(self) -> int:
@@ -148,12 +152,10 @@ def open_resources(
         else:
             found = available_memory()
             total = _UNKNOWN_MEMORY if found is None else found
-        # A single process needs no small units; what it began stays one unit when others join.
-        usual = SINGLE_PROCESS_UNIT_BYTES if wanted == 1 and cluster is None else UNIT_BYTES
         yield Resources(
             workers=fitting,
             is_asked=workers is not None,
-            unit_bytes=unit_bytes or usual,
+            unit_bytes=unit_bytes or TASK_BYTES,
             limit_bytes=max(total // _num_processes(fitting), PROCESS_BYTES + MIB),
             is_limited=memory is not None,
             cluster=cluster,
@@ -166,7 +168,7 @@ def cores_of(cluster: RayCluster | None) -> int:
 
 
 def _open_cluster(workers: int | None, address: str | None) -> RayCluster:
-    from shardmill.building.ray import RayCluster
+    from shardmill.building.engines.ray import RayCluster
 
     cluster = RayCluster(address, workers=workers or num_cores())
     if workers is None and not cluster.num_cpus:
@@ -203,109 +205,78 @@ def out_of_memory(where: str) -> BuildError:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """The beginning of a source, as it was read."""
+
+    batches: tuple[TextBatch, ...]  # the first ones, of about a chunk of text
+    input_bytes: int  # that gave the texts counted here
+    text_bytes: int
+    documents: int
+    read_seconds: float  # of CPU
+
+
+def read_sample(feed: FeedChunks) -> Sample:
+    """The first chunk of a feed; its beginning, when it is compressed and larger than its size."""
+    chunk, held = feed.chunks[0], []
+    text_bytes = documents = 0
+    bytes_before: Callable[[Cursor], int] | None = getattr(chunk, "bytes_before", None)
+    size = chunk.size_hint() or feed.sizes[0]
+    started = time.process_time()
+    for batch in chunk.batches():
+        if text_bytes < plan.CHUNK_BYTES:
+            held.append(batch)
+        text_bytes += batch.texts.nbytes
+        documents += len(batch.texts)
+        if text_bytes >= plan.CHUNK_BYTES and bytes_before is not None:
+            size = bytes_before(batch.cursor)
+            break
+    return Sample(
+        batches=tuple(held),
+        input_bytes=max(size, 1),
+        text_bytes=text_bytes,
+        documents=documents,
+        read_seconds=time.process_time() - started,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedEstimate:
-    """What one feed will take."""
+    """What one feed will give; None: unknown."""
 
     source: str
-    num_bytes: int | None  # of input; None when unknown
-    num_units: int
-    num_tokens: int | None  # about; None when unknown
-    disk_bytes: int | None  # at the peak: segments and store together
+    num_bytes: int | None  # of input
+    num_tokens: int | None  # about
+    disk_bytes: int | None  # at the peak: the store, and its receipts
 
 
 def estimate_feed(
-    feed: FeedChunks, tokenizer: Tokenizer, rules: TokenRules, *, num_units: int = 0
+    feed: FeedChunks, tokenizer: Tokenizer, rules: TokenRules, sample: Sample | None = None
 ) -> FeedEstimate:
+    """From a sample of the feed, which is read if none is given."""
     size, max_tokens = feed.source.size_hint(), feed.max_tokens
     tokens: int | None = max_tokens
     disk: int | None = None
-    if size is not None and feed.is_portable:
-        tokens_per_byte, documents_per_byte = _density(feed, tokenizer)
-        tokens, documents = int(size * tokens_per_byte), int(size * documents_per_byte)
+    if size is not None and feed.is_cut:
+        sample = sample or read_sample(feed)
+        scale = size / sample.input_bytes
+        tokens = int(scale * sample.text_bytes * _tokens_per_byte(sample, tokenizer))
+        documents = int(scale * sample.documents)
         tokens += documents if rules.end_id is not None else 0
         if max_tokens is not None and tokens > max_tokens:
             tokens, documents = max_tokens, documents * max_tokens // tokens
-        disk = 2 * (tokens * np.dtype(rules.dtype).itemsize + documents * 8)
-    return FeedEstimate(
-        source=feed.source.name,
-        num_bytes=size,
-        num_units=num_units,
-        num_tokens=tokens,
-        disk_bytes=disk,
-    )
+        disk = tokens * np.dtype(rules.dtype).itemsize + 2 * documents * 8
+    return FeedEstimate(source=feed.source.name, num_bytes=size, num_tokens=tokens, disk_bytes=disk)
 
 
-def _density(feed: FeedChunks, tokenizer: Tokenizer) -> tuple[float, float]:
-    """Tokens and documents per byte of input, measured on the first chunk; on its beginning, when
-    it is compressed and larger than its size."""
-    num_bytes = documents = encoded = tokens = 0
-    chunk = cast(Source, feed.chunks[0])
-    bytes_before: Callable[[Cursor], int] | None = getattr(chunk, "bytes_before", None)
-    size = chunk.size_hint() or feed.sizes[0]
-    with closing(read_chunks([chunk], None)) as batches:
-        for batch in batches:
-            texts = batch.texts
-            num_bytes += texts.nbytes
-            documents += len(texts)
-            if not encoded and len(texts):
-                some = texts[: max(1, SAMPLE_BYTES * len(texts) // max(texts.nbytes, 1))]
-                encoded = some.nbytes
-                tokens = len(tokenizer.encode_batch(some).values)
-            if num_bytes >= plan.CHUNK_BYTES and bytes_before is not None:
-                size = bytes_before(cast(Cursor, batch.cursor["cursor"]))
-                break
-    size = max(size, 1)
-    return num_bytes / size * tokens / max(encoded, 1), documents / size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlan:
-    """What a build would take."""
-
-    feeds: tuple[FeedEstimate, ...]
-    workers: int  # processes at most; 1: no other process
-    memory_bytes: int  # of all processes together, when no document is large
-    most_document: int  # bytes of text: a larger document is refused
-    free_bytes: int  # on the disk of the store, now
-
-    @property
-    def disk_bytes(self) -> int | None:
-        """Needed at the peak; None when the size of a source is unknown."""
-        known = [feed.disk_bytes for feed in self.feeds if feed.disk_bytes is not None]
-        return sum(known) if len(known) == len(self.feeds) else None
-
-
-def plan_store(
-    feeds: Sequence[Feed],
-    folder: str | Path,
-    *,
-    tokenizer: Tokenizer,
-    spec: BuildSpec,
-    **workers: Unpack[WorkerKeywords],
-) -> BuildPlan:
-    """What `build_store` would take with these arguments. Nothing is written: a chunk of each
-    source is read, and some kilobytes of it are encoded. Ray is asked only if its address is given.
-    """
-    check_feeds(feeds)
-    rules = TokenRules.of(spec, tokenizer)
-    workers["run_on"] = "local" if workers.get("ray_address") is None else "ray"
-    with open_resources(**workers) as resources:
-        max_document = resources.max_document(tokenizer)
-    estimates = []
-    for feed in limited_feeds(feeds, max_document):
-        chunks = cut_feed(feed)
-        num_units = sum(1 for _ in unit_ranges(chunks.sizes, resources.unit_bytes, {}))
-        estimates.append(estimate_feed(chunks, tokenizer, rules, num_units=num_units))
-    target = target_of(folder)
-    existing = next(path for path in (target, *target.parents) if path.is_dir())
-    return BuildPlan(
-        feeds=tuple(estimates),
-        workers=resources.workers,
-        memory_bytes=resources.total_bytes,
-        most_document=max_document,
-        free_bytes=shutil.disk_usage(existing).free,
-    )
+def _tokens_per_byte(sample: Sample, tokenizer: Tokenizer) -> float:
+    """Of text: of some kilobytes of it."""
+    texts = next((batch.texts for batch in sample.batches if len(batch.texts)), None)
+    if texts is None:
+        return 0.0
+    some = texts[: max(1, SAMPLE_BYTES * len(texts) // max(texts.nbytes, 1))]
+    num_bytes: int = max(some.nbytes, 1)
+    return len(tokenizer.encode_batch(some).values) / num_bytes
 
 
 def limited_feeds(feeds: Sequence[Feed], max_document: int) -> list[Feed]:
@@ -320,14 +291,14 @@ def check_space(
     if is_surely_enough(folder, feeds):
         return
     estimates = [estimate_feed(feed, tokenizer, rules) for feed in feeds]
-    used = sum(path.stat().st_size for path in (folder / "segments").rglob("*"))
+    used = sum(path.stat().st_size for path in folder.glob("run-*/*/**/*"))
     needed = sum(estimate.disk_bytes or 0 for estimate in estimates) - used
     free = shutil.disk_usage(folder).free
     if needed > free:
         read = sum(estimate.num_bytes or 0 for estimate in estimates)
         raise BuildError(
-            f"{folder}: {_mb(free)} are free, but this build takes about {_mb(needed)} there until "
-            f"it is finished, half of it for the store ({_mb(read)} of input, {len(estimates)} "
+            f"{folder}: {_mb(free)} are free, but this build takes about {_mb(needed)} there "
+            f"({_mb(read)} of input, {len(estimates)} "
             f"source{'s' if len(estimates) > 1 else ''}): free some space, build on another disk, "
             "or limit the tokens"
         )

@@ -1,234 +1,304 @@
 """Who works on what, in what order, and how far a build is.
 
-Every unit reaches the store in the order of the plan: from the journal, from a worker, or made in
-this process, the coordinator. A segment is read only if its hashes are right; a damaged one is made
-again. An error appears as it would in one process: the first in the order of the plan. Nothing here
-changes the bytes of a store. What cannot travel to another process is done in the coordinator, or
-refused when the user asked for workers.
+Units are handed out in order, several to a task. The split of a document may depend on those before
+it (budgets of tokens), so a unit is made for a state of its splits: known when everything before it
+is settled, else guessed. Receipts are settled in the order of the plan; a unit that was made for
+another state is made again. An error appears as it would in one process: the first in the order of
+the plan. Nothing here changes the bytes of a store. What cannot travel to another process is done
+in this one, the coordinator, or refused when the user asked for workers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from pickle import PicklingError
 from typing import TypeAlias
 
-from shardmill.building.assembly import Assembly
-from shardmill.building.engines import Engine, LocalEngine, Task, TaskReport, pack
-from shardmill.building.journal import (
-    DamagedSegmentError,
-    EncodedBatch,
-    Receipt,
-    Segment,
-    UnitKey,
-    keep_receipts,
-    keep_segment,
-    load_segment,
-)
-from shardmill.building.plan import FeedChunks, Unit, WorkPlan, read_chunks
+from shardmill.building.engines.engine import Engine, TaskReport, pack
+from shardmill.building.engines.local import LocalEngine
+from shardmill.building.plan import FeedChunks, Unit
 from shardmill.building.resources import Resources, cores_of, out_of_memory, worker_environ
-from shardmill.building.worker import EncoderChoice, UnitEncoder, UnitTask, WorkerTools
-from shardmill.errors import BuildError, EngineMismatchError, OptionError
+from shardmill.building.segments import EncodedBatch, Output, Receipt
+from shardmill.building.splits import FillState, open_state, state_after
+from shardmill.building.worker import (
+    EncoderChoice,
+    UnitEncoder,
+    UnitTask,
+    WorkerTools,
+)
+from shardmill.building.workplace import NotSharedError
+from shardmill.errors import EngineMismatchError, OptionError
 from shardmill.machine import num_cores, usage_of_this_process
 from shardmill.protocols import Closing
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
-    """Brings every unit of a plan into the store, in order."""
-
-    plan: WorkPlan
-    pool: WorkerPool
-    encoder: UnitEncoder
-    assembly: Assembly
-    progress: Sequence[FeedProgress]  # of each feed
-    journal: Path
-
-    def run(self) -> None:
-        for receipts in self.plan.done.values():
-            for receipt in receipts:
-                self.progress[receipt.feed].count(receipt.key, receipt)
-        for units in _groups(self.plan.units):
-            tasks = [
-                self._task(unit)
-                for unit in units
-                if unit.is_portable and not self.plan.is_finished(unit) and unit.max_tokens != 0
-            ]
-            with self.pool.run(tasks, self._count_receipt) as run:
-                for unit in units:
-                    self._finish_unit(unit, run)
-
-    def _task(self, unit: Unit) -> UnitTask:
-        return UnitTask(unit=unit, folder=self.journal / unit.key.folder, encoder=self.encoder)
-
-    def _count_receipt(self, receipt: Receipt) -> None:
-        """Of a worker, which first repeats those of earlier runs."""
-        if receipt.number >= len(self.plan.done.get(receipt.key.folder, ())):
-            self.progress[receipt.feed].count(receipt.key, receipt)
-            self.progress[receipt.feed].show()
-
-    def _finish_unit(self, unit: Unit, run: UnitRun) -> None:
-        if self.assembly.is_full(unit.key.feed):
-            return
-        done = self._add_segments(unit, run)
-        if not self.assembly.is_full(unit.key.feed) and not (done and done[-1].last):
-            self._make_here(unit, done)
-
-    def _add_segments(self, unit: Unit, run: UnitRun) -> list[Receipt]:
-        """Add what is sealed, waiting for a worker; the receipts whose segments were added."""
-        folder, feed = self.journal / unit.key.folder, unit.key.feed
-        in_worker = run.has(unit)
-        found = run.receipts(unit) if in_worker else iter(self.plan.done.get(folder.name, []))
-        done: list[Receipt] = []
-        try:
-            for receipt in found:
-                for batch in load_segment(folder, receipt, self.encoder.rules.dtype):
-                    self.assembly.add(feed, batch, start=receipt.start)
-                    if self.assembly.is_full(feed):
-                        return [*done, receipt]
-                done.append(receipt)
-        except UnitFailedError as failed:
-            log.info("%s: failed in a worker, trying it here: %s", unit.name, failed)
-        except DamagedSegmentError as damage:
-            log.warning("%s; it is made again", damage)
-            if in_worker:
-                run.wait_for(unit)
-            keep_receipts(folder, done)
-        return done
-
-    def _make_here(self, unit: Unit, done: Sequence[Receipt]) -> None:
-        """Make the rest of a unit in this process: batches go to journal and store at once."""
-        feed, progress = unit.key.feed, self.progress[unit.key.feed]
-
-        def add(batch: EncodedBatch) -> bool:
-            self.assembly.add(feed, batch, start=unit.key.start)
-            progress.count(unit.key, batch)
-            progress.show()
-            return self.assembly.is_full(feed)
-
-        def sealed(segment: Segment) -> None:
-            progress.finish_unit(segment.receipt)
-            progress.show()
-
-        try:
-            task = replace(self._task(unit), done=tuple(done))
-            task.run(self.pool.choice, sealed, add=add, given=self.assembly.given(feed))
-        except MemoryError as error:
-            raise out_of_memory(unit.name) from error
+_TOKENS_PER_BYTE = 0.25
+"""Of input, until some of it is encoded."""
+_HELD_PER_WORKER = 2
+"""Units that were read here: at work, or made before one ahead of them."""
+_TASKS_PER_WORKER = 4
+"""At least, so that all end at about the same time."""
 
 
-def _groups(units: Sequence[Sequence[Unit]]) -> Iterator[list[Unit]]:
-    """Units that may be at work together. A feed that can become full, or that only this process
-    can read, is a group by itself."""
-    group: list[Unit] = []
-    for mine in units:
-        if all(unit.max_tokens is None and unit.is_portable for unit in mine):
-            group += mine
-        else:
-            yield group
-            yield list(mine)
-            group = []
-    yield group
+class FeedWork(Closing):
+    """The units of one feed: which are made, at work, settled."""
 
+    def __init__(self, feed: FeedChunks) -> None:
+        self.feed = feed
+        self.num_bytes = sum(feed.sizes) if feed.is_cut else 0
+        self.states: list[FillState] = [open_state(feed.fill)]  # before and after settled units
+        self._units: dict[int, Unit] = {}  # read, not settled
+        self._source: Iterator[Unit] = iter(())
+        self._num_read = 0
+        self._starts: dict[int, int] = {}  # input bytes before each unit, of those not settled
+        self._bytes_read = 0
+        self._made: dict[int, Receipt] = {}  # not settled
+        self._at_work: set[int] = set()
+        self._next = 0  # every unit before it is made, at work or settled
+        self._num_bytes = self._num_tokens = 0  # of input, and what it gave, to guess by
 
-class UnitFailedError(Exception):
-    """A task raised. Caught inside this package."""
+    @property
+    def num_settled(self) -> int:
+        return len(self.states) - 1
 
+    @property
+    def state(self) -> FillState:
+        return self.states[-1]
 
-class UnitRun(Closing):
-    """Some units at work in an engine, and the receipts of each as they come.
+    @property
+    def is_full(self) -> bool:
+        return self.state[0] == len(self.feed.fill)
 
-    Tasks are handed out in order, and no more of a feed than it can need. Receipts of a unit come
-    in order and once, also when its worker died in between. A mismatch of the tokenizer engine is
-    raised as soon as it is known. Without tasks it has no unit.
-    """
+    @property
+    def is_done(self) -> bool:
+        return self.is_full or self.unit(self.num_settled) is None
 
-    def __init__(
-        self,
-        tasks: Sequence[UnitTask] = (),
-        *,
-        engine: Engine | None = None,
-        tools: WorkerTools | None = None,
-        on_receipt: Callable[[Receipt], None] = lambda _: None,
-    ) -> None:
-        self._tasks, self._on_receipt = tasks, on_receipt
-        self._receipts: dict[UnitKey, list[Receipt]] = {task.unit.key: [] for task in tasks}
-        self._ends: dict[UnitKey, TaskReport] = {}  # the last report of a unit
-        self._tokens: Counter[int] = Counter()  # sealed, by feed
-        self._reports = engine.run(tools, self._needed_tasks()) if engine else None
+    def accept(self, after: FillState) -> None:
+        """The next unit is settled."""
+        self._units.pop(self.num_settled, None)
+        self._starts.pop(self.num_settled, None)
+        self.states.append(after)
 
-    def has(self, unit: Unit) -> bool:
-        return unit.key in self._receipts
-
-    def receipts(self, unit: Unit) -> Iterator[Receipt]:
-        """The receipts of a unit in order, waiting for them; ends when the unit has ended."""
-        number, receipts = 0, self._receipts[unit.key]
-        while True:
-            if number < len(receipts):
-                yield receipts[number]
-                number += 1
-            elif unit.key in self._ends:
-                break
-            else:
-                self._wait()
-        end = self._ends[unit.key]
-        if end.lost:
-            assert isinstance(end.error, BuildError), "engines say why a task is lost"
-            raise end.error
-        if isinstance(end.error, MemoryError):
-            raise out_of_memory(unit.name)
-        if end.error is not None:
-            raise UnitFailedError(f"{type(end.error).__name__}: {end.error}")
-
-    def wait_for(self, unit: Unit) -> None:
-        """Wait until no worker works on a unit."""
-        while unit.key not in self._ends:
-            self._wait()
+    def begin(self, units: Iterator[Unit]) -> None:
+        """Take the units after those that are settled; they may be read as they are asked for."""
+        self._source, self._num_read = units, self.num_settled
 
     def close(self) -> None:
-        """Stop what is still at work."""
-        if self._reports is not None:
-            self._reports.close()
+        """Stop reading ahead."""
+        if isinstance(self._source, Generator):
+            self._source.close()
 
-    def _needed_tasks(self) -> Iterator[Task]:
-        """Tasks as the engine asks for them. All earlier ones were handed out before, so a feed
-        whose sealed tokens reach its limit needs no more."""
-        for task in self._tasks:
-            limit = task.unit.max_tokens
-            if limit is None or self._tokens[task.unit.key.feed] < limit:
-                yield task
+    def unit(self, number: int) -> Unit | None:
+        """A unit that is not settled; None: there is none of this number."""
+        while self._num_read <= number and (unit := next(self._source, None)) is not None:
+            self._units[unit.number] = unit
+            self._num_read += 1
+            self._starts[unit.number] = self._bytes_read
+            self._bytes_read += unit.num_bytes
+        return self._units.get(number)
 
-    def _wait(self) -> None:
-        """Take the next report."""
-        assert self._reports is not None
-        report = next(self._reports, None)
-        assert report is not None, "an engine reports the end of every task it took"
-        if isinstance(report.error, EngineMismatchError):
-            raise report.error
-        task = self._tasks[report.task]
-        if report.note is None:
-            self._ends[task.unit.key] = report
+    def take(self, most_bytes: int, most_held: int) -> tuple[tuple[Unit, ...], FillState] | None:
+        """The next units to make, of about `most_bytes`, and the state before them; None: there is
+        none, or it must wait. A unit of a source that cannot be cut holds its text until it is
+        settled, so no more are read while there are `most_held`."""
+        first = max(self._next, self.num_settled)
+        while not self._is_open(first) and first < self._num_read:
+            first += 1
+        self._next = first
+        must_read = first >= self._num_read and not self.feed.is_cut
+        if (
+            self.is_full
+            or (must_read and len(self._units) >= most_held)
+            or self.unit(first) is None
+            or (before := self._state_before(first)) is None
+        ):
+            return None
+        units = [self._units[first]]
+        num_bytes = units[0].num_bytes
+        while self.feed.is_cut and (unit := self.unit(first + len(units))) is not None:
+            num_bytes += unit.num_bytes
+            if num_bytes > most_bytes or not unit.num_bytes or not self._is_open(unit.number):
+                break
+            units.append(unit)
+        self._at_work.update(unit.number for unit in units)
+        self._next = first + len(units)
+        return tuple(units), before
+
+    def _is_open(self, number: int) -> bool:
+        return number not in self._made and number not in self._at_work
+
+    def receive(self, receipt: Receipt) -> None:
+        """A unit is made. Receipts are settled in order; the first that was made for another state
+        is forgotten, so that its unit is made again."""
+        self._at_work.discard(receipt.unit)
+        self._made[receipt.unit] = receipt
+        if (unit := self._units.get(receipt.unit)) is not None:
+            self._num_bytes += unit.num_bytes
+            self._num_tokens += receipt.num_tokens
+        while not self.is_full and (found := self._made.pop(self.num_settled, None)) is not None:
+            after = state_after(self.feed.fill, self.state, found)
+            if after is None:
+                self._next = self.num_settled
+                return
+            self.accept(after)
+
+    def give_back(self, units: Sequence[Unit]) -> Unit | None:
+        """Their task has ended; the first of them that it did not make."""
+        left = [unit for unit in units if unit.number in self._at_work]
+        self._at_work.difference_update(unit.number for unit in left)
+        if left:
+            self._next = min(self._next, left[0].number)
+        return left[0] if left else None
+
+    def _state_before(self, number: int) -> FillState | None:
+        """The state before a unit, or a guess; None: wait until more is known."""
+        fill, (split, tokens) = self.feed.fill, self.state
+        if number == self.num_settled or fill[split][1] is None:
+            return self.state
+        if not self._units[number].num_bytes:
+            return None
+        # Not a sum over units: a slow worker may have thousands of them ahead of it.
+        ahead = self._starts[number] - self._starts[self.num_settled]
+        density = self._num_tokens / self._num_bytes if self._num_bytes else _TOKENS_PER_BYTE
+        guess = int(ahead * density) + (tokens or 0)
+        for position in range(split, len(fill)):
+            limit = fill[position][1]
+            if limit is None:
+                return position, 0
+            if guess < limit:
+                return position, None
+            guess -= limit
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduler:
+    """Makes every unit of a build that is needed."""
+
+    works: Sequence[FeedWork]
+    pool: WorkerPool
+    encoder: UnitEncoder
+    output: Output
+    shard_tokens: int
+    progress: Sequence[FeedProgress]  # of each feed
+    _failed: dict[tuple[int, int], BaseException] = field(default_factory=dict)
+
+    def run(self) -> None:
+        while not all(work.is_done for work in self.works):
+            if self._failed:
+                self._make_failed()
+            else:
+                first = self._next_task()
+                assert first is not None, "the first unit that is not settled can be made"
+                self._run_from(first)
+
+    def _run_from(self, first: UnitTask) -> None:
+        """Run tasks, in workers or here, until none is left for now."""
+        run = self.pool.start(first, self.works)
+        if run is None:
+            task: UnitTask | None = first
+            while task is not None:
+                self._make_here(task)
+                task = self._next_task()
             return
-        assert task.folder is not None, "the coordinator sees the journal"
-        receipt, known = keep_segment(task.folder, report.note), self._receipts[task.unit.key]
-        if receipt.number == len(known):
-            known.append(receipt)
-            self._tokens[receipt.feed] += receipt.num_tokens
-            self._on_receipt(receipt)
-        elif known[receipt.number] != receipt:
-            raise BuildError(
-                f"segment {receipt.number} of unit {receipt.key.folder} was made twice with "
-                "different results: continue with {resume}",
-                resume=True,
-            )
+        engine, tools = run
+        tasks = _Tasks(first, self._next_task)
+        reports = engine.run(tools, tasks)
+        try:
+            for report in reports:
+                self._take(tasks, report)
+        finally:
+            reports.close()
+
+    def _next_task(self) -> UnitTask | None:
+        """The next task in the order of the plan; after a failure none."""
+        for work in self.works:
+            most_held = _HELD_PER_WORKER * self.pool.resources.workers
+            found = None if self._failed else work.take(self._task_bytes(work), most_held)
+            if found is not None:
+                units, before = found
+                return UnitTask(
+                    feed=units[0].feed,
+                    units=units,
+                    fill=work.feed.fill,
+                    before=before,
+                    encoder=self.encoder,
+                    output=self.output,
+                    shard_tokens=self.shard_tokens,
+                )
+        return None
+
+    def _task_bytes(self, work: FeedWork) -> int:
+        resources = self.pool.resources
+        share = work.num_bytes // (_TASKS_PER_WORKER * resources.workers)
+        return max(1, min(resources.unit_bytes, share))
+
+    def _take(self, tasks: _Tasks, report: TaskReport) -> None:
+        """Of a worker."""
+        if isinstance(report.error, EngineMismatchError | NotSharedError):
+            raise report.error
+        task = tasks.given.pop(report.task)
+        if report.note is not None:
+            tasks.given[report.task] = task.after(report.note)
+            self._receive(report.note)
+            return
+        left = self.works[task.feed].give_back(task.units)
+        if report.lost:
+            assert report.error is not None, "engines say why a task is lost"
+            raise report.error
+        if report.error is not None:
+            if isinstance(report.error, MemoryError):
+                raise out_of_memory(task.name)
+            self._failed[left.key if left else (task.feed, 0)] = report.error
+
+    def _receive(self, receipt: Receipt, *, by_batches: bool = False) -> None:
+        work, progress = self.works[receipt.feed], self.progress[receipt.feed]
+        if (unit := work.unit(receipt.unit)) is not None:  # else it is settled
+            progress.count_unit(receipt, unit.num_bytes, by_batches=by_batches)
+        work.receive(receipt)
+
+    def _make_failed(self) -> None:
+        """Try what failed in a worker here: the first error in the order of the plan is raised."""
+        _, error = min(self._failed.items(), key=itemgetter(0))
+        self._failed.clear()
+        log.info("failed in a worker, trying it here: %s: %s", type(error).__name__, error)
+        task = self._next_task()
+        assert task is not None, "what failed is not made"
+        self._make_here(task)
+
+    def _make_here(self, task: UnitTask) -> None:
+        receive = partial(self._receive, by_batches=True)
+        try:
+            task.run(self.pool.choice, receive, self.progress[task.feed].count_batch)
+        except MemoryError as error:
+            raise out_of_memory(task.name) from error
+        self.works[task.feed].give_back(task.units)
+
+
+class _Tasks:
+    """Tasks as an engine asks for them. It may ask again after there was none."""
+
+    def __init__(self, first: UnitTask, more: Callable[[], UnitTask | None]) -> None:
+        self.given: dict[int, UnitTask] = {}  # by number: what is left of those at work
+        self._num_given = 0
+        self._first: UnitTask | None = first
+        self._more = more
+
+    def __iter__(self) -> Iterator[UnitTask]:
+        return self
+
+    def __next__(self) -> UnitTask:
+        task, self._first = self._first or self._more(), None
+        if task is None:
+            raise StopIteration
+        self.given[self._num_given] = task
+        self._num_given += 1
+        return task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,20 +321,24 @@ class WorkerPool(Closing):
         self._engine: Engine | None = None
         self._cpu_before = usage_of_this_process().cpu_seconds
 
-    def run(self, tasks: Sequence[UnitTask], on_receipt: Callable[[Receipt], None]) -> UnitRun:
-        """Run tasks in workers; a run without units if the coordinator should do them itself.
+    def start(
+        self, first: UnitTask, works: Sequence[FeedWork]
+    ) -> tuple[Engine, WorkerTools] | None:
+        """Workers for a task and those after it; None if the coordinator should do them itself."""
+        if not self._is_worth(sum(work.num_bytes for work in works)):
+            return None
+        tools = self._tools(first)
+        chunks = [work.feed.chunks[0] for work in works if work.feed.is_cut]
+        return (self._open_engine(), tools) if self._can_travel(tools, first, *chunks) else None
 
-        Unasked, a worker is started for every two units, because starting one takes a second. Ray
-        is used even for one unit.
-        """
-        resources, on_ray = self.resources, self.resources.cluster is not None
-        useful = len(tasks) if resources.is_asked or on_ray else len(tasks) // 2
-        if min(resources.workers, useful) < (1 if on_ray else 2):
-            return UnitRun()
-        tools = self._tools(tasks[0])
-        if not self._can_travel(tools, tasks):
-            return UnitRun()
-        return UnitRun(tasks, engine=self._open_engine(), tools=tools, on_receipt=on_receipt)
+    def copiers(self, num_bytes: int) -> Engine | None:
+        """Workers for tasks that need no encoder: those that are there, or new ones."""
+        if self._engine is not None or self._is_worth(num_bytes):
+            return self._open_engine()
+        return None
+
+    def _is_worth(self, num_bytes: int) -> bool:
+        return self.resources.cluster is not None or self.resources.workers_for(num_bytes) > 1
 
     def cost(self) -> BuildCost:
         """So far, including workers that have ended."""
@@ -285,9 +359,7 @@ class WorkerPool(Closing):
 
     def _tools(self, first: UnitTask) -> WorkerTools:
         """The encoder is chosen by the first texts of the first unit, as in one process."""
-        with closing(read_chunks(first.unit.chunks, None)) as batches:
-            found = next(batches, None)
-        chosen = self.choice.encoder(found.texts if found is not None else [])
+        chosen = self.choice.encoder(first.encoder.first_texts(first.units[0]))
         return WorkerTools(
             tokenizer=self.choice.tokenizer,
             produced_by=chosen.produced_by,
@@ -296,11 +368,9 @@ class WorkerPool(Closing):
             has_spare_cores=self.resources.cluster is None and self.resources.workers < num_cores(),
         )
 
-    def _can_travel(self, tools: WorkerTools, tasks: Sequence[UnitTask]) -> bool:
-        """Tried on the tools and the first unit of each feed."""
-        firsts = {task.unit.key.feed: task for task in reversed(tasks)}
+    def _can_travel(self, *needed: object) -> bool:
         try:
-            for what in (tools, *firsts.values()):
+            for what in needed:
                 pack(what)
         except PicklingError as error:
             resources = self.resources
@@ -321,7 +391,7 @@ class WorkerPool(Closing):
             workers, cluster = self.resources.workers, self.resources.cluster
             memory = self.resources.limit_bytes if self.resources.is_limited else None
             if cluster is not None:
-                from shardmill.building.ray import RayEngine
+                from shardmill.building.engines.ray import RayEngine
 
                 # Ray gives a worker one CPU, so its libraries get one thread.
                 environ = worker_environ(1)
@@ -353,32 +423,38 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 class FeedProgress:
     """Sums the work of all workers and earlier runs on one feed. Numbers never fall.
 
-    The share that is done comes from its chunks, whose sizes are known, because text has another
-    size in every format; for a source of one chunk it comes from the text, while that can be right.
+    The share that is done comes from the sizes of units, because text has another size in every
+    format; for a source that cannot be cut it comes from the text, while that can be right.
     """
 
     def __init__(self, number: int, feed: FeedChunks, on_progress: OnProgress | None) -> None:
         self._number, self._feed, self._on_progress = number, feed, on_progress
         self._size = feed.source.size_hint()
-        self._edges = [0, *accumulate(feed.sizes)]  # bytes before each chunk, and in all
+        self._in_all = sum(feed.sizes) if feed.is_cut else 0
         self._documents = self._tokens = self._num_bytes = 0
-        self._reached: dict[int, int] = {}  # first chunk of a unit -> chunk
+        self._counted: set[int] = set()  # units, also those that are made again later
+        self._done = 0  # input bytes of these
 
-    def count(self, unit: UnitKey, made: EncodedBatch | Receipt) -> None:
-        """A batch that this process made, or a segment of a worker or an earlier run."""
-        self._documents += made.num_given
-        self._tokens += made.num_tokens
-        self._num_bytes += made.num_bytes
-        number = made.cursor.get("grain")
-        chunk = unit.start + number if isinstance(number, int) else unit.start
-        self._reached[unit.start] = max(chunk, self._reached.get(unit.start, unit.start))
-        if isinstance(made, Receipt):
-            self.finish_unit(made)
+    def count_batch(self, unit: Unit, batch: EncodedBatch) -> None:
+        """A batch that this process made."""
+        if unit.number not in self._counted:
+            self._add(batch.num_given, len(batch.documents.values), batch.num_bytes)
+            self.show()
 
-    def finish_unit(self, receipt: Receipt) -> None:
-        """The unit is done, if this is its last receipt."""
-        if receipt.last:
-            self._reached[receipt.start] = receipt.stop
+    def count_unit(self, receipt: Receipt, num_bytes: int, *, by_batches: bool) -> None:
+        """A unit of `num_bytes` of input is made; `by_batches`: its batches were counted."""
+        if receipt.unit in self._counted:
+            return
+        self._counted.add(receipt.unit)
+        self._done += num_bytes
+        if not by_batches:
+            self._add(receipt.num_given, receipt.num_tokens, receipt.num_bytes)
+        self.show()
+
+    def _add(self, documents: int, tokens: int, num_bytes: int) -> None:
+        self._documents += documents
+        self._tokens += tokens
+        self._num_bytes += num_bytes
 
     def show(self) -> None:
         if self._on_progress is not None:
@@ -394,11 +470,10 @@ class FeedProgress:
 
     def _share(self) -> float | None:
         """Of the wanted tokens or of the input, whichever ends the feed first."""
-        limit, edges = self._feed.max_tokens, self._edges
+        limit = self._feed.max_tokens
         parts = [self._tokens / limit] if limit else []
-        if len(edges) > 2 and edges[-1]:
-            done = sum(edges[chunk] - edges[start] for start, chunk in self._reached.items())
-            parts.append(done / edges[-1])
+        if len(self._feed.sizes) > 1 and self._in_all:
+            parts.append(self._done / self._in_all)
         elif self._size and self._num_bytes < self._size:
             parts.append(self._num_bytes / self._size)
         return min(1.0, max(parts)) if parts else None

@@ -1,27 +1,31 @@
-"""One unit of a build: read, encode, write segments. What a worker does, and its tools.
+"""One unit of a build: read, encode, write its shards and its receipt. What a worker does.
 
-A unit that was begun continues after its last sealed segment. A worker that does not see the
-journal sends its segments instead. The same code runs in the coordinator when there are no workers.
-The encoder is chosen once, in the coordinator; a fast engine that makes an error is replaced by the
-reference.
+The same code runs in the coordinator when there are no workers. The encoder is chosen once, in the
+coordinator; a fast engine that makes an error is replaced by the reference.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shardmill.building import journal
-from shardmill.building.journal import EncodedBatch, Receipt, Segment, SegmentWriter, read_receipts
-from shardmill.building.plan import BuildSpec, Unit, inputs_of, read_chunks
+from shardmill.building.plan import BuildSpec, Unit, inputs_of
+from shardmill.building.segments import (
+    EncodedBatch,
+    Output,
+    Receipt,
+    SegmentWriter,
+    find_receipt,
+)
+from shardmill.building.splits import Fill, FillState, HashSplit, state_after
 from shardmill.building.workplace import Workplace
 from shardmill.errors import (
     BuildError,
@@ -30,10 +34,10 @@ from shardmill.errors import (
     SourceError,
     TokenizerError,
 )
-from shardmill.protocols import Texts, Tokenizer, continues
-from shardmill.records import JSON, Cursor, IntArray, OffsetArray, Ragged, TextBatch
+from shardmill.protocols import Texts, Tokenizer
+from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.sources.batches import byte_lengths, too_large
-from shardmill.store.layout import check_tokens, fit_tokens
+from shardmill.store.layout import ITEMSIZE, check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
     ChosenEncoder,
@@ -56,18 +60,18 @@ def append_to_each(documents: Ragged, token: int, dtype: npt.DTypeLike) -> Ragge
     [4 5 | 6] with 9 -> [4 5 9 | 6 9]: document i moves right by i.
     """
     offsets = documents.offsets + np.arange(len(documents) + 1)
+    if len(documents.values) > _LONG_DOCUMENT * len(documents):
+        # Few long documents: joining their bytes is quicker than a mask over every token.
+        ids: IntArray = documents.values.astype(dtype, copy=False)
+        data, edges = ids.view(np.uint8).data, documents.offsets * ids.itemsize
+        parts = [data[start:stop] for start, stop in pairwise(edges.tolist())]
+        end = np.array([token], ids.dtype).tobytes()
+        return Ragged(np.frombuffer(end.join((*parts, b"")), ids.dtype), offsets)
     values: IntArray = np.empty(offsets[-1], dtype)
-    values[offsets[1:] - 1] = token
-    if len(values) > _LONG_DOCUMENT * len(documents):
-        # Few long documents: a copy of each is quicker than a mask over every token.
-        for (start, stop), first in zip(
-            pairwise(documents.offsets.tolist()), offsets.tolist(), strict=False
-        ):
-            values[first : first + stop - start] = documents.values[start:stop]
-        return Ragged(values, offsets)
     is_text = np.ones(len(values), bool)
     is_text[offsets[1:] - 1] = False
     values[is_text] = documents.values
+    values[offsets[1:] - 1] = token
     return Ragged(values, offsets)
 
 
@@ -257,15 +261,33 @@ EncoderProvider: TypeAlias = WorkerTools | EncoderChoice
 
 
 class UnitEncoder(Protocol):
-    """Reads and encodes units."""
+    """Reads and encodes units. It is pickled."""
 
     @property
     def rules(self) -> TokenRules: ...
 
+    def first_texts(self, unit: Unit) -> Texts:
+        """Some texts of a unit, to choose an encoder by."""
+
     def batches(
-        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
+        self, units: Sequence[Unit], provider: EncoderProvider
     ) -> Generator[EncodedBatch, None, None]:
-        """The batches of a unit after `cursor`; `given` texts of its feed come before them."""
+        """The batches of units of one feed, one after the other."""
+
+
+class ReadBatch(NamedTuple):
+    """A batch as it was read."""
+
+    unit: Unit
+    chunk: int  # number in its feed
+    read: Any  # TextBatch or ConversationBatch
+
+
+def read_batches(units: Sequence[Unit]) -> Generator[ReadBatch, None, None]:
+    for unit in units:
+        for number, chunk in enumerate(unit.chunks, unit.first_chunk):
+            for batch in chunk.batches():
+                yield ReadBatch(unit, number, batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,9 +296,15 @@ class ChunkEncoder:
 
     rules: TokenRules
     max_document: int
+    by_hash: tuple[HashSplit | None, ...]  # of each feed
+
+    def first_texts(self, unit: Unit) -> Texts:
+        with closing(read_batches([unit])) as batches:
+            first = next(batches, None)
+        return first.read.texts if first is not None else []
 
     def batches(
-        self, unit: Unit, cursor: Cursor | None, given: int, provider: EncoderProvider
+        self, units: Sequence[Unit], provider: EncoderProvider
     ) -> Generator[EncodedBatch, None, None]:
         """One encoded batch for each batch of the chunks.
 
@@ -285,117 +313,130 @@ class ChunkEncoder:
         batch stays in the caches of its core. A reference engine makes an object for every token
         and keeps its thread, which has its own memory for them.
         """
-        spare, chunks = provider.has_spare_cores, read_chunks(unit.chunks, cursor)
-        with closing(read_ahead(chunks) if spare else chunks) as batches:
+        spare, found = provider.has_spare_cores, read_batches(units)
+        by_hash, given = self.by_hash[units[0].feed], Counter[int]()
+        with closing(read_ahead(found) if spare else found) as batches:
             first = next(batches, None)
-            encoder = provider.encoder(first.texts if first is not None else [])
+            encoder = provider.encoder(first.read.texts if first is not None else [])
             rest = chain([first], batches) if first is not None else iter(())
-            made = self._encoded(unit, rest, encoder)
+            made = self._encoded(rest, encoder)
             with closing(read_ahead(made) if spare or not encoder.is_fast else made) as encoded:
-                for batch, ids in encoded:
-                    encoder.watch(batch.texts, ids)
-                    documents, void = self.rules.apply(ids, source=unit.source, first=given)
-                    given += len(ids)
-                    after: Any = batch.cursor
-                    at_start = after["rows"] == batch.num_rows
+                for (unit, chunk, read), ids in encoded:
+                    encoder.watch(read.texts, ids)
+                    before = given[unit.number]
+                    documents, void = self.rules.apply(ids, source=unit.name, first=before)
+                    given[unit.number] += len(ids)
+                    splits = None if by_hash is None else by_hash.of_texts(read.texts)
+                    if splits is not None and void:
+                        splits = np.delete(splits, void)
                     yield EncodedBatch(
+                        unit=unit.number,
+                        chunk=chunk,
+                        read=read,
+                        num_given=len(read.texts),
+                        num_bytes=read.texts.nbytes,
                         documents=documents,
-                        drops=batch.drops,
                         void=void,
-                        num_read=batch.num_read,
-                        num_given=len(batch.texts),
-                        num_bytes=batch.texts.nbytes,
-                        counts=batch.counts,
-                        num_rows=batch.num_rows,
-                        starts_file=at_start and not continues(unit.chunks[after["grain"]]),
-                        cursor=batch.cursor,
-                        chunk=after["grain"],
+                        drops=read.drops,
+                        splits=splits,
                     )
 
     def _encoded(
-        self, unit: Unit, batches: Iterator[TextBatch], encoder: ChosenEncoder
-    ) -> Generator[tuple[TextBatch, Ragged], None, None]:
+        self, batches: Iterator[ReadBatch], encoder: ChosenEncoder
+    ) -> Generator[tuple[ReadBatch, Ragged], None, None]:
         for batch in batches:
-            longest = int(byte_lengths(batch.texts).max(initial=0))
+            unit, chunk, read = batch
+            longest = int(byte_lengths(read.texts).max(initial=0))
             if longest > self.max_document:
-                after: Any = batch.cursor
-                what = f"a document of {longest:,} bytes"
-                raise too_large(unit.chunks[after["grain"]].name, what, self.max_document)
-            ids = encoder.encode_unwatched(batch.texts)
-            assert len(ids) == len(batch.texts), "an encoder gives one sequence for each text"
+                where = unit.chunks[chunk - unit.first_chunk].name
+                raise too_large(where, f"a document of {longest:,} bytes", self.max_document)
+            ids = encoder.encode_unwatched(read.texts, read.strings)
+            assert len(ids) == len(read.texts), "an encoder gives one sequence for each text"
             yield batch, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """A unit of documents, small when pickled. An `engines.Task`."""
+    """Some neighbouring units of one feed. An `engines.Task`."""
 
-    unit: Unit
-    folder: Path | None  # of the unit in the journal; None: this process does not see it
+    feed: int
+    units: tuple[Unit, ...]
+    fill: Fill
+    before: FillState  # the first unit
     encoder: UnitEncoder
-    done: tuple[Receipt, ...] | None = None  # None: what the journal has when it runs
-    segment_tokens: int = field(default_factory=lambda: journal.SEGMENT_TOKENS)
+    output: Output
+    shard_tokens: int
 
     @property
     def name(self) -> str:
-        return self.unit.name
+        return " ... ".join(
+            dict.fromkeys(unit.name for unit in (*self.units[:1], *self.units[-1:]))
+        )
+
+    def after(self, note: Receipt) -> UnitTask:
+        left = tuple(unit for unit in self.units if unit.number > note.unit)
+        return replace(self, units=left, before=note.after)
 
     def run(
         self,
         tools: EncoderProvider,
-        emit: Callable[[Segment], None],
-        *,
-        add: Callable[[EncodedBatch], bool] | None = None,
-        given: int | None = None,
+        emit: Callable[[Receipt], None],
+        on_batch: Callable[[Unit, EncodedBatch], None] = lambda _unit, _batch: None,
     ) -> None:
-        """Emit every segment of the unit, those of an earlier attempt first. The last is marked,
-        and may be empty.
+        """Emit the receipt of each unit, also of those that an earlier attempt has made."""
+        units, before = self.units, self.before
+        while units and before[0] < len(self.fill):
+            made = self._made(units[0])
+            after = None if made is None else state_after(self.fill, before, made)
+            if made is not None and after is not None:
+                emit(made)
+                before, units = after, units[1:]
+            else:
+                stop = next((n for n in range(1, len(units)) if self._made(units[n])), len(units))
+                for receipt in self._make(units[:stop], before, tools, on_batch):
+                    emit(receipt)
+                    before = receipt.after
+                units = units[stop:]
 
-        `add` gets each batch and says whether that was enough; without it the limit of the feed
-        does. `given` texts of the feed come before; None: those of the unit alone are counted.
-        """
-        unit, done = self.unit, self._receipts()
-        for receipt in done:
-            emit(Segment(receipt=receipt))
-        after = done[-1] if done else None
-        if after is not None and after.last:
-            return
-        tokens = sum(receipt.num_tokens for receipt in done)
-        if given is None:
-            given = sum(receipt.num_given for receipt in done)
-        cursor: Cursor = {} if after is None else after.cursor
+    def _made(self, unit: Unit) -> Receipt | None:
+        found = find_receipt(self.output, *unit.key, itemsize=ITEMSIZE[self.encoder.rules.dtype])
+        return found if found is not None and found.is_of(unit) else None
 
-        def seal(*, last: bool) -> Receipt:
-            if inputs_of(unit.chunks) != unit.key.inputs:
-                raise SourceError(
-                    f"{unit.name}: changed while it was read; a file must not change while a store "
-                    "is built from it: wait for its writer, then start again with {overwrite}",
-                    overwrite=True,
-                )
-            segment = writer.seal(self.folder, cursor, last=last)
-            emit(segment)
-            return segment.receipt
+    def _make(
+        self,
+        units: Sequence[Unit],
+        before: FillState,
+        tools: EncoderProvider,
+        on_batch: Callable[[Unit, EncodedBatch], None],
+    ) -> Iterator[Receipt]:
+        """Units as one stream, until all splits are full."""
+        with closing(self.encoder.batches(units, tools)) as batches:
+            batch = next(batches, None)
+            for unit in units:
+                with closing(self._writer(unit, before)) as writer:
+                    while batch is not None and batch.unit == unit.number:
+                        writer.add(batch)
+                        on_batch(unit, batch)
+                        if writer.is_full:  # what comes then is not read: it may be broken
+                            break
+                        batch = next(batches, None)
+                    _check_unchanged(unit)
+                    receipt = writer.seal()
+                yield receipt
+                before = receipt.after
+                if before[0] == len(self.fill):
+                    return
 
-        writer = SegmentWriter(unit.key, after=after, num_tokens=self.segment_tokens)
-        with closing(self.encoder.batches(unit, cursor or None, given, tools)) as batches:
-            for batch in batches:
-                writer.add(batch)
-                cursor, tokens = batch.cursor, tokens + batch.num_tokens
-                limit = unit.max_tokens
-                if add(batch) if add is not None else limit is not None and tokens >= limit:
-                    break
-                if writer.is_due:
-                    after = seal(last=False)
-                    writer = SegmentWriter(unit.key, after=after, num_tokens=self.segment_tokens)
-            seal(last=True)
+    def _writer(self, unit: Unit, before: FillState) -> SegmentWriter:
+        return SegmentWriter(
+            unit, self.output, fill=self.fill, before=before, shard_tokens=self.shard_tokens
+        )
 
-    def detached(self) -> UnitTask:
-        return replace(self, folder=None, done=tuple(self._receipts()))
 
-    def _receipts(self) -> Sequence[Receipt]:
-        if self.folder is not None:
-            self.folder.mkdir(exist_ok=True)
-        if self.done is not None:
-            return self.done
-        assert self.folder is not None, "a process that sees no journal gets what is done"
-        return read_receipts(self.folder, self.unit.key)
+def _check_unchanged(unit: Unit) -> None:
+    if unit.inputs and inputs_of(unit.chunks) != unit.inputs:
+        raise SourceError(
+            f"{unit.name}: changed while it was read; a file must not change while a store is "
+            "built from it: wait for its writer, then start again with {overwrite}",
+            overwrite=True,
+        )

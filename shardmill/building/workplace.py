@@ -1,77 +1,295 @@
-"""Everything unfinished of a build, beside its store: lock, plan, journal, staged store.
+"""Where a store will be, and everything unfinished of its build: lock, plan, receipts, shards.
 
-`<parent>/.<name>.building/` holds it, so the store's own folder is either absent or whole. The lock
-is the kernel's (flock): a dead process does not hold it. Workers hold it with the coordinator, so
-no other build begins while one of them still writes.
+A `Workplace` is beside a store in a folder, or at a URL (`shardmill.remote.workplace`).
+
+Beside a folder it is `<parent>/.<name>.building/`, so the store's own folder is either absent or
+whole. The lock is the kernel's (flock): a dead process does not hold it. Workers of this machine
+hold it with the coordinator, so no other build begins while one of them still writes. What a lost
+worker of a cluster writes later goes to the folders of its own run, where the bytes are the same or
+nobody looks.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import secrets
 import shutil
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
-from shardmill.arguments import refuse_url
+from shardmill.arguments import check_local, is_url, refuse_url
+from shardmill.building.segments import Output
 from shardmill.errors import BuildError, BuildLockedError, OptionError, UnfinishedBuildError
 from shardmill.records import JSON
-from shardmill.storage.atomic import LockedFile, atomic_write, is_temporary
+from shardmill.storage.atomic import (
+    HashedFile,
+    LockedFile,
+    atomic_write,
+    cannot_write,
+    is_temporary,
+    sync_folder,
+    temporary_name,
+)
 from shardmill.storage.files import describe_difference
+from shardmill.store import Manifest, check_target, is_finished, publish_folder, read_manifest
 
 log = logging.getLogger(__name__)
 
 _DYING_SECONDS = 0.5  # workers hold the lock too, and die a moment after the coordinator
-_FILES = ("lock", "plan.json", "produced_by.json", "dropped_engine.json")
-_FOLDERS = ("segments", "store")
+_FILES = ("lock", "plan.json", "run.json", "produced_by.json", "dropped_engine.json")
+_RUN = re.compile(r"run-[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """An open, locked workplace."""
+class NotSharedError(BuildError):
+    """A worker on another machine does not see the folder of the store."""
 
-    folder: Path
-    plan: dict[str, JSON]
-    resumed: bool
-    lock: int  # descriptor of the lock, which is held while any process has it open
+
+class StoreOutput(Output, Protocol):
+    """An `Output` as the coordinator uses it."""
 
     @property
-    def segments(self) -> Path:
-        return self.folder / "segments"
+    def store(self) -> Path:
+        """The folder for everything of the store but its shards."""
 
-    def staging(self) -> Path:
-        """An empty folder for the store itself."""
-        path = self.folder / "store"
-        if path.exists():
-            shutil.rmtree(path)
-        path.mkdir()
-        return path
+    def remove_receipt(self, name: str) -> None: ...
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Remove every shard that is not one of these."""
+
+
+class Workplace(Protocol):
+    """Where a store will be. The notes are JSON files beside the receipts."""
+
+    resumed: bool  # True: what an earlier run left is used
+
+    @property
+    def folder(self) -> Path:
+        """Of the store; of a store at a URL, for the files at work."""
+
+    @property
+    def url(self) -> str | None:
+        """Without secrets; None: the store is in the folder."""
+
+    @property
+    def lock(self) -> int:
+        """A descriptor that workers of this machine hold open with the coordinator."""
+
+    def manifest(self) -> Manifest | None:
+        """Of the finished store that is there."""
+
+    def has_unfinished_build(self) -> bool:
+        """True when an earlier build did not finish; False while one is running."""
+
+    def check(self, *, resume: bool, overwrite: bool) -> None:
+        """Raise if no store may be built there."""
+
+    def clean_up(self, plan: dict[str, JSON]) -> None:
+        """Remove what a build of this plan left that was killed after its store was published."""
+
+    def locked(self, *, resume: bool, overwrite: bool) -> AbstractContextManager[None]:
+        """The lock. Everything below needs it."""
+
+    def check_lock(self) -> None:
+        """Raise unless it is certain that no other build has the lock."""
+
+    def clear(self) -> None:
+        """Remove what an earlier build left unfinished."""
+
+    def read_note(self, name: str) -> dict[str, JSON] | None: ...
+
+    def write_note(self, name: str, value: dict[str, JSON]) -> None: ...
+
+    def start_again(self, dropped_engine: dict[str, JSON]) -> None:
+        """Discard all work, since the engine that made it is not used any more."""
+
+    def output(self) -> StoreOutput:
+        """Where this build writes, as it is now. A resumed build continues where its first run
+        wrote."""
+
+    def publish(self, staged: Path, *, overwrite: bool) -> tuple[int, int]:
+        """The store in the folder `staged` is complete; at a URL, but for its shards, which are
+        there: from here on it exists. How many files and bytes of it were sent to a URL."""
+
+    def remove(self, *, keep_receipts: bool) -> None:
+        """Remove everything but the store; `keep_receipts`: nothing, if there is a receipt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOutput:
+    """Folders that all workers see. The `StoreOutput` of this machine and of shared disks.
+
+    A file gets its name when it is complete, so that two attempts at a unit, one of them on a
+    machine that was given up, can only replace a file by an equal one.
+    """
+
+    store: Path
+    receipts: Path
+
+    def create(self, name: str) -> HashedFile:
+        path = self.store / name
+        try:
+            path.parent.mkdir(exist_ok=True)
+            return HashedFile(temporary_name(path))
+        except FileNotFoundError as error:
+            raise NotSharedError(
+                f"{self.store}: is not there on {socket.gethostname()}: workers write the store "
+                "themselves, so its folder must be one that all machines share, or a URL"
+            ) from error
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def keep(self, file: HashedFile, name: str) -> str:
+        sha256 = file.finish()
+        try:
+            file.path.replace(self.store / name)
+            sync_folder(file.path.parent)
+        except OSError as error:
+            raise cannot_write(self.store / name, error) from error
+        return sha256
+
+    def write_receipt(self, name: str, data: bytes) -> None:
+        try:
+            with atomic_write(self.receipts / name) as file:
+                file.write(data)
+        except OSError as error:
+            raise cannot_write(self.receipts / name, error) from error
+
+    def read_receipt(self, name: str) -> bytes | None:
+        try:
+            return (self.receipts / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def remove_receipt(self, name: str) -> None:
+        (self.receipts / name).unlink(missing_ok=True)
+
+    def has(self, name: str, num_bytes: int) -> bool:
+        path = self.store / name
+        return path.is_file() and path.stat().st_size == num_bytes
+
+    def keep_only(self, names: Collection[str]) -> None:
+        for folder in self.store.iterdir():
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if f"{folder.name}/{path.name}" not in names:
+                    path.unlink()
+
+
+@dataclass(slots=True)
+class FolderWorkplace:
+    """The `Workplace` of a store in a folder."""
+
+    store: Path  # with every link followed
+    resumed: bool = False
+    lock: int = -1
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+    @property
+    def folder(self) -> Path:
+        return self.store
+
+    @property
+    def url(self) -> None:
+        return None
+
+    @property
+    def work(self) -> Path:
+        return workplace_of(self.store)
+
+    def manifest(self) -> Manifest | None:
+        return read_manifest(self.store) if is_finished(self.store) else None
+
+    def has_unfinished_build(self) -> bool:
+        if not (self.work / "plan.json").exists():
+            return False
+        try:
+            lock = LockedFile(self.work / "lock")
+        except OSError:
+            return True
+        with closing(lock):
+            return _take(lock)
+
+    def check(self, *, resume: bool, overwrite: bool) -> None:  # noqa: ARG002 - a URL needs it
+        check_target(self.store, overwrite=overwrite)
+
+    @contextmanager
+    def locked(self, *, resume: bool, overwrite: bool) -> Iterator[None]:  # noqa: ARG002
+        _refuse_foreign(self.work)
+        with _locked(self.work / "lock", self.store) as self.lock:
+            yield
+
+    def clean_up(self, plan: dict[str, JSON]) -> None:
+        if not self.work.exists():
+            return
+        with self.locked(resume=True, overwrite=False):
+            left = self.read_note("plan")
+            earlier = None if left is None else left.get("plan")
+            if isinstance(earlier, dict):
+                earlier.pop("continues", None)  # which store an append continues
+            # Without a plan it is one whose removal was killed: nothing in it can be resumed.
+            if left is None or earlier == _as_read(plan):
+                shutil.rmtree(self.work)
+
+    def check_lock(self) -> None:
+        """A lock of the kernel is never lost."""
+
+    def clear(self) -> None:
+        if (self.work / "plan.json").exists():
+            log.warning("%s: discarding the unfinished work of an earlier build", self.work)
+        for path in self.work.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
 
     def read_note(self, name: str) -> dict[str, JSON] | None:
-        return _read_json(self.folder / f"{name}.json")
+        path = self.work / f"{name}.json"
+        return _decoded(path) if path.exists() else None
 
     def write_note(self, name: str, value: dict[str, JSON]) -> None:
-        with atomic_write(self.folder / f"{name}.json") as file:
+        with atomic_write(self.work / f"{name}.json") as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 
     def start_again(self, dropped_engine: dict[str, JSON]) -> None:
-        """Discard all segments, since the engine that made them is not used any more."""
-        shutil.rmtree(self.segments)  # first: a kill in between must not leave them
-        self.segments.mkdir()
-        (self.folder / "produced_by.json").unlink(missing_ok=True)
+        (self.work / "run.json").unlink()  # first: a kill in between must not leave it in use
+        for path in self.work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+        (self.work / "produced_by.json").unlink(missing_ok=True)
         self.write_note("dropped_engine", dropped_engine)
+
+    def output(self) -> FolderOutput:
+        noted = self.read_note("run")
+        if noted is None:
+            noted = {"name": f"run-{secrets.token_hex(8)}"}
+            self.write_note("run", noted)
+        run = self.work / str(noted["name"])
+        out = FolderOutput(store=run / "store", receipts=run / "receipts")
+        out.store.mkdir(parents=True, exist_ok=True)
+        out.receipts.mkdir(exist_ok=True)
+        return out
+
+    def publish(self, staged: Path, *, overwrite: bool) -> tuple[int, int]:
+        publish_folder(staged, self.store, overwrite=overwrite)
+        return 0, 0
+
+    def remove(self, *, keep_receipts: bool) -> None:
+        if not (keep_receipts and any(self.work.glob("run-*/receipts/*.receipt"))):
+            shutil.rmtree(self.work)
 
 
 def target_of(folder: str | Path) -> Path:
-    """Where a store will be, with every link followed."""
+    """Where a store in a folder will be, with every link followed."""
     refuse_url(
-        folder,
-        "the folder of the store",
-        instead="to build to a URL use shardmill.build, or shardmill.remote.build_to around this",
+        folder, "the folder of the store", instead="a store at a URL is built by shardmill.build"
     )
     try:
         return Path(folder).resolve()
@@ -85,73 +303,64 @@ def workplace_of(store: Path) -> Path:
     return store.parent / f".{store.name}.building"
 
 
-def has_unfinished_build(store: Path) -> bool:
+def workplace_at(out: str | Path, scratch: str | Path | None = None) -> Workplace:
+    """The workplace of a store at a URL or in a folder; `scratch`: for the files at work of a URL.
+    Nothing is written or asked yet."""
+    if isinstance(out, str) and is_url(out) and "://" in out:
+        if scratch is not None:
+            check_local(scratch, "scratch")
+        from shardmill.remote.workplace import UrlWorkplace  # fsspec takes a while
+
+        return UrlWorkplace(out, scratch)
+    if scratch is not None:
+        raise OptionError(
+            f"{{scratch}}: only for a store at a URL, but {{out}} is the folder {out}, where it is "
+            "built",
+            scratch=str(scratch),
+            out=...,
+        )
+    check_local(out, "out", instead=", or a URL such as s3://bucket/path")
+    return FolderWorkplace(target_of(out))
+
+
+def has_unfinished_build(store: str | Path) -> bool:
     """True when an earlier build of this store did not finish; False while one is running."""
-    folder = workplace_of(target_of(store))
-    if not (folder / "plan.json").exists():
-        return False
-    try:
-        lock = LockedFile(folder / "lock")
-    except OSError:
-        return True
-    with closing(lock):
-        return _take(lock)
+    return workplace_at(store).has_unfinished_build()
 
 
 @contextmanager
 def open_workplace(
-    store: Path, plan: dict[str, JSON], *, stamps: list[JSON], resume: bool
+    place: Workplace | Path,
+    plan: dict[str, JSON],
+    *,
+    stamps: list[JSON],
+    resume: bool,
+    overwrite: bool = False,
 ) -> Iterator[Workplace]:
     """Lock the workplace; keep what an earlier run left only with `resume` and an equal plan.
 
     `stamps` identify the input as it is on this machine. The workplace is removed when the block
-    succeeds, or fails before a segment was sealed; else it is kept.
+    succeeds, or fails before a receipt was written; else it is kept.
     """
-    folder = workplace_of(store)
-    _refuse_foreign(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock", store) as lock:
-        found = folder / "plan.json"
-        resumed = resume and found.exists()
+    work: Workplace = FolderWorkplace(place) if isinstance(place, Path) else place
+    with work.locked(resume=resume, overwrite=overwrite):
+        earlier = work.read_note("plan") if resume else None
+        work.resumed = earlier is not None
         asked: dict[str, JSON] = {"plan": plan, "stamps": stamps}
-        if resumed:
-            _check_plan(store, _read_json(found), asked)
+        if earlier is not None:
+            _check_plan(work, earlier, asked)
         else:
-            _clear(folder, announce=found.exists())
-        work = Workplace(folder, plan, resumed=resumed, lock=lock)
-        work.segments.mkdir(exist_ok=True)
-        if not resumed:
+            work.clear()
             work.write_note("plan", asked)
         try:
             yield work
         except BaseException:
-            if not any(work.segments.glob("*/*.json")):
-                shutil.rmtree(folder)
+            work.remove(keep_receipts=True)
             raise
-        shutil.rmtree(folder)
+        work.remove(keep_receipts=False)
 
 
-def remove_workplace(store: Path, plan: dict[str, JSON]) -> None:
-    """Clean up after a build that was killed after its store was published.
-
-    A workplace without a plan is one whose removal was killed: nothing in it can be resumed.
-    """
-    folder = workplace_of(store)
-    if not folder.exists():
-        return
-    _refuse_foreign(folder)
-    with _locked(folder / "lock", store):
-        left = _read_json(folder / "plan.json")
-        earlier = None if left is None else left.get("plan")
-        if isinstance(earlier, dict):
-            earlier.pop("continues", None)  # which store an append continues
-        if left is None or earlier == _as_read(plan):
-            shutil.rmtree(folder)
-
-
-def _read_json(path: Path) -> dict[str, JSON] | None:
-    if not path.exists():
-        return None
+def _decoded(path: Path) -> dict[str, JSON]:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -168,12 +377,12 @@ def _as_read(value: dict[str, JSON]) -> dict[str, JSON]:
     return cast(dict[str, JSON], json.loads(json.dumps(value)))
 
 
-def _check_plan(store: Path, earlier: JSON, asked: dict[str, JSON]) -> None:
+def _check_plan(work: Workplace, earlier: JSON, asked: dict[str, JSON]) -> None:
     changes = describe_difference(earlier, _as_read(asked))
     if changes:
         shown = "\n  ".join(change.removeprefix("plan.") for change in changes[:8])
         raise UnfinishedBuildError(
-            f"{store}: the unfinished build had other options or input, so it cannot be resumed "
+            f"{work}: the unfinished build had other options or input, so it cannot be resumed "
             f"(before -> now):\n  {shown}\n"
             "Repeat the first command to resume it, or start again with {overwrite}.",
             overwrite=True,
@@ -185,23 +394,14 @@ def _refuse_foreign(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise BuildError(f"{folder}: a link or file where a build needs a folder: move it away")
     for path in sorted(folder.iterdir()) if folder.exists() else ():
-        is_ours = path.is_dir() if path.name in _FOLDERS else path.is_file()
-        is_named = path.name in (*_FOLDERS, *_FILES) or is_temporary(path.name)
+        is_run = _RUN.fullmatch(path.name) is not None
+        is_ours = path.is_dir() if is_run else path.is_file()
+        is_named = is_run or path.name in _FILES or is_temporary(path.name)
         if not (is_ours and is_named) or path.is_symlink():
             raise BuildError(
                 f"{path}: not made by a build, but this folder is for unfinished builds: move it "
                 "away"
             )
-
-
-def _clear(folder: Path, *, announce: bool) -> None:
-    if announce:
-        log.warning("%s: discarding the unfinished work of an earlier build", folder)
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
 
 
 @contextmanager

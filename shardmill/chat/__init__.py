@@ -32,7 +32,7 @@ from shardmill.chat.template_spec import (
     load_template_spec,
     spec_from_json,
 )
-from shardmill.chat.token_template import TokenTemplate, bind_template
+from shardmill.chat.token_template import TokenTemplate, bind_template, with_encoder
 from shardmill.errors import MaskProofError
 
 __all__ = [
@@ -61,4 +61,5 @@ __all__ = [
     "open_jinja_template",
     "prove_mask",
     "spec_from_json",
+    "with_encoder",
 ]

@@ -28,6 +28,7 @@ from shardmill.chat.policy import (
     ROLE_NAMES,
     SYSTEM,
     USER,
+    ChatTemplate,
     CheckedMessage,
     Dropped,
     Rendered,
@@ -72,7 +73,7 @@ PLAIN_FORMS: list[Form] = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTemplate:
-    """A template made of tokens, bound to a tokenizer by `bind_template`."""
+    """A template made of tokens, bound to a tokenizer by `bind_template`. It pickles with it."""
 
     spec: TemplateSpec
     markers: Mapping[str, int]  # marker as written in the spec -> id
@@ -135,8 +136,9 @@ class TokenTemplate:
             examples=examples.keep(usable),
             kept=np.array(turns.kept, np.int64)[usable],
             drops=tuple(
-                Drop(id=conversations[at].id or f"conversation {at}", reason=reason)
+                Drop(id=found.id or f"conversation {at}", reason=reason, row=found.row)
                 for at, reason in sorted(dropped)
+                for found in (conversations[at],)
             ),
         )
 
@@ -202,6 +204,15 @@ def bind_template(
     return TokenTemplate(
         spec=spec, markers=markers, pieces=pieces, encoder=tokenizer if encoder is None else encoder
     )
+
+
+def with_encoder(template: ChatTemplate, encoder: Encoder) -> ChatTemplate:
+    """The template with an encoder that gives the same ids for the words, such as a fast engine,
+    which stays in its process. Only a template made of tokens takes one; another is returned as it
+    is."""
+    if isinstance(template, TokenTemplate):
+        return replace(template, encoder=encoder)
+    return template
 
 
 def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:

@@ -136,8 +136,8 @@ def one_bar(title: str, *, of_bytes: bool = True) -> Iterator[Callable[[int, int
 
 
 class BuildProgress:
-    """A bar for each source and one for the bytes that are sent; without bars, a line for each
-    source that moved, every `LINE_SECONDS`."""
+    """A bar for each source; without bars, a line for each source that moved, every
+    `LINE_SECONDS`."""
 
     def __init__(
         self,
@@ -163,11 +163,6 @@ class BuildProgress:
             self._console.print(f"{source}: {words}", markup=False, highlight=False)
         self._moved.clear()
         self._printed = self._clock()
-
-    def push(self, done: int, total: int) -> None:
-        if self._bars is not None:
-            words = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
-            self._update(self._bars, ("push", -1), done / total if total else None, words)
 
     def words(self, progress: Progress) -> str:
         """12,345 documents, 6,789,012 tokens, 1.23M tokens/s, 45%, 0:01:02 left

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from shardmill.building.assembly import mark_of
-from shardmill.building.chats import SplitRule
-from shardmill.building.plan import chunks_of
+from shardmill.building.plan import chunks_of, mark_of
+from shardmill.building.splits import BY_HASH, HashSplit, hash_split
 from shardmill.chat import (
     REASONS,
     ChatTemplate,
@@ -36,13 +35,16 @@ from shardmill.chat.token_template import Names, lay_out
 from shardmill.errors import OptionError, SourceError
 from shardmill.inspect.inputs import AnySource, Inputs, matched_inputs
 from shardmill.inspect.tokens import Piece, span_finder, tokenizer_mismatch
-from shardmill.protocols import ConversationSource, Source, Texts, Tokenizer, continues
+from shardmill.protocols import ConversationSource, Source, Tokenizer, continues
 from shardmill.records import ROLES, Conversation, Cursor, IntArray, OffsetArray, TextBatch
 from shardmill.sources import CHAT_REASONS, ChatSource
 from shardmill.sources.source import FileSource, RowLocation, read_document
 from shardmill.store import Origins, Store, open_store, read_origins
 from shardmill.store.plans import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.store.readers import ChatSpace, open_tokens
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Blame", "blame_document", "blame_token", "blame_tokens"]
 
@@ -61,6 +63,7 @@ _NO_TEXT: dict[Kind, str] = {
 }
 _MOST_ORDERS = 4
 """Splits whose orders are tried."""
+_BY_POSITION = "val when the hash of (seed, group, else position)"
 _NO_TOKENS = "no_tokens"
 """The reason for which a build drops a text that gives none."""
 
@@ -257,17 +260,17 @@ class _Picked(NamedTuple):
 
 def _pick(
     source: AnySource,
-    kept: Callable[[Any, int], OffsetArray],
+    kept: Callable[[Any], OffsetArray],
     indexes: Sequence[int],
 ) -> dict[int, _Picked]:
     """The documents with these numbers, which rise, of those that became documents of the store:
-    `kept` gives their numbers in a batch, from its values and how many came before."""
+    `kept` gives their numbers among the values of a batch."""
     wanted, picked = list(indexes), dict[int, _Picked]()
     seen = given = 0
     cursor: Cursor | None = None
     for batch in source.batches():
         values = batch.texts if isinstance(batch, TextBatch) else batch.conversations
-        numbers = kept(values, given)
+        numbers = kept(values)
         while wanted and wanted[0] < seen + len(numbers):
             number = int(numbers[wanted[0] - seen])
             picked[wanted.pop(0)] = _Picked(values[number], cursor, number, given + number)
@@ -317,6 +320,10 @@ class _TextLookup:
         self._end = [manifest.special_token_ids["eot"]] if manifest.append_eot else []
         self._has_empty = bool(manifest.ledger.documents.dropped.get(_NO_TOKENS))
         self._origins = read_origins(store.folder, manifest)
+        self._by_hash: HashSplit | None = None
+        if self._origins is not None and self._origins.by_hash is not None:
+            seed, fractions = self._origins.by_hash
+            self._by_hash = HashSplit(seed=seed, fractions=fractions)
         if self._origins is None:
             log.warning("%s: has no table of origins: the input is counted", store.folder)
         self._grains: dict[int, Sequence[Source]] = {}
@@ -345,13 +352,17 @@ class _TextLookup:
             and continues(grain)
             and grain.settings.get("kind") == "jsonl"
         )
+        at, cut = document - firsts[split], False
+        if self._by_hash is None:  # `kept` gives the documents of all splits
+            at = _index(counts, order, split, at)
+            cut = document == int(edges[mine[-1] + 1, column]) - 1
         return _Region(
             source=grain or self._sources[feed],
-            at=_index(counts, order, split, document - firsts[split]),
+            at=at,
             feed=feed,
             rows_before=rows if numbered else None,
-            found_by="origins" if grain else "counting",
-            cut=document == int(edges[mine[-1] + 1, column]) - 1,
+            found_by="counting" if grain in (None, self._sources[feed]) else "origins",
+            cut=cut,
         )
 
     def _grain(self, feed: int, number: int, mark: int) -> Source | None:
@@ -372,6 +383,11 @@ class _TextLookup:
                 f"{store.folder}: was built from {len(self._sources)} sources and has no table of "
                 "origins, so it is not known how many documents each of them gave; build it again "
                 "with this version"
+            )
+        if store.manifest.split_rule.startswith(BY_HASH):
+            raise OptionError(
+                f"{store.folder}: its splits were drawn by a hash, and the table of origins that "
+                "says which one is gone: copy it again, or build the store again"
             )
         counts = {one: store.num_documents(one) for one in store.splits if store.num_documents(one)}
         # the wanted document, and the first of each split: those show which order is right
@@ -417,11 +433,15 @@ class _TextLookup:
         else:
             yield from permutations(sorted(counts))
 
-    def kept(self, split: str, values: Texts, given: int) -> OffsetArray:  # noqa: ARG002
-        """Numbers of the values of a batch that became documents; `given` came before it."""
-        if not self._has_empty:  # a text without tokens is no document
-            return np.arange(len(values))
-        return np.flatnonzero(self.tokenizer.encode_batch(values).lengths > 0)
+    def kept(self, split: str, values: pa.LargeStringArray) -> OffsetArray:
+        """Numbers of the values of a batch that became documents: of any split, or where a hash
+        chose the splits, of this one."""
+        is_kept = np.ones(len(values), np.bool_)
+        if self._has_empty:  # a text without tokens is no document
+            is_kept = self.tokenizer.encode_batch(values).lengths > 0
+        if self._by_hash is not None:
+            is_kept &= self._by_hash.of_texts(values) == self._by_hash.splits.index(split)
+        return np.flatnonzero(is_kept)
 
     def encoded(self, value: object) -> IntArray:
         """The ids that the build made of a value."""
@@ -495,7 +515,13 @@ class _ChatLookup:
         self.store, self.tokenizer = store, tokenizer
         self._template, self._source = template, source
         self._policy = TrainPolicy(train_on=facts["train_on"], train_on_eot=facts["train_on_eot"])
-        self._rule = SplitRule(seed=manifest.seed, val_fraction=facts["val_fraction"])
+        if manifest.split_rule.startswith(_BY_POSITION):
+            raise OptionError(
+                f"{store.folder}: an older version drew its splits from the positions of "
+                "conversations: build it again with this one"
+            )
+        shares = facts["val_fraction"], facts.get("test_fraction", 0.0)
+        self._by_hash = hash_split(manifest.seed, *shares)
         # the template left some out, so only rendering shows which
         self._drops = any(
             reason in REASONS or reason not in CHAT_REASONS
@@ -505,12 +531,12 @@ class _ChatLookup:
     def region(self, split: str, document: int) -> _Region:  # noqa: ARG002
         return _Region(self._source, document)
 
-    def kept(self, split: str, values: Sequence[Conversation], given: int) -> OffsetArray:
+    def kept(self, split: str, values: Sequence[Conversation]) -> OffsetArray:
         numbers: OffsetArray = np.arange(len(values))
         if self._drops:
             numbers = self._template.render(values, self._policy).kept
-        splits = self._rule.assign(values, first=given)
-        mine: OffsetArray = numbers[splits[numbers] == self._rule.splits.index(split)]
+        splits = self._by_hash.of_conversations(values)
+        mine: OffsetArray = numbers[splits[numbers] == self._by_hash.splits.index(split)]
         return mine
 
     def encoded(self, value: Conversation) -> IntArray:

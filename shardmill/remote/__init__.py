@@ -6,17 +6,14 @@ system of fsspec works; `shardmill[s3]` installs the one for S3.
 
 from __future__ import annotations
 
-from shardmill.remote.build_to import Outgoing, build_to
 from shardmill.remote.cached_store import RemoteStore, open_remote
 from shardmill.remote.contents import TransferReceipt
 from shardmill.remote.pull import pull, remote_manifest, verify_remote
 from shardmill.remote.push import push
 
 __all__ = [
-    "Outgoing",
     "RemoteStore",
     "TransferReceipt",
-    "build_to",
     "open_remote",
     "pull",
     "push",

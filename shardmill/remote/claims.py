@@ -1,4 +1,4 @@
-"""Only one push at a time changes a remote folder.
+"""Only one push or build at a time changes a remote folder. Below, a build is a push too.
 
 A push first writes a claim, a small file with a random name that no other push writes to, and then
 lists the folder. It continues only if no other push that may be alive has a claim there. This is
@@ -45,10 +45,14 @@ _CLAIM_BYTES = 600
 _active: set[str] = set()  # names of the claims that pushes of this process hold
 
 
+class ClaimedError(StoreError):
+    """Another push or build is at work in the folder."""
+
+
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a claim: which push is at work, for the next push that finds it."""
 
-    pushing: str  # sha256 of the manifest
+    pushing: str  # sha256 of the manifest; "build"
     host: str
     machine: str | None  # differs between machines, boots and containers; None: unknown
     pid: int
@@ -90,8 +94,10 @@ class PushClaim:
         """Raise unless this push can still be sure that no other push took over."""
         if _now() - self._last > LOST:
             raise StoreError(
-                f"{self.remote.url}: no contact for more than {LOST:.0f} s, so another push may be "
-                "at work there now; check the connection, then push again: what arrived is kept"
+                f"{self.remote.url}: no contact for more than {LOST:.0f} s, so another push or "
+                "build may be at work there now; check the connection, then do the same again (a "
+                "build with {resume}): what arrived is kept",
+                resume=True,
             )
 
     def _begin(self) -> None:
@@ -133,8 +139,8 @@ class PushClaim:
                 raise self._taken(None)  # it should have withdrawn
             if waited > 1 and None in alive.values() and not has_warned:
                 log.warning(
-                    "%s: another machine began a push to here; waiting up to %.0f s to see whether "
-                    "it is still at work",
+                    "%s: another machine began a push or build to here; waiting up to %.0f s to "
+                    "see whether it is still at work",
                     self.remote.url,
                     DEAD,
                 )
@@ -163,11 +169,11 @@ class PushClaim:
             return False
         return True if last.changed else None
 
-    def _taken(self, record: _Record | None) -> StoreError:
+    def _taken(self, record: _Record | None) -> ClaimedError:
         who = f" (process {record.pid} on {record.host})" if record else ""
-        return StoreError(
-            f"{self.remote.url}: another push is at work there{who}; nothing was sent: wait for "
-            "it, then push again"
+        return ClaimedError(
+            f"{self.remote.url}: another push or build is at work there{who}; nothing was sent: "
+            "wait for it, then do the same again"
         )
 
     def _write(self, remote: RemoteFolder, *, at_work: bool | None = None) -> None:

@@ -18,6 +18,7 @@ import os
 import re
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -53,6 +54,9 @@ LARGEST = {META: MAX_META_BYTES, PACKED: 2**24}
 
 MARKER = ".shardmill-push.json"
 """What an unfinished push leaves: which folder these files belong to."""
+
+BUILD = ".shardmill-build/"
+"""The folder for what an unfinished build leaves beside its shards."""
 
 ReadFile: TypeAlias = Callable[[str, int], bytes | None]
 """A file of the folder, by name, of at most so many bytes; None if there is none."""
@@ -110,6 +114,8 @@ def local_contents(folder: Path) -> Contents:
 def remote_contents(found: Listing) -> Contents:
     """The finished folder that was listed, without the table of origins."""
     advice = "a push to here is unfinished" if MARKER in found else "check the URL"
+    if any(name.startswith(BUILD) for name in found):
+        advice = "a build to here is unfinished"
     return _read_folder(found.read, found.remote.url, advice)
 
 
@@ -232,6 +238,9 @@ def is_same(remote: RemoteFolder, fact: FileFact, path: Path, info: dict[str, An
     size = path.stat().st_size
     if info.get("size") != size:
         return False
+    md5 = info.get("md5Hash")  # of Google Cloud Storage
+    if md5 and b64decode(md5).hex() == _local_etag(path, size, in_parts=False):
+        return True
     etag = _ETAG.fullmatch(str(info.get("ETag", "")).strip('"'))
     if etag and etag[0] == _local_etag(path, size, in_parts=etag[1] is not None):
         return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardmill.arguments import whole_number
 from shardmill.errors import DamagedStoreError, StoreError, StoreExistsError, StoreNotFoundError
 from shardmill.remote.claims import CLAIM, PushClaim, claim_folder
 from shardmill.remote.contents import (
+    BUILD,
     LARGEST,
     MARKER,
     Contents,
@@ -40,9 +42,6 @@ from shardmill.store.layout import EXCLUDE, ORIGINS, looks_like_data
 from shardmill.store.manifest import decode_manifest
 
 log = logging.getLogger(__name__)
-
-PROBE = ".shardmill-probe"
-"""Written and removed before a build, to find out whether that is allowed."""
 
 _MOST_MARKER_BYTES = 1000
 
@@ -150,7 +149,7 @@ def _remove_leftovers(remote: RemoteFolder, names: Iterable[str]) -> None:
 
 
 def _is_leftover(name: str) -> bool:
-    return name in (MARKER, PROBE) or name.startswith((CLAIM, TEMPORARY))
+    return name == MARKER or name.startswith((CLAIM, TEMPORARY, BUILD))
 
 
 def _is_finished(contents: Contents, found: Listing, *, replace: bool) -> bool:
@@ -168,6 +167,8 @@ def _is_finished(contents: Contents, found: Listing, *, replace: bool) -> bool:
     elif MARKER in found:
         if not is_marked(found, contents):
             obstacle = "the unfinished push of another folder is there"
+    elif any(name.startswith(BUILD) for name in found):
+        obstacle = "an unfinished build is there"
     elif taken:
         obstacle = f"{taken[0]} is there, and no push of ours put it there"
     if obstacle is not None:
@@ -192,8 +193,8 @@ def _take_over(contents: Contents, claim: PushClaim) -> None:
     if not remote.create(MARKER, _marker(contents)):
         raise StoreError(f"{remote.url}: another push began there just now; look, then push again")
     ours = {fact.name for fact in contents.files}
-    listed = [old for name, data in manifests.items() for old in (*_listed(name, data), ORIGINS)]
-    gone = dict.fromkeys((*manifests, *listed, *_foreign(contents, found)))
+    left = [name for name in found if name.startswith(BUILD)]  # of a build that did not finish
+    gone = dict.fromkeys((*manifests, *left, *listed_names(manifests), *_foreign(contents, found)))
     _remove(claim, [name for name in gone if name not in ours and name in found])
 
 
@@ -298,12 +299,13 @@ def _finish(contents: Contents, sizes: Mapping[str, int], claim: PushClaim) -> N
         raise StoreError(f"{remote.url}: another push took over; look, then push again")
 
 
-def _listed(name: str, data: bytes) -> list[str]:
-    """The files of a manifest that is removed; none if it is damaged."""
-    try:
-        return [fact.name for fact in read_contents(name, data, where=name).files]
-    except StoreError:
-        return []
+def listed_names(manifests: Mapping[str, bytes]) -> list[str]:
+    """The files of manifests that are removed; none of one that is damaged."""
+    names = [ORIGINS] if manifests else []
+    for name, data in manifests.items():
+        with suppress(StoreError):
+            names += [fact.name for fact in read_contents(name, data, where=name).files]
+    return names
 
 
 def _local_size(path: Path) -> int:

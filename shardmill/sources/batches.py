@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import ConversationSource, Source
@@ -42,6 +42,7 @@ _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_RETURN, _NEWLINE = b"\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def make_batch(
     if raw.null_count:
         repaired = None if repaired is None else np.delete(repaired, null_rows(raw))
         raw = raw.drop_null()
-    texts, invalid = _valid(raw.cast(pa.large_binary()))
+    texts, invalid = _valid(to_binary(raw))
     if repaired is not None:
         invalid = repaired if invalid is None else invalid | repaired
     texts = _without_crlf(_without_bom(texts))
@@ -130,6 +131,31 @@ def make_batch(
     counts = {"empty": len(raw) - num_kept, "invalid_utf8": num_invalid}
     return TextBatch(
         texts=texts, num_read=num_read, counts=counts, drops=tuple(drops), cursor=cursor
+    )
+
+
+def string_batch(
+    strings: Sequence[str],
+    cursor: Cursor,
+    *,
+    num_repaired: int = 0,
+    drops: Iterable[Drop] = (),
+    num_read: int | None = None,
+) -> TextBatch:
+    """As `make_batch`, of Python strings without lone surrogates, which the batch keeps: engines
+    take nothing else. Something was replaced in `num_repaired` of them."""
+    clean = [
+        unix_lines(text.removeprefix(BOM)) if "\r" in text or text.startswith(BOM) else text
+        for text in strings
+    ]
+    kept = list(filter(None, clean))
+    return TextBatch(
+        texts=_encoded(kept),
+        strings=kept,
+        num_read=len(strings) if num_read is None else num_read,
+        counts={"empty": len(clean) - len(kept), "invalid_utf8": num_repaired},
+        drops=tuple(drops),
+        cursor=cursor,
     )
 
 
@@ -159,11 +185,23 @@ def _encoded(texts: Sequence[str | None]) -> pa.LargeStringArray:
     if None in texts:
         return pa.array(texts, pa.large_string())
     # As quick as pa.array, which imports pandas first where that is installed: 0.3 s.
-    parts = [text.encode() for text in texts if text is not None]
+    parts = [_utf8(text) for text in texts if text is not None]
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
     buffers = pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))
     return pa.LargeStringArray.from_buffers(len(parts), *buffers)
+
+
+def _utf8(text: str) -> bytes:
+    """As `text.encode()`, but the string keeps its UTF-8, which engines ask for again: to encode it
+    twice is a tenth of all the work on web pages."""
+    if text.isascii() or len(text) > 2**20:  # it is UTF-8 already, or too large to hold twice
+        return text.encode()
+    packed = msgspec.msgpack.encode(
+        text
+    )  # after a header by the length: up to 31, 255, 65,535, ...
+    size = len(packed)
+    return packed[1 if size <= 32 else 2 if size <= 257 else 3 if size <= 2**16 + 2 else 5 :]
 
 
 def replace_surrogates(text: str) -> str:
@@ -176,30 +214,59 @@ def unix_lines(text: str) -> str:
     return text.replace("\r\n", "\n") if "\r" in text else text
 
 
+def to_binary(array: pa.Array) -> pa.LargeBinaryArray:
+    """As a cast to large binary, without a copy of the texts. Arrow's own imports pyarrow.compute,
+    which is 40 ms of a worker's start."""
+    is_narrow = array.type in (pa.string(), pa.binary())
+    if not len(array) or not (is_narrow or array.type in (pa.large_string(), pa.large_binary())):
+        return array.cast(pa.large_binary())
+    valid, offsets, data = array.buffers()
+    if is_narrow:
+        offsets = pa.py_buffer(np.frombuffer(offsets, np.int32).astype(np.int64))
+    kind, buffers = pa.large_binary(), [valid, offsets, data]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset)
+
+
 def _valid(raw: pa.LargeBinaryArray) -> tuple[pa.LargeStringArray, Mask | None]:
+    kind, buffers = pa.large_string(), raw.buffers()
+    texts = pa.Array.from_buffers(kind, len(raw), buffers, offset=raw.offset)
     try:
-        return raw.cast(pa.large_string()), None
+        texts.validate(full=True)
+        return texts, None
     except pa.ArrowInvalid:
-        texts = [data.decode("utf-8", "replace") for data in raw.to_pylist()]
-        fixed = pa.array(texts, pa.large_string())
-        changed = pc.not_equal(fixed.cast(pa.large_binary()), raw)
-        return fixed, changed.to_numpy(zero_copy_only=False)
+        found = raw.to_pylist()
+        texts = [data.decode("utf-8", "replace") for data in found]
+        changed = [text.encode() != data for text, data in zip(texts, found, strict=True)]
+        return _encoded(texts), np.array(changed, np.bool_)
 
 
 def _without_bom(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     edges, data = _edges(texts), _data(texts)
-    firsts = edges[:-1][np.diff(edges) > 0] - edges[0]
-    if not (data[firsts] == BOM_BYTES[0]).any():  # a look at one byte of each text
-        return texts
-    marked = pc.starts_with(texts, BOM)
-    return pc.if_else(marked, pc.utf8_slice_codeunits(texts, 1), texts)
+    size = len(BOM_BYTES)
+    firsts = edges[:-1][np.diff(edges) >= size] - edges[0]
+    for number, byte in enumerate(BOM_BYTES):  # a look at a few bytes of each text
+        firsts = firsts[data[firsts + number] == byte]
+    return _without_bytes(texts, np.repeat(firsts, size) + np.tile(np.arange(size), len(firsts)))
 
 
 def _without_crlf(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    # Looking for the byte is many times quicker than replacing, and most text has none.
-    if b"\r" not in _data(texts).tobytes():
+    edges, data = _edges(texts), _data(texts)
+    if b"\r" not in data.tobytes():  # quicker than any comparison, and most text has none
         return texts
-    return pc.replace_substring(texts, "\r\n", "\n")
+    returns = np.flatnonzero(data[:-1] == _RETURN)
+    returns = returns[data[returns + 1] == _NEWLINE]
+    stops = edges[np.searchsorted(edges, returns + edges[0], side="right")] - edges[0]
+    return _without_bytes(texts, returns[returns + 1 < stops])
+
+
+def _without_bytes(texts: pa.LargeStringArray, positions: OffsetArray) -> pa.LargeStringArray:
+    """Without the bytes at these positions of `_data`, which are ascending."""
+    if not len(positions):
+        return texts
+    edges = _edges(texts) - _edges(texts)[0]
+    edges -= np.searchsorted(positions, edges)
+    data = np.delete(_data(texts), positions)
+    return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(edges), pa.py_buffer(data))
 
 
 def byte_lengths(texts: pa.LargeStringArray | pa.LargeBinaryArray) -> OffsetArray:
@@ -265,7 +332,7 @@ def coalesce(batches: Iterable[TextBatch], limits: BatchLimits) -> Iterator[Text
     """Join neighbours while they fit; a joined batch has the cursor of its last part. At most one
     batch is read ahead."""
     sized = ((batch, int(byte_lengths(batch.texts).sum()), batch.num_read) for batch in batches)
-    return map(_joined, grouped(sized, limits))
+    return (_joined(group) for group in grouped(sized, limits))  # unlike a map, it can be closed
 
 
 def grouped(items: Iterable[tuple[_T, int, int]], limits: BatchLimits) -> Iterator[list[_T]]:
@@ -301,12 +368,22 @@ def _joined(batches: list[TextBatch]) -> TextBatch:
         counts.update(batch.counts)
     return TextBatch(
         texts=pa.concat_arrays([batch.texts for batch in batches]),
+        strings=_joined_strings(batches),
         num_read=sum(batch.num_read for batch in batches),
         counts=dict(counts),
         drops=tuple(drop for batch in batches for drop in batch.drops),
         num_rows=sum(batch.num_rows for batch in batches),
         cursor=batches[-1].cursor,
     )
+
+
+def _joined_strings(batches: list[TextBatch]) -> list[str] | None:
+    strings: list[str] = []
+    for batch in batches:
+        if batch.strings is None:
+            return None
+        strings += batch.strings
+    return strings
 
 
 def counts_of(cursor: JSON, keys: tuple[str, ...], source: str) -> tuple[int, ...]:

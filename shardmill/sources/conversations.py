@@ -4,7 +4,8 @@ The shape is named by the caller, or is that of the first readable row, which is
 in `describe`. Every row fits the shape or is an error, or with on_bad="skip" a drop. A shape that
 was found is strict: a later row that an earlier shape of the list would claim does not fit.
 `num_read` counts conversations and drops, not rows: a tree of messages counts once per thread.
-Whether a conversation makes sense is decided by the `chat` package.
+A source is cut as one of documents is, except that the rows of a tree stay together. Whether a
+conversation makes sense is decided by the `chat` package.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from copy import copy
 from dataclasses import asdict
 from functools import cached_property
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
 from shardmill.sources.batches import (
@@ -25,11 +27,12 @@ from shardmill.sources.batches import (
     NamedSource,
     fields_of,
     grouped,
+    runs,
     utf8_bytes,
 )
 from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
-from shardmill.sources.formats.parquet import without_nulls
-from shardmill.sources.hub import hub_rows
+from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
+from shardmill.sources.hub import hub_rows, stored_rows
 from shardmill.sources.message_trees import TreeRow, TreeRules, threads
 from shardmill.sources.shapes import (
     ConversationShape,
@@ -38,9 +41,9 @@ from shardmill.sources.shapes import (
     shape_named,
     shape_of,
 )
-from shardmill.sources.source import BadRowError, InputRow, RowFormat
+from shardmill.sources.source import BadRowError, InputRow, RowFormat, cut_inputs, each_input
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
-from shardmill.storage.hub import HubSplit
+from shardmill.storage.hub import HubFile, HubSplit
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ MAX_HELD_BYTES = 512 * 2**20
 _NUM_KEYS = 20
 
 
-class HubRows:
+class HubRows(RowFormat):
     """Whole rows of a split of a hub dataset, whose client has no bound of a row."""
 
     def rows(self, split: HubSplit, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
@@ -57,15 +60,22 @@ class HubRows:
             assert isinstance(row.value, dict)
             yield row._replace(value=without_nulls(row.value))
 
+    def size_hint(self, _split: HubSplit) -> None:
+        return None
+
 
 class ChatInput(NamedTuple):
-    """Whole rows of one file, or of one split of a hub dataset."""
+    """Whole rows of one file, or of one split of a hub dataset or a file of it."""
 
-    file: InputFile | HubSplit
+    file: InputFile | HubSplit | HubFile
     format: RowFormat
 
-    def where(self, id: str) -> str:
+    def where(self, row: InputRow) -> str:
         """A row as a person finds it."""
+        before = self.format.rows_before(self.file) if row.row is not None else 0
+        id = Drop(id=row.id, reason="", row=row.row).numbered(before).id
+        if not isinstance(self.file, InputFile):
+            return f"hub dataset {id}"
         return str(self.file.place).removesuffix(self.file.name) + id
 
     def rows(self, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
@@ -88,6 +98,7 @@ class ConversationGroup(NamedTuple):
     items: Iterable[Conversation | Drop | TreeRow]
     end: ChatCursor
     repaired: bool = False  # whether something in their input was not text and was replaced
+    num_rows: int = 0  # see `InputRow`
 
 
 def batched(
@@ -102,15 +113,18 @@ def batched(
     million threads is not one batch.
     """
     found = _items_with_cursors(groups, start)
-    for held in grouped(((one, text_bytes(one[0]), 1) for one in found), limits):
-        items = [item for item, _, _ in held]
-        num_repaired = sum(repaired for item, _, repaired in held if isinstance(item, Conversation))
+    sized = ((one, text_bytes(one.item), one.item is not None) for one in found)
+    for held in grouped(sized, limits):
+        conversations = [one for one in held if isinstance(one.item, Conversation)]
+        drops = tuple(one.item for one in held if isinstance(one.item, Drop))
+        num_repaired = sum(one.repaired for one in conversations)
         yield ConversationBatch(
-            conversations=tuple(item for item in items if isinstance(item, Conversation)),
-            num_read=len(items),
+            conversations=tuple(cast(Conversation, one.item) for one in conversations),
+            num_read=len(conversations) + len(drops),
             counts={"invalid_utf8": num_repaired} if num_repaired else {},
-            drops=tuple(item for item in items if isinstance(item, Drop)),
-            cursor=to_json(held[-1][1]),
+            drops=drops,
+            num_rows=sum(one.num_rows for one in held),
+            cursor=to_json(held[-1].end),
         )
 
 
@@ -137,23 +151,27 @@ def text_bytes(conversation: object) -> int:
     return total
 
 
-def _items_with_cursors(
-    groups: Iterable[ConversationGroup], start: ChatCursor
-) -> Iterator[tuple[object, ChatCursor, bool]]:
-    """Each item, the cursor after it, and whether its group was repaired."""
+class _Item(NamedTuple):
+    item: object  # None: rows that were passed, with nothing in them
+    end: ChatCursor  # after it
+    repaired: bool
+    num_rows: int = 0  # those of a group come with its last item
+
+
+def _items_with_cursors(groups: Iterable[ConversationGroup], start: ChatCursor) -> Iterator[_Item]:
     before, skip = start._replace(done=0), start.done
-    for items, end, repaired in groups:
+    for items, end, repaired, num_rows in groups:
         # One item is held back: the cursor after the last one is the end of the group.
         last: object = None
         number = 0
         for number, item in enumerate(items, 1):
             if last is not None:
-                yield last, before._replace(done=number - 1), repaired
+                yield _Item(last, before._replace(done=number - 1), repaired)
             last = item if number > skip else None
         if number < skip:
             break
-        if last is not None:
-            yield last, end, repaired
+        if last is not None or num_rows:
+            yield _Item(last, end, repaired, num_rows)
         before, skip = end, 0
     if skip:
         raise SourceError(
@@ -162,28 +180,39 @@ def _items_with_cursors(
         )
 
 
-def _are_together(trees: Iterable[str | None]) -> bool:
-    """Does each tree's name come in one run only, and on every row? Keeps the names."""
+class _TreeOrder(NamedTuple):
+    """How the rows of all trees lie in the inputs."""
+
+    together: bool  # each tree's rows follow one another
+    in_one_input: bool  # and none continues in the next input
+
+
+def _order_of(trees: Iterable[tuple[int, str | None]]) -> _TreeOrder:
+    """Of each row the number of its input and the name of its tree. Keeps the names."""
     closed: set[str] = set()
-    for tree, _ in groupby(trees):
-        if tree is None or tree in closed:
-            return False
+    last, crosses = None, False
+    for (_, tree), _ in groupby(trees):
+        if tree is None or (tree in closed and tree != last):
+            return _TreeOrder(together=False, in_one_input=False)
+        crosses = crosses or tree == last
         closed.add(tree)
-    return True
+        last = tree
+    return _TreeOrder(together=True, in_one_input=not crosses)
 
 
 def _groups_of_trees(
     rows: Iterable[ConversationGroup], *, together: bool, name: str
 ) -> Iterator[ConversationGroup]:
     """One tree each when the rows of every tree are together, so that memory is one tree's; else
-    all rows in one group. Rows that do not fit go with the tree before them."""
+    all rows in one group. Rows that do not fit go with the tree before them; before the first tree
+    they are a group, as in a piece that begins with them."""
     held: list[ConversationGroup] = []
     tree: str | None = None
     num_bytes = 0
     for group in rows:
         (row,) = group.items
         if isinstance(row, TreeRow):
-            if together and tree is not None and row.tree != tree:
+            if together and held and row.tree != tree:
                 yield _tree_of(held)
                 held, num_bytes = [], 0
             tree = row.tree
@@ -236,7 +265,8 @@ class ChatSource(NamedSource):
         """Reads the files once (their ends, when large) and finds the shape; then remembers."""
         if self._description is None:
             shape = self._shape()
-            prints = iter(fingerprint_files(self._files()))
+            files = [file for file, _ in self._inputs if isinstance(file, InputFile)]
+            prints = iter(fingerprint_files(files))
             self._description = {
                 "kind": "chats",
                 "name": self.name,
@@ -245,8 +275,8 @@ class ChatSource(NamedSource):
                 "on_bad": self._on_bad,
                 **asdict(self._rules),
                 "inputs": [
-                    file.describe() if isinstance(file, HubSplit) else next(prints)
-                    for file, _ in self._inputs
+                    _part(next(prints) if isinstance(file, InputFile) else file.describe(), format)
+                    for file, format in self._inputs
                 ],
             }
         return dict(self._description)
@@ -259,8 +289,8 @@ class ChatSource(NamedSource):
         ]
 
     def size_hint(self) -> int | None:
-        files = self._files()
-        return sum(file.num_bytes for file in files) if len(files) == len(self._inputs) else None
+        sizes = each_input(lambda file, format: format.size_hint(file), self._inputs)
+        return None if None in sizes else sum(sizes)
 
     def of_files(self, files: Sequence[InputFile]) -> ChatSource:
         """The same source over files of other names, one for each input; all inputs are files."""
@@ -278,8 +308,44 @@ class ChatSource(NamedSource):
         start = ChatCursor(0, None) if cursor is None else self._parse(cursor)
         return batched(self._groups(start), start, self.limits, self._to_json)
 
-    def _files(self) -> list[InputFile]:
-        return [file for file, _ in self._inputs if isinstance(file, InputFile)]
+    def cut(self, num_bytes: int) -> Sequence[ChatSource]:
+        """As sources of documents are cut. Where the rows of a tree are not in one file, the source
+        is the only piece; to see that, all rows are read. Else only a look for the shape is taken,
+        which all pieces use."""
+        shape = self._shape()
+        if shape is None or not shape.is_part_of_tree:
+            return [self._piece(part) for part in cut_inputs(self._by_files(), num_bytes)]
+        whole_number(num_bytes, "num_bytes")
+        if not self._tree_order.in_one_input:
+            return (self,)
+        sizes = each_input(lambda file, format: format.size_hint(file), self._inputs)
+        return [self._piece(self._inputs[start:stop]) for start, stop in runs(sizes, num_bytes)]
+
+    def _by_files(self) -> list[tuple[Any, RowFormat]]:
+        """The inputs; of a hub dataset its Parquet files, where they hold what the client gives."""
+        found: list[tuple[Any, RowFormat]] = []
+        for entry in self._inputs:
+            files = stored_rows(entry.file) if isinstance(entry.file, HubSplit) else None
+            found += [entry] if files is None else [(file, ParquetFormat()) for file in files]
+        return found
+
+    def _piece(self, inputs: Sequence[tuple[Any, Any]]) -> ChatSource:
+        first, last = inputs[0][0].name, inputs[-1][0].name
+        source = copy(self)
+        source._description = None
+        source._inputs = tuple(ChatInput(*one) for one in inputs)
+        to = "" if len(inputs) == 1 else f" to {last}"
+        source.name = f"{self.name}/{first}{to}{inputs[0][1].range_name}"
+        return source
+
+    @property
+    def continues(self) -> bool:
+        return self._inputs[0].format.continues
+
+    @property
+    def files(self) -> tuple[InputFile | HubFile, ...]:
+        """The inputs that are files."""
+        return tuple(file for file, _ in self._inputs if not isinstance(file, HubSplit))
 
     def _to_json(self, cursor: ChatCursor) -> Cursor:
         position = cursor.position() if callable(cursor.position) else cursor.position
@@ -312,8 +378,9 @@ class ChatSource(NamedSource):
         for number, row in self._rows(ChatCursor(0, None)):
             if isinstance(row.value, BadRowError):
                 self._drop(number, row, row.value)  # an error, or the next row
+            if not isinstance(row.value, dict):
                 continue
-            where = self._inputs[number].where(row.id)
+            where = self._inputs[number].where(row)
             shape = shape_of(row.value)
             if shape is None:
                 raise SourceError(
@@ -340,7 +407,7 @@ class ChatSource(NamedSource):
         shape = self._shape()
         groups = self._read(start, shape)
         if shape is not None and shape.is_part_of_tree:
-            groups = _groups_of_trees(groups, together=self._trees_are_together, name=self.name)
+            groups = _groups_of_trees(groups, together=self._tree_order.together, name=self.name)
         yield from groups
 
     def _read(
@@ -349,39 +416,52 @@ class ChatSource(NamedSource):
         """The items of each row."""
         for number, row in self._rows(start):
             end = ChatCursor(number, row.position)
+            if row.value is None:
+                yield ConversationGroup((), end, num_rows=row.num_rows)
+                continue
             try:
                 if isinstance(row.value, BadRowError):
                     raise row.value
                 assert shape is not None, "without a shape no row can be read"
                 if self._named is None:
                     check_best(row.value, shape)
-                items = shape.read(row.value, row.id, self._rules)
+                items = shape.read(row.value, row.id, self._rules, row.row)
             except BadRowError as bad:
-                yield ConversationGroup((self._drop(number, row, bad),), end)
+                drop = self._drop(number, row, bad)
+                yield ConversationGroup((drop,), end, num_rows=row.num_rows)
             else:
-                yield ConversationGroup(items, end, row.repaired)
+                yield ConversationGroup(items, end, row.repaired, row.num_rows)
 
     @cached_property
-    def _trees_are_together(self) -> bool:
+    def _tree_order(self) -> _TreeOrder:
         """Reads all input once, so that the answer does not depend on where reading starts."""
-        groups = self._read(ChatCursor(0, None), self._shape())
-        rows = (row for group in groups for row in group.items)
-        found = _are_together(row.tree for row in rows if isinstance(row, TreeRow))
-        if not found:
+        found = _order_of(
+            (group.end.input, row.tree)
+            for group in self._read(ChatCursor(0, None), self._shape())
+            for row in group.items
+            if isinstance(row, TreeRow)
+        )
+        if not found.together:
             logger.info("%s: rows of a tree are not together; all rows are held", self.name)
         return found
 
     def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
         if self._on_bad == "skip":
-            return Drop(id=row.id, reason=bad.reason)
-        where = self._inputs[number].where(row.id)
-        keys = "" if isinstance(row.value, BadRowError) else f"; its keys: {_keys_of(row.value)}"
+            return Drop(id=row.id, reason=bad.reason, row=row.row)
+        where = self._inputs[number].where(row)
+        keys = f"; its keys: {_keys_of(row.value)}" if isinstance(row.value, dict) else ""
         raise SourceError(
             f"{where}: {bad}{keys}; correct the row, name another {{shape}}, or leave such rows "
             "out with {on_bad}",
             shape=...,
             on_bad="skip",
         ) from bad
+
+
+def _part(description: JSON, format: RowFormat) -> JSON:
+    """Of a file, with the range that is read of it."""
+    name = format.range_name.removeprefix(":")
+    return {**description, "part": name} if name and isinstance(description, dict) else description
 
 
 def _keys_of(row: Object) -> str:

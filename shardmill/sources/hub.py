@@ -3,7 +3,8 @@
 To resume a stream, the last rows before the cursor are read again and compared: through the
 client's own state where that leads to the same rows, else by counting from the start (always when
 shuffled: the client's shuffle buffer is not in its state). `HubParquetSource` gives the same
-documents of a dataset of Parquet files, in the same order, and resumes at the cursor's row group.
+documents of a dataset of Parquet files, in the same order, and resumes at the cursor's row group;
+the pieces of a stream of such a dataset are read in this way.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import asdict, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import accumulate, islice
+from typing import Any, NamedTuple, Self
 
+from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
@@ -32,8 +35,15 @@ from shardmill.sources.batches import (
     strings_to_arrow,
     utf8_bytes,
 )
-from shardmill.sources.formats.parquet import ParquetFormat
-from shardmill.sources.source import ConcatSource, FileListSource, Format, InputRow, RowLocation
+from shardmill.sources.formats.parquet import ParquetFormat, row_groups, text_columns
+from shardmill.sources.source import (
+    ConcatSource,
+    FileListSource,
+    Format,
+    InputRow,
+    RowLocation,
+    each_input,
+)
 from shardmill.storage.hub import HubFile, HubSplit, NotByFilesError, bounded_client, client_version
 
 logger = logging.getLogger(__name__)
@@ -215,6 +225,30 @@ class HubSource(NamedSource):
                 )
             yield (row, text), utf8_bytes(text or ""), 1
 
+    def limited(self, num_bytes: int) -> Self:
+        """The same, whose pieces refuse a document over `num_bytes` before it is read whole. The
+        client's stream has no such bound."""
+        return self.with_limits(most_bytes=num_bytes)
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        """Runs of row groups and of small files, when the split is the rows of Parquet files; else,
+        and when it is shuffled, this source itself. Asks the hub, and reads all footers."""
+        whole_number(num_bytes, "num_bytes")
+        options = {**asdict(self._split.options), "revision": self.revision}
+        if options.pop("shuffle") is not None:
+            return (self,)
+        options["field"] = self._field
+        try:
+            whole = HubParquetSource(
+                self._split.dataset, name=self.name, limits=self.limits, **options
+            )
+        except NotByFilesError:
+            return (self,)
+        is_text = dict(text_columns(whole.files[0])).get(self._field)
+        if not is_text or not self._split.is_plain(self._field):
+            return (self,)  # the client makes text of it
+        return whole.of_split().cut(num_bytes)
+
     @cached_property
     def _field(self) -> str:
         columns = self._split.declared_columns()
@@ -223,6 +257,25 @@ class HubSource(NamedSource):
             row = first.value if first else {}
             columns = tuple((name, isinstance(value, str)) for name, value in row.items())
         return choose_field(columns, wanted=self._split.options.field, where=self._split.place)
+
+
+def stored_rows(split: HubSplit) -> tuple[HubFile, ...] | None:
+    """The Parquet files whose rows are those of a split, as the client streams them; None when
+    there are none. Asks the hub, and reads the footers."""
+    if split.options.shuffle is not None:
+        return None
+    try:
+        files, _ = split.parquet_files()
+    except NotByFilesError:
+        return None
+    return _numbered(files, None) if split.is_plain() else None
+
+
+def _numbered(files: Sequence[HubFile], column: str | None) -> tuple[HubFile, ...]:
+    """All files of a split, which know the rows before them. Reads the footers."""
+    groups = each_input(row_groups, [(file, column) for file in files])
+    before = accumulate((sum(rows for rows, _ in found) for found in groups), initial=0)
+    return tuple(replace(file, rows_before=rows) for file, rows in zip(files, before, strict=False))
 
 
 def iter_rows(dataset: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -290,6 +343,11 @@ class HubParquetSource(FileListSource):
         names = "\n".join(file.path for file in self.files)
         digest = hashlib.sha256(names.encode()).hexdigest()
         return {**facts, "num_files": len(self.files), "sha256_of_names": digest}
+
+    def of_split(self) -> Self:
+        """The same, with ids that number the rows of the whole split, as the stream's do."""
+        format = self._settled()
+        return self._over(_numbered(self.files, self._split.options.field), format, self.name)
 
     def _piece(self, files: tuple[HubFile, ...], format: Format) -> Source:
         """One file, or some row groups of it. Several files are pieces that are joined."""

@@ -4,11 +4,12 @@ Every path from a root to a leaf is a conversation, and every message that is on
 with one reason. Paths come depth first, roots and replies in input order. Time and memory are
 linear in the messages, and nothing recurses, so a chain of any length is read. "prompter" becomes
 user, other roles stay. A conversation's id is that of its last message, its group is the tree's, so
-that siblings stay in one split.
+that siblings stay in one split; a tree without a name is named by its prompt.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -102,6 +103,7 @@ class TreeRow(NamedTuple):
     message: Message
     tree: str | None
     id: str  # of its drop
+    row: int | None = None  # of its drop
 
 
 def is_oasst_tree(row: Object) -> bool:
@@ -125,13 +127,15 @@ def read_tree_row(row: Object, row_id: str, rules: TreeRules) -> TreeRow:
     return TreeRow(node, _message(row), tree if isinstance(tree, str) else None, row_id)
 
 
-def read_tree(row: Object, row_id: str, rules: TreeRules) -> Iterator[Conversation | Drop]:
+def read_tree(
+    row: Object, row_id: str, rules: TreeRules, number: int | None = None
+) -> Iterator[Conversation | Drop]:
     """A row that is a whole tree."""
     prompt = row.get("prompt")
     if not isinstance(prompt, dict):
         raise BadRowError("other_shape", f"'prompt' is {kind_of(prompt)}, wanted a message")
     given = row.get("message_tree_id") or prompt.get("message_id")
-    tree = given if isinstance(given, str) else row_id
+    tree = given if isinstance(given, str) else _digest(prompt)
     rows: list[TreeRow] = []
     stack: list[tuple[object, str | None]] = [(prompt, None)]
     while stack:
@@ -139,14 +143,16 @@ def read_tree(row: Object, row_id: str, rules: TreeRules) -> Iterator[Conversati
         if not isinstance(found, dict):
             raise BadRowError("bad_message", f"a reply is {kind_of(found)}, wanted an object")
         # Numbered, so that ids that are missing or repeat do no harm.
-        number = str(len(rows))
-        given = found.get("message_id")
-        id = given if isinstance(given, str) and given else f"{row_id} message {number}"
-        rows.append(TreeRow(Node(number, parent, _fault(found, rules)), _message(found), tree, id))
+        name = str(len(rows))
+        id, at = found.get("message_id"), None
+        if not isinstance(id, str) or not id:
+            id, at = f"message {name} of {row_id}", number
+        node = Node(name, parent, _fault(found, rules))
+        rows.append(TreeRow(node, _message(found), tree, id, at))
         replies = found.get("replies") or []
         if not isinstance(replies, list):
             raise BadRowError("bad_message", f"'replies' holds {kind_of(replies)}, wanted a list")
-        stack += [(reply, number) for reply in reversed(replies)]
+        stack += [(reply, name) for reply in reversed(replies)]
     return threads(rows, named_by_row=True)
 
 
@@ -160,11 +166,18 @@ def threads(
         yield Conversation(
             messages=[rows[number].message for number in path],
             id=last.id if named_by_row else last.node.id,
+            row=last.row,
             group=first.tree or first.node.id,
         )
     for row, reason in zip(rows, reasons, strict=True):
         if reason is not None:
-            yield Drop(id=row.id, reason=reason)
+            yield Drop(id=row.id, reason=reason, row=row.row)
+
+
+def _digest(prompt: Object) -> str:
+    """A name for a tree that has none. Not its row: of a piece of a file that is not known."""
+    text = prompt.get("text")
+    return hashlib.sha256(str(text).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _fault(row: Object, rules: TreeRules) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from glob import has_magic
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
@@ -41,14 +41,14 @@ from shardmill.urls import Url, scrub
 logger = logging.getLogger(__name__)
 
 
-# The formats of files, and what makes a source of documents of each. One with `rows` gives
+# The formats of files, and what makes a source of documents of each. A `RowFormat` gives
 # conversations too; so does `.json`, see `_row_format`.
 _FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
     "text": (TextFormat, TextSource),
     "jsonl": (JsonlFormat, JsonlSource),
     "parquet": (ParquetFormat, ParquetSource),
 }
-_ROW_FORMATS = [format for format, _ in _FORMATS.values() if hasattr(format, "rows")]
+_ROW_FORMATS = [format for format, _ in _FORMATS.values() if issubclass(format, RowFormat)]
 _ENDINGS = tuple(ending for format, _ in _FORMATS.values() for ending in format.endings)
 _ROW_ENDINGS = (*(ending for format in _ROW_FORMATS for ending in format.endings), ".json")
 
@@ -249,7 +249,7 @@ def _row_format(file: InputFile) -> RowFormat:
     name = file.name.lower()
     for format in _ROW_FORMATS:
         if name.endswith(format.endings):
-            return cast(RowFormat, format())
+            return format()
     if not name.endswith(".json"):
         raise SourceError(f"{file.place}: ends in none of {', '.join(_ROW_ENDINGS)}; rename it")
     check_unchanged(file)

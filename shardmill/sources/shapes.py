@@ -278,7 +278,8 @@ def _is_text(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
-Reader = Callable[[Object, str, TreeRules], Iterable[Conversation | Drop | TreeRow]]
+Reader = Callable[[Object, str, TreeRules, int | None], Iterable[Conversation | Drop | TreeRow]]
+"""Of a row, its id, the rules of trees, and the `row` of a `Drop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,26 +293,38 @@ class ConversationShape:
     read: Reader
     is_part_of_tree: bool = False  # whether several rows make a tree
 
+    def __reduce__(self) -> tuple[Callable[[str], ConversationShape], tuple[str]]:
+        return shape_named, (self.name,)
+
 
 def _one(read: Callable[[Object], list[Message]]) -> Reader:
     """A reader of rows that hold one conversation each."""
 
-    def read_one(row: Object, row_id: str, _: TreeRules) -> Iterable[Conversation]:
-        messages = _with_system(row, read(row))
-        return (Conversation(messages=messages, tools=_tools_of(row), id=_id_of(row, row_id)),)
+    def read_one(
+        row: Object, row_id: str, _: TreeRules, number: int | None
+    ) -> Iterable[Conversation]:
+        messages, own = _with_system(row, read(row)), _own_id(row)
+        return (
+            Conversation(
+                messages=messages,
+                tools=_tools_of(row),
+                id=own or row_id,
+                row=None if own else number,
+            ),
+        )
 
     return read_one
 
 
-def _id_of(row: Object, row_id: str) -> str:
-    """The row's own id when it is a short string or a number, else `row_id`."""
+def _own_id(row: Object) -> str | None:
+    """The row's own id when it is a short string or a number."""
     for key in _ID_KEYS:
         found = row.get(key)
         if isinstance(found, int) and not isinstance(found, bool):
-            return str(found) if abs(found) < 10**_MAX_ID else row_id
+            return str(found) if abs(found) < 10**_MAX_ID else None
         if isinstance(found, str) and 0 < len(found) <= _MAX_ID:
             return found
-    return row_id
+    return None
 
 
 _SHAPES = (
@@ -320,7 +333,7 @@ _SHAPES = (
         "message_id, parent_id, role, text",
         ("message_id",),
         is_oasst_message,
-        lambda row, row_id, rules: (read_tree_row(row, row_id, rules),),
+        lambda row, row_id, rules, _: (read_tree_row(row, row_id, rules),),
         is_part_of_tree=True,
     ),
     ConversationShape(

@@ -41,6 +41,7 @@ from shardmill.storage.files import (
 from shardmill.storage.hub import HubFile
 
 _T = TypeVar("_T")
+_Reader = TypeVar("_Reader", bound="FileReader")
 _LOOK_THREADS = 8
 _STEP = 64  # rows that are passed at a time to find one: one alone costs nearly as much
 
@@ -57,10 +58,12 @@ class BadRowError(Exception):
 class InputRow(NamedTuple):
     """One whole row of a file or dataset."""
 
-    value: dict[str, Any] | BadRowError
+    value: dict[str, Any] | BadRowError | None  # None: only rows that were passed, none to read
     id: str  # "chats.jsonl:17", as its drop is named
     position: JSON | Callable[[], JSON]  # after this row; a function where it is costly to make
     repaired: bool = False  # whether something in it was not text and was replaced
+    row: int | None = None  # as of a `Drop`
+    num_rows: int = 0  # this one and blank ones before it, where `row` is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +76,9 @@ class RowLocation:
     own_id: str | None = None  # the row's own field "id"
 
 
-class RowFormat(Protocol):
-    """A format that reads whole rows, for conversations."""
-
-    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
-        """Rows from `position` on (None: the start)."""
-
-
-class Format(ABC):
-    """How one kind of file is read, with the options that were chosen.
-
-    An instance reads whole files, or the one range that `split` gave it. A position is where in a
-    file to continue, as JSON that only its format understands.
-    """
-
-    kind: ClassVar[str]  # stored in manifests
-    endings: ClassVar[tuple[str, ...]]
+class FileReader:
+    """Reads whole files, or the one range of a file that `split` gave it. A position is where in a
+    file to continue, as JSON that only the reader understands."""
 
     @property
     def range_name(self) -> str:
@@ -100,6 +90,34 @@ class Format(ABC):
         """Whether rows are counted on from the range before; see `CuttableSource`."""
         return False
 
+    def rows_before(self, _file: Any, /) -> int:
+        """Rows of the file before the range, where they are not known. Reads them all."""
+        return 0
+
+    def size_hint(self, file: Any) -> int | None:
+        """About how many bytes of input the file or the range holds; None when unknown."""
+        return int(file.num_bytes)
+
+    def split(self, _file: Any, _num_bytes: int | None, /) -> Sequence[Self]:
+        """Readers of consecutive ranges of a file, each of about `_num_bytes`; None: the smallest
+        ranges that can be found without reading the file."""
+        return (self,)
+
+
+class RowFormat(FileReader, ABC):
+    """A format that reads whole rows, for conversations."""
+
+    @abstractmethod
+    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
+        """Rows from `position` on (None: the start)."""
+
+
+class Format(FileReader, ABC):
+    """How one kind of file is read, with the options that were chosen."""
+
+    kind: ClassVar[str]  # stored in manifests
+    endings: ClassVar[tuple[str, ...]]
+
     def settled(self, _files: Sequence[Any], _limits: BatchLimits, /) -> Self:
         """The same format with every choice made that takes a look at the files of a source."""
         return self
@@ -109,7 +127,6 @@ class Format(ABC):
         """Every option that changes the documents, for `describe`."""
 
     def size_hint(self, file: InputFile) -> int:
-        """About how many bytes of text the file or the range holds."""
         return file.num_bytes
 
     def bytes_before(self, file: InputFile, _position: JSON, /) -> int:
@@ -121,17 +138,39 @@ class Format(ABC):
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         """Documents from `position` on (None: the start). The cursors are positions."""
 
-    def split(self, _file: InputFile, _num_bytes: int | None, /) -> Sequence[Self]:
-        """Formats that read consecutive ranges of a file, each of about `_num_bytes`; None: the
-        smallest ranges that can be found without reading the file."""
-        return (self,)
-
     @abstractmethod
     def locate(
         self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
     ) -> RowLocation:
         """The row between two positions. `rows_before`: rows of the file before this range, if
         known."""
+
+
+def each_input(look: Callable[[Any, Any], _T], inputs: Sequence[tuple[Any, Any]]) -> list[_T]:
+    """A look at each file with its reader. Elsewhere it may take a request, so several run at a
+    time."""
+    if all(isinstance(file.place, Path) for file, _ in inputs):
+        return [look(*one) for one in inputs]
+    with ThreadPoolExecutor(_LOOK_THREADS) as pool:
+        return list(pool.map(lambda one: look(*one), inputs))
+
+
+def cut_inputs(
+    inputs: Sequence[tuple[Any, _Reader]], num_bytes: int
+) -> list[list[tuple[Any, _Reader]]]:
+    """Runs of files with their readers, and ranges of a file that is larger than `num_bytes`."""
+    whole_number(num_bytes, "num_bytes")
+    sizes = each_input(lambda file, reader: reader.size_hint(file), inputs)
+    found = list(runs(sizes, num_bytes))
+    alone = [inputs[start] for start, stop in found if stop - start == 1]
+    parts = iter(each_input(lambda file, reader: reader.split(file, num_bytes), alone))
+    pieces: list[list[tuple[Any, _Reader]]] = []
+    for start, stop in found:
+        if stop - start == 1:
+            pieces += [[(inputs[start][0], part)] for part in next(parts)]
+        else:
+            pieces.append([*inputs[start:stop]])
+    return pieces
 
 
 class FileListSource(NamedSource, ABC):
@@ -186,33 +225,22 @@ class FileListSource(NamedSource, ABC):
         """One source per file; when there are fewer than `at_least`, one per row group (which
         reads the footers of Parquet files). Nothing is fingerprinted."""
         whole_number(at_least, "at_least")
-        whole, files = self._settled(), self.files
-        parts: Sequence[Sequence[Format]] = [(whole,)] * len(files)
-        if len(files) < at_least:
-            parts = self._each(lambda file: whole.split(file, None), files)
-        pairs = zip(files, parts, strict=True)
+        inputs = self._inputs()
+        parts: Sequence[Sequence[Format]] = [(format,) for _, format in inputs]
+        if len(inputs) < at_least:
+            parts = each_input(lambda file, format: format.split(file, None), inputs)
+        pairs = zip(self.files, parts, strict=True)
         return [self._piece((file,), part) for file, found in pairs for part in found]
 
     def cut(self, num_bytes: int) -> Sequence[Source]:
         """Runs of files, and ranges of a file that is larger. Reads the footers of Parquet files,
         and what `field=None` takes; nothing is fingerprinted."""
-        whole_number(num_bytes, "num_bytes")
-        whole, files = self._settled(), self.files
-        found = list(runs(self._each(whole.size_hint, files), num_bytes))
-        alone = [files[start] for start, stop in found if stop - start == 1]
-        splits = iter(self._each(lambda file: whole.split(file, num_bytes), alone))
-        pieces: list[Source] = []
-        for start, stop in found:
-            parts = next(splits) if stop - start == 1 else (whole,)
-            pieces += [self._piece(files[start:stop], part) for part in parts]
-        return pieces
+        pieces = cut_inputs(self._inputs(), num_bytes)
+        return [self._piece(tuple(file for file, _ in one), one[0][1]) for one in pieces]
 
-    def _each(self, look: Callable[[Any], _T], files: Sequence[Any]) -> list[_T]:
-        """A look at each file. Elsewhere it may take a request, so several run at a time."""
-        if all(isinstance(file.place, Path) for file in files):
-            return [look(file) for file in files]
-        with ThreadPoolExecutor(_LOOK_THREADS) as pool:
-            return list(pool.map(look, files))
+    def _inputs(self) -> list[tuple[Any, Format]]:
+        format = self._settled()
+        return [(file, format) for file in self.files]
 
     def _find(self, cursor: Cursor | None) -> tuple[int, JSON]:
         """The number of the cursor's file, and the position in it."""
@@ -283,7 +311,8 @@ class FileSource(FileListSource):
         return [[file.name, stamp_of_file(file)] for file in self.files]
 
     def size_hint(self) -> int | None:
-        return sum(self._each(self._settled().size_hint, self.files))
+        format = self._settled()
+        return sum(each_input(lambda file, _: format.size_hint(file), self._inputs()))
 
     def bytes_before(self, cursor: Cursor) -> int:
         """About how many bytes of `size_hint` are before a cursor. Decompresses up to there, so it
@@ -317,9 +346,9 @@ class ConcatSource:
         return f"ConcatSource({', '.join(map(repr, self.parts))})"
 
     @property
-    def files(self) -> tuple[InputFile, ...]:
+    def files(self) -> tuple[InputFile | HubFile, ...]:
         """The files of all parts that have files."""
-        found = [leaf.files for leaf in leaves(self) if isinstance(leaf, FileSource)]
+        found = [leaf.files for leaf in leaves(self) if isinstance(leaf, FileListSource)]
         return tuple(file for files in found for file in files)
 
     def describe(self) -> dict[str, JSON]:

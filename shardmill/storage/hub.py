@@ -57,6 +57,7 @@ class HubFile:
     path: str  # in the dataset: "data/train-00000-of-00005.parquet"
     name: str = field(compare=False)  # the path after the dataset as the caller wrote it
     retry: RetryPolicy = field(compare=False)
+    rows_before: int | None = field(default=None, compare=False)  # in the split; None: not known
 
     def __str__(self) -> str:
         return f"hub dataset {self.dataset}, {self.path}"
@@ -70,6 +71,15 @@ class HubFile:
     def num_bytes(self) -> int:
         """Asks the hub, once."""
         return _file_size(self)
+
+    def describe(self) -> dict[str, JSON]:
+        return {"dataset": self.dataset, "revision": self.revision, "file": self.path}
+
+    def row_id(self, row: int) -> str:
+        """By the row in the split, as the client streams it, where that is known."""
+        if self.rows_before is None:
+            return f"{self.name}:row {row}"
+        return f"{self.name.removesuffix(f'/{self.path}')}:row {self.rows_before + row}"
 
 
 class NotByFilesError(SourceError):
@@ -169,15 +179,24 @@ class HubSplit:
             stream = stream.shuffle(seed=seed, buffer_size=buffer_size)
         return stream
 
-    def declared_columns(self) -> Columns | None:
-        """None if none are declared."""
+    def _features(self) -> Any:
+        """What the client knows of the columns; None if nothing."""
         self.revision  # noqa: B018 - asked for with retries of its own
 
         def features() -> Any:
             with bounded_client():
                 return self.load().features
 
-        return _columns_of(self.retry.call(features, str(self)))
+        return self.retry.call(features, str(self))
+
+    def declared_columns(self) -> Columns | None:
+        """None if none are declared."""
+        return _columns_of(self._features())
+
+    def is_plain(self, column: str | None = None) -> bool:
+        """Whether the client gives a column, or all, as they are stored: it decodes nothing."""
+        known = self._features()
+        return _is_plain(known if column is None else (known or {}).get(column))
 
     def parquet_files(self) -> tuple[tuple[HubFile, ...], Columns | None]:
         """The Parquet files of the split, as the client resolves and orders them, and the columns
@@ -219,6 +238,14 @@ def _columns_of(features: Any) -> Columns | None:
         return None
     strings = ("string", "large_string")
     return tuple((name, getattr(kind, "dtype", "") in strings) for name, kind in features.items())
+
+
+def _is_plain(feature: Any) -> bool:
+    """Numbers, strings, and lists and objects of them."""
+    if isinstance(feature, dict):
+        return all(map(_is_plain, feature.values()))
+    inner = getattr(feature, "feature", None)  # of a list
+    return _is_plain(inner) if inner is not None else type(feature).__name__ == "Value"
 
 
 def _file_at(url: str, source: HubSplit) -> HubFile | None:

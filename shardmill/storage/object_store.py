@@ -100,7 +100,7 @@ def check_object(path: ObjectPath, num_bytes: int) -> None:
 
     found = RetryPolicy().call(info, str(path))
     size = _size_of(found, path.url)
-    if size != num_bytes or _identify(found) != (path.identity, path.changed):
+    if size != num_bytes or identify(found) != (path.identity, path.changed):
         how = "" if size != num_bytes else ", but rewritten"
         raise SourceError(
             f"{path}: is not the file that was listed: {num_bytes:,} bytes then, {size:,} now"
@@ -191,7 +191,7 @@ def _listed(
     name = client_name.removeprefix(root).lstrip("/")
     if client_name.startswith(_WEB):
         name = str(Url(client_name)).rpartition("/")[2]
-    identity, changed = _identify(info)
+    identity, changed = identify(info)
     place = ObjectPath(url=url, identity=identity, changed=changed)
     return place, name, _size_of(info, url)
 
@@ -203,7 +203,7 @@ def _connect_file(url: Url) -> tuple[Any, str]:
     return fs, name
 
 
-def _identify(info: dict[str, Any]) -> tuple[tuple[str, str] | None, float | None]:
+def identify(info: dict[str, Any]) -> tuple[tuple[str, str] | None, float | None]:
     """What the storage calls the content of a file; if it has no name for it, the last change."""
     for key, kind in _IDENTITIES.items():
         if word := info.get(key):

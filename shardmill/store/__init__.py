@@ -22,6 +22,7 @@ from shardmill.store.manifest import (
     Manifest,
     StoreFacts,
     TokenLedger,
+    WrittenShard,
     given_facts,
     kept_ledger,
     read_manifest,
@@ -41,9 +42,10 @@ from shardmill.store.plans import (
 )
 from shardmill.store.store import Store, check_target, is_finished, open_store, publish_folder
 from shardmill.store.verify import VerifyReport, verify
-from shardmill.store.writer import StoreWriter
+from shardmill.store.writer import AdoptedTurns, StoreWriter
 
 __all__ = [
+    "AdoptedTurns",
     "ExcludeEntry",
     "remove_exclusion",
     "PlanFacts",
@@ -61,6 +63,7 @@ __all__ = [
     "StoreWriter",
     "StoredPlan",
     "TokenLedger",
+    "WrittenShard",
     "check_target",
     "given_facts",
     "kept_ledger",

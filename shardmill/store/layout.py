@@ -17,7 +17,7 @@ from shardmill.errors import DamagedStoreError, ManifestError, OptionError, Toke
 from shardmill.records import Ragged
 
 FORMAT: Literal["shardmill-store"] = "shardmill-store"
-VERSION: Literal[1] = 1
+VERSIONS = (1, 2)  # that are read; a store is written as the lowest that describes it
 META = "meta.json"
 DROPPED = "dropped.jsonl"
 ORIGINS = "origins.table"
@@ -39,10 +39,22 @@ FILE_NAME = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
 """A path inside the store: one or two plain parts, so never absolute, `..` or hidden."""
 
 _OWN = re.compile(
-    rf"{SPLIT_NAME.pattern}(/shard_[0-9]{{5,}}\.bin|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
+    rf"{SPLIT_NAME.pattern}(/shard_(f[0-9]{{3,}}_)?[0-9]{{5,}}(_[0-9]{{3,}})?\.bin"
+    r"|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
     rf"|dropped\.jsonl|origins\.table|packs/{SPLIT_NAME.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
     re.ASCII,
 )
+
+
+def shard_name(split: str, unit: int, *, part: int = 0, feed: int = 0) -> str:
+    """Where a build puts the tokens of a unit. Names sort in the order of the tokens, for those
+    who list a folder.
+
+    `part`: of a unit that fills more than one shard. The first feed and the first part have no
+    number.
+    """
+    before, after = f"f{feed:03d}_" if feed else "", f"_{part:03d}" if part else ""
+    return f"{split}/shard_{before}{unit:05d}{after}.bin"
 
 
 def is_own_name(file: str) -> bool:
@@ -79,16 +91,23 @@ def encode_sealed(header: msgspec.Struct, body: bytes) -> bytes:
 
 
 def decode_sealed(
-    data: memoryview, kind: type[Header], name: str, *, where: str, what: str, advice: str
+    data: memoryview,
+    kind: type[Header],
+    name: str,
+    *,
+    where: str,
+    what: str,
+    advice: str,
+    newest: int = 1,
 ) -> tuple[Header, memoryview, str]:
     """Header, body and sha256 of a sealed file of the format `name`. The bytes are not trusted."""
     head = re.match(rb'\{"format":"([a-z-]+)","version":([0-9]+),', data[: 2 * ALIGNMENT])
     if head is None or head[1] != name.encode() or len(data) < ALIGNMENT + _SEAL_BYTES:
         raise ManifestError(f"{where}: not {what} of ours, or its beginning is damaged; {advice}")
-    if int(head[2]) != 1:
+    if not 1 <= int(head[2]) <= newest:
         raise ManifestError(
-            f"{where}: {what} of version {int(head[2])}, but this shardmill reads version 1; "
-            f"upgrade shardmill, or {advice}"
+            f"{where}: {what} of version {int(head[2])}, but this shardmill reads version "
+            f"{newest}; upgrade shardmill, or {advice}"
         )
     sealed = data[:-_SEAL_BYTES]
     sha256 = hashlib.sha256(sealed)

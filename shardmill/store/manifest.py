@@ -31,7 +31,7 @@ from shardmill.store.layout import (
     META,
     SPLIT_NAME,
     STORED,
-    VERSION,
+    VERSIONS,
     StoredDtype,
     check_shape,
     looks_like_data,
@@ -48,17 +48,22 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Sha256: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class ShardEntry(
+class WrittenShard(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
 ):  # there may be 100,000 of them, and they hold only strings and numbers
-    """One file of raw tokens."""
+    """One file of raw tokens, complete."""
 
     file: str  # relative to the store, for instance "train/shard_00000.bin"
     tokens: Count
+    sha256: Sha256
+
+
+class ShardEntry(WrittenShard, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A shard in its split."""
+
     documents: Count  # documents that start in this shard
     first_document: Count | None  # first and last document with a token in it; null when empty
     last_document: Count | None
-    sha256: Sha256
 
 
 class ListedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,7 +156,7 @@ class Manifest(StoreFacts, frozen=True, kw_only=True, forbid_unknown_fields=True
     """meta.json without its per-split totals and its own checksum."""
 
     format: Literal["shardmill-store"]
-    version: Literal[1]
+    version: Literal[1, 2]  # 1: all shards but the last hold `shard_bytes`; 2: at most
     built: bool  # False: a placeholder for a store that is not built yet
     token_dtype: StoredDtype
     shard_bytes: Count | None  # None: one file per split
@@ -208,7 +213,10 @@ def given_facts(documents: int, tokens: int, **known: Any) -> StoreFacts:
 def make_manifest(facts: StoreFacts, **fields: Any) -> Manifest:
     """The facts of the builder and the account of the files, as one record."""
     known = {name: getattr(facts, name) for name in StoreFacts.__struct_fields__}
-    return Manifest(format=FORMAT, version=VERSION, **known, **fields)
+    manifest = Manifest(format=FORMAT, version=1, **known, **fields)
+    if not any(_short_shards(manifest, split.shards) for split in manifest.splits.values()):
+        return manifest  # older readers know it
+    return msgspec.structs.replace(manifest, version=2)
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -341,7 +349,7 @@ def decode_manifest(data: bytes, *, where: str = META) -> Manifest:
     unknown = sorted(keys.keys() - _KEYS - totals.keys() - {_SEAL_KEY})
     if unknown:
         raise ManifestError(
-            f"{where}: unknown keys {unknown}; version {VERSION} does not have them. A newer "
+            f"{where}: unknown keys {unknown}; versions 1 and 2 do not have them. A newer "
             "shardmill may have written it, or it was edited: upgrade, or build the store again"
         )
     known = {k: v for k, v in keys.items() if k in _KEYS}
@@ -350,7 +358,7 @@ def decode_manifest(data: bytes, *, where: str = META) -> Manifest:
         claimed = {k: msgspec.json.decode(v, type=int) for k, v in totals.items()}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(
-            f"{where}: {error}; no store of version {VERSION} has this: build it again"
+            f"{where}: {error}; no store of version 1 or 2 has this: build it again"
         ) from error
     wanted = _totals(manifest) if manifest.built else dict.fromkeys(claimed, 0)
     problems = [
@@ -407,9 +415,9 @@ def _top_level(data: bytes, where: str) -> dict[str, msgspec.Raw]:
         raise ManifestError(
             f'{where}: "format" is {name!r}, wanted {FORMAT!r}; this is not a shardmill store'
         )
-    if version != VERSION or isinstance(version, bool):
+    if version not in VERSIONS or isinstance(version, bool):
         raise ManifestError(
-            f'{where}: "version" is {version!r}, but this shardmill reads version {VERSION}; '
+            f'{where}: "version" is {version!r}, but this shardmill reads versions 1 and 2; '
             "upgrade shardmill, or build the store again"
         )
     return keys
@@ -565,7 +573,7 @@ def _chat_problems(split: SplitEntry, chat: ChatEntry) -> Iterator[str]:
 
 
 def _cut_problems(manifest: Manifest, shards: list[ShardEntry]) -> Iterator[str]:
-    """All shards but the last are full; without `shard_bytes` there is exactly one."""
+    """No shard is larger than `shard_bytes`; without that there is exactly one."""
     size = ITEMSIZE[DTYPES[manifest.token_dtype]]
     if manifest.shard_bytes is None:
         if len(shards) != 1:
@@ -575,8 +583,19 @@ def _cut_problems(manifest: Manifest, shards: list[ShardEntry]) -> Iterator[str]
     if full == 0 or rest:
         yield f"shard_bytes {manifest.shard_bytes:,} is no positive multiple of {size}"
         return
-    for number, shard in enumerate(shards):
-        if shard.tokens > full or (number < len(shards) - 1 and shard.tokens != full):
-            yield f"{shard.file} has {shard.tokens:,} tokens; shards are cut at {full:,}"
-    if len(shards) > 1 and shards[-1].tokens == 0:
-        yield f"{shards[-1].file} is empty, but not the only shard"
+    for shard in shards:
+        if shard.tokens > full:
+            yield f"{shard.file} has {shard.tokens:,} tokens; a shard holds at most {full:,}"
+        elif shard.tokens == 0 and len(shards) > 1:
+            yield f"{shard.file} is empty, but not the only shard"
+    for shard in _short_shards(manifest, shards) if manifest.version == 1 else ():
+        yield (
+            f"{shard.file} has {shard.tokens:,} tokens; in version 1 all shards but the last are "
+            f"cut at {full:,}"
+        )
+
+
+def _short_shards(manifest: Manifest, shards: list[ShardEntry]) -> list[ShardEntry]:
+    """Those that make a store one of version 2: not full, and not the last of their split."""
+    full = (manifest.shard_bytes or 0) // ITEMSIZE[DTYPES[manifest.token_dtype]]
+    return [shard for shard in shards[:-1] if shard.tokens != full]

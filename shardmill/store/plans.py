@@ -385,13 +385,20 @@ MAX_ORIGINS_BYTES = 2**30
 _NEXT_ORIGINS = "copy it again, or remove it: the store does without"
 
 
+class _ByHash(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seed: int
+    fractions: list[tuple[str, float]]
+
+
 class _OriginsHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Literal["shardmill-origins"]
-    version: Literal[1]
+    version: Literal[1, 2]
     store: Sha256
     fill: list[list[str]]
     splits: Annotated[list[str], msgspec.Meta(min_length=1)]
     entries: Count
+    unit_bytes: Count | msgspec.UnsetType = msgspec.UNSET  # of the record of units; version 2
+    by_hash: _ByHash | msgspec.UnsetType = msgspec.UNSET  # version 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -401,6 +408,9 @@ class Origins:
     fill: tuple[tuple[str, ...], ...]  # for each source the splits that it fills, in this order
     splits: tuple[str, ...]  # of the columns after COLUMNS
     table: OffsetArray  # (entries, len(COLUMNS) + len(splits)) see FORMAT.md
+    # seed, and share of each split but "train", if a hash chose the split of every document
+    by_hash: tuple[int, tuple[tuple[str, float], ...]] | None = None
+    units: bytes | None = None  # how the build was divided, as JSON lines: `building` reads it
 
     def first(self, split: str) -> OffsetArray:
         """(entries,) how many documents of a split come before each part."""
@@ -412,15 +422,22 @@ def write_origins(folder: Path, origins: Origins, manifest: Manifest) -> None:
     path = folder / ORIGINS
     header = _OriginsHeader(
         format="shardmill-origins",
-        version=1,
+        version=1 if origins.units is None and origins.by_hash is None else 2,
         store=fingerprint(manifest),
         fill=[list(splits) for splits in origins.fill],
         splits=list(origins.splits),
         entries=len(origins.table),
+        unit_bytes=msgspec.UNSET if origins.units is None else len(origins.units),
+        by_hash=msgspec.UNSET if origins.by_hash is None else _by_hash(*origins.by_hash),
     )
     for problem in _origin_problems(header, origins, manifest):
         raise BuildError(f"{path}: refusing to write this table: {problem}")
-    _write(path, encode_sealed(header, np.ascontiguousarray(origins.table, "<i8").tobytes()))
+    table = np.ascontiguousarray(origins.table, "<i8").tobytes()
+    _write(path, encode_sealed(header, table + (origins.units or b"")))
+
+
+def _by_hash(seed: int, fractions: tuple[tuple[str, float], ...]) -> _ByHash:
+    return _ByHash(seed=seed, fractions=[(name, float(share)) for name, share in fractions])
 
 
 def read_origins(folder: Path, manifest: Manifest) -> Origins | None:
@@ -439,14 +456,20 @@ def decode_origins(data: bytes, manifest: Manifest, *, where: str) -> Origins:
         where=where,
         what="a table of origins",
         advice=_NEXT_ORIGINS,
+        newest=2,
     )
     width = len(COLUMNS) + len(header.splits)
-    if len(body) != 8 * width * header.entries:
+    stop = 8 * width * header.entries
+    unit_bytes = 0 if header.unit_bytes is msgspec.UNSET else header.unit_bytes
+    if len(body) != stop + unit_bytes:
         raise _damaged(where, f"not of {header.entries:,} entries", _NEXT_ORIGINS)
+    rule = header.by_hash
     origins = Origins(
         fill=tuple(tuple(splits) for splits in header.fill),
         splits=tuple(header.splits),
-        table=np.frombuffer(body, "<i8").reshape(header.entries, width),
+        table=np.frombuffer(body[:stop], "<i8").reshape(header.entries, width),
+        by_hash=None if rule is msgspec.UNSET else (rule.seed, tuple(rule.fractions)),
+        units=None if header.unit_bytes is msgspec.UNSET else bytes(body[stop:]),
     )
     for problem in _origin_problems(header, origins, manifest):
         raise _damaged(where, problem, _NEXT_ORIGINS)

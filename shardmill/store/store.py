@@ -18,8 +18,9 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -250,42 +251,49 @@ def read_chunks(path: Path) -> Iterator[memoryview]:
             yield buffer[:size]
 
 
+Span: TypeAlias = tuple[int, int] | tuple[None, None]
+"""The first and the last document with a token in a shard; none of a shard without tokens."""
+
+
 class ShardDocuments:
-    """Which documents start in each shard of a split, and which are its first and last.
+    """Which documents have tokens in each of some shards that follow one another.
 
     The document of token `t` is the number of starts <= t, minus one, and such counts add up over
     chunks of starts: so neither a build nor a check holds all of them.
     """
 
-    def __init__(self, shard_tokens: Sequence[int]) -> None:
-        edges = np.cumsum([0, *shard_tokens], dtype=np.int64)
+    def __init__(
+        self, shard_tokens: Sequence[int], *, first_token: int = 0, first_document: int = 0
+    ) -> None:
+        """`first_token`, `first_document`: how many the split has before these shards."""
+        edges = np.cumsum([first_token, *shard_tokens], dtype=np.int64)
         self._begins, self._ends = edges[:-1], edges[1:]
-        self._up_to_first = np.zeros(len(shard_tokens), np.int64)  # starts <= the first token
-        self._up_to_last = np.zeros(len(shard_tokens), np.int64)  # starts <= the last token
-        self.seen = 0
+        self._firsts = np.full(len(shard_tokens), first_document - 1, np.int64)
+        self._lasts = self._firsts.copy()
 
     def add(self, starts: OffsetArray) -> None:
         """Count the next starts, which do not decrease."""
-        self._up_to_first += starts.searchsorted(self._begins, side="right")
-        self._up_to_last += starts.searchsorted(self._ends - 1, side="right")
-        self.seen += len(starts)
+        self._firsts += starts.searchsorted(self._begins, side="right")
+        self._lasts += starts.searchsorted(self._ends - 1, side="right")
 
-    def of_shards(self) -> list[tuple[int, int | None, int | None]]:
-        """(documents that start in it, first document, last document) of each shard; None, None
-        for one without tokens."""
-        # a document that starts where two shards meet starts in the second one; after the last
-        # token there is no second one, so what starts there counts for the last shard
-        started = np.diff(self._up_to_last, prepend=0)
-        if len(started):
-            started[-1] += self.seen - self._up_to_last[-1]
-        filled = (self._begins < self._ends).tolist()
-        firsts, lasts = (self._up_to_first - 1).tolist(), (self._up_to_last - 1).tolist()
+    def spans(self) -> list[Span]:
         return [
-            (count, first, last) if has_tokens else (count, None, None)
-            for count, first, last, has_tokens in zip(
-                started.tolist(), firsts, lasts, filled, strict=True
+            (first, last) if begin < end else (None, None)
+            for first, last, begin, end in zip(
+                *(part.tolist() for part in (self._firsts, self._lasts, self._begins, self._ends)),
+                strict=True,
             )
         ]
+
+
+def documents_started(spans: Sequence[Span], documents: int) -> list[int]:
+    """How many of the documents of a split start in each of its shards.
+
+    One that starts where two shards meet starts in the second; after the last token there is no
+    second, so what starts there starts in the last shard.
+    """
+    before = [0, *(last + 1 for _, last in spans[:-1] if last is not None), documents]
+    return [stop - start for start, stop in pairwise(before)][: len(spans)]
 
 
 def wanted_sizes(manifest: Manifest) -> dict[str, int | None]:

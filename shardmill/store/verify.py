@@ -33,6 +33,7 @@ from shardmill.store.store import (
     ShardDocuments,
     Store,
     damage,
+    documents_started,
     foreign,
     list_files,
     read_built_manifest,
@@ -301,7 +302,10 @@ def _check_documents(path: Path, split: SplitEntry) -> Iterator[str]:
     documents = ShardDocuments([shard.tokens for shard in split.shards])
     for low in range(0, len(starts), _STARTS):
         documents.add(starts[low : low + _STARTS])
-    for shard, found in zip(split.shards, documents.of_shards(), strict=True):
+    spans = documents.spans()
+    started = documents_started(spans, split.documents)
+    for shard, count, span in zip(split.shards, started, spans, strict=True):
+        found = (count, *span)
         claimed = (shard.documents, shard.first_document, shard.last_document)
         if claimed != found:
             yield (

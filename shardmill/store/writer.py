@@ -1,9 +1,10 @@
-"""Write a store: documents or conversations in, shards, index and manifest out.
+"""Write a store: documents, conversations or finished shards in, shards, index and manifest out.
 
 An id that does not fit is refused before anything is cast. Memory stays at a few MiB beyond what
 the caller passes in. A file is synced before its entry exists; the manifest is written last, and
 only if the ledger balances: without it the folder is not a store. Equal documents give equal bytes,
-however they were appended. A store may begin with the contents of a finished one.
+however they were appended. Shards that were written elsewhere are adopted without a look at their
+tokens. A store may begin with the contents of a finished one.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import errno
 import hashlib
 import logging
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from shardmill.errors import BuildError, OptionError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Closing
@@ -28,7 +30,6 @@ from shardmill.records import ROLES, BoolArray, ChatExamples, Drop, IntArray, Of
 from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder
 from shardmill.store.layout import (
     DROPPED,
-    DTYPES,
     INDEX_HEADER_BYTES,
     ITEMSIZE,
     MAX_COUNT,
@@ -38,6 +39,7 @@ from shardmill.store.layout import (
     check_tokens,
     index_header,
     looks_like_data,
+    shard_name,
 )
 from shardmill.store.manifest import (
     ChatEntry,
@@ -47,32 +49,25 @@ from shardmill.store.manifest import (
     ShardEntry,
     SplitEntry,
     StoreFacts,
+    WrittenShard,
     make_manifest,
     write_manifest,
 )
-from shardmill.store.store import ShardDocuments, Store, damaged, read_chunks
+from shardmill.store.store import (
+    ShardDocuments,
+    Span,
+    damaged,
+    documents_started,
+    read_chunks,
+)
 
 log = logging.getLogger(__name__)
 Chunk = TypeVar("Chunk", bytes, memoryview)
 NewFile: TypeAlias = Callable[[Path], HashedFile]
 """Opens a file that `StoreWriter.close` closes."""
 
-_CHUNK = 2**20  # tokens or documents cast at a time
+_CHUNK = 2**20  # tokens or documents cast at a time, or bytes of a mask moved
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
-
-
-def dropped_rows(store: Store) -> Iterator[Drop]:
-    """The rows that gave no document of a store, in order."""
-    entry = store.manifest.dropped
-    if entry is None:
-        return
-    path = store.folder / entry.file
-    for line in _checked(path, entry.sha256, _read_lines(path)):
-        try:
-            row = msgspec.json.decode(line, type=DroppedRow)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise damaged(path, f"not a dropped row: {error}") from error
-        yield Drop(id=row.id, reason=row.reason)
 
 
 def meta_sha256(folder: Path) -> str:
@@ -82,6 +77,15 @@ def meta_sha256(folder: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdoptedTurns:
+    """What the conversations in some shards have beside their tokens, which are counted from 0."""
+
+    mask_bits: npt.NDArray[np.uint8]  # token p is bit p % 8 of byte p // 8; the bits left over, 0
+    turn_starts: OffsetArray  # (turns,) never decreasing
+    turn_roles: npt.NDArray[np.uint8]  # (turns,) indices into ROLES
 
 
 class StoreWriter(Closing):
@@ -96,10 +100,15 @@ class StoreWriter(Closing):
         dtype: str,
         shard_bytes: int | None,
         chat: bool = False,
+        documents: Mapping[str, int] | None = None,
+        turns: Mapping[str, int] | None = None,
     ) -> None:
-        """`shard_bytes` None: one file per split; else shards are cut at exactly that size.
+        """`shard_bytes` None: one file per split; else shards are cut at exactly that size, and
+        those that are adopted hold at most that.
 
         `chat`: the store holds conversations, with loss mask and turns (`append_examples`).
+        `documents`, `turns`: how many each split will have, if that is known before they are
+        adopted: their index is then not read again for its hash. A wrong number costs just that.
         """
         check_shape(tuple(splits), dtype, shard_bytes)
         self.folder = Path(folder)
@@ -110,42 +119,26 @@ class StoreWriter(Closing):
         self._drops = _DropSink(self.folder / DROPPED, self._new_file)
         self._state = "open"
         self.folder.mkdir(parents=True, exist_ok=True)
-        _refuse_leftovers(self.folder, splits)
-        cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
+        if (self.folder / META).exists():
+            raise StoreExistsError(
+                f"{folder}: {META} is here already; write to a fresh folder and publish it"
+            )
+        _refuse_leftovers(self.folder)
+        self._cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
+        documents, turns = documents or {}, turns or {}
         self._splits = {
-            name: _SplitSink(self.folder, name, dtype, cut, self._new_file) for name in splits
+            name: _SplitSink(self.folder, name, dtype, self._cut, self._new_file, documents)
+            for name in splits
         }
         self._chats = {
-            name: _ChatSink(self.folder, name, self._new_file) for name in splits if chat
+            name: _ChatSink(self.folder, name, self._new_file, turns) for name in splits if chat
         }
-
-    def take_over(self, old: Store, *, hold_drops: int = 0) -> None:
-        """Begin with everything in a finished store of the same shape, except its last
-        `hold_drops` dropped rows, which the caller records again."""
-        self._check_open()
-        shape = (self.splits, self.dtype, self.shard_bytes, bool(self._chats))
-        found = old.manifest
-        chat = any(split.chat is not None for split in found.splits.values())
-        theirs = (tuple(sorted(found.splits)), DTYPES[found.token_dtype], found.shard_bytes, chat)
-        if shape != theirs or chat:
-            raise OptionError(
-                f"{old.folder}: a store of (splits, dtype, shard_bytes, chat) {theirs} cannot be "
-                f"continued as {shape}; build it again"
-            )
-        self._state = "failed"  # until every byte is here
-        linked = [
-            sink.take_over(old.folder, found.splits[name]) for name, sink in self._splits.items()
-        ]
-        if not all(linked):
-            log.warning("%s: this disk cannot link files, so its shards are copied", self.folder)
-        self._drops.take_over(old, hold_drops)
-        self._state = "open"
 
     def append(self, split: str, documents: Ragged, *, where: str = "") -> None:
         """Add documents to a split. `where` names their origin in an error."""
         if self._chats:
             raise OptionError(f"{self.folder}: a store of conversations takes append_examples only")
-        sink = self._sink(split)
+        sink = self._sink(split, "append")
         check_tokens(documents, self.dtype, where=where or split, first=sink.documents)
         if len(documents):
             self._state = "failed"  # until every byte of this call is written
@@ -156,14 +149,51 @@ class StoreWriter(Closing):
         """Add rendered conversations to a split of a store made with `chat`."""
         if not self._chats:
             raise OptionError(f"{self.folder}: open the writer with chat=True to add conversations")
-        sink, ids = self._sink(split), examples.ids
+        sink, ids = self._sink(split, "append"), examples.ids
         check_tokens(ids, self.dtype, where=where or split, first=sink.documents)
         _check_examples(examples, where=where or split, first=sink.documents)
         if len(ids):
             self._state = "failed"  # until every byte of this call is written
-            self._chats[split].append(examples)
+            turns = AdoptedTurns(
+                mask_bits=np.packbits(examples.mask, bitorder="little"),
+                turn_starts=examples.turn_starts,
+                turn_roles=examples.turn_roles,
+            )
+            self._chats[split].append(turns, len(ids.values))
             sink.append(ids.values, ids.offsets)
             self._state = "open"
+
+    def adopt(
+        self,
+        split: str,
+        shards: Sequence[WrittenShard],
+        lengths: OffsetArray,
+        chat: AdoptedTurns | None = None,
+    ) -> None:
+        """List shards that somebody else wrote: they hold the next documents of a split, whose
+        tokens are counted in `lengths`, and nothing else. The files are never opened, so they may
+        be in this folder or wherever the store will be. (If no document of a split has a token,
+        `finish` writes the one empty shard here.)
+
+        `chat`: the turns, in a store of conversations. That each conversation has a turn and trains
+        a token is up to whoever rendered it; only `verify` looks.
+        """
+        sink, where = self._sink(split, "adopt"), f"{self.folder}, split {split!r}"
+        if self._cut is None:
+            raise OptionError(f"{where}: one file per split is not adopted; give shard_bytes")
+        _check_lengths(shards, lengths, self._cut, where=where)
+        if chat is None and self._chats:
+            raise OptionError(f"{where}: a store of conversations; pass their turns as chat")
+        if chat is not None:
+            if not self._chats:
+                raise OptionError(f"{where}: open the writer with chat=True to add conversations")
+            _check_turns(chat, lengths, where=where, first=sink.documents)
+        self._state = "failed"  # until every byte of this call is written
+        tokens = sink.tokens
+        sink.adopt(shards, lengths)
+        if chat is not None:
+            self._chats[split].append(chat, sink.tokens - tokens)
+        self._state = "open"
 
     def record_drops(self, drops: Iterable[Drop]) -> None:
         """Note input rows that gave no document."""
@@ -181,6 +211,9 @@ class StoreWriter(Closing):
         self._check_open()
         self._state = "failed"
         self._drops.check(facts)
+        for name, sink in self._splits.items():
+            if sink.filled_with is None:
+                _refuse_leftovers(self.folder / name)
         chats = {name: sink.finish() for name, sink in self._chats.items()}
         splits = {name: sink.finish(chats.get(name)) for name, sink in self._splits.items()}
         manifest = make_manifest(
@@ -211,11 +244,19 @@ class StoreWriter(Closing):
         self._files.add(file)
         return file
 
-    def _sink(self, split: str) -> _SplitSink:
+    def _sink(self, split: str, method: Literal["append", "adopt"]) -> _SplitSink:
         self._check_open()
         if split not in self._splits:
             raise OptionError(f"no split {split!r}; this store has {list(self._splits)}")
-        return self._splits[split]
+        sink = self._splits[split]
+        if sink.filled_with is None and method == "append":
+            _refuse_leftovers(self.folder / split)
+        elif sink.filled_with not in (None, method):
+            raise OptionError(
+                f"{self.folder}: split {split!r} is filled with {sink.filled_with}, not {method}; "
+                "use one of them for all of a split"
+            )
+        return sink
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -228,45 +269,34 @@ class _SplitSink:
     """The shards and the index of one split. `shard_tokens` None: one file for all."""
 
     def __init__(
-        self, folder: Path, split: str, dtype: str, shard_tokens: int | None, new_file: NewFile
+        self,
+        folder: Path,
+        split: str,
+        dtype: str,
+        shard_tokens: int | None,
+        new_file: NewFile,
+        expected: Mapping[str, int],
     ) -> None:
         self.tokens = 0
         self.documents = 0
+        self.filled_with: Literal["append", "adopt"] | None = None
         self._folder, self._new_file = folder, new_file
         self._split = split
         self._single = shard_tokens is None
         self._cut = MAX_COUNT if shard_tokens is None else shard_tokens
         self._stored = np.dtype(dtype).newbyteorder("<")
-        self._hashes: list[str] = []  # of the finished shards
+        self._shards: list[WrittenShard] = []
+        self._spans: list[Span] = []  # of adopted shards; those of others are counted at the end
         self._shard: HashedFile | None = None
-        self._index = _IndexSink(new_file(folder / f"{split}_idx.npy"))
+        self._index = _IndexSink(new_file(folder / f"{split}_idx.npy"), expected.get(split, 0))
         if self._single:
             self._shard = new_file(folder / self._name(0))
         else:
             (folder / split).mkdir(exist_ok=True)
 
-    def take_over(self, old: Path, entry: SplitEntry) -> bool:
-        """Begin with the shards and documents of a finished split in the folder `old`. Full shards
-        are linked; the last one is copied. False when full ones had to be copied too."""
-        assert not self.documents, "a split begins only once"
-        linked = True
-        for shard in entry.shards:
-            new = self._folder / self._name(len(self._hashes))
-            if shard.tokens == self._cut:
-                linked &= _share_file(old / shard.file, new, shard.sha256)
-                self._hashes.append(shard.sha256)
-                continue
-            if self._shard is None:
-                self._shard = self._new_file(new)
-            path = old / shard.file
-            for chunk in _checked(path, shard.sha256, read_chunks(path)):
-                self._shard.write(chunk)
-        self._index.take_over(old, entry.index)
-        self.tokens, self.documents = entry.tokens, entry.documents
-        return linked
-
     def append(self, values: IntArray, offsets: OffsetArray) -> None:
         """Add documents whose ids fit the dtype."""
+        self.filled_with = "append"
         self._index.append(offsets[:-1], after=self.tokens)
         self.documents += len(offsets) - 1
         done = 0
@@ -274,76 +304,89 @@ class _SplitSink:
             free = self._cut - self.tokens % self._cut
             part = values[done : done + min(free, _CHUNK)]
             if self._shard is None:
-                self._shard = self._new_file(self._folder / self._name(len(self._hashes)))
+                self._shard = self._new_file(self._folder / self._name(len(self._shards)))
             self._shard.write(np.ascontiguousarray(part, dtype=self._stored).view(np.uint8).data)
             done += len(part)
             self.tokens += len(part)
             if len(part) == free:
                 self._close_shard(self._shard)
 
+    def adopt(self, shards: Sequence[WrittenShard], lengths: OffsetArray) -> None:
+        """Add shards that `_check_lengths` accepts."""
+        self.filled_with = "adopt"
+        tokens = [shard.tokens for shard in shards]
+        documents = ShardDocuments(tokens, first_token=self.tokens, first_document=self.documents)
+        for low in range(0, len(lengths), _CHUNK):
+            # lengths [3 2] after 10 tokens: edges [10 13 15]
+            edges = np.append(self.tokens, lengths[low : low + _CHUNK])
+            np.cumsum(edges, out=edges)
+            self._index.append(edges[:-1])
+            documents.add(edges[:-1])
+            self.tokens = int(edges[-1])
+        self.documents += len(lengths)
+        self._shards += shards
+        self._spans += documents.spans()
+
     def finish(self, chat: ChatEntry | None = None) -> SplitEntry:
         """The entry of the split; `chat` is that of its chat files."""
-        if self.documents and not self._hashes and self._shard is None:
+        if self.documents and not self._shards and self._shard is None:
             # documents without a token still have to start in some shard
             self._shard = self._new_file(self._folder / self._name(0))
         if self._shard is not None:
             self._close_shard(self._shard)
-        starts = range(0, len(self._hashes) * self._cut, self._cut)
-        tokens = [min(self._cut, self.tokens - start) for start in starts]
-        documents = ShardDocuments(tokens)
-        index = self._index.finish(documents)
+        documents = ShardDocuments([shard.tokens for shard in self._shards])
+        index = self._index.finish(None if self._spans else documents)
+        spans = self._spans or documents.spans()
+        started = documents_started(spans, self.documents)
         shards = [
             ShardEntry(
-                file=self._name(number),
-                tokens=tokens[number],
-                documents=started,
+                **msgspec.structs.asdict(shard),
+                documents=count,
                 first_document=first,
                 last_document=last,
-                sha256=self._hashes[number],
             )
-            for number, (started, first, last) in enumerate(documents.of_shards())
+            for shard, count, (first, last) in zip(self._shards, started, spans, strict=True)
         ]
         return SplitEntry(
             tokens=self.tokens, documents=self.documents, index=index, shards=shards, chat=chat
         )
 
     def _close_shard(self, shard: HashedFile) -> None:
-        self._hashes.append(shard.finish())
+        number = len(self._shards)
+        tokens, sha256 = self.tokens - number * self._cut, shard.finish()
+        self._shards.append(WrittenShard(file=self._name(number), tokens=tokens, sha256=sha256))
         self._shard = None
 
     def _name(self, number: int) -> str:
-        if self._single:
-            return f"{self._split}_tokens.bin"
-        return f"{self._split}/shard_{number:05d}.bin"
+        return f"{self._split}_tokens.bin" if self._single else shard_name(self._split, number)
 
 
 class _IndexSink:
-    """Starts of documents or turns as .npy: the header comes last, because it holds the count."""
+    """Starts of documents or turns as .npy. The header has their number: if that is not the one
+    expected, the header is written again at the end, and all is read again for its hash."""
 
-    def __init__(self, file: HashedFile) -> None:
+    def __init__(self, file: HashedFile, expected: int) -> None:
         self.entries = 0
-        self._file = file
-        self._file.write(bytes(INDEX_HEADER_BYTES))
+        self._file, self._expected = file, expected
+        self._file.write(index_header(expected))
 
-    def take_over(self, old: Path, entry: ListedFile) -> None:
-        """Begin with the starts of a finished index."""
-        path, skip = old / entry.file, INDEX_HEADER_BYTES
-        for chunk in _checked(path, entry.sha256, read_chunks(path)):
-            self._file.write(chunk[skip:])
-            skip = 0
-        self.entries = entry.entries
-
-    def append(self, starts: OffsetArray, *, after: int) -> None:
+    def append(self, starts: OffsetArray, *, after: int = 0) -> None:
         """Add starts in a token space of their own, which follows `after` tokens."""
         for low in range(0, len(starts), _CHUNK):
-            part = np.ascontiguousarray(starts[low : low + _CHUNK] + after, dtype="<i8")
-            self._file.write(part.view(np.uint8).data)
+            part = starts[low : low + _CHUNK]
+            moved = np.ascontiguousarray(part + after if after else part, dtype="<i8")
+            self._file.write(moved.view(np.uint8).data)
         self.entries += len(starts)
 
     def finish(self, documents: ShardDocuments | None = None) -> ListedFile:
         """The entry of the file; `documents` is shown all its starts."""
-        self._file.finish()
-        path, sha256, skip = self._file.path, hashlib.sha256(), INDEX_HEADER_BYTES
+        path, found = self._file.path, self._file.finish()
+        if documents is not None or self.entries != self._expected:
+            found = self._read_again(path, documents)
+        return ListedFile(file=path.name, entries=self.entries, sha256=found)
+
+    def _read_again(self, path: Path, documents: ShardDocuments | None) -> str:
+        sha256, skip = hashlib.sha256(), INDEX_HEADER_BYTES
         try:
             with path.open("r+b") as file:
                 file.write(index_header(self.entries))
@@ -356,36 +399,49 @@ class _IndexSink:
                 skip = 0
         except OSError as error:
             raise cannot_write(path, error) from error
-        return ListedFile(file=path.name, entries=self.entries, sha256=sha256.hexdigest())
+        return sha256.hexdigest()
 
 
 class _ChatSink:
     """What the conversations of one split have beside their tokens: loss mask, turns, roles."""
 
-    def __init__(self, folder: Path, split: str, new_file: NewFile) -> None:
+    def __init__(
+        self, folder: Path, split: str, new_file: NewFile, expected: Mapping[str, int]
+    ) -> None:
         self._tokens = 0
         self._trained = 0
         self._mask = new_file(folder / f"{split}_mask.bin")
-        self._bits: BoolArray = np.empty(0, np.bool_)  # up to 7 tokens that fill no byte yet
-        self._turns = _IndexSink(new_file(folder / f"{split}_turns.npy"))
+        self._rest = np.zeros(1, np.uint8)  # the bits of up to 7 tokens that fill no byte yet
+        turns = new_file(folder / f"{split}_turns.npy")
+        self._turns = _IndexSink(turns, expected.get(split, 0))
         self._roles = new_file(folder / f"{split}_roles.bin")
 
-    def append(self, examples: ChatExamples) -> None:
-        """Add examples that `_check_examples` accepts."""
-        self._turns.append(examples.turn_starts, after=self._tokens)
-        self._roles.write(np.ascontiguousarray(examples.turn_roles).data)
-        for start in range(0, len(examples.mask), _CHUNK):
-            part = examples.mask[start : start + _CHUNK]
-            bits = np.concatenate((self._bits, part))
-            whole = len(bits) // 8 * 8
-            # one bit per token, the first in the lowest bit of a byte
-            self._mask.write(np.packbits(bits[:whole], bitorder="little").data)
-            self._bits = bits[whole:].copy()
-            self._tokens += len(part)
-            self._trained += int(np.count_nonzero(part))
+    def append(self, turns: AdoptedTurns, tokens: int) -> None:
+        """Add the turns of the next `tokens` tokens."""
+        self._turns.append(turns.turn_starts, after=self._tokens)
+        self._roles.write(np.ascontiguousarray(turns.turn_roles).data)
+        for low in range(0, len(turns.mask_bits), _CHUNK):
+            bits = turns.mask_bits[low : low + _CHUNK]
+            self._append_bits(bits, min(8 * len(bits), tokens - 8 * low))
+
+    def _append_bits(self, bits: npt.NDArray[np.uint8], tokens: int) -> None:
+        """Add one bit for each token, whole bytes at a time.
+
+        After the bits ppp, bytes aaaaaaaa bbbbbbbb become aaaaappp bbbbbaaa .....bbb.
+        """
+        shift = self._tokens % 8
+        moved = np.append(bits << shift, np.uint8(0))
+        moved[1:] |= bits >> (8 - shift)  # numpy moves all bits out by 8
+        moved[:1] |= self._rest
+        whole = (shift + tokens) // 8
+        self._mask.write(moved[:whole].data)
+        self._rest = moved[whole : whole + 1].copy()
+        self._tokens += tokens
+        self._trained += int(np.bitwise_count(bits).sum())
 
     def finish(self) -> ChatEntry:
-        self._mask.write(np.packbits(self._bits, bitorder="little").data)
+        if self._tokens % 8:
+            self._mask.write(self._rest.data)
         turns = self._turns.finish()
         return ChatEntry(
             mask=_entry(self._mask, self._tokens),
@@ -406,7 +462,11 @@ def _check_examples(examples: ChatExamples, *, where: str, first: int) -> None:
 
     `first` is the number of examples before these, for the message.
     """
-    for problem in _shape_problems(examples):
+    tokens, mask = len(examples.ids.values), examples.mask
+    if mask.dtype != np.bool_ or mask.shape != (tokens,):
+        found = f"{mask.dtype} {mask.shape}"
+        raise OptionError(f"{where}: the mask is {found}, wanted bool ({tokens:,},), one per token")
+    for problem in _turn_problems(examples.turn_starts, examples.turn_roles, tokens):
         raise OptionError(f"{where}: {problem}")
     if not len(examples.ids):
         return
@@ -422,11 +482,46 @@ def _check_examples(examples: ChatExamples, *, where: str, first: int) -> None:
     refuse(turns[1:] == turns[:-1], "no turn starts in it")
 
 
-def _shape_problems(examples: ChatExamples) -> Iterator[str]:
-    tokens = len(examples.ids.values)
-    mask, starts, roles = examples.mask, examples.turn_starts, examples.turn_roles
-    if mask.dtype != np.bool_ or mask.shape != (tokens,):
-        yield f"the mask is {mask.dtype} {mask.shape}, wanted bool ({tokens:,},), one per token"
+def _check_lengths(
+    shards: Sequence[WrittenShard], lengths: OffsetArray, full: int, *, where: str
+) -> None:
+    """Refuse shards that cannot hold documents of these lengths."""
+    if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.ndim != 1:
+        raise OptionError(f"{where}: lengths are {lengths!r:.80}, wanted 1-d int64")
+    if lengths.min(initial=0) < 0:
+        raise BuildError(f"{where}: a document of {lengths.min()} tokens; write the shards again")
+    for shard in shards:
+        if not 1 <= shard.tokens <= full:
+            raise BuildError(
+                f"{where}: {shard.file} has {shard.tokens:,} tokens, wanted 1 to {full:,}; write "
+                "it again"
+            )
+    found, wanted = sum(shard.tokens for shard in shards), int(lengths.sum())
+    if found != wanted:
+        raise BuildError(
+            f"{where}: its documents have {wanted:,} tokens, but their {len(shards):,} shards hold "
+            f"{found:,}; write them again"
+        )
+
+
+def _check_turns(chat: AdoptedTurns, lengths: OffsetArray, *, where: str, first: int) -> None:
+    """Refuse turns that do not fit documents of these lengths; `first` as in `_check_examples`."""
+    bits, tokens = chat.mask_bits, int(lengths.sum())
+    if bits.dtype != np.uint8 or bits.shape != (-(-tokens // 8),):
+        raise OptionError(
+            f"{where}: the mask is {bits.dtype} {bits.shape}, wanted uint8 ({-(-tokens // 8):,},), "
+            "one bit per token"
+        )
+    if tokens % 8 and bits[-1] >> tokens % 8:
+        raise OptionError(f"{where}: the mask has bits after its last token, {tokens:,}")
+    if not lengths.all():
+        number = first + int(lengths.argmin())
+        raise OptionError(f"{where}, example {number:,}: has no token; drop it")
+    for problem in _turn_problems(chat.turn_starts, chat.turn_roles, tokens):
+        raise OptionError(f"{where}: {problem}")
+
+
+def _turn_problems(starts: OffsetArray, roles: npt.NDArray[np.uint8], tokens: int) -> Iterator[str]:
     if starts.dtype != np.int64 or starts.ndim != 1:
         yield f"starts of turns are {starts.ndim}-d {starts.dtype}, wanted 1-d int64"
     elif len(starts) and (starts[0] < 0 or (starts[1:] < starts[:-1]).any()):
@@ -439,7 +534,7 @@ def _shape_problems(examples: ChatExamples) -> Iterator[str]:
         yield f"a turn has the role {roles.max()}, but there are {len(ROLES)}: {', '.join(ROLES)}"
 
 
-def _share_file(old: Path, new: Path, sha256: str) -> bool:
+def share_file(old: Path, new: Path, sha256: str) -> bool:
     """Link a file that never changes into another folder; False when it had to be copied."""
     try:
         os.link(os.path.realpath(old), new)
@@ -471,11 +566,6 @@ def _checked(path: Path, sha256: str, chunks: Iterator[Chunk]) -> Iterator[Chunk
         raise damaged(path, f"its sha256 is {digest.hexdigest()}, wanted {sha256}")
 
 
-def _read_lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as lines:
-        yield from lines
-
-
 class _DropSink:
     """dropped.jsonl: made with the first dropped row, absent when there is none."""
 
@@ -491,13 +581,6 @@ class _DropSink:
             row = DroppedRow(id=_clean(drop.id), reason=_clean(drop.reason))
             self._file.write(msgspec.json.encode(row) + b"\n")
             self._reasons[row.reason] += 1
-
-    def take_over(self, old: Store, hold: int) -> None:
-        """Begin with the dropped rows of a store, without the last `hold`."""
-        assert self._file is None, "old rows come before new ones"
-        drops, total = dropped_rows(old), sum(old.manifest.ledger.documents.dropped.values())
-        self.append(islice(drops, total - hold))
-        deque(drops, maxlen=0)  # the hash of the file is checked after its last row
 
     def check(self, facts: StoreFacts) -> None:
         claimed = {k: v for k, v in facts.ledger.documents.dropped.items() if v}
@@ -516,16 +599,11 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _refuse_leftovers(folder: Path, splits: Sequence[str]) -> None:
-    if (folder / META).exists():
-        raise StoreExistsError(
-            f"{folder}: {META} is here already; write to a fresh folder and publish it"
+def _refuse_leftovers(place: Path) -> None:
+    names = sorted(entry.name for entry in place.iterdir()) if place.is_dir() else []
+    found = [name for name in names if looks_like_data(name)]
+    if found:
+        raise UnfinishedBuildError(
+            f"{place / found[0]}: left by an earlier build; shards of two builds are never "
+            "mixed: delete the folder or write to another"
         )
-    for place in (folder, *(folder / split for split in splits)):
-        names = sorted(entry.name for entry in place.iterdir()) if place.is_dir() else []
-        found = [name for name in names if looks_like_data(name)]
-        if found:
-            raise UnfinishedBuildError(
-                f"{place / found[0]}: left by an earlier build; shards of two builds are never "
-                "mixed: delete the folder or write to another"
-            )

@@ -14,12 +14,20 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from shardmill.protocols import ConversationSource, CuttableSource, DividedSource, Source, continues
+from shardmill.protocols import (
+    ConversationSource,
+    CuttableChats,
+    CuttableSource,
+    DividedSource,
+    Source,
+    continues,
+)
 from shardmill.records import Conversation, ConversationBatch, Drop, TextBatch
 
 _NO_COUNTS = {"empty": 0, "invalid_utf8": 0}
@@ -47,13 +55,13 @@ def account(batches: Iterable[TextBatch | ConversationBatch]) -> Account:
     for batch in batches:
         drops += batch.drops
         num_read += batch.num_read
+        num_rows += batch.num_rows
         if isinstance(batch, ConversationBatch):
             conversations += batch.conversations
         else:
             texts += batch.texts.to_pylist()
-            num_rows += batch.num_rows
-            for name, count in batch.counts.items():
-                counts[name] = counts.get(name, 0) + count
+        for name, count in batch.counts.items():
+            counts[name] = counts.get(name, 0) + count
     return Account(
         texts=texts,
         conversations=conversations,
@@ -64,38 +72,66 @@ def account(batches: Iterable[TextBatch | ConversationBatch]) -> Account:
     )
 
 
-def joined(pieces: Iterable[Source]) -> Account:
-    """What pieces give in order, each drop with its full id; see `CuttableSource`."""
-    parts: list[TextBatch] = []
+def joined(pieces: Iterable[Source | ConversationSource]) -> Account:
+    """What pieces give in order, with full ids; see `CuttableSource`."""
+    parts: list[TextBatch | ConversationBatch] = []
     before = 0
     for piece in pieces:
         if not continues(piece):
             before = 0
-        batches = list(piece.batches())
-        for batch in batches:
+        num_rows = 0
+        for batch in piece.batches():
+            num_rows += batch.num_rows
             drops = tuple(drop.numbered(before) for drop in batch.drops)
-            parts.append(replace(batch, drops=drops, num_rows=0))
-        before += sum(batch.num_rows for batch in batches)
+            batch = replace(batch, drops=drops, num_rows=0)
+            if isinstance(batch, ConversationBatch):
+                chats = tuple(_numbered(chat, before) for chat in batch.conversations)
+                batch = replace(batch, conversations=chats)
+            parts.append(batch)
+        before += num_rows
     return account(parts)
 
 
-def assert_ledger_balances(source: Source) -> Account:
-    """Every row read is a document, an empty one or a drop, and documents are clean."""
-    batches = list(source.batches())
+def _numbered(chat: Conversation, rows_before: int) -> Conversation:
+    drop = Drop(id=chat.id, reason="", row=chat.row)
+    return replace(chat, id=drop.numbered(rows_before).id, row=None)
+
+
+def assert_ledger_balances(source: Source | ConversationSource) -> Account:
+    """Every row read is a document, an empty one or a drop, and documents are clean. Of a source of
+    conversations: each read is one or a drop, all have ids, contents are clean text; a row of many
+    threads counts once for each.
+    """
+    batches: list[TextBatch | ConversationBatch] = [*source.batches()]
     for number, batch in enumerate(batches):
         where = f"{source.name}, batch {number}"
-        found = len(batch.texts) + batch.counts.get("empty", 0) + len(batch.drops)
-        assert batch.num_read == found, (
-            f"{where}: {batch.num_read} rows read, {found} accounted for"
-        )
+        given = batch.conversations if isinstance(batch, ConversationBatch) else batch.texts
+        found = len(given) + batch.counts.get("empty", 0) + len(batch.drops)
+        assert batch.num_read == found, f"{where}: {batch.num_read} read, {found} accounted for"
         assert batch.num_read + batch.num_rows > 0, f"{where}: nothing was read for it"
+        repaired = batch.counts.get("invalid_utf8", 0)
+        assert 0 <= repaired <= len(given), f"{where}: {batch.counts}"
+        for drop in batch.drops:
+            assert drop.id, f"{where}: a drop without an id: {drop}"
+            assert drop.reason, f"{where}: a drop without a reason: {drop}"
+        if isinstance(batch, ConversationBatch):
+            for chat in batch.conversations:
+                _assert_clean(chat, where)
+            continue
         assert batch.texts.type == pa.large_string(), f"{where}: {batch.texts.type}"
         batch.texts.validate(full=True)
         assert batch.texts.null_count == 0, f"{where}: nulls"
         assert "" not in batch.texts.to_pylist(), f"{where}: an empty document"
-        repaired = batch.counts.get("invalid_utf8", 0)
-        assert 0 <= repaired <= len(batch.texts), f"{where}: {batch.counts}"
+        assert batch.strings in (None, batch.texts.to_pylist()), f"{where}: other strings"
     return account(batches)
+
+
+def _assert_clean(chat: Conversation, where: str) -> None:
+    assert chat.id, f"{where}: a conversation without an id: {chat}"
+    for message in chat.messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            content.encode()  # raises on half a surrogate pair
 
 
 def assert_resumes_exactly(make_source: Callable[[], Source | ConversationSource]) -> Account:
@@ -142,17 +178,18 @@ def assert_divides_exactly(
     return numbers
 
 
-def assert_cut_is_the_source(source: CuttableSource, num_bytes: int) -> list[Source]:
-    """Pieces of about `num_bytes`, pickled and read in order, give the documents, counts and drops
-    of the source, the drops with their full ids. Each resumes exactly and accounts for its rows.
-    Cutting again gives the same. Returns the pieces.
+def assert_cut_is_the_source(source: CuttableSource | CuttableChats, num_bytes: int) -> list[Any]:
+    """Pieces of about `num_bytes`, pickled and read in order, give the documents or conversations,
+    counts and drops of the source, with their full ids. Each resumes exactly and accounts for its
+    rows. Cutting again gives the same. Returns the pieces.
     """
     whole = account(source.batches())
-    pieces = list(source.cut(num_bytes))
+    pieces: list[Any] = [*source.cut(num_bytes)]
     sent = [pickle.loads(pickle.dumps(piece)) for piece in pieces]
     found = joined(sent)
     assert found == whole, f"cut({num_bytes}) gives {found} instead of {whole}"
-    for piece, twin, again in zip(pieces, sent, source.cut(num_bytes), strict=True):
+    repeated: list[Any] = [*source.cut(num_bytes)]
+    for piece, twin, again in zip(pieces, sent, repeated, strict=True):
         rest = assert_resumes_exactly(partial(copy, twin))
         assert assert_ledger_balances(piece) == rest, f"cut({num_bytes}): {piece.name} differs"
         assert (again.name, again.describe()) == (twin.name, twin.describe()), piece.name
@@ -297,26 +334,8 @@ def parquet_bytes(column: pa.Array, *, name: str = "text", row_group_size: int =
 
 
 def assert_conversation_ledger_balances(source: ConversationSource) -> Account:
-    """`num_read` is the conversations and the drops; both have ids; contents are clean text.
-
-    A row of many threads counts once for each: `num_read` is not the number of rows.
-    """
-    batches = list(source.batches())
-    for number, batch in enumerate(batches):
-        where = f"{source.name}, batch {number}"
-        found = len(batch.conversations) + len(batch.drops)
-        assert batch.num_read == found, f"{where}: {batch.num_read} read, {found} accounted for"
-        assert found > 0, f"{where}: nothing was read for it"
-        for drop in batch.drops:
-            assert drop.id, f"{where}: a drop without an id: {drop}"
-            assert drop.reason, f"{where}: a drop without a reason: {drop}"
-        for conversation in batch.conversations:
-            assert conversation.id, f"{where}: a conversation without an id: {conversation}"
-            for message in conversation.messages:
-                content = message.get("content")
-                if isinstance(content, str):
-                    content.encode()  # raises on half a surrogate pair
-    return account(batches)
+    """As `assert_ledger_balances`, for a source of conversations."""
+    return assert_ledger_balances(source)
 
 
 def assert_conversations_resume_exactly(make_source: Callable[[], ConversationSource]) -> Account:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -283,6 +284,23 @@ def slices(texts: Sequence[str], num_characters: int) -> Iterator[list[str]]:
         size += len(text)
     if start < len(texts):
         yield list(texts[start:])
+
+
+def parts_of(texts: Texts, num_bytes: int) -> Iterator[list[str]]:
+    """Python strings, in lists of about `num_bytes` of text; without texts one empty list.
+
+    Of an Arrow array each list is made when it is needed, so that it is still in a cache then.
+    """
+    if not len(texts):
+        yield []
+    elif is_arrow(texts):
+        array = cast(Any, texts)
+        offsets = _arrow_buffer(array)[1]
+        edges = np.searchsorted(offsets, np.arange(num_bytes, offsets[-1], num_bytes))
+        for start, stop in pairwise(np.unique([0, *edges, len(array)]).tolist()):
+            yield as_list(array.slice(start, stop - start))
+    else:
+        yield from slices(as_list(texts), num_bytes)
 
 
 MAX_OFFSET = 2**31 - 257

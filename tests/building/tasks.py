@@ -30,16 +30,17 @@ class Doing:
     at: int | None = None
     act: str = ""  # "raise", "odd", "kill", "exit", "sleep", "log", "eat"
     folder: Path | None = None  # where it remembers what it did, and how often it was begun
+    first: int = 0  # number that it emits first
 
     def run(self, tools: int, emit: Callable[[Any], None]) -> None:
         attempt = self._begin()
-        for number in range(self.count):
+        for number in range(self.first, self.count):
             if number == self.at:
                 self._act(attempt)
             emit(tools + number)
 
-    def detached(self) -> Doing:
-        return self
+    def after(self, _note: int) -> Doing:
+        return replace(self, first=self.first + 1)
 
     def _begin(self) -> int:
         if self.folder is None:
@@ -68,33 +69,22 @@ class Doing:
 
 
 @dataclass(frozen=True)
-class Moving:
-    """Emits 0, 1, ...; what is durable is in `kept`. Its worker dies once, at the third."""
+class Stepping:
+    """Emits 0, 1, ..., and writes down what it does. Its worker dies once, in the third step."""
 
     name: str
     count: int
-    kept: Path  # what is done for good
-    remote: Path  # in place of the disk of the worker: what was done there, and how often it died
-    known: int | None = None  # of a worker that does not see `kept`
+    folder: Path
+    first: int = 0
 
-    def run(self, tools: int, emit: Callable[[Any], None]) -> None:
-        known = self._known()
-        for number in range(self.count):
-            if number >= known:
-                self._do(number)
+    def run(self, _tools: int, emit: Callable[[Any], None]) -> None:
+        for number in range(self.first, self.count):
+            with (self.folder / "done").open("a") as file:
+                file.write(f"{number} ")
+            if number == 2 and not (self.folder / "died").exists():
+                (self.folder / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
             emit(number)
 
-    def detached(self) -> Moving:
-        return replace(self, known=self._known())
-
-    def _known(self) -> int:
-        return len(list(self.kept.iterdir())) if self.known is None else self.known
-
-    def _do(self, number: int) -> None:
-        with (self.remote / "done").open("a") as file:
-            file.write(f"{number} ")
-        if number == 2 and not (self.remote / "died").exists():
-            (self.remote / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.known is None:
-            (self.kept / str(number)).touch()
+    def after(self, note: int) -> Stepping:
+        return replace(self, first=note + 1)

@@ -22,6 +22,7 @@ from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
 from shardmill.remote import pull
 from shardmill.store import open_store
 from shardmill.tokenizers import open_tokenizer
+from tests.building.workplaces import receipts
 from tests.helpers import folder_digest
 
 
@@ -117,13 +118,13 @@ def test_opened_tokenizers_and_templates_are_taken_too() -> None:
 def test_a_url_gets_the_same_store_and_the_report_says_what_was_sent() -> None:
     build("p*.jsonl", "local", tokenizer="byte:1", eot="<|end|>")
     url = "memory://bucket/store"
-    sent: list[tuple[int, int]] = []
     options = {"tokenizer": "byte:1", "eot": "<|end|>", "report": "r.json"}
-    done = build("p*.jsonl", url, on_push=lambda *now: sent.append(now), **options)  # type: ignore[arg-type]
+    done = build("p*.jsonl", url, **options)  # type: ignore[arg-type]
     pull(url, "copy")
     assert same("local", "copy")
     assert (done.url, done.sent_files) == (url, 4)
-    assert sent[-1] == (done.sent_bytes, done.sent_bytes)
+    files = [path for path in Path("local").rglob("*") if path.is_file()]
+    assert done.sent_bytes == sum(path.stat().st_size for path in files)
     assert json.loads(Path("r.json").read_text()) == done.to_json()
     again = build("p*.jsonl", url, resume=True, **options)  # type: ignore[arg-type]
     assert (again.resumed, again.sent_files, again.url) == (True, 0, url)
@@ -132,14 +133,11 @@ def test_a_url_gets_the_same_store_and_the_report_says_what_was_sent() -> None:
 
 
 def test_an_unfinished_build_is_continued_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 100)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 2_000)
 
     def stop(progress: object) -> None:
-        if has_segment():
+        if receipts(Path("s")):
             raise KeyboardInterrupt
-
-    def has_segment() -> bool:
-        return any(Path(".s.building/segments").glob("*/*.json"))
 
     with pytest.raises(KeyboardInterrupt):
         build("p*.jsonl", "s", tokenizer="byte:1", eot="<|end|>", on_progress=stop)
@@ -158,11 +156,13 @@ def test_options_that_make_no_sense_are_refused_by_name() -> None:
             build("p*.jsonl", "s", **{"tokenizer": "byte:1", "eot": "<|end|>", **options})
         assert not Path("s").exists()
 
-    refused("val_fraction=0.1: is for conversations", val_fraction=0.1)
-    refused("workers=2: is for documents", workers=2, template="chatml")
+    refused("train_on='all': is for conversations", train_on="all")
+    refused("val_tokens=2: is for documents", val_tokens=2, template="chatml")
+    refused("val_tokens=9: counts tokens in the order of the input", val_tokens=9, val_fraction=0.1)
+    refused("val_fraction=1.5: wanted a share", val_fraction=1.5)
     refused("val_tokens=-1: wanted 0 or more", val_tokens=-1)
     refused("none of 80 rows has text in the field 'txt'.*did you mean 'text'", field="txt")
-    refused("scratch='x': only for a store that is sent to a URL", scratch="x")
+    refused("scratch='x': only for a store at a URL", scratch="x")
     refused("report='p0.jsonl': this file is an input", report="p0.jsonl")
     refused("report='none/r.json': there is no folder none", report="none/r.json")
     with pytest.raises(OptionError, match="out='hub:a/b': a hub dataset, wanted a local folder"):
@@ -171,8 +171,8 @@ def test_options_that_make_no_sense_are_refused_by_name() -> None:
 
 NAMED_OTHERWISE = {
     # what only one of the two has, or where "not given" is written differently
-    "build": {"on_progress", "on_push", "as_json", "dry_run", "template", "shard_bytes"},
-    "build chats": {"on_progress", "on_push", "as_json", "template", "shard_bytes", "seed"},
+    "build": {"on_progress", "as_json", "dry_run", "template", "shard_bytes"},
+    "build chats": {"on_progress", "as_json", "template", "shard_bytes", "seed"},
     "pack": {"store", "folder", "list_all", "as_json", "seq_len"},
 }
 
@@ -204,7 +204,7 @@ def test_a_keyword_and_its_flag_have_one_name_and_one_default(name, function, co
 
 def test_every_keyword_has_a_flag() -> None:
     flags = {**flags_of(BuildCommand), **flags_of(BuildChatsCommand)}
-    assert set(keywords_of(build)) - set(flags) == {"on_progress", "on_push"}
+    assert set(keywords_of(build)) - set(flags) == {"on_progress"}
     assert parse_bytes(flags["shard_bytes"], "shard_bytes") == keywords_of(build)["shard_bytes"]
     assert set(keywords_of(pack)) - set(flags_of(PackCommand)) == {"store"}
 

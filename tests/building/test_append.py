@@ -6,7 +6,9 @@ import errno
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import BuildSpec, Feed, build_store, run
+from shardmill.building.splits import HashSplit
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, SourceError
 from shardmill.records import Ragged
 from shardmill.sources import (
@@ -26,7 +29,9 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
 )
-from shardmill.store import open_store, verify, writer
+from shardmill.store import open_store, read_origins, verify, writer
+from shardmill.store.layout import ORIGINS
+from shardmill.store.plans import write_origins
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.base import as_list
 from tests.helpers import folder_digest
@@ -45,7 +50,8 @@ rows = st.lists(
     st.sampled_from(["", "~", "~~", "a", "bb", "ccc dd", "x" * 30, "caf\u00e9", None, b"{broken"]),
     max_size=6,
 )
-file_lists = st.lists(st.lists(rows, min_size=1, max_size=3), min_size=2, max_size=4)
+file_lists = st.lists(st.lists(rows, min_size=1, max_size=5), min_size=2, max_size=4)
+THREE = HashSplit(seed=3, fractions=(("val", 0.3), ("test", 0.2)))
 
 
 def write(kind: str, path: Path, content: list[str | bytes | None]) -> None:
@@ -76,8 +82,10 @@ SUFFIX = {"jsonl": ".jsonl", "parquet": ".parquet", "lines": ".txt", "texts": ".
 
 
 def build(source, out: Path, *, fill=(("train", None),), eot=False, shard_bytes=32, **how):
+    """`fill` None: a hash chooses."""
+    feed = Feed(source=source, fill=fill or tuple((split, None) for split in THREE.splits))
     return build_store(
-        [Feed(source=source, fill=fill)],
+        [feed if fill else replace(feed, by_hash=THREE)],
         out,
         spec=BuildSpec(dataset_name="d", shard_bytes=shard_bytes, append_eot=eot),
         **{"tokenizer": Mute(byte_offset=1, specials={"eot": "<e>"}), "workers": 1, **how},
@@ -107,12 +115,12 @@ class Growing:
 
 
 def is_full(store: Path, fill) -> bool:
-    limits = [limit for _, limit in fill]
+    limits = [limit for _, limit in fill or [("", None)]]
     return None not in limits and open_store(store).manifest.ledger.tokens.kept == sum(limits)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=50)
 @given(
     kind=st.sampled_from(["jsonl", "parquet", "lines", "texts"]),
     batches=file_lists,
@@ -123,7 +131,9 @@ def is_full(store: Path, fill) -> bool:
             (("train", None),),
             (("val", 5), ("train", None)),
             (("val", 4), ("train", 30)),
+            (("val", 0), ("a", 3), ("b", 20), ("train", None)),
             (("train", 60),),
+            None,
         ]
     ),
     eot=st.booleans(),
@@ -192,34 +202,89 @@ def test_batches_end_where_they_would_in_a_build_of_all(tmp_path):
     assert open_store(tmp_path / "s").manifest.ledger.documents.read == 4
 
 
-def test_full_shards_are_the_very_files_and_readers_keep_the_old_store(tmp_path):
-    growing = grown(tmp_path, ["a" * 40])
-    build(growing.as_found(), tmp_path / "s", shard_bytes=32)
-    shards = sorted((tmp_path / "s/train").iterdir())
-    nodes = [path.stat().st_ino for path in shards]
-    mapped = np.memmap(shards[-1], "<u2", mode="r")
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit for each two rows of forty letters."""
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 110)
+
+
+LONG = [letter * 40 for letter in "abcdefg"]
+
+
+def test_units_that_stay_are_the_very_files_and_readers_keep_the_old_store(tmp_path, small):
+    growing = grown(tmp_path, LONG)
+    build(growing.as_found(), tmp_path / "s")
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "s/train").iterdir()}
+    last = sorted(before)[-1]
+    mapped = np.memmap(tmp_path / "s/train" / last, "<u2", mode="r")
+    held = mapped.tolist()
     add_file(growing, ["b" * 5], name="0-before")
-    build(growing.as_found(), tmp_path / "s", shard_bytes=32, append=True)
-    now = [path.stat().st_ino for path in sorted((tmp_path / "s/train").iterdir())]
-    assert (now[:2], now[2] == nodes[2]) == (nodes[:2], False)
-    assert mapped.tolist() == [98] * 8
+    build(growing.as_found(), tmp_path / "s", append=True)
+    now = {path.name: path.stat().st_ino for path in (tmp_path / "s/train").iterdir()}
+    unit = last[: len("shard_00000")]
+    same = {name for name in before if now.get(name) == before[name]}
+    assert same == {name for name in before if not name.startswith(unit)}, "all but the last unit"
+    assert len(same) > 3
+    assert mapped.tolist() == held
     source = open_store(tmp_path / "s").manifest.sources[0]
     assert [file["file"] for file in source["files"]] == ["0.jsonl", "0-before.jsonl"]
 
 
-def test_a_disk_that_cannot_link_gets_copies(tmp_path, monkeypatch, caplog):
-    growing = grown(tmp_path, ["a" * 40])
-    build(growing.as_found(), tmp_path / "s")
-    add_file(growing, ["b"])
-    build(growing.in_order(), tmp_path / "whole")
+def test_only_what_a_new_file_changes_is_encoded(tmp_path, small):
+    class Watched(Mute):
+        seen: ClassVar[list[str]] = []
 
+        def encode_batch(self, texts) -> Ragged:
+            self.seen.extend(as_list(texts))
+            return super().encode_batch(texts)
+
+    tokenizer = Watched(byte_offset=1, specials={"eot": "<e>"})
+    growing = grown(tmp_path, LONG)
+    build(growing.as_found(), tmp_path / "s", tokenizer=tokenizer)
+    add_file(growing, ["new " * 10])
+    Watched.seen.clear()
+    build(growing.as_found(), tmp_path / "s", tokenizer=tokenizer, append=True)
+    assert set(Watched.seen) <= {LONG[-1], "new " * 10}
+
+
+def refuse_links(patch: pytest.MonkeyPatch) -> None:
     def refuse(*_):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    monkeypatch.setattr(writer.os, "link", refuse)
+    patch.setattr(writer.os, "link", refuse)
+
+
+def test_a_disk_that_cannot_link_gets_copies(tmp_path, monkeypatch, caplog, small):
+    growing = grown(tmp_path, LONG)
+    build(growing.as_found(), tmp_path / "s")
+    add_file(growing, ["b"])
+    build(growing.in_order(), tmp_path / "whole")
+    refuse_links(monkeypatch)
+    caplog.set_level(logging.INFO)
     build(growing.as_found(), tmp_path / "s", append=True)
     assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
-    assert "cannot link" in caplog.text
+    assert "its shards are copied" in caplog.text
+
+
+def test_a_copy_that_was_killed_is_made_again(tmp_path, monkeypatch, small):
+    growing = grown(tmp_path, LONG)
+    build(growing.as_found(), tmp_path / "s")
+    add_file(growing, ["b"])
+    build(growing.in_order(), tmp_path / "whole")
+    refuse_links(monkeypatch)
+    real = run.publish_folder
+
+    def stop(staged: Path, *_args, **_kwargs) -> None:
+        for path in sorted((staged / "train").iterdir())[:3]:
+            path.write_bytes(path.read_bytes()[:7])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "publish_folder", stop)
+    with pytest.raises(KeyboardInterrupt):
+        build(growing.as_found(), tmp_path / "s", append=True)
+    monkeypatch.setattr(run, "publish_folder", real)
+    build(growing.as_found(), tmp_path / "s", append=True, resume=True)
+    assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
 
 
 def test_without_new_files_the_store_is_left_as_it_is(tmp_path, caplog):
@@ -333,15 +398,54 @@ def test_what_cannot_grow_is_refused(tmp_path):
         build(growing.as_found(), tmp_path / "s", append=True, engine="fast")
 
 
-def test_damage_to_what_is_copied_is_noticed(tmp_path):
-    growing = grown(tmp_path, ["a" * 20])
+def test_damage_to_the_old_store_is_noticed_or_stays_visible(tmp_path, monkeypatch, small):
+    """Linked shards are not read: their old hashes are what the new store lists."""
+    growing = grown(tmp_path, LONG)
     build(growing.as_found(), tmp_path / "s")
     add_file(growing, ["c"])
-    last = sorted((tmp_path / "s/train").iterdir())[-1]
-    last.write_bytes(b"\0" * last.stat().st_size)
-    with pytest.raises(DamagedStoreError, match=r"shard_00001\.bin: its sha256"):
+    first = sorted((tmp_path / "s/train").iterdir())[0]
+    data = first.read_bytes()
+    first.write_bytes(data[:-2])
+    with pytest.raises(DamagedStoreError, match=r"shard_00000\.bin: truncated"):
         build(growing.as_found(), tmp_path / "s", append=True)
-    assert not (tmp_path / ".s.building").exists()
+    first.write_bytes(b"\0" * len(data))
+    with monkeypatch.context() as patch:
+        refuse_links(patch)
+        with pytest.raises(DamagedStoreError, match=r"shard_00000\.bin: its sha256"):
+            build(growing.as_found(), tmp_path / "s", append=True)
+    build(growing.as_found(), tmp_path / "s", append=True, overwrite=True)
+    (problem,) = verify(tmp_path / "s").problems
+    assert "train/shard_00000.bin" in problem
+
+
+@pytest.mark.parametrize("how", ["removed", "of an older version"])
+def test_a_store_without_a_record_of_its_units_is_refused(tmp_path, how):
+    growing = grown(tmp_path, ["a"])
+    build(growing.as_found(), tmp_path / "s")
+    old = open_store(tmp_path / "s")
+    if how == "removed":
+        (tmp_path / "s" / ORIGINS).unlink()
+    else:
+        found = read_origins(old.folder, old.manifest)
+        assert found is not None
+        write_origins(old.folder, replace(found, units=None), old.manifest)
+    wanted = folder_digest(tmp_path / "s")
+    add_file(growing, ["c"])
+    with pytest.raises(OptionError, match=r"no record of its units.*overwrite=True"):
+        build(growing.as_found(), tmp_path / "s", append=True)
+    assert folder_digest(tmp_path / "s") == wanted
+
+
+def test_a_record_of_units_that_is_not_ours_is_refused(tmp_path):
+    growing = grown(tmp_path, ["a"])
+    build(growing.as_found(), tmp_path / "s")
+    old = open_store(tmp_path / "s")
+    found = read_origins(old.folder, old.manifest)
+    assert found is not None
+    write_origins(old.folder, replace(found, units=b'{"mark": 3}\n'), old.manifest)
+    add_file(growing, ["c"])
+    with pytest.raises(BuildError, match=r"record of units is not ours.*overwrite=True"):
+        build(growing.as_found(), tmp_path / "s", append=True)
 
 
 def test_a_file_of_the_user_in_the_store_is_never_lost(tmp_path):

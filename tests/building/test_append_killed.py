@@ -20,6 +20,7 @@ from shardmill.store import open_store, read_manifest, verify
 from shardmill.store.manifest import write_manifest
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.parts import Differing
+from tests.building.workplaces import receipts
 from tests.helpers import folder_digest
 
 pytestmark = pytest.mark.slow
@@ -29,11 +30,10 @@ FILL = (("val", 3_000), ("train", None))
 KILLED = """
 import sys
 from pathlib import Path
-from shardmill.building import journal, plan
+from shardmill.building import plan
 from tests.building.parts import Slow
 from tests.building.test_append_killed import add
 plan.CHUNK_BYTES = 2_000
-journal.SEGMENT_TOKENS = 2_000
 add(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]), tokenizer=Slow())
 """
 
@@ -85,10 +85,9 @@ def test_killed_again_and_again_the_store_is_the_old_one_or_the_new_one(grown):
     while True:
         command = [sys.executable, "-c", KILLED, str(grown / "files"), str(grown / "s")]
         build = subprocess.Popen([*command, "1" if rounds % 3 else "2"])
-        journal = grown / ".s.building/segments"
-        known = set(journal.glob("*/*.json"))
+        known = set(receipts(grown / "s"))
         while build.poll() is None:
-            if len(set(journal.glob("*/*.json")) - known) >= 2 and rounds < 3:
+            if len(set(receipts(grown / "s")) - known) >= 2 and rounds < 3:
                 build.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.005)

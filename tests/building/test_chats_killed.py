@@ -16,16 +16,17 @@ import pytest
 
 from shardmill.errors import StoreNotFoundError
 from shardmill.store import open_store, verify
+from tests.building.workplaces import receipts
 from tests.helpers import folder_digest
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.building import BuildSpec, build_chats, journal
+from shardmill.building import BuildSpec, build_chats, plan
 from shardmill.chat import bind_template, known_template
 from shardmill.sources import BatchLimits, open_chats
 from shardmill.tokenizers import open_tokenizer
-journal.SEGMENT_TOKENS = 20_000
+plan.CHUNK_BYTES = 30_000
 corpus, folder = map(Path, sys.argv[1:3])
 names = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 tokenizer = open_tokenizer("byte:4", specials=names)
@@ -83,7 +84,7 @@ def test_killed_at_random_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> 
             build.send_signal(signal.SIGKILL)
             build.wait()
             kills += 1
-            sealed = any((tmp_path / ".killed.building").glob("segments/*/*.json"))
+            sealed = bool(receipts(tmp_path / "killed"))
             midway += sealed
             duration *= 1 if sealed else 1.3  # the machine is slower now
             if not (tmp_path / "killed").exists():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building.engines import LocalEngine, pack
+from shardmill.building.engines.engine import pack
+from shardmill.building.engines.local import LocalEngine
 from shardmill.errors import BuildError
 from tests.building.processes import lives, wait_for
 from tests.building.tasks import Doing
@@ -36,7 +37,8 @@ def test_workers_that_cannot_start_are_one_error_and_not_started_for_ever():
 def test_every_note_of_a_worker_that_dies_is_heard(tmp_path):
     with LocalEngine(1) as engine:
         reports = engine.run(0, iter([Doing("dies", at=2, act="kill once", folder=tmp_path)]))
-        assert [report.note for report in reports] == [0, 1, 0, 1, 2, None]
+        assert [report.note for report in reports] == [0, 1, 2, None]
+    assert (tmp_path / "dies.begun").read_text() == "xx"
 
 
 def test_closing_a_run_has_stopped_its_tasks_when_it_returns(tmp_path):
@@ -52,7 +54,7 @@ def test_closing_a_run_has_stopped_its_tasks_when_it_returns(tmp_path):
 ORPHANS = """
 import sys
 from pathlib import Path
-from shardmill.building.engines import LocalEngine
+from shardmill.building.engines.local import LocalEngine
 from tests.building.tasks import Doing
 tasks = [Doing(name, at=1, act="sleep", folder=Path(sys.argv[1])) for name in "ab"]
 for report in LocalEngine(2).run(0, iter(tasks)):
@@ -80,6 +82,6 @@ def test_workers_die_with_their_parent(tmp_path, end):
 def test_what_cannot_travel_is_refused_with_the_reason():
     with pytest.raises(pickle.PicklingError, match="cannot travel"):
         pack(lambda: None)
-    code = "from shardmill.building.engines import pack\nclass Mine: pass\npack([Mine()])"
+    code = "from shardmill.building.engines.engine import pack\nclass Mine: pass\npack([Mine()])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Mine is defined in the script that was started" in done.stderr

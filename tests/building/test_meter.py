@@ -25,7 +25,6 @@ def test_the_share_grows_to_the_whole_whatever_a_row_holds_beside_its_text(
 ):
     """Text is a tenth of this input, or far more than all of it."""
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 500 if packed else 30_000)
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 3_000)
     for number in range(6):
         data = "".join(json.dumps(row) + "\n" for row in ROWS[number::6]).encode()
         name = f"{number}.jsonl{'.gz' if packed else ''}"

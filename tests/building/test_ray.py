@@ -22,6 +22,7 @@ from tests.building.clusters import SECOND, ray_nodes, raylet_of
 from tests.building.corpora import feeds_of, write_corpus
 from tests.building.parts import Watched
 from tests.building.processes import wait_for
+from tests.building.workplaces import receipts
 from tests.helpers import folder_digest
 
 pytestmark = pytest.mark.slow
@@ -46,11 +47,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh(marks, monkeypatch) -> None:
-    """No mark of an earlier test; many chunks, and many segments in a unit."""
+    """No mark of an earlier test; many chunks and units."""
     for path in marks.iterdir():
         path.unlink()
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 3_000)
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +152,7 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_rest_can_be_resumed(tmp_
     named = r"texts\.jsonl:bytes \d+-\d+.*: 3 workers died of it, the last one on .*End of file"
     with pytest.raises(BuildError, match=named):
         small_build(tmp_path, "s", POISONED, **on_ray(nodes))
-    receipts = list((tmp_path / ".s.building").glob("segments/*/*.json"))
-    assert len(receipts) > 3, "what the others did is kept"
+    assert len(receipts(tmp_path / "s")) > 3, "what the others did is kept"
     (marks / "poison").unlink()
     resumed = small_build(tmp_path, "s", POISONED, resume=True, **on_ray(nodes))
     assert resumed == small_build(tmp_path, "whole", POISONED, workers=1)
@@ -201,7 +200,7 @@ class Joining(logging.Handler):
 
 
 def test_a_cluster_without_a_cpu_is_refused_or_waited_for(tmp_path, monkeypatch):
-    from shardmill.building import ray as ray_engine
+    from shardmill.building.engines import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
     with ray_nodes(0) as empty:

@@ -19,21 +19,21 @@ from tests.building.tasks import Doing
 from tests.building.test_engines import reported, run
 
 if TYPE_CHECKING:
-    from shardmill.building.ray import RayCluster
+    from shardmill.building.engines.ray import RayCluster
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    from shardmill.building.ray import RayCluster
+    from shardmill.building.engines.ray import RayCluster
 
     with ray_nodes(2) as nodes, RayCluster(nodes.address) as opened:
         yield opened
 
 
 def test_a_worker_that_cannot_be_placed_is_not_waited_for_when_others_work(cluster):
-    from shardmill.building.ray import RayEngine
+    from shardmill.building.engines.ray import RayEngine
 
     assert cluster.num_cpus == 2
     with RayEngine(cluster, 3) as engine:
@@ -54,7 +54,7 @@ class Freeing(logging.Handler):
 
 
 def test_a_cluster_without_a_free_cpu_is_reported_once_and_waited_for(cluster, monkeypatch):
-    from shardmill.building import ray as ray_engine
+    from shardmill.building.engines import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "_PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(ray_engine, "_TICK_SECONDS", 0.2)
@@ -72,7 +72,7 @@ def test_a_cluster_without_a_free_cpu_is_reported_once_and_waited_for(cluster, m
 
 
 def test_a_worker_of_another_version_is_refused_with_both(cluster, monkeypatch):
-    from shardmill.building import ray as ray_engine
+    from shardmill.building.engines import ray as ray_engine
 
     versions = {**ray_engine._VERSIONS, "shardmill": "0.0.7"}
     monkeypatch.setattr(ray_engine, "_VERSIONS", versions)
@@ -83,7 +83,7 @@ def test_a_worker_of_another_version_is_refused_with_both(cluster, monkeypatch):
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_not_tried_for_ever(cluster):
-    from shardmill.building.ray import RayEngine
+    from shardmill.building.engines.ray import RayEngine
 
     refused = pytest.raises(BuildError, match=r"cannot start: .*null byte.*every node needs")
     with RayEngine(cluster, 1, environ={"bad\0name": "x"}) as engine, refused:
@@ -91,7 +91,7 @@ def test_a_worker_that_cannot_start_is_an_error_and_not_tried_for_ever(cluster):
 
 
 def test_a_worker_that_asks_for_more_than_its_share_fails_alone(cluster):
-    from shardmill.building.ray import RayEngine
+    from shardmill.building.engines.ray import RayEngine
 
     with RayEngine(cluster, 1, memory=256 * 2**20) as engine:
         reports = run(engine, Doing("hungry", at=1, act="eat"), Doing("good"))
@@ -104,7 +104,7 @@ def test_a_worker_that_asks_for_more_than_its_share_fails_alone(cluster):
 def test_a_ray_that_was_joined_before_is_used_and_left(cluster):
     import ray
 
-    from shardmill.building.ray import RayCluster
+    from shardmill.building.engines.ray import RayCluster
 
     with RayCluster() as same:
         assert same.num_cpus == 2
@@ -122,7 +122,7 @@ def test_a_cluster_starts_where_ray_has_never_run(tmp_path, monkeypatch):
 
 
 def test_a_folder_for_ray_that_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
-    code = "from shardmill.building.ray import RayCluster\nRayCluster(workers=1)"
+    code = "from shardmill.building.engines.ray import RayCluster\nRayCluster(workers=1)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -138,8 +138,8 @@ def test_a_folder_for_ray_that_is_not_there_is_named_with_the_way_out(tmp_path, 
 
 ALONE = """
 import os
-from shardmill.building.ray import RayCluster
-from shardmill.building.ray import RayEngine
+from shardmill.building.engines.ray import RayCluster
+from shardmill.building.engines.ray import RayEngine
 from tests.building.tasks import Doing
 before = dict(os.environ)
 for workers in (3, 1):

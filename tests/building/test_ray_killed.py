@@ -16,6 +16,7 @@ import pytest
 from tests.building.clusters import short_folder
 from tests.building.corpora import write_corpus
 from tests.building.processes import lives, wait_for
+from tests.building.workplaces import receipts
 from tests.helpers import folder_digest
 
 pytestmark = pytest.mark.slow
@@ -23,11 +24,10 @@ pytestmark = pytest.mark.slow
 BUILD = """
 import sys
 from pathlib import Path
-from shardmill.building import BuildSpec, build_store, journal, plan
+from shardmill.building import BuildSpec, build_store, plan
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
 plan.CHUNK_BYTES = 3_000
-journal.SEGMENT_TOKENS = 3_000
 corpus, folder, run_on = sys.argv[1:4]
 build_store(
     feeds_of(Path(corpus)),
@@ -77,10 +77,10 @@ def title(process: psutil.Process) -> str:
     return ""
 
 
-def stop(build: subprocess.Popen[bytes], journal: Path, with_signal: int) -> None:
+def stop(build: subprocess.Popen[bytes], store: Path, with_signal: int) -> None:
     """Stop a build that has sealed something new, and wait until nothing of it lives."""
-    before = len(list(journal.glob("segments/*/*.json")))
-    wait_for(lambda: len(list(journal.glob("segments/*/*.json"))) > before)
+    before = len(receipts(store))
+    wait_for(lambda: len(receipts(store)) > before)
     family = psutil.Process(build.pid).children(recursive=True)
     # Two helpers of Ray notice at once that all is gone, and try for a minute to report it.
     helpers = [child for child in family if title(child).endswith("Agent")]
@@ -96,12 +96,11 @@ def stop(build: subprocess.Popen[bytes], journal: Path, with_signal: int) -> Non
 
 def test_a_builder_killed_and_stopped_on_ray_goes_on_there_and_here(tmp_path, start, ray_folder):
     assert start("whole", "local").wait() == 0
-    journal = tmp_path / ".s.building"
-    stop(start("s", "ray"), journal, signal.SIGKILL)
+    stop(start("s", "ray"), tmp_path / "s", signal.SIGKILL)
     (left,) = ray_folder.iterdir()  # a killed process removes nothing
-    stop(start("s", "ray"), journal, signal.SIGINT)
+    stop(start("s", "ray"), tmp_path / "s", signal.SIGINT)
     assert list(ray_folder.iterdir()) == [left], "a stopped one does"
-    assert list(journal.glob("segments/*/*.json"))
+    assert receipts(tmp_path / "s")
     assert start("s", "local").wait() == 0
     assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
-    assert not journal.exists()
+    assert not (tmp_path / ".s.building").exists()

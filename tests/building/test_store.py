@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build, journal
+from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build
 from shardmill.building import worker as task
 from shardmill.errors import (
     BuildError,
@@ -92,11 +92,6 @@ class StopsAfter:
             )
 
 
-@pytest.fixture
-def small_segments(monkeypatch):
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 100)
-
-
 def test_a_store_holds_the_documents_each_with_its_end_and_a_balanced_ledger(tmp_path):
     texts = ["one", "", "two\r\nlines", "three"]
     done = build_store([feed(texts)], tmp_path / "s", tokenizer=TOKENIZER, spec=spec())
@@ -137,19 +132,8 @@ def test_every_document_and_token_is_in_one_bucket(tmp_path_factory, texts, val,
         assert sum(split.tokens for split in done.manifest.splits.values()) == ledger.tokens.kept
 
 
-@pytest.mark.slow
-def test_the_bytes_do_not_depend_on_where_segments_end(tmp_path, monkeypatch):
-    feeds = [Feed(source=StopsAfter(TEXTS, None), fill=(("val", 300), ("train", 1500)))]
-    digests = set()
-    for size in (1, 100, 10**9):
-        monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", size)
-        build_store(feeds, tmp_path / f"s{size}", tokenizer=TOKENIZER, spec=spec())
-        digests.add(folder_digest(tmp_path / f"s{size}"))
-    assert len(digests) == 1
-
-
 @pytest.mark.parametrize("stop", [0, 1, 7, 63, 119])
-def test_a_build_that_stopped_goes_on_to_the_same_bytes(tmp_path, small_segments, stop):
+def test_a_build_that_stopped_goes_on_to_the_same_bytes(tmp_path, stop):
     def run(name: str, stop: int | None, **options: bool) -> str:
         feeds = [
             Feed(source=StopsAfter(TEXTS, stop), fill=(("val", 200), ("train", None))),
@@ -167,24 +151,7 @@ def test_a_build_that_stopped_goes_on_to_the_same_bytes(tmp_path, small_segments
     assert run("cut", None, resume=True) == whole, "resuming a finished build changes nothing"
 
 
-def test_a_damaged_segment_is_made_again(tmp_path, small_segments):
-    def run(name: str, stop: int | None, **options: bool) -> str:
-        feeds = [Feed(source=StopsAfter(TEXTS, stop), fill=(("train", None),))]
-        build_store(feeds, tmp_path / name, tokenizer=TOKENIZER, spec=spec(), **options)
-        return folder_digest(tmp_path / name)
-
-    whole = run("whole", None)
-    with pytest.raises(Interrupted):
-        run("cut", 100)
-    journal = sorted((tmp_path / ".cut.building/segments").glob("*/*.tokens"))
-    assert len(journal) > 4
-    data = bytearray(journal[2].read_bytes())
-    data[5] ^= 1
-    journal[2].write_bytes(data)
-    assert run("cut", None, resume=True) == whole
-
-
-def test_a_budget_counts_what_was_done_before_the_stop(tmp_path, small_segments):
+def test_a_budget_counts_what_was_done_before_the_stop(tmp_path):
     def run(name: str, stop: int | None, **options: bool) -> str:
         feeds = [Feed(source=StopsAfter(TEXTS, stop), fill=(("val", 300), ("train", 1000)))]
         build_store(feeds, tmp_path / name, tokenizer=TOKENIZER, spec=spec(), **options)
@@ -197,33 +164,7 @@ def test_a_budget_counts_what_was_done_before_the_stop(tmp_path, small_segments)
     assert run("cut", None, resume=True) == whole
 
 
-def test_segments_after_a_damaged_one_are_never_used(tmp_path, monkeypatch):
-    def run(name: str, stop: int | None, size: int, **options: bool) -> str:
-        monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", size)
-        feeds = [Feed(source=StopsAfter(TEXTS, stop), fill=(("train", None),))]
-        build_store(feeds, tmp_path / name, tokenizer=TOKENIZER, spec=spec(), **options)
-        return folder_digest(tmp_path / name)
-
-    whole = run("whole", None, 100)
-    with pytest.raises(Interrupted):
-        run("cut", 100, 100)
-    damaged = tmp_path / ".cut.building/segments/000-00000000/000001.lengths"
-    damaged.write_bytes(bytes(damaged.stat().st_size))
-
-    class DiesBeforeTheThird(journal.SegmentWriter):
-        def __init__(self, key, *, after, num_tokens) -> None:
-            if after is not None and after.number == 1:
-                raise Interrupted
-            super().__init__(key, after=after, num_tokens=num_tokens)
-
-    with monkeypatch.context() as patch:  # the second segment is now longer than it was
-        patch.setattr(task, "SegmentWriter", DiesBeforeTheThird)
-        with pytest.raises(Interrupted):
-            run("cut", None, 250, resume=True)
-    assert run("cut", None, 100, resume=True) == whole
-
-
-def test_no_reader_sees_a_store_before_it_is_whole(tmp_path, small_segments):
+def test_no_reader_sees_a_store_before_it_is_whole(tmp_path):
     seen = []
 
     def look(progress) -> None:
@@ -260,7 +201,7 @@ def test_a_folder_with_other_things_in_it_is_refused_before_any_work(tmp_path):
     assert not (tmp_path / ".s.building").exists()
 
 
-def test_a_resume_with_other_options_is_refused_by_name(tmp_path, small_segments):
+def test_a_resume_with_other_options_is_refused_by_name(tmp_path):
     feeds = [Feed(source=StopsAfter(TEXTS, 50), fill=(("train", None),))]
     with pytest.raises(Interrupted):
         build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec())
@@ -292,7 +233,7 @@ def _rename(path: Path) -> None:
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_resume_with_changed_input_names_the_file_and_what_changed(
-    tmp_path, small_segments, monkeypatch, change, says, nested
+    tmp_path, monkeypatch, change, says, nested
 ):
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 200)
     for number in range(6):
@@ -386,7 +327,7 @@ def test_an_end_token_must_be_named_by_the_tokenizer(tmp_path):
 
 @pytest.mark.slow
 def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
-    tmp_path, monkeypatch, small_segments
+    tmp_path, monkeypatch
 ):
     class Chosen:
         is_fast = True
@@ -417,18 +358,19 @@ def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
     assert "fake differs" in done.manifest.produced_by["dropped_engine"]["mismatch"]
 
 
-def test_a_resume_with_another_engine_is_refused(tmp_path, small_segments, monkeypatch):
+def test_a_resume_with_another_engine_is_refused(tmp_path, monkeypatch):
     feeds = [Feed(source=StopsAfter(TEXTS, 50), fill=(("train", None),))]
     with pytest.raises(Interrupted):
         build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec())
     note = tmp_path / ".s.building/produced_by.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "engine": "other"}))
+    feeds = [Feed(source=StopsAfter(TEXTS, None), fill=(("train", None),))]
     with pytest.raises(BuildError, match="used engine 'other'"):
         build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec(), resume=True)
 
 
-@pytest.mark.parametrize("left", [["lock", "plan.json", "segments"], ["lock"], []])
-def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, small_segments, left):
+@pytest.mark.parametrize("left", [["lock", "plan.json", "run-0123456789abcdef"], ["lock"], []])
+def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, left):
     def build(**options):
         feeds = [Feed(source=StopsAfter(TEXTS, options.pop("stop", None)), fill=(("train", None),))]
         return build_store(feeds, tmp_path / "s", tokenizer=TOKENIZER, spec=spec(), **options)
@@ -439,12 +381,12 @@ def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, sma
     plan = (work / "plan.json").read_bytes()
     build(resume=True)
     assert not work.exists()
-    (work / "segments").mkdir(parents=True)
+    (work / "run-0123456789abcdef/store").mkdir(parents=True)
     for name in ("lock", "plan.json"):
         (work / name).write_bytes(plan if name == "plan.json" else b"")
     for path in [*work.iterdir()]:
         if path.name not in left:
-            path.rmdir() if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     build(resume=True)
     assert not work.exists()
 
@@ -452,10 +394,10 @@ def test_what_a_kill_after_publishing_left_is_swept_up_by_a_resume(tmp_path, sma
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.building import BuildSpec, Feed, build_store, journal
+from shardmill.building import BuildSpec, Feed, build_store, plan
 from shardmill.sources import BatchLimits, open_source
 from shardmill.tokenizers import open_tokenizer
-journal.SEGMENT_TOKENS = 20_000
+plan.CHUNK_BYTES = 40_000
 corpus, folder = map(Path, sys.argv[1:3])
 source = open_source(str(corpus / "*.jsonl"), limits=BatchLimits(num_bytes=40_000))
 build_store(

@@ -1,42 +1,70 @@
-"""Units are a partition of chunks, and a receipt counts only for what it was made from."""
+"""Units are runs of chunks that the input alone decides."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.building.journal import UnitKey, read_receipts
-from shardmill.building.plan import chunk_sizes, chunks_of, inputs_of, read_chunks, unit_ranges
+from shardmill.building import plan
+from shardmill.building.plan import (
+    CHUNK_BYTES,
+    MOST_UNIT_BYTES,
+    chunk_sizes,
+    chunks_of,
+    cut_source,
+    cut_units,
+    inputs_of,
+    read_units,
+    unit_ranges,
+)
+from shardmill.records import Cursor, TextBatch
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
-from shardmill.tokenizers import ByteTokenizer
-from tests.helpers import folder_digest
 
-SIZES = st.lists(st.integers(0, 50), max_size=30)
+MIB = 2**20
+SIZES = st.lists(
+    st.one_of(st.integers(0, 50 * MIB), st.just(8 * MIB), st.integers(0, 10**4)), max_size=120
+)
+SHARDS = st.sampled_from([2, 10**6, 8 * MIB, 128 * MIB, 10**12])
 
 
-@given(sizes=SIZES, before=st.integers(1, 120), now=st.integers(1, 120), data=st.data())
-def test_units_are_runs_that_cover_all_chunks_and_keep_what_was_begun(sizes, before, now, data):
-    first = list(unit_ranges(sizes, before, {}))
-    chosen = data.draw(st.lists(st.sampled_from(first), unique=True) if first else st.just([]))
-    found = list(unit_ranges(sizes, now, dict(chosen)))
-    assert [chunk for start, stop in found for chunk in range(start, stop)] == list(
-        range(len(sizes))
-    )
-    assert set(chosen) <= set(found)
-    for start, stop in set(found) - set(chosen):
-        assert stop == start + 1 or sum(sizes[start:stop]) <= now
+def ranges(sizes: list[int], shard_bytes: int = 128 * MIB) -> list[tuple[int, int]]:
+    return list(unit_ranges(sizes, shard_bytes, "uint16"))
+
+
+@given(sizes=SIZES, shard_bytes=SHARDS)
+def test_units_are_runs_that_cover_all_chunks_and_are_not_too_large(sizes, shard_bytes):
+    found = ranges(sizes, shard_bytes)
+    assert [chunk for run in found for chunk in range(*run)] == list(range(len(sizes)))
+    # Four bytes of input for each token of a full shard.
+    most = min(max(2 * shard_bytes, CHUNK_BYTES), MOST_UNIT_BYTES)
+    for number, (start, stop) in enumerate(found):
+        size = sum(sizes[start:stop])
+        assert stop == start + 1 or size <= min(CHUNK_BYTES << (number // 16), most)
+
+
+@given(sizes=SIZES, more=SIZES, shard_bytes=SHARDS)
+def test_files_that_are_added_change_the_last_unit_only(sizes, more, shard_bytes):
+    before, now = ranges(sizes, shard_bytes), ranges([*sizes, *more], shard_bytes)
+    assert now[: max(len(before) - 1, 0)] == before[:-1]
+
+
+def test_small_input_is_work_for_many_and_large_input_makes_few_shards():
+    sizes = [8 * MIB] * 8_000  # 62.5 GiB
+    found = [stop - start for start, stop in ranges(sizes)]
+    assert found[:34] == [1] * 16 + [2] * 16 + [4, 4]
+    assert max(found) == 32  # 256 MiB of text for a shard of 128 MiB
+    assert len(found) < 8_000 // 32 + 5 * 16 + 1
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 1_000)
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 300)
     rows = [json.dumps({"text": f"{number} " * 20}) for number in range(100)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
     return tmp_path / "a.jsonl"
@@ -46,17 +74,29 @@ def source_of(corpus: Path) -> JsonlSource:
     return JsonlSource(corpus, limits=BatchLimits(num_documents=4))
 
 
-def test_chunks_give_the_batches_of_the_source_from_any_cursor_on(corpus):
-    pieces = chunks_of(source_of(corpus))
-    assert len(pieces) > 3
-    assert sum(chunk_sizes(pieces)) == pytest.approx(corpus.stat().st_size, abs=len(pieces))
-    found = list(read_chunks(pieces, None))
-    texts = [text for one in found for text in one.texts.to_pylist()]
-    whole = source_of(corpus).batches()
-    assert texts == [text for batch in whole for text in batch.texts.to_pylist()]
-    for number, one in enumerate(found):
-        rest = [after.cursor for after in read_chunks(pieces, one.cursor)]
-        assert rest == [after.cursor for after in found[number + 1 :]]
+def texts_of(batches: Iterator[TextBatch]) -> list[str]:
+    return [text for batch in batches for text in batch.texts.to_pylist()]
+
+
+def test_the_units_of_a_source_read_its_documents_in_order(corpus):
+    feed = cut_source(source_of(corpus), (("train", None),))
+    units = list(cut_units(feed, 3, plan="p", shard_bytes=10**6, dtype="uint16"))
+    assert len(units) > 3
+    assert [unit.key for unit in units] == [(3, number) for number in range(len(units))]
+    rest = cut_units(feed, 3, plan="p", shard_bytes=10**6, dtype="uint16", first=2)
+    assert list(rest) == units[2:]
+    assert sum(unit.num_bytes for unit in units) == pytest.approx(
+        corpus.stat().st_size, abs=len(feed.chunks)
+    )
+    batches = chain.from_iterable(chunk.batches() for unit in units for chunk in unit.chunks)
+    assert texts_of(batches) == texts_of(source_of(corpus).batches())
+    assert len({unit.mark for unit in units}) == len(units)
+    assert units[0].name.startswith("a.jsonl/a.jsonl:bytes 0-")
+
+
+def test_sizes_of_chunks_are_about_those_of_their_files(corpus):
+    chunks = chunks_of(source_of(corpus))
+    assert sum(chunk_sizes(chunks)) == pytest.approx(corpus.stat().st_size, abs=len(chunks))
 
 
 def test_a_source_that_cannot_be_cut_is_one_chunk():
@@ -64,99 +104,40 @@ def test_a_source_that_cannot_be_cut_is_one_chunk():
     assert list(chunks_of(source)) == [source]
 
 
-class Stopped(Exception):
-    """Stands for a process that ends in mid-build."""
+class Numbers:
+    """A source of one text a batch that cannot be cut, and says where it is read from."""
+
+    name = "numbers"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.cursors: list[Cursor | None] = []
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        self.cursors.append(cursor)
+        for number in range((cursor or {"next": 0})["next"], self.count):
+            (batch,) = MemorySource([str(number)]).batches()
+            yield TextBatch(texts=batch.texts, num_read=1, cursor={"next": number + 1})
+
+    def size_hint(self) -> None:
+        return None
 
 
-def build(corpus: Path, name: str, *, stop_at: int | None = None, **options: object) -> str:
-    def tell(progress) -> None:
-        if stop_at is not None and progress.documents > stop_at:
-            raise Stopped
-
-    build_store(
-        [Feed(source=source_of(corpus), fill=(("train", None),))],
-        corpus.parent / name,
-        tokenizer=ByteTokenizer(),
-        spec=BuildSpec(shard_bytes=2_000),
-        on_progress=tell,
-        **{"workers": 1, "unit_bytes": 2_000, **options},
-    )
-    return folder_digest(corpus.parent / name)
-
-
-def stopped(corpus: Path, **options: object) -> Path:
-    with pytest.raises(Stopped):
-        build(corpus, "s", stop_at=70, **options)
-    return corpus.parent / ".s.building/segments"
-
-
-@pytest.mark.parametrize("unit_bytes", [1, 3_000, 10**9])
-def test_a_resume_with_other_units_keeps_what_was_begun(corpus, unit_bytes):
-    wanted = build(corpus, "whole")
-    begun = {path.name for path in stopped(corpus).iterdir()}
-    seen: set[str] = set()
-
-    def look(_progress) -> None:
-        seen.update(path.name for path in (corpus.parent / ".s.building/segments").iterdir())
-
-    options = {"workers": 1, "unit_bytes": unit_bytes, "resume": True, "on_progress": look}
-    build_store(
-        [Feed(source=source_of(corpus), fill=(("train", None),))],
-        corpus.parent / "s",
-        tokenizer=ByteTokenizer(),
-        spec=BuildSpec(shard_bytes=2_000),
-        **options,
-    )
-    assert begun <= seen
-    assert folder_digest(corpus.parent / "s") == wanted
-
-
-def test_receipts_of_another_plan_are_never_used(corpus, tmp_path):
-    """The workplace of one build, filled with the segments of another."""
-    journal = stopped(corpus)
-    shutil.copytree(journal, tmp_path / "kept")
-    other = tmp_path / "other"
-    other.mkdir()
-    lines = [json.dumps({"text": f"{number} other " * 9}) for number in range(100)]
-    (other / "a.jsonl").write_text("\n".join(lines) + "\n")
-    theirs = stopped(other / "a.jsonl")
-    shutil.rmtree(theirs)
-    shutil.copytree(tmp_path / "kept", theirs)
-    assert build(other / "a.jsonl", "s", resume=True) == build(other / "a.jsonl", "whole")
-
-
-@pytest.mark.parametrize("how", ["swapped", "missing", "of another unit", "not JSON"])
-def test_a_receipt_that_does_not_follow_its_predecessor_does_not_count(corpus, how):
-    wanted = build(corpus, "whole")
-    journal = stopped(corpus)
-    unit, other = sorted(journal.iterdir())[:2]
-    receipts = sorted(unit.glob("*.json"))
-    assert len(receipts) > 1
-    if how == "swapped":
-        data = [path.read_bytes() for path in receipts[:2]]
-        for path, content in zip(receipts, reversed(data), strict=False):
-            path.write_bytes(content)
-    elif how == "missing":
-        receipts[0].unlink()
-    elif how == "of another unit":
-        for path in other.iterdir():
-            shutil.copy(path, unit / path.name)
-    else:
-        receipts[0].write_bytes(b"\xff\xfe")
-    assert build(corpus, "s", resume=True) == wanted
-
-
-def test_reading_receipts_removes_what_does_not_belong_to_them(corpus):
-    journal = stopped(corpus)
-    unit = sorted(journal.iterdir())[0]
-    (unit / "000077.tokens").write_bytes(b"left over")
-    receipts = read_receipts(unit)
-    assert not (unit / "000077.tokens").exists()
-    assert receipts[-1].last
-    key = receipts[0].key
-    changed = UnitKey(feed=0, start=key.start, stop=key.stop, plan=key.plan, inputs="other")
-    assert read_receipts(unit, changed) == []
-    assert list(unit.iterdir()) == []
+def test_a_source_that_cannot_be_cut_is_read_in_units_that_a_cursor_continues():
+    source = Numbers(300)
+    feed = cut_source(source, (("train", None),))
+    found = list(read_units(feed, 0, plan="p", first=0, cursor=None))
+    sizes = [len(unit.chunks[0].held) for unit in found]
+    assert sizes[:33] == [2] * 16 + [4] * 16 + [8]
+    assert max(sizes) == plan._MOST_BATCHES
+    assert [texts_of(unit.chunks[0].batches()) for unit in found[:2]] == [["0", "1"], ["2", "3"]]
+    for number in (0, 1, 15, 16, 31, len(found) - 1):
+        rest = list(read_units(feed, 0, plan="p", first=number + 1, cursor=found[number].cursor))
+        assert [unit.number for unit in rest] == [unit.number for unit in found[number + 1 :]]
+        assert [texts_of(unit.chunks[0].batches()) for unit in rest] == [
+            texts_of(unit.chunks[0].batches()) for unit in found[number + 1 :]
+        ]
+    assert source.cursors[:2] == [None, {"next": 2}]
 
 
 def test_inputs_depend_on_when_a_file_was_written(corpus):

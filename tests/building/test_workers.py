@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, build_store
+from shardmill.building import BuildSpec, Feed, build_chats, build_store
+from shardmill.building.splits import HashSplit
+from shardmill.chat import bind_template, known_template
+from shardmill.protocols import Source
+from shardmill.records import Conversation, Cursor, TextBatch
+from shardmill.sources import BatchLimits, JsonlSource, MemoryChats, MemorySource, open_chats
 from shardmill.store import open_store, verify
-from shardmill.store.layout import ORIGINS
+from shardmill.testing.stores import read_documents
 from shardmill.tokenizers import open_tokenizer
-from tests.building.corpora import feeds_of, write_corpus
+from tests.building.corpora import SMALL, feeds_of, write_corpus
 from tests.helpers import folder_digest
 
 TOKENIZER = open_tokenizer("byte:1", specials={"eot": "<|eot|>"})
@@ -23,9 +28,8 @@ LIMITS = [None, (2_000, 9_000), (0, 40_000), (500, 10**9)]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many chunks, and many segments in a unit."""
+    """Many chunks and units."""
     monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 4_000)
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +41,6 @@ def build(corpus: Path, out: Path, limits: tuple[int, int] | None = None, **mann
     feeds = feeds_of(corpus, limits=limits)
     build_store(feeds, out, tokenizer=TOKENIZER, spec=SPEC, **manner)
     return folder_digest(out)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=8)
-@given(
-    unit_bytes=st.sampled_from([1, 2_999, 10_000, 50_000, 10**9]),
-    segment_tokens=st.sampled_from([300, 7_777, 10**9]),
-    limits=st.sampled_from(LIMITS),
-)
-def test_the_bytes_do_not_depend_on_the_size_of_units_or_segments(
-    tmp_path_factory, corpus, unit_bytes, segment_tokens, limits
-):
-    folder = tmp_path_factory.mktemp("units")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 3_000)
-        wanted = build(corpus, folder / "wanted", limits, workers=1)
-        patch.setattr("shardmill.building.journal.SEGMENT_TOKENS", segment_tokens)
-        assert build(corpus, folder / "s", limits, workers=1, unit_bytes=unit_bytes) == wanted
 
 
 @pytest.mark.slow
@@ -70,18 +56,101 @@ def test_rows_are_named_as_in_the_whole_file(tmp_path, corpus, small):
     assert any(one.startswith("3.jsonl:") for one in ids)
     assert len(set(ids)) == len(ids)
     for name in ("parts", "whole"):
-        (tmp_path / name / ORIGINS).unlink()  # it lists chunks, which differ here
-    assert folder_digest(tmp_path / "parts") == folder_digest(tmp_path / "whole")
+        assert verify(tmp_path / name).problems == []
+    for split in ("train", "val"):
+        documents = [read_documents(tmp_path / name, split) for name in ("parts", "whole")]
+        assert documents[0] == documents[1]
+
+
+THREE = HashSplit(seed=3, fractions=(("val", 0.2), ("test", 0.1)))
+CHATS = open_tokenizer(
+    "byte:4", specials={"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
+)
+MESSAGES = [
+    [{"role": "user", "content": f"{n} " * (n % 9)}, {"role": "assistant", "content": "yes " * n}]
+    for n in range(150)
+]
+
+
+class Generator:
+    """A source of the user's own that cannot be cut, and whose batches are a generator."""
+
+    name = "generator"
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def size_hint(self) -> None:
+        return None
+
+    def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
+        texts = [f"{number} " * (number % 50) for number in range(400)]
+        yield from MemorySource(texts, limits=SMALL).batches(cursor)
+
+
+def by_hash(source: Source) -> Feed:
+    fill = tuple((split, None) for split in THREE.splits)
+    return Feed(source=source, fill=fill, by_hash=THREE)
+
+
+def documents(make: Callable[[Path], list[Feed]]) -> Callable[..., None]:
+    def build(corpus: Path, out: Path, **how: Any) -> None:
+        build_store(make(corpus), out, tokenizer=TOKENIZER, spec=SPEC, **how)
+
+    return build
+
+
+def conversations(files: bool) -> Callable[..., None]:
+    def build(corpus: Path, out: Path, **how: Any) -> None:
+        path, limits = corpus / "chats.jsonl", BatchLimits(num_bytes=3_000)
+        if not path.exists():
+            rows = [json.dumps({"messages": messages}) for messages in MESSAGES]
+            path.write_text("\n".join([*rows[:70], "{", *rows[70:]]) + "\n")
+        memory = MemoryChats([Conversation(messages=messages) for messages in MESSAGES])
+        build_chats(
+            open_chats(path, on_bad="skip", limits=limits) if files else memory,
+            out,
+            template=bind_template(known_template("four-marker"), CHATS),
+            tokenizer=CHATS,
+            spec=BuildSpec(shard_bytes=2_000, seed=5),
+            val_fraction=0.2,
+            test_fraction=0.1,
+            **how,
+        )
+
+    return build
+
+
+BUILDS: dict[str, Callable[..., None]] = {
+    **{
+        f"limits {limits}": documents(lambda corpus, limits=limits: feeds_of(corpus, limits=limits))
+        for limits in LIMITS
+    },
+    "hash": documents(
+        lambda corpus: [by_hash(feed.source) for feed in feeds_of(corpus)] + [by_hash(Generator())]
+    ),
+    "generator": documents(
+        lambda corpus: [
+            Feed(source=Generator(), fill=(("val", 5_000), ("train", 20_000))),
+            Feed(source=JsonlSource(corpus / "pages", on_bad="skip"), fill=(("train", None),)),
+            Feed(source=Generator(), fill=(("train", None),)),
+        ]
+    ),
+    "chats of files": conversations(files=True),
+    "chats in memory": conversations(files=False),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", LIMITS)
-def test_one_two_three_and_seven_workers_write_the_same_bytes(tmp_path, corpus, small, limits):
-    wanted = build(corpus, tmp_path / "one", limits, workers=1)
+@pytest.mark.parametrize("kind", BUILDS)
+def test_one_two_three_and_seven_workers_write_the_same_bytes(tmp_path, corpus, small, kind):
+    BUILDS[kind](corpus, tmp_path / "one", workers=1)
+    wanted = folder_digest(tmp_path / "one")
     assert verify(tmp_path / "one").problems == []
-    for workers, unit_bytes in ((2, 20_000), (3, 3_000), (7, 9_000)):
+    for workers, unit_bytes in ((1, 1), (2, 10**9), (3, 10**4), (7, 1)):
         out = tmp_path / f"s{workers}"
-        assert build(corpus, out, limits, workers=workers, unit_bytes=unit_bytes) == wanted
+        BUILDS[kind](corpus, out, workers=workers, unit_bytes=unit_bytes)
+        assert folder_digest(out) == wanted
         assert not (tmp_path / f".s{workers}.building").exists()
 
 

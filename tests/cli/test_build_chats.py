@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.building import journal
 from shardmill.cli import main
 from shardmill.store import open_store, verify
 from shardmill.testing.stores import read_examples
 from shardmill.tokenizers import open_tokenizer
+from tests.cli.stops import small_units, stop_at_unit
+from tests.helpers import folder_digest
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
 TOKENIZER = [
@@ -124,7 +125,7 @@ def test_bad_records_stop_a_build_or_are_listed(call, corpus):
         (["--template", "chatml"], "<|im_start|>"),
         (["--template", "no.json"], "no.json"),
         (["--template", "no.jinja"], "no.jinja"),
-        (["--val-fraction", "1.5"], "--val-fraction 1.5: wanted the share"),
+        (["--val-fraction", "1.5"], "--val-fraction 1.5: wanted a share"),
         (["--shape", "shap"], "shap"),
         (["--report", "no/r.json"], "there is no folder no"),
         (["--special", "x"], "wanted NAME=STRING"),
@@ -155,29 +156,32 @@ def test_a_template_from_a_file_that_trains_wrong_words_is_refused(call, corpus)
     assert open_store(corpus / "s").manifest.ledger.chat.trained_tokens == 110  # the old one
 
 
-@pytest.mark.slow
 def test_an_unfinished_build_is_resumed_by_name(call, corpus, monkeypatch):
-    write_chats(corpus / "c.jsonl", 3000)
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 50)
-    seal, sealed = journal.SegmentWriter.seal, []
-
-    def dies(self, folder, cursor, *, last):
-        if last:
-            raise KeyboardInterrupt
-        sealed.append(self)
-        return seal(self, folder, cursor, last=last)
-
+    write_chats(corpus / "c.jsonl", 300)
+    small_units(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(journal.SegmentWriter, "seal", dies)
-        code, _, _ = build(call)
-    assert code == 130
-    assert sealed
+        stop_at_unit(patch, 2)
+        assert build(call)[0] == 130
     code, _, err = build(call)
     assert code == 2
     assert "--resume" in err
     code, out, _ = build(call, "--resume")
     assert code == 0
-    assert out.startswith("s: 3,000 conversations")
+    assert out.startswith("s: 300 conversations")
+
+
+@pytest.mark.slow
+def test_workers_change_no_byte(call, corpus, monkeypatch):
+    small_units(monkeypatch)
+    write_chats(corpus / "c.jsonl", 300)
+    shares = ("--val-fraction", "0.2", "--test-fraction", "0.1")
+    assert build(call, *shares, "--workers", "1")[0] == 0
+    (corpus / "s").rename(corpus / "one")
+    code, out, _ = build(call, *shares, "--workers", "2", "--unit-bytes", "6KB")
+    assert code == 0
+    assert "(2 workers, " in out
+    assert folder_digest(corpus / "s") == folder_digest(corpus / "one")
+    assert set(open_store(corpus / "s").manifest.splits) == {"train", "val", "test"}
 
 
 def test_a_folder_called_chats_is_written_with_its_dot(call, corpus):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from shardmill.building import journal
 from shardmill.cli import main
 from shardmill.cli.options import parse_bytes
 from shardmill.errors import OptionError
 from shardmill.store import open_store
 from shardmill.testing.stores import read_documents
+from tests.cli.stops import small_units, stop_at_unit
 
 
 @pytest.fixture
@@ -99,8 +100,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(call):
 
 @pytest.mark.slow
 def test_an_unfinished_build_must_be_resumed_or_discarded_by_name(call, monkeypatch):
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
-    Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")
+    small_units(monkeypatch)
+    Path("pages.jsonl").write_text('{"text": "good"}\n' * 900 + "broken\n")
     assert call("build", "pages.jsonl", "--out", "s", *BYTE)[0] == 2
     code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
     assert code == 2
@@ -128,16 +129,31 @@ def test_what_is_no_size_is_refused(text):
 def test_a_dry_run_prints_the_plan_and_builds_nothing(call):
     code, out, _ = call("build", pages("one", "two"), "--out", "s", "--dry-run", *BYTE)
     assert code == 0
-    assert "pages.jsonl: 0.0 MB of input in 1 units, about " in out
-    assert "largest document" in out
-    code, out, _ = call(
-        *("build", "pages.jsonl", "--out", "s", "--dry-run", "--json", "--workers", "1", *BYTE)
-    )
+    assert re.sub(r"[0-9][0-9,.]*", "N", out).splitlines() == [
+        "pages.jsonl: N MB of input in N units; about N tokens in N shards",
+        "time: about N s in one process on N cores; CPU: about N s to read, encode and write "
+        "(ByteTokenizer), N s to coordinate",
+        "memory: about N MB; largest document: N MB; disk: about N MB, N MB are free",
+    ]
+    assert [path.name for path in Path().iterdir()] == ["pages.jsonl"]
+
+
+def test_a_dry_run_says_what_the_build_then_takes(call, monkeypatch):
+    small_units(monkeypatch)
+    source = pages(*(f"some words {n:04d}" for n in range(2_000)))
+    words = ("build", source, "--out", "s", "--val-fraction", "0.25", "--json", *BYTE)
+    code, out, _ = call(*words, "--workers", "3", "--dry-run")
     assert code == 0
     plan = json.loads(out)
-    assert plan["workers"] == 1
-    assert plan["feeds"][0]["num_units"] == 1
-    assert not Path("s").exists()
+    assert (plan["workers"], plan["engine"], plan["requests"]) == (3, "ByteTokenizer", None)
+    assert call(*words, "--workers", "1")[0] == 0
+    (feed,), manifest = plan["feeds"], open_store(Path("s")).manifest
+    built = manifest.splits.values()
+    assert feed["num_shards"] == sum(len(split.shards) for split in built)
+    assert feed["num_units"] == max(len(split.shards) for split in built)
+    assert 0.99 < feed["num_tokens"] / sum(split.tokens for split in built) < 1.01
+    assert plan["worker_hours"] > plan["coordinator_hours"] > 0
+    assert plan["hours"] > plan["worker_hours"] / 3
 
 
 def test_the_receipt_has_time_workers_and_memory(call):
@@ -158,21 +174,31 @@ def test_sizes_and_workers_that_make_no_sense_are_refused(call):
 
 
 def test_ctrl_c_says_how_to_continue(call, monkeypatch):
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
-    seal = journal.SegmentWriter.seal
-
-    def stops(self, folder, cursor, *, last):
-        if last:
-            raise KeyboardInterrupt
-        return seal(self, folder, cursor, last=last)
-
-    Path("pages.jsonl").write_text('{"text": "good"}\n' * 20_000)
+    small_units(monkeypatch)
+    Path("pages.jsonl").write_text('{"text": "good"}\n' * 900)
     with monkeypatch.context() as patch:
-        patch.setattr(journal.SegmentWriter, "seal", stops)
+        stop_at_unit(patch, 2)
         code, _, err = call("build", "pages.jsonl", "--out", "s", *BYTE)
     assert code == 130
     assert "s: stopped; what is done is kept: continue with --resume" in err
     assert call("build", "pages.jsonl", "--out", "s", "--resume", *BYTE)[0] == 0
+
+
+def test_shares_of_documents_go_to_val_and_test(call):
+    texts = [f"text {number}" for number in range(60)]
+    shares = ("--val-fraction", "0.3", "--test-fraction", "0.2", "--seed", "4")
+    assert call("build", pages(*texts), "--out", "s", *shares, *BYTE)[0] == 0
+    found = {
+        split: {bytes(one - 1 for one in ids if one) for ids in read_documents(Path("s"), split)}
+        for split in ("train", "val", "test")
+    }
+    assert all(found.values())
+    assert set().union(*found.values()) == {text.encode() for text in texts}
+    assert sum(map(len, found.values())) == 60
+    assert "by the hash of seed and document" in open_store(Path("s")).manifest.split_rule
+    code, _, err = call("build", "pages.jsonl", "--out", "t", *shares, "--val-tokens", "5", *BYTE)
+    assert code == 2
+    assert "leave it out, or leave out --val-fraction and --test-fraction" in err
 
 
 def test_append_adds_new_files_and_says_when_there_are_none(call):

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from shardmill.remote import pull
-from shardmill.remote.build_to import scratch_store
+from tests.cli.stops import small_units, stop_at_unit
 from tests.cli.test_build_chats import TOKENIZER, write_chats
 from tests.cli.test_build_command import BYTE, call, pages  # noqa: F401
 from tests.helpers import folder_digest
 
 
 @pytest.fixture(autouse=True)
-def places(monkeypatch, tmp_path):
-    """A cache of the test's own, and an empty memory to build to."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def memory():
+    """Empty, to build to."""
     fsspec.filesystem("memory").store.clear()
     yield
     fsspec.filesystem("memory").store.clear()
@@ -31,35 +28,31 @@ def same_as(url: str, folder: str) -> bool:
     return folder_digest(Path("copy")) == folder_digest(Path(folder))
 
 
-def test_the_receipt_shows_the_url_and_the_scratch_folder_is_announced(
-    call,  # noqa: F811
-    caplog,
-):
+def test_the_receipt_shows_the_url(call):  # noqa: F811
     url = "memory://bucket/wiki"
-    caplog.set_level(logging.INFO)
     code, out, err = call("build", pages("one", "two"), "--out", f"{url}/", *BYTE)
     assert code == 0, err
     assert out.startswith(f"{url}: 2 documents, 8 tokens, 1 shards")
     assert call("build", "pages.jsonl", "--out", "local", *BYTE)[0] == 0
     assert same_as(url, "local")
-    scratch = scratch_store(url).parent
-    assert scratch.parent == Path("cache/shardmill/builds").absolute()
-    assert f"{url}: is built in {scratch / 'store'}, then sent" in caplog.messages
-    assert not scratch.exists()
 
 
-def test_ctrl_c_in_the_push_says_how_to_continue(call, monkeypatch):  # noqa: F811
-    def stops(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    words = ("build", pages("one"), "--out", "memory://bucket/s", *BYTE)
+@pytest.mark.parametrize(
+    ("unit", "kept"),
+    [(3, "what is done is kept: continue with --resume"), (0, "nothing was kept")],
+)
+def test_ctrl_c_says_whether_to_continue(call, monkeypatch, unit, kept):  # noqa: F811
+    small_units(monkeypatch)
+    Path("pages.jsonl").write_text('{"text": "good"}\n' * 1500)
+    words = ("build", "pages.jsonl", "--out", "memory://bucket/s", *BYTE)
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["shardmill.remote.build_to"], "send", stops)
+        stop_at_unit(patch, unit)
         code, out, err = call(*words)
     assert (code, out) == (130, "")
-    assert "memory://bucket/s: stopped; what is done is kept: continue with --resume" in err
-    code, out, _ = call(*words, "--resume", "--json")
-    assert (code, json.loads(out)["cpu_seconds"]) == (0, None), "it was built again"
+    assert f"memory://bucket/s: stopped; {kept}" in err
+    assert json.loads(call(*words, "--resume", "--json")[1])["resumed"] is (unit > 0)
+    assert call("build", "pages.jsonl", "--out", "local", *BYTE)[0] == 0
+    assert same_as("memory://bucket/s", "local")
 
 
 def test_json_and_report_say_what_was_sent(call):  # noqa: F811
@@ -102,9 +95,9 @@ def test_conversations_are_sent_too(call, tmp_path):  # noqa: F811
 def test_a_dry_run_looks_at_the_scratch_disk_and_sends_nothing(call):  # noqa: F811
     code, out, _ = call("build", pages("one"), "--out", "memory://b/s", "--dry-run", *BYTE)
     assert code == 0
-    assert "are free" in out
+    assert "disk: for shards at work, " in out
+    assert "requests: about 36\n" in out  # one shard and a look at it, one receipt, 30 others
     assert fsspec.filesystem("memory").store == {}
-    assert not Path("cache").exists()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +105,7 @@ def test_a_dry_run_looks_at_the_scratch_disk_and_sends_nothing(call):  # noqa: F
     [
         (
             ("--out", "s", "--scratch", "near"),
-            "--scratch near: only for a store that is sent to a URL",
+            "--scratch near: only for a store at a URL",
         ),
         (("--out", "what://x/y"), "Protocol not known"),
         (("--out", "memory://b/s", "--scratch", "pages.jsonl"), "cannot be the scratch folder"),
@@ -126,9 +119,8 @@ def test_what_makes_no_sense_is_one_line(call, words, message):  # noqa: F811
 
 
 def test_an_unfinished_build_is_continued_or_discarded_by_name(call, monkeypatch):  # noqa: F811
-
-    monkeypatch.setattr("shardmill.building.journal.SEGMENT_TOKENS", 1)
-    Path("pages.jsonl").write_text('{"text": "good"}\n' * 9000 + "broken\n")
+    small_units(monkeypatch)
+    Path("pages.jsonl").write_text('{"text": "good"}\n' * 900 + "broken\n")
     words = ("pages.jsonl", "--out", "memory://b/s", *BYTE)
     assert call("build", *words)[0] == 2
     code, _, err = call("build", *words)

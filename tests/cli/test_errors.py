@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.arguments import choices, nearest
-from shardmill.building import journal
 from shardmill.cli.app import every_command, open_app
 from shardmill.loading.config import read_config
 from shardmill.store import open_store
+from tests.cli.stops import stop_at_unit
 
 ROOT = open_app()
 COMMANDS = dict(every_command(ROOT))
@@ -127,7 +127,10 @@ def test_a_file_that_is_not_there_is_named_once(words, here, run_cli):
         (["build", "chats", "--on-bad"], "requires an argument (`shardmill build chats --help`)"),
         (["tokenizer", "train", "x"], "Folder for the model and its meta.json. (`shardmill tokeni"),
         (["tokenizer", "--x"], "no option --x (`shardmill tokenizer --help`)"),
-        (["--workers", "2", "build"], "no option --workers; shardmill build and shardmill push"),
+        (
+            ["--ray-address", "x"],
+            "no option --ray-address; shardmill build and shardmill build chats",
+        ),
     ],
 )
 def test_a_mistake_names_the_help_of_its_command(words, message, run_cli):
@@ -280,16 +283,9 @@ def test_debug_shows_the_traceback_before_the_message(here, run_cli):
 
 
 def test_ctrl_c_in_a_build_of_chats_says_how_to_continue(here, run_cli, monkeypatch):
-    seal = journal.SegmentWriter.seal
-
-    def stops(self, folder, cursor, *, last):
-        if last:
-            raise KeyboardInterrupt
-        return seal(self, folder, cursor, last=last)
-
     ways = ("--out", "new", "--tokenizer", "spm.model", "--template", "chatml")
     with monkeypatch.context() as patch:
-        patch.setattr(journal.SegmentWriter, "seal", stops)
+        stop_at_unit(patch, 0)
         code, out, err = run_cli("build", "chats", "c.jsonl", *ways)
     assert (code, out) == (130, "")
     assert re.search("new: stopped(;| before)", err)

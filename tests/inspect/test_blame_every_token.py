@@ -12,10 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building.splits import HashSplit
 from shardmill.errors import BuildError, OptionError
-from shardmill.inspect.blame import blame_tokens
+from shardmill.inspect.blame import Blame, blame_tokens
 from shardmill.records import Ragged
-from shardmill.sources import BatchLimits, ConcatSource, JsonlSource, ParquetSource, TextSource
+from shardmill.sources import (
+    BatchLimits,
+    ConcatSource,
+    JsonlSource,
+    MemorySource,
+    ParquetSource,
+    TextSource,
+)
 from shardmill.store import open_store, verify
 from shardmill.store.layout import ORIGINS
 from shardmill.tokenizers import ByteTokenizer
@@ -183,3 +191,67 @@ def test_every_token_leads_to_its_row(tmp_path_factory, batches, grain_bytes, fi
         assert found == wanted
         for split in order:
             assert told_without_order(store, split, corpus.source()) in (wanted[split], None)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=15)
+@given(
+    batches=st.lists(folders, min_size=1, max_size=2),
+    grain_bytes=st.sampled_from([1, 40, 150, 10**6]),
+    fractions=st.sampled_from([(("val", 0.5),), (("val", 0.2), ("test", 0.3)), (("test", 0.4),)]),
+    seed=st.integers(0, 5),
+)
+def test_every_token_leads_to_its_row_where_a_hash_chose_the_splits(
+    tmp_path_factory, batches, grain_bytes, fractions, seed
+):
+    folder = tmp_path_factory.mktemp("blame")
+    corpus, store = Corpus(folder / "files"), folder / "store"
+    rule = HashSplit(seed=seed, fractions=fractions)
+    fill = tuple((split, None) for split in rule.splits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", grain_bytes)
+        for number, files in enumerate(batches):
+            corpus.add(files)
+            feed = Feed(source=corpus.source(), fill=fill, by_hash=rule)
+            spec = BuildSpec(dataset_name="d", split_rule=rule.words())
+            how = {"tokenizer": TOKENIZER, "spec": spec, "workers": 1, "append": bool(number)}
+            build_store([feed], store, **how)
+        rows = [(row, text, own) for row, text, own in corpus.rows if text and text[0] != "~"]
+        numbers = rule.of_texts(pa.array([text for _, text, _ in rows], pa.large_string()))
+        wanted = {split: [] for split in rule.splits}
+        for (row, text, own), number in zip(rows, numbers, strict=True):
+            wanted[rule.splits[number]] += [
+                (byte + 1, row, own, character) for character in text for byte in character.encode()
+            ]
+        source = corpus.source()
+        assert {split: blamed(store, split, source) for split in rule.splits} == wanted
+        assert verify(store).problems == []
+        (store / ORIGINS).unlink()
+        if any(wanted.values()):
+            split = max(wanted, key=lambda name: len(wanted[name]))
+            with pytest.raises(OptionError, match="drawn by a hash, and the table of origins"):
+                blamed(store, split, source)
+
+
+def test_a_stream_whose_splits_a_hash_chose_is_counted(tmp_path):
+    rule = HashSplit(seed=1, fractions=(("val", 0.4),))
+    source = MemorySource([f"text {number}" for number in range(30)], name="mine")
+    feed = Feed(source=source, fill=(("train", None), ("val", None)), by_hash=rule)
+    build_store([feed], tmp_path / "s", tokenizer=TOKENIZER, spec=BuildSpec())
+    found = {
+        one.text: one.row
+        for split in rule.splits
+        for one in blame_tokens(
+            tmp_path / "s",
+            split,
+            range(open_store(tmp_path / "s").num_tokens(split)),
+            inputs=source,
+            tokenizer=TOKENIZER,
+        )
+    }
+    assert found == {f"text {number}": number for number in range(30)}
+    assert one_of(tmp_path / "s", source).found_by == "counting"
+
+
+def one_of(store: Path, source) -> Blame:
+    return blame_tokens(store, "train", range(1), inputs=source, tokenizer=TOKENIZER)[0]

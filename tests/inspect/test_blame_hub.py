@@ -61,6 +61,6 @@ def test_rows_of_a_hub_are_named_by_file_and_number(tmp_path: Path) -> None:
         ["one", names[1], f"own/docs/{names[1]}:row 1", "origins"],
     ]
     assert streamed == [
-        ["zero", None, "own/docs:row 0", "counting"],
-        ["one", None, "own/docs:row 3", "counting"],
+        ["zero", names[0], "own/docs:row 0", "origins"],
+        ["one", names[1], "own/docs:row 3", "origins"],
     ]

@@ -18,7 +18,9 @@ from niels_gpt.cache_tokenizer import CacheTokenizer
 from niels_gpt.data.wikitext import ArticleFiles, ArticleSource, articles
 from niels_gpt.tokenizer import load_tokenizer
 from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.sources import BatchLimits, TextSource
+from shardmill.building.plan import cut_source, read_units
+from shardmill.building.scheduler import FeedWork
+from shardmill.sources import BatchLimits, MemorySource, TextSource
 from shardmill.tokenizers import ByteTokenizer
 from tests.helpers import folder_digest
 from tests.niels_gpt.conftest import EXAMPLES
@@ -84,7 +86,7 @@ def test_articles_are_built_alike_by_any_number_of_workers(tmp_path, monkeypatch
             [Feed(source=source, fill=(("train", None),))],
             tmp_path / name,
             tokenizer=ByteTokenizer(),
-            spec=BuildSpec(),
+            spec=BuildSpec(exact_shards=True, shard_bytes=40_000),
             workers=workers,
             unit_bytes=30_000,
         )
@@ -103,6 +105,16 @@ def test_build_all_writes_the_same_bytes_with_one_worker_and_two(tmp_path, model
         ]
         assert main(words) == 0
     assert folder_digest(tmp_path / "1") == folder_digest(tmp_path / "2")
+
+
+def test_units_of_a_stream_are_at_work_together_while_the_budget_is_far() -> None:
+    texts = MemorySource(["some words"] * 100, limits=BatchLimits(num_documents=5))
+    feed = cut_source(texts, (("val", 10**6), ("train", None)))
+    with FeedWork(feed) as work:
+        work.begin(read_units(feed, 0, plan="", first=0, cursor=None))
+        found = [work.take(10**9, most_held=4) for _ in range(6)]
+        taken = [([unit.number for unit in one[0]], one[1]) for one in found if one is not None]
+    assert taken == [([0], (0, 0)), ([1], (0, None)), ([2], (0, None)), ([3], (0, None))]
 
 
 def test_a_senseless_number_of_workers_is_refused(tmp_path, model, capsys):

@@ -15,9 +15,8 @@ import pytest
 from shardmill.errors import StoreError, StoreExistsError
 from shardmill.remote import claims, push
 from shardmill.remote.claims import CLAIM, claim_folder
-from shardmill.remote.contents import MARKER
+from shardmill.remote.contents import BUILD, MARKER
 from shardmill.remote.folder import TEMPORARY
-from shardmill.remote.push import PROBE
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.remote.test_two_pushes import (
     Stopped,
@@ -116,7 +115,9 @@ def test_a_changing_claim_belongs_to_a_living_push(make_store, spot: Spot) -> No
     beating = threading.Thread(target=beat, daemon=True)
     beating.start()
     try:
-        with pytest.raises(StoreError, match=r"another push is at work there \(process 1 on else"):
+        with pytest.raises(
+            StoreError, match=r"another push or build is at work there \(process 1 on else"
+        ):
             push(make_store(), spot.url, storage_options=spot.options)
     finally:
         stop.set()
@@ -187,7 +188,7 @@ def test_leftovers_of_killed_pushes_beside_a_finished_store_are_removed(
 ) -> None:
     store, place = make_store(), spot.open()
     push(store, spot.url, storage_options=spot.options)
-    for name in (MARKER, PROBE, f"{TEMPORARY}0123"):
+    for name in (MARKER, f"{BUILD}plan.json", f"{TEMPORARY}0123"):
         place.pipe(name, b"left")
     again = push(store, spot.url, storage_options=spot.options)
     assert again.moved_files == 0

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
+from niels_gpt.cache.build_cache import build_sft_cache
 from shardmill.arguments import is_url, refuse_url
 from shardmill.building import BuildSpec, Feed, build_store
-from shardmill.errors import ManifestError, OptionError, StoreNotFoundError
+from shardmill.errors import ManifestError, OptionError, ShardmillError, StoreNotFoundError
 from shardmill.inspect.diff import diff_stores
 from shardmill.loading import TokenSource
 from shardmill.remote import push, verify_remote
@@ -54,31 +54,11 @@ def test_a_refusal_shows_only_the_scheme() -> None:
     assert "bucket" not in str(caught.value)
 
 
-def _build(url: str | Path) -> None:
-    feed = Feed(source=MemorySource(["text"], name="x"), fill=(("train", None),))
-    build_store([feed], url, tokenizer=ByteTokenizer(), spec=BuildSpec())
-
-
-def _pretrain(url: str) -> None:
-    build_pretrain_cache(
-        ["text"],
-        url,
-        tokenizer=ByteTokenizer(),
-        max_train_tokens=10,
-        max_val_tokens=10,
-        shard_bytes=100,
-        seed=0,
-        shuffle_buffer=None,
-    )
-
-
 def _sft(url: str) -> None:
     build_sft_cache([], url, tokenizer=ByteTokenizer(), val_frac=0.1, seed=0)
 
 
 CALLS: dict[str, Callable[[Any], object]] = {
-    "build_store": _build,
-    "build_pretrain_cache": _pretrain,
     "build_sft_cache": _sft,
     "open_store": open_store,
     "verify": verify,
@@ -86,7 +66,6 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "TokenSource": lambda url: TokenSource(url, seq_len=4),
     "diff_stores": lambda url: diff_stores(url, url),
     "a path": lambda url: open_store(Path(url)),
-    "build_store, a path": lambda url: _build(Path(url)),
 }
 
 
@@ -98,6 +77,27 @@ def test_a_call_that_works_on_folders_refuses_a_url(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=r"URL.*(shardmill\.build|pull)") as caught:
         CALLS[call](url)
+    assert "SECRET" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (Path(SECRET), r"a URL, wanted a local folder, or a URL such as s3://bucket/path"),
+        (SECRET, "has credentials in its address"),
+        ("https://host/store", "a web server is only read from"),
+        ("simplecache::s3://bucket/store", "a chained URL is only read from"),
+    ],
+    ids=["a path", "secret", "web", "chained"],
+)
+def test_a_build_to_what_is_no_place_for_a_store_is_refused(
+    out: str | Path, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    feed = Feed(source=MemorySource(["text"], name="x"), fill=(("train", None),))
+    with pytest.raises(ShardmillError, match=words) as caught:
+        build_store([feed], out, tokenizer=ByteTokenizer(), spec=BuildSpec())
     assert "SECRET" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,7 @@ between tries are shortened; the tries and the faults are real.
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import time
 from functools import partial
@@ -37,7 +38,12 @@ from shardmill.testing.sources import (
 )
 
 LIMITS = BatchLimits(num_bytes=1200, num_documents=17)
-KINDS = {"rows": HubSource, "parquet": HubParquetSource, "best": open_hub}
+KINDS = {
+    "rows": HubSource,
+    "parquet": HubParquetSource,
+    "best": open_hub,
+    "named": lambda dataset, **options: open_source(f"hub:{dataset}", **options),
+}
 
 
 def source_of(job: dict[str, Any]) -> Any:
@@ -98,7 +104,25 @@ def pieces(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cut(job: dict[str, Any]) -> list[dict[str, Any]]:
-    return [piece.describe() for piece in assert_cut_is_the_source(source_of(job), job["size"])]
+    pieces = assert_cut_is_the_source(source_of(job), job["size"])
+    assert all(piece.files for piece in pieces), "only a stream has no files"
+    return [piece.describe() for piece in pieces]
+
+
+def is_whole(job: dict[str, Any]) -> bool:
+    """Whether the source is its only piece."""
+    source = source_of(job)
+    (piece,) = source.cut(1)
+    return piece is source
+
+
+def sent(job: dict[str, Any]) -> list[str]:
+    """The pieces as they go to other processes."""
+    return [pickle.dumps(piece).hex() for piece in source_of(job).cut(job["size"])]
+
+
+def received(job: dict[str, Any]) -> list[str]:
+    return account(pickle.loads(bytes.fromhex(job["piece"])).batches()).texts
 
 
 def far(job: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +150,10 @@ def direct(job: dict[str, Any]) -> list[str]:
 
 JOBS = {
     job.__name__: job
-    for job in (read, describe, guarantees, kind, divided, pieces, cut, far, rows, direct)
+    for job in (
+        *(read, describe, guarantees, kind, divided, pieces, cut, is_whole, sent, received),
+        *(far, rows, direct),
+    )
 }
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import SourceError
-from shardmill.protocols import ConversationSource
+from shardmill.protocols import ConversationSource, CuttableChats
 from shardmill.records import Conversation, Drop
 from shardmill.sources import BatchLimits, MemoryChats, open_chats, stamp_of
 from shardmill.testing.sources import (
@@ -25,6 +25,7 @@ from shardmill.testing.sources import (
     account,
     assert_conversation_ledger_balances,
     assert_conversations_resume_exactly,
+    joined,
     nasty_texts,
 )
 
@@ -45,6 +46,10 @@ class Case:
     raw: bytes
     messages: list[dict[str, Any]] | None
     reason: str = ""
+
+    @property
+    def is_repaired(self) -> bool:
+        return self.messages is not None and b"\\ud83d pair" in self.raw
 
 
 def line(record: Any) -> bytes:
@@ -112,6 +117,7 @@ def expected(cases: list[Case], places: Iterator[str]) -> Account:
             if case.messages is not None
         ],
         num_read=len(cases),
+        counts={"empty": 0, "invalid_utf8": sum(case.is_repaired for case in cases)},
         drops=[
             Drop(id=place, reason=case.reason) for case, place in named if case.messages is None
         ],
@@ -121,6 +127,10 @@ def expected(cases: list[Case], places: Iterator[str]) -> Account:
 def check(make_source: Callable[[], ConversationSource], wanted: Account) -> None:
     assert assert_conversation_ledger_balances(make_source()) == wanted
     assert assert_conversations_resume_exactly(make_source) == wanted
+    source = make_source()
+    if isinstance(source, CuttableChats):
+        for num_bytes in (1, 60):
+            assert joined(source.cut(num_bytes)) == wanted
 
 
 @pytest.fixture(scope="module")

@@ -75,8 +75,17 @@ def test_a_nested_tree_gives_the_same_threads(tmp_path: Path) -> None:
     assert [chat.group for chat in found.conversations] == ["t", "t", "a", "a"]
     del tree["replies"][1]["message_id"], tree["message_id"]
     found = read(write(path, [{"prompt": tree}]))
-    assert [chat.id for chat in found.conversations] == ["c", "t.jsonl:1 message 3"]
-    assert [chat.group for chat in found.conversations] == ["t.jsonl:1", "t.jsonl:1"]
+    assert [chat.id for chat in found.conversations] == ["c", "message 3 of t.jsonl:1"]
+    (group,) = {chat.group for chat in found.conversations}
+    # By the prompt, so that a tree is in the same split wherever its row is.
+    assert (
+        read(write(path, [{}, {"prompt": tree}]), on_bad="skip", shape="oasst-tree")
+        .conversations[0]
+        .group
+        == group
+    )
+    tree["text"] = "another"
+    assert {chat.group for chat in read(write(path, [{"prompt": tree}])).conversations} != {group}
 
 
 def test_each_message_on_no_path_is_a_drop_with_its_reason(tmp_path: Path) -> None:

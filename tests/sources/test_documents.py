@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardmill.errors import SourceError
 from shardmill.records import Drop
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource, ParquetSource, TextSource
-from shardmill.sources.batches import byte_lengths, cut, make_batch
+from shardmill.sources.batches import byte_lengths, cut, make_batch, string_batch, to_binary
 from shardmill.testing.sources import account, parquet_bytes
 
 
@@ -206,3 +206,46 @@ def test_memory_refuses_what_is_not_text() -> None:
         MemorySource("abc")
     with pytest.raises(SourceError, match="there are only 1"):
         MemorySource(["a"]).batches({"documents": 2})
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["\r", "\n", "\ufeff", "a", "\u00e9"]), max_size=5).map("".join),
+        max_size=5,
+    )
+)
+def test_arrays_are_cleaned_as_strings_are(texts: list[str]) -> None:
+    array = pa.array(["\r", *texts, "\n"], pa.large_string()).slice(1, len(texts))
+    cleaned, wanted = make_batch(array, {}), string_batch(texts, {})
+    assert cleaned.texts.to_pylist() == wanted.texts.to_pylist()
+    assert cleaned.counts == wanted.counts
+    cleaned.texts.validate(full=True)
+
+
+def test_the_footer_of_a_file_is_read_once_and_again_when_it_was_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+    read = pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda path: looks.append(path) or read(path))
+    path = tmp_path / "a.parquet"
+    for round, letters in enumerate(["abc", "abd", "abcde"], 1):
+        table = pa.table({"text": [letter * 2000 for letter in letters]})
+        pq.write_table(table, path, row_group_size=1, compression=None, use_dictionary=False)
+        pieces = ParquetSource(path).cut(1)
+        found = [text[0] for piece in pieces for text in account(piece.batches()).texts]
+        assert (found, len(pieces)) == (list(letters), len(letters))
+        assert looks == [path] * round
+
+
+@pytest.mark.parametrize(
+    "kind", ["string", "binary", "large_string", "large_binary", "string_view"]
+)
+@pytest.mark.parametrize("texts", [["a", "", None, "\u00e9"], [None, None], ["", ""]])
+def test_a_column_of_any_text_type_is_the_same_documents(kind: str, texts: list[str]) -> None:
+    whole = pa.array(texts, pa.string()).cast(getattr(pa, kind)())
+    for start in range(len(whole) + 1):
+        part = whole.slice(start)
+        found = to_binary(part)
+        assert found.equals(part.cast(pa.large_binary()))
+        found.validate(full=True)

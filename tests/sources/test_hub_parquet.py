@@ -169,6 +169,89 @@ def test_the_documents_are_those_that_the_client_streams(
     assert described["num_files"] == 4
 
 
+def test_a_named_dataset_of_parquet_files_is_cut_and_its_drops_are_the_streams(
+    hub: LoopbackHub, client: Client, tmp_path: Path
+) -> None:
+    texts = ["a\r\nb", None, "", "\ufeffc", None, "d", "\u4e2d", "e", "", None, "f", "g"]
+    folder = tmp_path / "body"
+    (folder / "data").mkdir(parents=True)
+    for number, size in enumerate([5, 1, 4, 2]):
+        part = [texts.pop(0) for _ in range(size)]
+        table = pa.table({"body": pa.array(part, pa.large_string()), "n": range(size)})
+        name = f"data/train-{number:05d}-of-00004.parquet"
+        pq.write_table(table, folder / name, row_group_size=2)
+    hub.publish("own/body", folder)
+    before = client("describe", "own/body", kind="named")
+
+    for size in (1, 50, 10**9):  # the guarantee compares with the client's stream
+        pieces = client("cut", "own/body", kind="named", size=size)
+    assert [part["file"][5:16] for part in pieces[0]["parts"]] == [
+        f"train-{number:05d}" for number in range(4)
+    ]
+    single = client("cut", "own/body", kind="named", size=1)
+    assert [(piece["file"][11:16], piece["row_group"]) for piece in single] == [
+        (f"{number:05d}", group)
+        for number, groups in enumerate([(0, 1, 2), (None,), (0, 1), (None,)])
+        for group in groups
+    ]
+    assert client("read", "own/body", kind="named")["drops"] == [
+        [f"own/body:row {row}", "no_text"] for row in (1, 4, 9)
+    ]
+    assert client("describe", "own/body", kind="named") == before
+    assert "num_files" not in before
+
+
+def test_a_fresh_process_reads_a_piece_with_its_own_credentials(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    found = []
+    for number in range(2):
+        home = tmp_path / str(number)
+        home.mkdir()
+        running = Client(hub, home)
+        if number == 0:
+            pieces = running("sent", "own/fat", kind="named", size=1)
+        else:
+            hub.requests.clear()
+            found = running("received", "own/fat", piece=pieces[6])
+        running.close()
+
+    assert found == [FAT_TEXTS[6]]
+    assert len(pieces) == 12
+    assert max(len(piece) // 2 for piece in pieces) < 2000
+    assert not any(b"verysecret" in bytes.fromhex(piece) for piece in pieces)
+    # Nothing but its own file is looked at: neither the dataset nor the files before it.
+    assert {request.path.rpartition("/")[2] for request in hub.requests} == {
+        "train-00001-of-00003.parquet",
+        hub.find("own/fat", "main").sha,  # type: ignore[union-attr]
+    }
+
+
+def test_what_only_the_client_can_give_is_one_piece(
+    hub: LoopbackHub, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    hub.publish("own/lines", tmp_path / "lines")
+    stored: dict[str, tuple[str, list[Any]]] = {
+        "numbers": ("string", [1, 2]),
+        "quoted": ("json", ['"a"', '"b"']),
+    }
+    for name, (declared, texts) in stored.items():
+        (tmp_path / name / "data").mkdir(parents=True)
+        pq.write_table(pa.table({"text": texts}), tmp_path / name / "data/train.parquet")
+        (tmp_path / name / "README.md").write_text(
+            f"---\ndataset_info:\n  features:\n  - name: text\n    dtype: {declared}\n---\n"
+        )
+        hub.publish(f"own/{name}", tmp_path / name)
+
+    assert client("is_whole", "own/docs", kind="named", options={"shuffle": [7, 40]})
+    for dataset, texts in (("lines", ["a", "b"]), ("numbers", ["1", "2"]), ("quoted", ["a", "b"])):
+        assert client("is_whole", f"own/{dataset}", kind="named"), dataset
+        assert client("read", f"own/{dataset}", kind="named")["texts"] == texts
+
+
 def test_a_configuration_and_its_splits_are_resolved_by_the_client(
     hub: LoopbackHub, client: Client, tmp_path: Path
 ) -> None:

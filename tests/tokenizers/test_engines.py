@@ -22,6 +22,7 @@ from shardmill.protocols import Tokenizer
 from shardmill.records import Ragged
 from shardmill.testing.tokenizers import nasty_texts
 from shardmill.tokenizers import choose_encoder, engines
+from shardmill.tokenizers.base import parts_of
 from shardmill.tokenizers.battery import (
     WHITESPACE,
     battery_sha256,
@@ -412,3 +413,39 @@ def test_fastokens_leaves_one_core_free_unless_a_number_is_set(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     threads, cores = map(int, done.stdout.split())
     assert threads == (int(number) if number else max(1, cores - 1))
+
+
+@given(
+    texts=st.lists(st.sampled_from(["", "a", "\u7d20\u65e9", "some words " * 3]), max_size=9),
+    size=st.integers(1, 40),
+)
+def test_parts_cover_the_texts_in_order_and_are_about_as_large_as_asked(
+    texts: list[str], size: int
+) -> None:
+    array = pa.array(["before", *texts], pa.large_string()).slice(1)
+    for given_as in (texts, tuple(texts), array):
+        parts = list(parts_of(given_as, size))
+        assert [text for part in parts for text in part] == texts
+        assert parts == [[]] if not texts else [] not in parts
+        assert all(sum(map(len, part[:-1])) <= size for part in parts)
+
+
+@pytest.mark.parametrize("engine", ["fastokens", "gigatoken"])
+def test_a_batch_in_parts_has_the_ids_of_each_text_alone(
+    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr(engines, "_PART_BYTES", 1)
+    found = {one.name: one for one in fast_candidates(tokenizers["byte-bpe"]).engines}[engine]
+    texts = ["", *CORPUS, "", "caf\u00e9", ""]
+    for some in (texts, [], [""], pa.array(texts, pa.large_string())):
+        assert found.encode_batch(some) == tokenizers["byte-bpe"].encode_batch(some)
+    with pytest.raises(TokenizerError, match="text 3 of 4: character 1 is the lone surrogate"):
+        found.encode_batch(["a", "b", "c", "d\udfff"])
+
+
+def test_ids_beyond_sixteen_bits_stay_as_they_are() -> None:
+    offsets = np.array([0, 1, 2])
+    narrow = engines._narrowed(Ragged(np.array([1, 2**16 - 1], np.uint32), offsets))
+    wide = engines._narrowed(Ragged(np.array([1, 2**16], np.uint32), offsets))
+    assert (narrow.values.dtype, narrow.values.tolist()) == (np.uint16, [1, 2**16 - 1])
+    assert (wide.values.dtype, wide.values.tolist()) == (np.uint32, [1, 2**16])

@@ -85,7 +85,8 @@ class TurnSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JinjaTemplate:
-    """One Jinja template, bound to one tokenizer. Made by `open_jinja_template`."""
+    """One Jinja template, bound to one tokenizer, with which it pickles if that can be pickled, as
+    those of transformers can. Made by `open_jinja_template`."""
 
     name: str
     engine: JinjaEngine
@@ -149,7 +150,7 @@ class JinjaTemplate:
             examples=ChatExamples.concatenate(list(examples.values())),
             kept=np.array(list(examples), np.int64),
             drops=tuple(
-                Drop(id=conversations[at].id, reason=reason)
+                Drop(id=conversations[at].id, reason=reason, row=conversations[at].row)
                 for at, reason in sorted(reasons.items())
             ),
         )

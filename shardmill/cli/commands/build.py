@@ -5,22 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from shardmill.building import BuildPlan, BuildReport, BuildSpec, has_unfinished_build, plan_store
+from shardmill.building import BuildPlan, BuildReport, BuildSpec, plan_store
 from shardmill.building.api import build as build_any
-from shardmill.building.api import open_feed, output_folder
+from shardmill.building.api import open_feed
+from shardmill.building.splits import hash_split
+from shardmill.building.workplace import workplace_at
 from shardmill.chat import KNOWN_TEMPLATES
 from shardmill.cli.options import AsJson, Field, Special, TokenizerName, parse_bytes, parse_special
 from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import build_progress
-from shardmill.errors import OptionError
+from shardmill.errors import OptionError, StoreError
 from shardmill.sources import SHAPES
-from shardmill.store import is_finished
 from shardmill.tokenizers import open_tokenizer
-from shardmill.urls import Url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,22 @@ class BuildOptions:
     resume: Annotated[bool, "Continue an unfinished build."] = False
     overwrite: Annotated[bool, "Replace a store, or start again."] = False
     scratch: Annotated[
-        Path | None, "Where a store for a URL is built before it is sent. Default: cache."
+        Path | None, "Of a store at a URL: local folder for shards at work. Default: TMPDIR."
     ] = None
     report: Annotated[Path | None, "Write time, machine and counts to this JSON file."] = None
+    val_fraction: Annotated[
+        float, "About this share goes to 'val', drawn by --seed: the same in any order of files."
+    ] = 0.0
+    test_fraction: Annotated[float, "About this share goes to 'test', as for 'val'."] = 0.0
+    run_on: Annotated[Literal["local", "ray"], "Where the work is done."] = "local"
+    ray_address: Annotated[
+        str | None, "Ray cluster: auto, or host:port. Default: one is started here."
+    ] = None
+    workers: Annotated[int | None, "Processes. Default: one per core; 1: only this one."] = None
+    unit_bytes: Annotated[
+        str | None, "Input that a worker takes at a time; never changes a byte. Default: 64MiB."
+    ] = None
+    memory: Annotated[str | None, "What all processes together may use, e.g. 4GiB."] = None
     as_json: AsJson = False
 
 
@@ -69,32 +82,23 @@ class BuildCommand(BuildOptions):
     field: Field = None
     val_tokens: Annotated[int, "How many tokens go to 'val', the first ones."] = 0
     max_tokens: Annotated[int | None, "Stop when 'train' has this many tokens."] = None
-    seed: Annotated[int | None, "Read files in an order drawn from it. Default: by name."] = None
+    seed: Annotated[
+        int | None, "Draws the order of files (default: by name), and 'val' and 'test' by share."
+    ] = None
     dtype: Annotated[Literal["uint16", "uint32"] | None, "Default: by vocabulary."] = None
     append_eot: Annotated[bool, "Put the end token after each document."] = True
     eot: Annotated[str | None, "The end token, when the tokenizer does not name it."] = None
     engine_check: Annotated[
         Literal["sample", "full"], "How much of the text a fast engine is compared on."
     ] = "sample"
-    run_on: Annotated[Literal["local", "ray"], "Where the work is done."] = "local"
-    ray_address: Annotated[
-        str | None, "Ray cluster: auto, or host:port. Default: one is started here."
-    ] = None
-    workers: Annotated[int | None, "Processes. Default: one per core; 1: only this one."] = None
-    unit_bytes: Annotated[str | None, "Input per unit of work. Default: 64MiB."] = None
-    memory: Annotated[str | None, "What all processes together may use, e.g. 4GiB."] = None
     append: Annotated[bool, "Keep the store, and add the files that are new."] = False
     dry_run: Annotated[bool, "Print the plan and what it takes; build nothing."] = False
 
     def run(self) -> Answer:
-        sizes = {
-            name: None if text is None else parse_bytes(text, name)
-            for name, text in (("unit_bytes", self.unit_bytes), ("memory", self.memory))
-        }
         if self.dry_run:
-            plan = _plan(self, sizes)
-            return Answer({**asdict(plan), "disk_bytes": plan.disk_bytes}, _plan_lines(plan))
-        return _run_build(self, **sizes)
+            plan = _plan(self)
+            return Answer(plan.to_json(), _plan_lines(plan))
+        return _run_build(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +129,26 @@ class BuildChatsCommand(BuildOptions):
         Literal["assistant", "last-assistant", "all"], "Which turns are trained."
     ] = "assistant"
     train_on_eot: Annotated[bool, "A trained turn trains its end token too."] = True
-    val_fraction: Annotated[float, "About this share of conversations goes to 'val'."] = 0.0
-    seed: Annotated[int, "Decides which conversations go to 'val'."] = 0
+    seed: Annotated[int, "Decides which conversations go to 'val' and 'test'."] = 0
 
     def run(self) -> Answer:
         return _run_build(self, special=parse_special(self.special))
 
 
+def _sizes(options: BuildOptions) -> dict[str, Any]:
+    """The options that are sizes, in bytes."""
+    given = {name: getattr(options, name) for name in ("shard_bytes", "unit_bytes", "memory")}
+    return {name: None if text is None else parse_bytes(text, name) for name, text in given.items()}
+
+
 def _run_build(options: BuildOptions, **more: Any) -> Answer:
     """Build with these options; `more` replaces options."""
-    keywords = {**vars(options), "shard_bytes": parse_bytes(options.shard_bytes, "shard_bytes")}
+    keywords = {**vars(options), **_sizes(options)}
     keywords = {name: keywords[name] for name in keywords if name not in ("as_json", "dry_run")}
     # Ray prints to stdout what goes wrong on its nodes
     with build_progress() as progress, redirect_stdout(sys.stderr):
         try:
-            done = build_any(**(keywords | more), on_progress=progress.show, on_push=progress.push)
+            done = build_any(**(keywords | more), on_progress=progress.show)
         except KeyboardInterrupt:
             print(_how_to_resume(options), file=sys.stderr)
             raise
@@ -186,45 +195,71 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _how_to_resume(options: BuildOptions) -> str:
     """After Ctrl-C: whether anything was kept, and how to continue."""
-    folder, url = output_folder(options.out, options.scratch)
-    # a finished store in the scratch folder is only sent again
-    kept = has_unfinished_build(folder) or (url is not None and is_finished(folder))
-    what = "what is done is kept: continue with --resume" if kept else "nothing was kept"
-    return f"{folder if url is None else str(Url(url)).rstrip('/')}: stopped; {what}"
+    work = workplace_at(options.out, options.scratch)
+    try:
+        is_kept = work.has_unfinished_build()
+    except StoreError as error:
+        return f"{error}; when it answers, continue with --resume"
+    what = "what is done is kept: continue with --resume" if is_kept else "nothing was kept"
+    return f"{work}: stopped; {what}"
 
 
-def _plan(options: BuildCommand, sizes: dict[str, Any]) -> BuildPlan:
+def _plan(options: BuildCommand) -> BuildPlan:
     if options.append:
         raise OptionError("--dry-run prints the plan of a whole build: leave out --append")
 
     def given(*names: str) -> dict[str, Any]:
         return {name: getattr(options, name) for name in names}
 
-    folder, _ = output_folder(options.out, options.scratch)
+    sizes = _sizes(options)
+    work = workplace_at(options.out, options.scratch)
     source = given("field", "on_bad", "seed", "val_tokens", "max_tokens")
+    by_hash = hash_split(options.seed or 0, options.val_fraction, options.test_fraction)
     specials = {"eot": options.eot} if options.eot else None
     return plan_store(
-        [open_feed(options.inputs, **source)],
-        folder,
+        [open_feed(options.inputs, by_hash=by_hash, **source)],
+        work.folder,
         tokenizer=open_tokenizer(options.tokenizer, specials=specials),
-        spec=BuildSpec(**given("dtype", "append_eot")),
-        **given("workers", "ray_address"),
+        spec=BuildSpec(**given("dtype", "append_eot"), shard_bytes=sizes.pop("shard_bytes")),
+        to_url=work.url is not None,
+        **given("engine", "workers", "ray_address"),
         **sizes,
     )
 
 
 def _plan_lines(plan: BuildPlan) -> Iterator[str]:
     for feed in plan.feeds:
-        tokens = "an unknown number of" if feed.num_tokens is None else f"{feed.num_tokens:,}"
         yield (
-            f"{feed.source}: {_size(feed.num_bytes)} of input in {feed.num_units:,} units, about "
-            f"{tokens} tokens, {_size(feed.disk_bytes)} on disk until it is done"
+            f"{feed.source}: {_size(feed.num_bytes)} of input in {_number(feed.num_units)} units; "
+            f"about {_number(feed.num_tokens)} tokens in {_number(feed.num_shards)} shards"
         )
+    who = "in one process" if plan.workers == 1 else f"with {plan.workers} workers"
     yield (
-        f"workers: {plan.workers}; memory: about {_size(plan.memory_bytes)}; largest document: "
-        f"{_size(plan.most_document)}; disk: about {_size(plan.disk_bytes)}, "
-        f"{_size(plan.free_bytes)} are free"
+        f"time: about {_time(plan.hours)} {who} on {plan.cores} cores; CPU: about "
+        f"{_time(plan.worker_hours)} to read, encode and write ({plan.engine}), "
+        f"{_time(plan.coordinator_hours)} to coordinate"
     )
+    if plan.requests is not None:
+        yield f"requests: about {plan.requests:,}"
+    is_local = plan.requests is None
+    disk = f"about {_size(plan.disk_bytes)}" if is_local else "for shards at work"
+    yield (
+        f"memory: about {_size(plan.memory_bytes)}; largest document: {_size(plan.most_document)}; "
+        f"disk: {disk}, {_size(plan.free_bytes)} are free"
+    )
+
+
+def _number(count: int | None) -> str:
+    return "an unknown number of" if count is None else f"{count:,}"
+
+
+def _time(hours: float | None) -> str:
+    if hours is None:
+        return "an unknown time"
+    seconds = 3600 * hours
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:,.1f} h"
 
 
 def _size(num_bytes: int | None) -> str:

@@ -5,8 +5,9 @@ become U+FFFD. Rows nested deeper than `MAX_DEPTH` are refused. A `.json` file t
 read whole and so is bounded.
 
 Speed: a block is decoded at once when each of its lines begins with "{" and ends with "}": then no
-value crosses a line's end, and as many values as lines means one on each. Any other block is
-decoded line by line. Each line is judged alone either way, so that blocks never change the outcome.
+value crosses a line's end, and as many values as lines means one on each. msgspec does it, or else
+Arrow, which reads more. Any other block is decoded line by line. Each line is judged alone in all
+three ways, so that blocks never change the outcome.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from shardmill.sources.batches import (
     make_batch,
     null_rows,
     replace_surrogates,
-    strings_to_arrow,
+    string_batch,
 )
 from shardmill.sources.formats.lines import LineBlock, LineFormat
-from shardmill.sources.source import BadRowError, FileSource, InputRow
+from shardmill.sources.source import BadRowError, FileSource, InputRow, RowFormat
 from shardmill.storage.files import InputFile, Where, check_unchanged, list_files, open_file
 
 Object: TypeAlias = dict[str, Any]
@@ -51,6 +52,7 @@ _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _OPEN, _CLOSE, _NEWLINE, _RETURN = b"{}\n\r"
 _LOOK_BYTES = 2**16  # the first row is enough to know the fields
+_STRING_BYTES = 2**23  # two batches
 _ROW_LIMITS = BatchLimits(most_bytes=256 * 2**20)  # so that a damaged file takes no more memory
 _OBJECT = msgspec.json.Decoder(Object)
 _ANYTHING = msgspec.json.Decoder()
@@ -89,13 +91,15 @@ def decode_row(data: bytes, *, of_any_depth: bool = False) -> tuple[Object, bool
         raise BadRowError("bad_json", f"nested too deep: {error}") from error
 
 
-def read_row(data: bytes, id: str, position: JSON) -> InputRow:
+def read_row(
+    data: bytes, id: str, position: JSON, row: int | None = None, num_rows: int = 0
+) -> InputRow:
     """`decode_row` as a row of an input; a bad one holds its problem."""
     try:
-        row, is_repaired = decode_row(data)
+        value, is_repaired = decode_row(data)
     except BadRowError as bad:
-        return InputRow(bad, id, position)
-    return InputRow(row, id, position, is_repaired)
+        return InputRow(bad, id, position, row=row, num_rows=num_rows)
+    return InputRow(value, id, position, is_repaired, row, num_rows)
 
 
 def decode_value(text: str) -> Any:
@@ -161,6 +165,17 @@ class _TextDecoder:
             self._decoder = msgspec.json.Decoder(row)
         except ValueError:
             pass  # a name that msgspec does not take: with quotes, backslashes, controls
+
+    def decode_strings(self, data: bytes) -> list[str] | None:
+        """All rows by msgspec; None when a row has no text or is not for msgspec, and for a block
+        with a row so large that a string beside its bytes would be too much memory."""
+        if self._decoder is None or len(data) > _STRING_BYTES:
+            return None
+        try:
+            strings = [row.text for row in self._decoder.decode_lines(data)]
+        except _REFUSALS:
+            return None
+        return None if None in strings else strings
 
     def decode_block(self, data: bytes) -> pa.LargeStringArray | None:
         """All rows by Arrow, without Python strings; None when a row is out of the ordinary.
@@ -236,7 +251,7 @@ def _bad_line(file: InputFile, number: int, line: bytes, bad: BadRowError) -> So
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonlFormat(LineFormat):
+class JsonlFormat(LineFormat, RowFormat):
     """JSON lines. `field` is the one that holds the text."""
 
     kind = "jsonl"
@@ -261,44 +276,66 @@ class JsonlFormat(LineFormat):
                 yield replace(batch, drops=tuple(drop.numbered(0) for drop in batch.drops))
 
     def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
-        """Whole rows of a whole file."""
+        """Whole rows. Those of a range do not know their line of the file, so they count all lines:
+        the last ones may come without a row."""
+        block: LineBlock | None = None
+        done = 0 if position is None else self._counts(file, position)[1]
         for block in self.blocks(file, position, limits):
             base = block.end - len(block.data)
             lines = zip(block.lines(), block.stops.tolist(), strict=True)
             for number, (line, stop) in enumerate(lines, block.first_line + 1):
-                if filled := line.strip(WHITE):
-                    after: JSON = {"bytes": base + stop, "lines": number}
+                if not (filled := line.strip(WHITE)):
+                    continue
+                after = self.position_at(base + stop, number)
+                if self.range is None:
                     yield read_row(filled, f"{file.name}:{number}", after)
+                else:
+                    yield read_row(filled, file.name, after, number - 1, number - done)
+                    done = number
+        if self.range is not None and block is not None:
+            num_rows = block.first_line + len(block.stops) - done
+            if num_rows:
+                yield InputRow(None, file.name, self.position_after(block), num_rows=num_rows)
 
     def _batch(self, decoder: _TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
         """The documents of a block; its drops have the line of the file or range."""
-        texts = decoder.decode_block(block.data) if _is_regular(block) else None
-        repaired, num_bad = None, 0
-        if texts is not None and len(texts) == len(block.stops):
-            reasons = {block.first_line + row: "no_text" for row in null_rows(texts)}
-        else:
-            found: list[tuple[str | None, bool]] = []
-            reasons = {}
-            for number, line in _filled_lines(block):
-                try:
-                    found.append(decoder.decode_line(line))
-                except BadRowError as bad:
-                    if self.on_bad == "error":
-                        before = 0 if self.range is None else self.range.lines_before(file)
-                        raise _bad_line(file, before + number, line, bad) from bad
-                    reasons[number] = bad.reason
-                    num_bad += 1
-                else:
-                    if found[-1][0] is None:
-                        reasons[number] = "no_text"
-            texts, _ = strings_to_arrow([text for text, _ in found])
-            repaired = np.array([is_repaired for _, is_repaired in found], np.bool_)
-        return make_batch(
-            texts,
+        after = self.position_after(block)
+        if _is_regular(block):
+            strings = decoder.decode_strings(block.data)
+            if strings is not None and len(strings) == len(block.stops):
+                return string_batch(strings, after)
+            texts = decoder.decode_block(block.data)
+            if texts is not None and len(texts) == len(block.stops):
+                rows = (block.first_line + row for row in null_rows(texts))
+                drops = [Drop(id=file.name, reason="no_text", row=row) for row in rows]
+                return make_batch(texts, after, drops=drops)
+        return self._batch_by_lines(decoder, block, file)
+
+    def _batch_by_lines(
+        self, decoder: _TextDecoder, block: LineBlock, file: InputFile
+    ) -> TextBatch:
+        found: list[str] = []
+        drops: list[Drop] = []
+        num_repaired = 0
+        for number, line in _filled_lines(block):
+            try:
+                text, is_repaired = decoder.decode_line(line)
+            except BadRowError as bad:
+                if self.on_bad == "error":
+                    raise _bad_line(file, self.rows_before(file) + number, line, bad) from bad
+                drops.append(Drop(id=file.name, reason=bad.reason, row=number))
+                continue
+            if text is None:
+                drops.append(Drop(id=file.name, reason="no_text", row=number))
+            else:
+                found.append(text)
+                num_repaired += is_repaired
+        return string_batch(
+            found,
             self.position_after(block),
-            repaired=repaired,
-            drops=(Drop(id=file.name, reason=reason, row=row) for row, reason in reasons.items()),
-            num_read=len(texts) + num_bad,
+            num_repaired=num_repaired,
+            drops=drops,
+            num_read=len(found) + len(drops),
         )
 
     def _own_id(self, line: bytes, /) -> str | None:
@@ -388,7 +425,7 @@ def _rows(
                 yield number, row
 
 
-class JsonListFormat:
+class JsonListFormat(RowFormat):
     """A `.json` file that is one list of rows, bounded by `MAX_LIST_BYTES`. A position is the
     number of rows read."""
 

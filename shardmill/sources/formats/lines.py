@@ -284,10 +284,6 @@ class ByteRange(NamedTuple):
             offset += len(chunk)
         return self.stop
 
-    def lines_before(self, file: InputFile) -> int:
-        """Lines of the file before the first one of the range. Reads them all."""
-        return count_lines(file, self.first_line_in(file))
-
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat(Format):
@@ -305,6 +301,9 @@ class LineFormat(Format):
     @property
     def continues(self) -> bool:
         return self.range is not None and self.range.start > 0
+
+    def rows_before(self, file: InputFile, /) -> int:
+        return 0 if self.range is None else count_lines(file, self.range.first_line_in(file))
 
     def options(self) -> dict[str, JSON]:
         return {} if self.range is None else {"bytes": list(self.range)}
@@ -351,7 +350,10 @@ class LineFormat(Format):
                     yield block
 
     def position_after(self, block: LineBlock) -> Cursor:
-        position: Cursor = {"bytes": block.end, "lines": block.first_line + len(block.stops)}
+        return self.position_at(block.end, block.first_line + len(block.stops))
+
+    def position_at(self, num_bytes: int, num_lines: int) -> Cursor:
+        position: Cursor = {"bytes": num_bytes, "lines": num_lines}
         if self.range is not None:
             position |= {"start": self.range.start, "stop": self.range.stop}
         return position
@@ -362,7 +364,7 @@ class LineFormat(Format):
         start, _ = self._counts(file, before)
         stop, line = self._counts(file, after)
         if self.range is not None:
-            line += self.range.lines_before(file) if rows_before is None else rows_before
+            line += self.rows_before(file) if rows_before is None else rows_before
         # The last line of these bytes; blank ones may be before it.
         last = b"".join(_between(file, start, stop)).strip().rpartition(b"\n")[2]
         own_id = self._own_id(last)

@@ -1,8 +1,8 @@
 """Parquet files: one column as documents, or whole rows, wherever the file is.
 
 Only footers and the needed column chunks are read, row group after row group, in pieces of about
-one batch, so memory grows only with the largest page. Remote files are read by byte ranges that are
-fetched ahead; their footers are remembered. Rows count from 0 through the whole file.
+one batch, so memory grows only with the largest page. Footers are remembered. Remote files are read
+by byte ranges that are fetched ahead. Rows count from 0 through the whole file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
@@ -33,14 +33,15 @@ from shardmill.sources.batches import (
     make_batch,
     null_rows,
     runs,
+    to_binary,
     too_large,
 )
 from shardmill.sources.formats.jsonl import Object, own_id
-from shardmill.sources.source import FileSource, Format, InputRow, RowLocation
+from shardmill.sources.source import FileSource, Format, InputRow, RowFormat, RowLocation
 from shardmill.storage.files import InputFile, Where, unreadable
 from shardmill.storage.hub import HubFile, fetch_range
 from shardmill.storage.object_store import ObjectPath, open_object
-from shardmill.storage.ranges import Range, RangedFile, blocks_of
+from shardmill.storage.ranges import BLOCK_BYTES, Range, RangedFile, blocks_of
 
 MOST_RANGES = 256
 """Ranges of one file, when it is split as finely as possible: each reads the footer."""
@@ -54,19 +55,26 @@ _serialized_size = attrgetter("serialized_size")
 ParquetInput = InputFile | HubFile
 
 
-_footers: dict[Hashable, pq.FileMetaData] = {}  # of remote files, in the order of their last use
+_footers: dict[Hashable, pq.FileMetaData] = {}  # in the order of their last use
 _footers_lock = threading.Lock()
 
 
 def _footer(file: ParquetInput) -> pq.FileMetaData:
-    """Remembered for the files used last: row groups of one file are often read in turn."""
+    """Remembered for the files used last: row groups of one file are often read in turn, and the
+    footer of a thousand of them takes as long as a tenth of a chunk."""
+    key: Hashable = file.place
+    if isinstance(file.place, Path):
+        found = file.place.stat()
+        key = (file.place, found.st_ino, found.st_size, found.st_mtime_ns)
     with _footers_lock:
-        footer = _footers.pop(file.place, None)
-    if footer is None:
+        footer = _footers.pop(key, None)
+    if footer is None and isinstance(file.place, Path):
+        footer = pq.read_metadata(file.place)
+    elif footer is None:
         with _open_ranges(file) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
             footer = parquet.metadata
     with _footers_lock:
-        _footers[file.place] = footer
+        _footers[key] = footer
         while len(_footers) > 1 and sum(map(_serialized_size, _footers.values())) > _FOOTER_BYTES:
             del _footers[next(iter(_footers))]
     return footer
@@ -90,7 +98,7 @@ def open_parquet(
     options["page_checksum_verification"] = True
     try:
         if isinstance(file.place, Path):
-            with pq.ParquetFile(file.place, **options) as parquet:
+            with pq.ParquetFile(file.place, metadata=_footer(file), **options) as parquet:
                 yield parquet
             return
         metadata, num_bytes = _footer(file), file.num_bytes
@@ -117,13 +125,14 @@ def open_parquet(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParquetFormat(Format):
+class ParquetFormat(Format, RowFormat):
     """Parquet. A position is a row group and how many of its rows were read."""
 
     kind = "parquet"
     endings = (".parquet",)
 
-    field: str | None = None  # the column that holds the text; None: found in the first file
+    field: str | None = None  # the column that holds the text; None: found in the first file, or
+    # whole rows are read
     groups: Range | None = None  # only these row groups, half-open; None: all
 
     @property
@@ -143,15 +152,11 @@ class ParquetFormat(Format):
     def settled(self, files: Sequence[ParquetInput], _limits: BatchLimits, /) -> Self:
         """With a column that is in the first file."""
         first = files[0]
-        with open_parquet(first) as parquet:
-            columns = [
-                (one.name, _is_one_of(one.type, _TEXT_TYPES)) for one in parquet.schema_arrow
-            ]
-        field = choose_field(columns, wanted=self.field, where=str(first.place))
+        field = choose_field(text_columns(first), wanted=self.field, where=str(first.place))
         return replace(self, field=field)
 
     def size_hint(self, file: ParquetInput) -> int:
-        """The column's size before compression."""
+        """The size before compression of the column, or of all for whole rows."""
         return sum(self._sizes(file))
 
     def bytes_before(self, file: InputFile, position: JSON, /) -> int:
@@ -196,22 +201,32 @@ class ParquetFormat(Format):
                 return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, limits)
 
             for group, start, batch in self._left_rows(parquet, file, position, num_rows, [column]):
-                texts = batch.column(0).cast(pa.large_binary())
+                texts = to_binary(batch.column(0))
                 for first, stop in cut(byte_lengths(texts), limits):
                     some = texts.slice(first, stop - first)
                     row = edges[group] + start + first
-                    ids = (f"{file.name}:row {row + number}" for number in null_rows(some))
+                    ids = (_row_id(file, row + number) for number in null_rows(some))
                     drops = [Drop(id=id, reason="no_text") for id in ids]
                     after: Cursor = {"row_group": group, "rows": start + stop}
                     yield make_batch(some, after, drops=drops)
 
-    def rows(self, file: InputFile, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
-        """Whole rows of a whole file.
+    def rows(self, file: ParquetInput, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
+        """Whole rows.
 
         Arrow writes every field of a struct in every row, null where the row had none. So a null
         inside a list or object counts as absent, except for a message's "content". Columns stay.
         """
-        with open_parquet(file) as parquet:
+
+        def ahead(metadata: pq.FileMetaData) -> Iterator[Range]:
+            for group in self._left(file, _row_edges(metadata), position)[0]:
+                spans = [_chunk_range(chunk) for chunk in _chunks(metadata, group, None)]
+                whole = min(spans)[0], max(stop for _, stop in spans)
+                # Columns are read in turn, so of a row group that is more than a block the blocks
+                # would be fetched several times.
+                if whole[1] - whole[0] <= BLOCK_BYTES:
+                    yield whole
+
+        with open_parquet(file, ahead) as parquet:
             names = parquet.schema_arrow.names
             if len(set(names)) < len(names):
                 twice = max(names, key=names.count)
@@ -232,8 +247,7 @@ class ParquetFormat(Format):
                     ) from error
                 for row, value in enumerate(found, start):
                     after: JSON = {"row_group": group, "rows": row + 1}
-                    id = f"{file.name}:row {edges[group] + row}"
-                    yield InputRow(without_nulls(value), id, after)
+                    yield InputRow(without_nulls(value), _row_id(file, edges[group] + row), after)
 
     def _left_rows(
         self,
@@ -264,14 +278,12 @@ class ParquetFormat(Format):
             own = None
             if isinstance(file, InputFile) and "id" in parquet.schema_arrow.names:
                 own = parquet.read_row_group(group, columns=["id"]).column(0)[rows - 1].as_py()
-        return RowLocation(id=f"{file.name}:row {row}", file=file.name, row=row, own_id=own_id(own))
+        id = _row_id(file, row)
+        return RowLocation(id=id, file=file.name, row=row, own_id=own_id(own))
 
     def _sizes(self, file: ParquetInput) -> list[int]:
-        """The column's size before compression in each row group."""
-        with open_parquet(file) as parquet:
-            metadata = parquet.metadata
-            groups = range(*(self.groups or (metadata.num_row_groups,)))
-            return [_column_bytes(metadata, group, self.field) for group in groups]
+        """The size before compression of each row group, of the column or of all."""
+        return [size for _, size in row_groups(file, self.field)][slice(*(self.groups or (None,)))]
 
     def _left(self, file: ParquetInput, edges: list[int], position: JSON) -> tuple[range, int]:
         """The row groups that are left to read, and how many rows of the first are done."""
@@ -327,6 +339,37 @@ class ParquetSource(FileSource):
         super().__init__(where, ParquetFormat(field=field), name=name, limits=limits)
 
 
+RowGroups = tuple[tuple[int, int], ...]
+
+
+def row_groups(file: ParquetInput, column: str | None) -> RowGroups:
+    """Rows of each row group, and bytes before compression of a column, or of all. Those of remote
+    files are remembered: to cut a source takes several looks at them, and a footer is large."""
+    return (_row_groups if isinstance(file.place, Path) else _known_groups)(file, column)
+
+
+def _row_groups(file: ParquetInput, column: str | None) -> RowGroups:
+    with open_parquet(file) as parquet:
+        metadata = parquet.metadata
+        return tuple(
+            (metadata.row_group(group).num_rows, _column_bytes(metadata, group, column))
+            for group in range(metadata.num_row_groups)
+        )
+
+
+_known_groups = lru_cache(maxsize=2**12)(_row_groups)
+
+
+def text_columns(file: ParquetInput) -> list[tuple[str, bool]]:
+    """Each column, and whether it holds text."""
+    with open_parquet(file) as parquet:
+        return [(one.name, _is_one_of(one.type, _TEXT_TYPES)) for one in parquet.schema_arrow]
+
+
+def _row_id(file: ParquetInput, row: int) -> str:
+    return file.row_id(row) if isinstance(file, HubFile) else f"{file.name}:row {row}"
+
+
 def _rows_at_a_time(num_bytes: int, num_rows: int, limits: BatchLimits) -> int:
     """Rows of a row group that make about one batch."""
     wanted = int(limits.num_bytes / max(num_bytes / max(num_rows, 1), 1))
@@ -349,7 +392,7 @@ def _chunks(
 ) -> list[pq.ColumnChunkMetaData]:
     row_group = metadata.row_group(group)
     chunks = map(row_group.column, range(row_group.num_columns))
-    return [chunk for chunk in chunks if chunk.path_in_schema == column]
+    return [chunk for chunk in chunks if column is None or chunk.path_in_schema == column]
 
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:

@@ -242,12 +242,15 @@ class MappedReader:
     def _copy(self, starts: OffsetArray, out: npt.NDArray[Any]) -> None:
         """Copy from more than one segment."""
         layout, length = self._layout, out.shape[1]
-        segment = part_of(layout.segment_edges, starts)
-        whole = starts + length <= layout.segment_edges[segment + 1]
+        ends = layout.segment_edges[1:]
+        segment = ends.searchsorted(starts, side="right")
+        room = ends[segment] - starts  # tokens from each start to the end of its segment
         items = starts + layout.segment_shifts[segment]
-        if whole.all():
+        # argmin: a store of version 2 has a segment for each shard, so every batch comes here
+        if not len(starts) or room[room.argmin()] >= length:
             self._copy_whole(items, out)
             return
+        whole = room >= length
         rows = np.flatnonzero(whole)
         gathered = np.empty((len(rows), length), self._tokens.dtype)
         self._copy_whole(items[rows], gathered)

@@ -20,14 +20,21 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import shardmill
-from shardmill.building.engines import Engine, Task, TaskRunner, Worker, WorkerDiedError, pack
+from shardmill.building.engines.engine import (
+    Engine,
+    Task,
+    TaskRunner,
+    Worker,
+    WorkerDiedError,
+    pack,
+)
 from shardmill.errors import BuildError, OptionError, missing_extra
 from shardmill.machine import limit_memory
 from shardmill.protocols import Closing
@@ -246,6 +253,9 @@ class RayWorker:
         self._messages.put((kind, message))
 
 
+_remote_worker: Any = _ray.remote(RayWorker)  # once: Ray pickles the class, which takes 30 ms
+
+
 class RayEngine(Engine):
     """Up to `workers` actors of one CPU each."""
 
@@ -267,6 +277,7 @@ class RayEngine(Engine):
         super().__init__(workers)
         self._cluster = cluster
         self._environ, self._memory = dict(environ or {}), memory or 0
+        self._answered: SimpleQueue[RayActor] = SimpleQueue()
         self._no_worker_since: float | None = None
         self._warned = False
 
@@ -274,16 +285,18 @@ class RayEngine(Engine):
         return ray.put(tools)
 
     def _start(self) -> RayActor:
-        return RayActor(self._cluster, self._environ, self._memory)
+        return RayActor(self._cluster, self._environ, self._memory, self._answered)
 
-    def _wait(self, workers: Sequence[RayActor]) -> list[RayActor]:
-        asked = {worker.answer: worker for worker in workers}
+    def _wait(self, workers: Collection[RayActor]) -> list[RayActor]:
+        """Ray says who has answered: `ray.wait` would look at all workers for each message."""
         while True:
-            found, _ = ray.wait(list(asked), timeout=_TICK_SECONDS)
-            if found:
-                more, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
-                return [asked[answer] for answer in more]
-            self._warn_if_stuck()
+            try:
+                worker = self._answered.get(timeout=_TICK_SECONDS)
+            except Empty:
+                self._warn_if_stuck()
+                continue
+            if worker in workers:  # else it was killed
+                return [worker]
 
     def _kill(self, workers: Sequence[RayActor]) -> None:
         """Waits for a while only: what a worker does later can do no harm."""
@@ -310,23 +323,33 @@ class RayEngine(Engine):
 class RayActor(Worker):
     """One actor, and what it was asked last."""
 
-    def __init__(self, cluster: RayCluster, environ: Mapping[str, str], memory: int) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        environ: Mapping[str, str],
+        memory: int,
+        answered: SimpleQueue[RayActor],
+    ) -> None:
+        """It is put into `answered` whenever it has answered, or cannot any more."""
         super().__init__()
         options: dict[str, Any] = {"memory": memory} if memory else {}
-        remote: Any = ray.remote(RayWorker)
-        self._actor = remote.options(
+        self._actor = _remote_worker.options(
             num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD", **options
         ).remote(dict(environ), list(sys.path), memory)
-        self.answer: Any = self._actor.start.remote()
-        self._cluster = cluster
+        self._cluster, self._answered = cluster, answered
         self._host = self._node = ""
+        self._ask(self._actor.start)
 
     def send(self, task: Task, tools: Any) -> None:
-        self.answer = self._actor.assign.remote(pack(task.detached()), tools)
+        self._ask(self._actor.assign, pack(task), tools)
+
+    def _ask(self, method: Any, *arguments: Any) -> None:
+        self._answer = method.remote(*arguments).future()
+        self._answer.add_done_callback(lambda _: self._answered.put(self))
 
     def receive(self) -> tuple[str, Any]:
         try:
-            answer = ray.get(self.answer)
+            answer = self._answer.result()
         except RayError as error:
             raise self._death(error) from error
         if self.state == "starting":
@@ -338,7 +361,7 @@ class RayActor(Worker):
         if kind == "failed" and self.task is not None:
             log.warning("%s: failed on %s: %s", self.task.task.name, self._host, value)
         if kind not in ("ended", "failed"):
-            self.answer = self._actor.next_message.remote()  # it continues while notes are kept
+            self._ask(self._actor.next_message)  # it continues while notes are kept
         return kind, value
 
     def kill(self) -> Any:

@@ -1,37 +1,25 @@
 """Tasks that run in other processes: the engine, when it gives up, and the worker's side.
 
 An `Engine` runs tasks in workers and reports what happens to each. It knows nothing of builds. A
-subclass brings the processes: `LocalEngine` those of this machine, `shardmill.building.ray` Ray's.
-
-Workers of this machine are fresh interpreters, started when there is work and reused. They die with
-their parent, also when it is killed, and leave Ctrl-C to it. Closing a run kills the busy workers.
+subclass brings the processes: `engines.local` those of this machine, `engines.ray` Ray's. Closing a
+run kills the busy workers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
-import json
 import logging
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
 from shardmill.errors import BuildError
-from shardmill.machine import Usage, limit_memory, usage_of_this_process
+from shardmill.machine import Usage, usage_of_this_process
 from shardmill.protocols import Closing
 from shardmill.urls import scrub
 
@@ -39,13 +27,6 @@ log = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 MAX_LOSSES = 10
-_STDERR = 2
-_PR_SET_PDEATHSIG = 1
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from shardmill.building.engines import worker_main; "
-    "worker_main(*map(int, sys.argv[2:]))"
-)
 
 
 class Task(Protocol):
@@ -58,13 +39,14 @@ class Task(Protocol):
     def run(self, tools: Any, emit: Callable[[Any], None]) -> None:
         """Do the work, and emit a small picklable note after each step that is durable, in order.
 
-        After its process died it runs again: it first emits the notes of the steps that are done,
-        equal to before, and continues. It never runs twice at the same time.
+        After its process died, what is left of it runs again. A step may have been done without a
+        note that was heard: it is repeated, or found and noted. It never runs twice at the same
+        time.
         """
 
-    def detached(self) -> Task:
-        """The same task for a process that sees none of this machine's disks: its notes carry the
-        results, and a step is durable when its note was received. Asked for before each attempt."""
+    def after(self, note: Any) -> Task:
+        """What is left of it after this note: a step that was noted is never done again, since
+        others may have built on it, or have been told to do it differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +54,7 @@ class TaskReport:
     """A note of one task, its end, or its failure."""
 
     task: int  # its number in the run, from 0
-    note: Any = None  # notes of a task come in order; after a death they come again
+    note: Any = None  # notes of a task come in order, each once
     ended: bool = False
     error: BaseException | None = None
     lost: bool = False  # with an error: its workers kept dying, so do not try it elsewhere
@@ -82,21 +64,17 @@ class TaskReport:
 class RunningTask:
     """A task in an engine, over all its attempts.
 
-    An attempt that emits more notes than any before resets the counts. Without progress the task
-    is lost when `MAX_DEATHS` workers died of it, or `MAX_LOSSES` disappeared with their machine.
+    Every note resets the counts. Without progress the task is lost when `MAX_DEATHS` workers died
+    of it, or `MAX_LOSSES` disappeared with their machine.
     """
 
     number: int
-    task: Task
-    notes: int = 0  # in this attempt
-    most_notes: int = 0  # in any attempt
+    task: Task  # what is left of it
     deaths: int = 0
     losses: int = 0
 
     def note(self, value: Any) -> TaskReport:
-        self.notes += 1
-        if self.notes > self.most_notes:
-            self.most_notes, self.deaths, self.losses = self.notes, 0, 0
+        self.task, self.deaths, self.losses = self.task.after(value), 0, 0
         return TaskReport(task=self.number, note=value)
 
     def died(self, death: WorkerDiedError) -> TaskReport | None:
@@ -105,7 +83,6 @@ class RunningTask:
         self.deaths += not death.with_machine
         self.losses += death.with_machine
         if self.deaths < MAX_DEATHS and self.losses < MAX_LOSSES:
-            self.notes = 0
             log.warning("%s: its worker died (%s); it runs again", self.task.name, death)
             return None
         what = f"{self.deaths} workers died of it"
@@ -161,6 +138,9 @@ class Engine(Closing):
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._workers: list[Worker] = []
+        self._active: dict[Worker, None] = {}  # those that are not idle, in order of assignment
+        self._idle: list[Worker] = []
+        self._num_tasks = 0  # that workers have
         self._used: list[Usage] = []  # of workers that have ended
         self._failed_starts = 0  # in a row
 
@@ -171,8 +151,9 @@ class Engine(Closing):
         """A new worker."""
 
     @abstractmethod
-    def _wait(self, workers: Sequence[Any]) -> Sequence[Any]:
-        """Those workers that have a message or are gone; waits for one."""
+    def _wait(self, workers: Collection[Any]) -> Sequence[Any]:
+        """Those of the active workers that have a message or are gone; waits for one. An idle one
+        that is gone may be among them."""
 
     @abstractmethod
     def _kill(self, workers: Sequence[Any]) -> None:
@@ -195,8 +176,7 @@ class Engine(Closing):
         queue = enumerate(tasks)
         try:
             while self._assign(waiting, queue, shared):
-                active = [worker for worker in self._workers if worker.state != "idle"]
-                for worker in self._wait(active):
+                for worker in self._wait(self._active):
                     yield from self._receive(worker, waiting)
         finally:
             self._end([worker for worker in self._workers if worker.task])
@@ -213,18 +193,23 @@ class Engine(Closing):
     ) -> bool:
         """Take tasks for all slots, give them to idle workers, start missing workers; whether there
         is anything to wait for."""
-        busy = sum(worker.task is not None for worker in self._workers)
-        while busy + len(waiting) < self.slots and (found := next(queue, None)) is not None:
+        while (
+            self._num_tasks + len(waiting) < self.slots and (found := next(queue, None)) is not None
+        ):
             waiting.append(RunningTask(*found))
-        for worker in self._workers:
-            if waiting and worker.state == "idle":
-                worker.task, worker.state = waiting.popleft(), "assigned"
-                worker.send(worker.task.task, None if tools is worker.tools else tools)
-                worker.tools = tools
-                busy += 1
-        for _ in range(min(self.slots, busy + len(waiting)) - len(self._workers)):
-            self._workers.append(self._start())
-        return busy + len(waiting) > 0
+        while waiting and self._idle:
+            worker, task = self._idle.pop(), waiting.popleft()
+            worker.task, worker.state = task, "assigned"
+            self._active[worker] = None
+            self._num_tasks += 1
+            worker.send(task.task, None if tools is worker.tools else tools)
+            worker.tools = tools
+        wanted = self._num_tasks + len(waiting)
+        for _ in range(min(self.slots, wanted) - len(self._workers)):
+            worker = self._start()
+            self._workers.append(worker)
+            self._active[worker] = None
+        return wanted > 0
 
     def _receive(self, worker: Worker, waiting: deque[RunningTask]) -> Iterator[TaskReport]:
         """The report in one message of a worker, or in its death."""
@@ -233,6 +218,8 @@ class Engine(Closing):
             kind, value = worker.receive()
         except WorkerDiedError as death:
             self._end([worker])
+            if worker.state == "idle":
+                return
             if task is None:
                 self._failed_starts += 1
                 if death.cannot_start or self._failed_starts >= MAX_DEATHS * self.slots:
@@ -251,7 +238,8 @@ class Engine(Closing):
                 yield lost
             return
         if kind == "started":
-            worker.state, self._failed_starts = "idle", 0
+            self._failed_starts = 0
+            self._rest(worker)
         elif kind == "accepted":
             worker.state = "working"
         elif kind == "log":
@@ -260,14 +248,26 @@ class Engine(Closing):
         elif task is not None and kind == "note":
             yield task.note(value)
         elif task is not None:
-            worker.task, worker.state = None, "idle"
+            worker.task = None
+            self._num_tasks -= 1
+            self._rest(worker)
             yield TaskReport(task=task.number, ended=kind == "ended", error=value)
+
+    def _rest(self, worker: Worker) -> None:
+        worker.state = "idle"
+        del self._active[worker]
+        self._idle.append(worker)
 
     def _end(self, workers: Sequence[Worker]) -> None:
         self._kill(workers)
         for worker in workers:
             self._used.append(worker.usage)
             self._workers.remove(worker)
+            if worker.state == "idle":
+                self._idle.remove(worker)
+            else:
+                del self._active[worker]
+            self._num_tasks -= worker.task is not None
 
 
 class _Pickler(pickle.Pickler):
@@ -348,104 +348,3 @@ def _portable(error: Exception) -> Exception:
     except Exception:  # noqa: BLE001 - any user's class may fail here in any way
         pass
     return BuildError(f"{type(error).__name__}: {error}")
-
-
-class LocalEngine(Engine):
-    """Up to `workers` processes."""
-
-    start_advice = "its stderr says why: allow more {memory}, use fewer {workers}"
-
-    def __init__(
-        self,
-        workers: int,
-        *,
-        environ: Mapping[str, str] | None = None,
-        keep_open: Sequence[int] = (),
-        memory: int | None = None,
-    ) -> None:
-        """`environ` is added to the environment of workers. `keep_open` are file descriptors, such
-        as a lock, that they hold open with this process. Each may use `memory` bytes."""
-        super().__init__(workers)
-        self._environ = {**os.environ, **(environ or {})}
-        self._keep_open = tuple(keep_open)
-        self._memory = memory or 0
-
-    def _start(self) -> LocalWorker:
-        return LocalWorker(self._environ, self._keep_open, self._memory)
-
-    def _wait(self, workers: Sequence[LocalWorker]) -> list[LocalWorker]:
-        ready = wait([worker.connection for worker in workers])
-        return [worker for worker in workers if worker.connection in ready]
-
-    def _kill(self, workers: Sequence[LocalWorker]) -> None:
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.wait()
-            worker.connection.close()
-
-
-class LocalWorker(Worker):
-    """One process and the socket to it."""
-
-    def __init__(self, environ: Mapping[str, str], keep_open: tuple[int, ...], memory: int) -> None:
-        super().__init__()
-        self.connection, theirs = Pipe(duplex=True)
-        with theirs:
-            numbers = [theirs.fileno(), os.getpid(), memory]
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # what a task prints must not mix with a command's output
-                env=dict(environ),
-                pass_fds=(theirs.fileno(), *keep_open),
-            )
-
-    def send(self, task: Task, tools: bytes | None) -> None:
-        message = pickle.dumps((pack(task), tools))
-        with contextlib.suppress(OSError):
-            self.connection.send_bytes(message)
-
-    def receive(self) -> tuple[str, Any]:
-        try:
-            kind, value, self.usage = pickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError) as gone:
-            self.process.kill()
-            code = self.process.wait()
-            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            raise WorkerDiedError(how) from gone
-        return kind, value
-
-
-def worker_main(descriptor: int, parent: int, memory: int) -> None:
-    """What a worker runs until its parent closes the socket. `memory` 0: no limit."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
-    if memory:
-        limit_memory(memory)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection: Connection[Any, Any] = Connection(descriptor)
-    lock = threading.Lock()  # several threads may log at the same time
-
-    def send(_kind: str, message: bytes) -> None:
-        with lock:
-            connection.send_bytes(message)
-
-    def listen() -> None:
-        """Ends the process when the parent is gone, whatever it is doing."""
-        try:
-            while True:
-                orders.put(pickle.loads(connection.recv_bytes()))
-        except (EOFError, OSError):
-            os._exit(0)
-
-    runner = TaskRunner(send)
-    orders: SimpleQueue[tuple[bytes, bytes | None]] = SimpleQueue()
-    threading.Thread(target=listen, daemon=True).start()
-    runner.report("started", None)
-    while True:
-        task, tools = orders.get()
-        runner.report("accepted", None)
-        runner.run(task, tools)
