@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.building import BuildSpec, Feed, build_store, run
+from shardmill.building import BuildSpec, Feed, build_store, workplace
 from shardmill.building.splits import HashSplit
 from shardmill.errors import BuildError, DamagedStoreError, OptionError, SourceError
 from shardmill.records import Ragged
@@ -272,17 +272,17 @@ def test_a_copy_that_was_killed_is_made_again(tmp_path, monkeypatch, small):
     add_file(growing, ["b"])
     build(growing.in_order(), tmp_path / "whole")
     refuse_links(monkeypatch)
-    real = run.publish_folder
+    real = workplace.publish_folder
 
     def stop(staged: Path, *_args, **_kwargs) -> None:
         for path in sorted((staged / "train").iterdir())[:3]:
             path.write_bytes(path.read_bytes()[:7])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "publish_folder", stop)
+    monkeypatch.setattr(workplace, "publish_folder", stop)
     with pytest.raises(KeyboardInterrupt):
         build(growing.as_found(), tmp_path / "s", append=True)
-    monkeypatch.setattr(run, "publish_folder", real)
+    monkeypatch.setattr(workplace, "publish_folder", real)
     build(growing.as_found(), tmp_path / "s", append=True, resume=True)
     assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, run
+from shardmill.building import BuildSpec, Feed, build_store, run, workplace
 from shardmill.errors import BuildError, UnfinishedBuildError
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.store import open_store, read_manifest, verify
@@ -110,7 +110,7 @@ def stopped(grown, monkeypatch):
 
     def stopped(**how) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(run, "publish_folder", stop)
+            patch.setattr(workplace, "publish_folder", stop)
             with pytest.raises(KeyboardInterrupt):
                 add(grown / "files", grown / "s", workers=1, **how)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.building import BuildSpec, Feed, build_store, run
+from shardmill.building import BuildSpec, Feed, build_store, workplace
 from shardmill.building.splits import HashSplit
 from shardmill.protocols import Source
 from shardmill.sources import BatchLimits, JsonlSource, MemorySource
@@ -58,7 +58,7 @@ def size_of(folder: Path) -> int:
 def test_a_build_takes_little_more_disk_than_its_store(tmp_path, monkeypatch, workers, hashed):
     """At every receipt, and when all of it is there beside the receipts."""
     path, seen = write(tmp_path / "a.jsonl", 6_000), []  # 4.6 MB
-    publish = run.publish_folder
+    publish = workplace.publish_folder
 
     def look(*_arguments: object) -> None:
         seen.append(workplaces.size(tmp_path / "s"))
@@ -67,7 +67,7 @@ def test_a_build_takes_little_more_disk_than_its_store(tmp_path, monkeypatch, wo
         look()
         publish(*arguments, **options)
 
-    monkeypatch.setattr(run, "publish_folder", look_and_publish)
+    monkeypatch.setattr(workplace, "publish_folder", look_and_publish)
     source = JsonlSource(path, limits=LIMITS)
     build(source, tmp_path / "s", hashed=hashed, workers=workers, unit_bytes=1, on_progress=look)
     assert len(seen) > 12

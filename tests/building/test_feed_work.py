@@ -38,7 +38,6 @@ def unit_of(number: int, num_bytes: int) -> Unit:
         number=number,
         plan="",
         inputs="",
-        mark="",
         source="source",
         first_chunk=number,
         chunks=(Chunk(),),

@@ -130,7 +130,7 @@ def test_a_receipt_that_is_not_as_it_was_written_is_never_used(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardmill.building.run._PAUSES", (0.0,))
         patch.setattr(
-            "shardmill.building.run.publish_folder",
+            "shardmill.building.workplace.publish_folder",
             look_before(lambda: seen.update((path, written(path)) for path in files)),
         )
         assert resumed(corpus, workers=workers) == wanted
@@ -148,7 +148,7 @@ def written(path: Path) -> tuple[int, int]:
 
 
 def look_before(look: Callable[[], None]) -> Callable[..., None]:
-    from shardmill.building.run import publish_folder
+    from shardmill.building.workplace import publish_folder
 
     def publish(*arguments: Any, **options: Any) -> None:
         look()
@@ -254,7 +254,6 @@ def sealed(folder: Path, *, chat: bool) -> tuple[FolderOutput, Unit, Receipt]:
         number=5,
         plan="p",
         inputs="i",
-        mark="m",
         source="source",
         first_chunk=40,
         chunks=(MemorySource([]), MemorySource([])),
@@ -298,7 +297,7 @@ def test_a_receipt_says_everything_but_the_tokens(tmp_path):
     assert data is not None
     found = read_segment(data, output, itemsize=2)
     assert found is not None
-    assert (found.feed, found.mark, found.receipt) == (2, "m", receipt)
+    assert (found.feed, found.mark, found.receipt) == (2, unit.mark, receipt)
     assert [(line.chunk, line.num_read, line.kept) for line in found.lines] == [
         (40, 4, [2, 1]),
         (41, 4, [0, 3]),

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import shardmill
 from shardmill.building import build_plan
-from shardmill.errors import ManifestError, OptionError
+from shardmill.errors import ManifestError
 from shardmill.formats.stores import StoreSplit
 from shardmill.inspect.diff import diff_stores
 from shardmill.records import Ragged
 from shardmill.remote import open_remote, push, verify_remote
-from shardmill.store import StoreWriter, exclude_documents, open_store, verify
+from shardmill.store import exclude_documents, open_store, verify
 from shardmill.store.readers import ChatSpace, DocumentWindows, PackSpace, Windows, open_tokens
 from shardmill.testing.stores import (
     assert_same_examples,
@@ -167,13 +167,6 @@ def test_a_store_that_is_pushed_is_read_from_afar(both: tuple[Path, Path], tmp_p
             assert Windows(space, seq_len=4).gather(np.arange(5)).tolist() == wanted
 
 
-def test_a_store_of_version_2_is_not_continued(both: tuple[Path, Path], tmp_path: Path) -> None:
-    shape = {"splits": ["train"], "dtype": "uint16", "shard_bytes": 24}
-    out = StoreWriter(tmp_path / "new", **shape)
-    with out, pytest.raises(OptionError, match="cannot be continued"):
-        out.take_over(open_store(both[1]))
-
-
 def shards(meta: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = meta["splits"]["train"]["shards"]
     return found
@@ -229,7 +222,7 @@ def test_a_count_that_is_wrong_in_two_shards_is_found(both: tuple[Path, Path]) -
     problems = verify(both[1]).problems
     assert problems == [
         "train/shard_00000.bin: truncated: found 6 bytes, wanted 8",
-        "train/shard_00000-2.bin: too long: found 6 bytes, wanted 4",
+        "train/shard_00000_002.bin: too long: found 6 bytes, wanted 4",
     ]
 
 

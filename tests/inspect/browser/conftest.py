@@ -25,7 +25,7 @@ def world(tmp_path_factory) -> World:
     made = build_world(tmp_path_factory.mktemp("world"))
     worn = made.folder / "worn"
     shutil.copytree(made.folder / "recipes", worn)
-    shard = worn / "train" / "shard_00001.bin"
+    shard = worn / "train" / "shard_00000_001.bin"
     changed = bytearray(shard.read_bytes())
     changed[100] ^= 1
     shard.write_bytes(changed)

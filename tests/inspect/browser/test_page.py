@@ -235,8 +235,8 @@ def test_verify_finds_the_shard_that_changed_and_praises_the_others(page):
         page.until("return document.querySelector('.verify .status') !== null")
         page.until("return document.querySelectorAll('td .status.unchecked').length === 0")
         signs = [row[0] for row in page.table("Shards of train") if "damaged" in row[5]]
-        assert signs == (["train/shard_00001.bin"] if "damaged" in wanted else [])
-    assert "train/shard_00001.bin" in page.text(".problems")
+        assert signs == (["train/shard_00000_001.bin"] if "damaged" in wanted else [])
+    assert "train/shard_00000_001.bin" in page.text(".problems")
 
 
 def test_an_error_is_shown_in_the_words_of_the_server(page, world):
