@@ -108,9 +108,9 @@ class RemoteFolder:
             )
         start = len(self.root) + 1
         found = self.call(lambda: find_files(self.fs, self.root))
-        # An empty folder that is not empty any more is found itself.
-        there = {path[start:]: info for path, info in found.items() if len(path) > start}
-        return Listing(self, there)
+        # A folder that was empty a moment ago is found itself; so is a file, under the name "".
+        files = {path: info for path, info in found.items() if info.get("type") != "directory"}
+        return Listing(self, {path[start:]: info for path, info in files.items()})
 
     def info(self, name: str) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
