@@ -1,6 +1,6 @@
 """How much of the bare tokenizer's speed a whole build keeps, and how much memory it takes.
 
-    python benchmarks/build.py [--data FOLDER] [--megabytes 160] [--repeats 3] [--only fast]
+    python benchmarks/build.py [--data FOLDER] [--megabytes 400] [--repeats 3] [--only fast]
 
 One process builds a store from jsonl and from parquet; the bare engine encodes the same texts, in
 batches of the same size, from memory, with as many threads as it likes, which is all cores. Both
@@ -42,18 +42,23 @@ from shardmill.tokenizers import (
 )
 from shardmill.tokenizers.engines import fast_candidates
 
-CASES = [  # (label, model file, engine, part of the corpus, wanted share of the bare speed)
-    ("SentencePiece unigram, reference", "unigram/spm.model", "reference", 0.5, 0.90),
-    ("byte-level BPE, reference", "bpe/tokenizer.json", "reference", 0.25, 0.90),
-    ("byte-level BPE, fast", "bpe/tokenizer.json", "fast", 1.0, 0.50),
+Case = tuple[str, str, str, float, float]
+CASES: list[
+    Case
+] = [  # (label, model file, engine, part of the corpus, wanted share of the bare speed)
+    ("SentencePiece unigram, reference", "unigram/spm.model", "reference", 0.25, 0.90),
+    ("byte-level BPE, reference", "bpe/tokenizer.json", "reference", 0.1, 0.90),
+    ("byte-level BPE, fast", "bpe/tokenizer.json", "fast", 1.0, 0.75),
 ]
 
 
-def write_corpora(folder: Path, data: Path | None, megabytes: int) -> dict[float, int]:
+def write_corpora(
+    folder: Path, data: Path | None, megabytes: int, parts: set[float]
+) -> dict[float, int]:
     """<part>.jsonl and <part>.parquet for each part; gives the bytes of text in each."""
     texts = some_documents(data, megabytes)
     sizes: dict[float, int] = {}
-    for part in sorted({case[3] for case in CASES}):
+    for part in sorted(parts):
         mine = texts[:: round(1 / part)]
         sizes[part] = text_bytes(mine)
         with (folder / f"{part}.jsonl").open("w") as file:
@@ -62,12 +67,14 @@ def write_corpora(folder: Path, data: Path | None, megabytes: int) -> dict[float
     return sizes
 
 
-def train_models(folder: Path) -> None:
-    """Two models of 16,000 ids, from a part of the corpus."""
-    lines = (folder / "1.0.jsonl").read_text().splitlines()[::20]
-    texts = [json.loads(line)["text"] for line in lines]
-    train_tokenizer(folder / "unigram", texts=texts, spec=TrainSpec(model_type="unigram"))
-    train_tokenizer(folder / "bpe", texts=texts, spec=TrainSpec(model_type="byte-bpe"))
+def train_models(folder: Path, corpus: Path, models: set[str]) -> None:
+    """Models of 16,000 ids, from 8 MB of the corpus."""
+    lines = corpus.read_text().splitlines()
+    step = max(corpus.stat().st_size // (8 * 10**6), 1)
+    texts = [json.loads(line)["text"] for line in lines[::step]]
+    kinds = {"unigram": TrainSpec(model_type="unigram"), "bpe": TrainSpec(model_type="byte-bpe")}
+    for name in models:
+        train_tokenizer(folder / name, texts=texts, spec=kinds[name])
 
 
 def run_bare(corpus: Path, model: Path, engine: str) -> float:
@@ -131,12 +138,10 @@ def worker(action: str, corpus: str, model: str, engine: str) -> None:
 
 
 def speed_rows(
-    folder: Path, sizes: dict[float, int], repeats: int, only: str
+    folder: Path, sizes: dict[float, int], repeats: int, cases: list[Case]
 ) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for label, model, engine, part, wanted in CASES:
-        if only not in label:
-            continue
+    for label, model, engine, part, wanted in cases:
         size = sizes[part]
         for kind in ("jsonl", "parquet"):
             ratios, bare_rates, build_rates, starts = [], [], [], []
@@ -166,7 +171,7 @@ def speed_rows(
 def memory_rows(folder: Path) -> list[dict[str, object]]:
     """Peak memory of builds of growing input, each the same text several times over."""
     rows: list[dict[str, object]] = []
-    base = (folder / f"{max(case[3] for case in CASES)}.jsonl").read_bytes()
+    base = (folder / "1.0.jsonl").read_bytes()
     for times in (1, 2, 4, 8):
         corpus = folder / f"times{times}.jsonl"
         with corpus.open("wb") as file:
@@ -182,7 +187,7 @@ def memory_rows(folder: Path) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("SHARDMILL_REAL_DATA"))
-    parser.add_argument("--megabytes", type=int, default=160)
+    parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--json", action="store_true")
@@ -193,9 +198,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="shardmill-bench-") as name:
         folder = Path(name)
-        sizes = write_corpora(folder, args.data and Path(args.data), args.megabytes)
-        train_models(folder)
-        speed = speed_rows(folder, sizes, args.repeats, args.only)
+        cases = [case for case in CASES if args.only in case[0]]
+        parts = {1.0, *(case[3] for case in cases)}
+        sizes = write_corpora(folder, args.data and Path(args.data), args.megabytes, parts)
+        models = {"bpe", *(case[1].partition("/")[0] for case in cases)}
+        train_models(folder, folder / "1.0.jsonl", models)
+        speed = speed_rows(folder, sizes, args.repeats, cases)
         memory = memory_rows(folder)
     if args.json:
         print(json.dumps({"speed": speed, "memory": memory}))

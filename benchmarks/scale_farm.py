@@ -15,6 +15,7 @@ import random
 import selectors
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -182,8 +183,8 @@ class FarmEngine(LocalEngine):
         super().__init__(workers)
         self._address = address
 
-    def _start(self) -> LocalWorker:
-        worker = FarmWorker(self._address)
+    def _start(self, tools: bytes) -> LocalWorker:
+        worker = FarmWorker(self._address, tools)
         self._ready.register(worker.connection, selectors.EVENT_READ, worker)
         return worker
 
@@ -191,12 +192,14 @@ class FarmEngine(LocalEngine):
 class FarmWorker(LocalWorker):
     """A connection in place of a process."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, _tools: bytes) -> None:
         Worker.__init__(self)
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address)
         self.connection = Connection(sock.detach())
         self.process = _NoProcess()  # type: ignore[assignment]
+        self.sending = threading.Thread()  # of nothing: no process loads tools
+        self.sending.start()
 
 
 class _NoProcess:

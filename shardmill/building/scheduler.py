@@ -11,8 +11,8 @@ in this one, the coordinator, or refused when the user asked for workers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pickle import PicklingError
@@ -34,6 +34,7 @@ from shardmill.building.workplace import NotSharedError
 from shardmill.errors import EngineMismatchError, OptionError
 from shardmill.machine import num_cores, usage_of_this_process
 from shardmill.protocols import Closing
+from shardmill.records import JSON
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +188,7 @@ class Scheduler:
     shard_tokens: int
     progress: Sequence[FeedProgress]  # of each feed
     _failed: dict[tuple[int, int], BaseException] = field(default_factory=dict)
+    _produced_by: Mapping[str, JSON] | None = None  # the engine of workers
 
     def run(self) -> None:
         while not all(work.is_done for work in self.works):
@@ -199,15 +201,15 @@ class Scheduler:
 
     def _run_from(self, first: UnitTask) -> None:
         """Run tasks, in workers or here, until none is left for now."""
-        run = self.pool.start(first, self.works)
-        if run is None:
+        started = self.pool.start(first, self.works)
+        if started is None:
             task: UnitTask | None = first
             while task is not None:
                 self._make_here(task)
                 task = self._next_task()
             return
-        engine, tools = run
-        tasks = _Tasks(first, self._next_task)
+        engine, tools, self._produced_by = started
+        tasks = _Tasks(replace(first, produced_by=self._produced_by), self._next_task)
         reports = engine.run(tools, tasks)
         try:
             for report in reports:
@@ -230,6 +232,7 @@ class Scheduler:
                     encoder=self.encoder,
                     output=self.output,
                     shard_tokens=self.shard_tokens,
+                    produced_by=self._produced_by,
                 )
         return None
 
@@ -323,13 +326,25 @@ class WorkerPool(Closing):
 
     def start(
         self, first: UnitTask, works: Sequence[FeedWork]
-    ) -> tuple[Engine, WorkerTools] | None:
-        """Workers for a task and those after it; None if the coordinator should do them itself."""
-        if not self._is_worth(sum(work.num_bytes for work in works)):
-            return None
-        tools = self._tools(first)
+    ) -> tuple[Engine, WorkerTools, Mapping[str, JSON]] | None:
+        """Workers for a task and those after it, their tools and the engine that encodes; None if
+        the coordinator should do them itself."""
+        tools = WorkerTools(
+            tokenizer=self.choice.tokenizer,
+            check=self.choice.check,
+            # Ray counts every CPU that it gives away, and a worker gets one.
+            has_spare_cores=self.resources.cluster is None and self.resources.workers < num_cores(),
+        )
         chunks = [work.feed.chunks[0] for work in works if work.feed.is_cut]
-        return (self._open_engine(), tools) if self._can_travel(tools, first, *chunks) else None
+        if not self._is_worth(sum(work.num_bytes for work in works)) or not self._can_travel(
+            tools, first, *chunks
+        ):
+            return None
+        engine = self._open_engine()
+        engine.start(tools)  # beside the choice, which may take seconds
+        # By the first texts of the first unit, as in one process.
+        chosen = self.choice.encoder(first.encoder.first_texts(first.units[0]))
+        return engine, tools, chosen.produced_by
 
     def copiers(self, num_bytes: int) -> Engine | None:
         """Workers for tasks that need no encoder: those that are there, or new ones."""
@@ -356,17 +371,6 @@ class WorkerPool(Closing):
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
-
-    def _tools(self, first: UnitTask) -> WorkerTools:
-        """The encoder is chosen by the first texts of the first unit, as in one process."""
-        chosen = self.choice.encoder(first.encoder.first_texts(first.units[0]))
-        return WorkerTools(
-            tokenizer=self.choice.tokenizer,
-            produced_by=chosen.produced_by,
-            check=self.choice.check,
-            # Ray counts every CPU that it gives away, and a worker gets one.
-            has_spare_cores=self.resources.cluster is None and self.resources.workers < num_cores(),
-        )
 
     def _can_travel(self, *needed: object) -> bool:
         try:

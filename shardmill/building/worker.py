@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -153,13 +153,19 @@ def _without(documents: Ragged, void: OffsetArray) -> Ragged:
 
 @dataclass(kw_only=True)
 class WorkerTools:
-    """A worker's `EncoderProvider`: reopens the engine that the coordinator chose and proved."""
+    """A worker's `EncoderProvider`: reopens the engine that the coordinator chose and proved. It is
+    sent before that, so that workers start beside the proof; tasks have the choice."""
 
     tokenizer: Tokenizer
-    produced_by: Mapping[str, JSON]
     check: EngineCheck
+    produced_by: Mapping[str, JSON] = field(default_factory=dict)
     has_spare_cores: bool = False  # there are more cores than workers, so threads find idle ones
     opened: ChosenEncoder | None = None  # by the worker
+
+    def use(self, produced_by: Mapping[str, JSON]) -> None:
+        """This engine from now on."""
+        if produced_by != self.produced_by:
+            self.produced_by, self.opened = produced_by, None
 
     def encoder(self, first: Texts) -> ChosenEncoder:  # noqa: ARG002 - it was chosen before
         if self.opened is None:
@@ -366,6 +372,7 @@ class UnitTask:
     encoder: UnitEncoder
     output: Output
     shard_tokens: int
+    produced_by: Mapping[str, JSON] | None = None  # by what engine; None: the coordinator's own
 
     @property
     def name(self) -> str:
@@ -384,6 +391,8 @@ class UnitTask:
         on_batch: Callable[[Unit, EncodedBatch], None] = lambda _unit, _batch: None,
     ) -> None:
         """Emit the receipt of each unit, also of those that an earlier attempt has made."""
+        if isinstance(tools, WorkerTools) and self.produced_by is not None:
+            tools.use(self.produced_by)
         units, before = self.units, self.before
         while units and before[0] < len(self.fill):
             made = self._made(units[0])

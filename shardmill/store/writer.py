@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
@@ -100,15 +100,11 @@ class StoreWriter(Closing):
         dtype: str,
         shard_bytes: int | None,
         chat: bool = False,
-        documents: Mapping[str, int] | None = None,
-        turns: Mapping[str, int] | None = None,
     ) -> None:
         """`shard_bytes` None: one file per split; else shards are cut at exactly that size, and
         those that are adopted hold at most that.
 
         `chat`: the store holds conversations, with loss mask and turns (`append_examples`).
-        `documents`, `turns`: how many each split will have, if that is known before they are
-        adopted: their index is then not read again for its hash. A wrong number costs just that.
         """
         check_shape(tuple(splits), dtype, shard_bytes)
         self.folder = Path(folder)
@@ -125,13 +121,11 @@ class StoreWriter(Closing):
             )
         _refuse_leftovers(self.folder)
         self._cut = None if shard_bytes is None else shard_bytes // ITEMSIZE[dtype]
-        documents, turns = documents or {}, turns or {}
         self._splits = {
-            name: _SplitSink(self.folder, name, dtype, self._cut, self._new_file, documents)
-            for name in splits
+            name: _SplitSink(self.folder, name, dtype, self._cut, self._new_file) for name in splits
         }
         self._chats = {
-            name: _ChatSink(self.folder, name, self._new_file, turns) for name in splits if chat
+            name: _ChatSink(self.folder, name, self._new_file) for name in splits if chat
         }
 
     def append(self, split: str, documents: Ragged, *, where: str = "") -> None:
@@ -275,7 +269,6 @@ class _SplitSink:
         dtype: str,
         shard_tokens: int | None,
         new_file: NewFile,
-        expected: Mapping[str, int],
     ) -> None:
         self.tokens = 0
         self.documents = 0
@@ -288,7 +281,7 @@ class _SplitSink:
         self._shards: list[WrittenShard] = []
         self._spans: list[Span] = []  # of adopted shards; those of others are counted at the end
         self._shard: HashedFile | None = None
-        self._index = _IndexSink(new_file(folder / f"{split}_idx.npy"), expected.get(split, 0))
+        self._index = _IndexSink(new_file(folder / f"{split}_idx.npy"))
         if self._single:
             self._shard = new_file(folder / self._name(0))
         else:
@@ -362,13 +355,13 @@ class _SplitSink:
 
 
 class _IndexSink:
-    """Starts of documents or turns as .npy. The header has their number: if that is not the one
-    expected, the header is written again at the end, and all is read again for its hash."""
+    """Starts of documents or turns as .npy. The header has their number, so it is written again at
+    the end, and all is read again for its hash."""
 
-    def __init__(self, file: HashedFile, expected: int) -> None:
+    def __init__(self, file: HashedFile) -> None:
         self.entries = 0
-        self._file, self._expected = file, expected
-        self._file.write(index_header(expected))
+        self._file = file
+        self._file.write(index_header(0))
 
     def append(self, starts: OffsetArray, *, after: int = 0) -> None:
         """Add starts in a token space of their own, which follows `after` tokens."""
@@ -381,7 +374,7 @@ class _IndexSink:
     def finish(self, documents: ShardDocuments | None = None) -> ListedFile:
         """The entry of the file; `documents` is shown all its starts."""
         path, found = self._file.path, self._file.finish()
-        if documents is not None or self.entries != self._expected:
+        if self.entries or documents is not None:
             found = self._read_again(path, documents)
         return ListedFile(file=path.name, entries=self.entries, sha256=found)
 
@@ -405,15 +398,12 @@ class _IndexSink:
 class _ChatSink:
     """What the conversations of one split have beside their tokens: loss mask, turns, roles."""
 
-    def __init__(
-        self, folder: Path, split: str, new_file: NewFile, expected: Mapping[str, int]
-    ) -> None:
+    def __init__(self, folder: Path, split: str, new_file: NewFile) -> None:
         self._tokens = 0
         self._trained = 0
         self._mask = new_file(folder / f"{split}_mask.bin")
         self._rest = np.zeros(1, np.uint8)  # the bits of up to 7 tokens that fill no byte yet
-        turns = new_file(folder / f"{split}_turns.npy")
-        self._turns = _IndexSink(turns, expected.get(split, 0))
+        self._turns = _IndexSink(new_file(folder / f"{split}_turns.npy"))
         self._roles = new_file(folder / f"{split}_roles.bin")
 
     def append(self, turns: AdoptedTurns, tokens: int) -> None:

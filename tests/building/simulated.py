@@ -65,7 +65,7 @@ _worker = threading.local()
 class SimulatedWorker(Worker):
     """A thread that runs only while `receive` waits for its next message."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: Draws, tools: bytes) -> None:
         super().__init__()
         self._draws = draws
         self._thread: threading.Thread | None = None
@@ -73,7 +73,7 @@ class SimulatedWorker(Worker):
         self._said = threading.Semaphore(0)
         self._message: tuple[str, Any] = ("", None)
         self._is_killed = False
-        self._unpacked: Any = None
+        self._unpacked = pickle.loads(tools)
         self.is_lost = False
 
     def send(self, task: Task, tools: Any) -> None:
@@ -147,8 +147,8 @@ class SimulatedEngine(Engine):
         self._draws = draws
         self._lost: list[SimulatedWorker] = []
 
-    def _start(self) -> SimulatedWorker:
-        return SimulatedWorker(self._draws)
+    def _start(self, tools: Any) -> SimulatedWorker:
+        return SimulatedWorker(self._draws, tools)
 
     def close(self) -> None:
         super().close()

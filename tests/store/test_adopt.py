@@ -180,25 +180,6 @@ def test_files_that_are_elsewhere_are_never_opened(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("documents", [{}, {"train": 3}, {"train": 2}, {"train": 9, "val": 1}])
-def test_counts_that_are_announced_change_no_byte(tmp_path: Path, documents) -> None:
-    """Right ones save the second look at an index; wrong ones are put right."""
-    cuts = {"train": equal_cut(TEXTS, 4)}
-    build_small_store(tmp_path / "appended", {"train": TEXTS}, shard_bytes=8)
-    options = {"shard_bytes": 8, "counted": True, "documents": documents}
-    build_by_hand(tmp_path / "adopted", {"train": TEXTS}, cuts, **options)
-    assert folder_digest(tmp_path / "adopted") == folder_digest(tmp_path / "appended")
-
-
-@pytest.mark.parametrize("turns", [{"train": 3}, {"train": 4}])
-def test_turns_that_are_announced_change_no_byte(tmp_path: Path, turns) -> None:
-    cuts = {"train": equal_cut(CHATS.ids, 4)}
-    build_small_chat_store(tmp_path / "appended", {"train": CHATS}, shard_bytes=8)
-    options = {"shard_bytes": 8, "counted": True, "turns": turns, "documents": {"train": 2}}
-    build_by_hand(tmp_path / "adopted", {"train": CHATS}, cuts, **options)
-    assert folder_digest(tmp_path / "adopted") == folder_digest(tmp_path / "appended")
-
-
 @pytest.mark.parametrize(
     ("shards", "lengths", "wanted"),
     [

@@ -141,14 +141,15 @@ class Engine(Closing):
         self._active: dict[Worker, None] = {}  # those that are not idle, in order of assignment
         self._idle: list[Worker] = []
         self._num_tasks = 0  # that workers have
+        self._packed, self._tools = b"", None  # tools, and their form for workers
         self._used: list[Usage] = []  # of workers that have ended
         self._failed_starts = 0  # in a row
 
     start_advice: str  # what to do when workers cannot start
 
     @abstractmethod
-    def _start(self) -> Worker:
-        """A new worker."""
+    def _start(self, tools: Any) -> Worker:
+        """A new worker, which loads shared tools while it starts."""
 
     @abstractmethod
     def _wait(self, workers: Collection[Any]) -> Sequence[Any]:
@@ -163,6 +164,10 @@ class Engine(Closing):
         """Packed tools in the form that workers of this engine take."""
         return tools
 
+    def start(self, tools: Any) -> None:
+        """Start every worker now, though there is no task yet."""
+        self._start_workers(self.slots, self._shared(tools))
+
     def run(self, tools: Any, tasks: Iterator[Task]) -> Generator[TaskReport, None, None]:
         """Run the tasks and yield reports until all have ended.
 
@@ -171,7 +176,7 @@ class Engine(Closing):
         worker that dies is replaced, and its task runs again. Closing the generator stops the
         running tasks and returns when they have stopped; what was reported stays done.
         """
-        shared = self._share(pack(tools))
+        shared = self._shared(tools)
         waiting: deque[RunningTask] = deque()
         queue = enumerate(tasks)
         try:
@@ -187,6 +192,19 @@ class Engine(Closing):
     def close(self) -> None:
         """End every worker; may be called again."""
         self._end(list(self._workers))
+
+    def _shared(self, tools: Any) -> Any:
+        packed = pack(tools)
+        if packed != self._packed:
+            self._packed, self._tools = packed, self._share(packed)
+        return self._tools
+
+    def _start_workers(self, wanted: int, tools: Any) -> None:
+        for _ in range(min(self.slots, wanted) - len(self._workers)):
+            worker = self._start(tools)
+            worker.tools = tools
+            self._workers.append(worker)
+            self._active[worker] = None
 
     def _assign(
         self, waiting: deque[RunningTask], queue: Iterator[tuple[int, Task]], tools: Any
@@ -205,10 +223,7 @@ class Engine(Closing):
             worker.send(task.task, None if tools is worker.tools else tools)
             worker.tools = tools
         wanted = self._num_tasks + len(waiting)
-        for _ in range(min(self.slots, wanted) - len(self._workers)):
-            worker = self._start()
-            self._workers.append(worker)
-            self._active[worker] = None
+        self._start_workers(wanted, tools)
         return wanted > 0
 
     def _receive(self, worker: Worker, waiting: deque[RunningTask]) -> Iterator[TaskReport]:
@@ -308,6 +323,12 @@ class TaskRunner:
         self._packed: bytes | None = None
         self._tools: Any = None
         logging.basicConfig(level=logging.INFO, handlers=[_LogForwarder(self.report)], force=True)
+
+    def load(self, tools: bytes) -> None:
+        """Tools for the tasks to come. What is wrong with them, the first task reports."""
+        self._packed = tools
+        with contextlib.suppress(Exception):
+            self._tools, self._packed = pickle.loads(tools), None
 
     def run(self, data: bytes, tools: bytes | None) -> None:
         """Run one packed task to its end or failure, with new tools or those of the last one."""

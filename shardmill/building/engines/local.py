@@ -61,8 +61,8 @@ class LocalEngine(Engine):
         self._memory = memory or 0
         self._ready = DefaultSelector()  # kept: the work for a message does not grow with workers
 
-    def _start(self) -> LocalWorker:
-        worker = LocalWorker(self._environ, self._keep_open, self._memory)
+    def _start(self, tools: bytes) -> LocalWorker:
+        worker = LocalWorker(self._environ, self._keep_open, self._memory, tools)
         self._ready.register(worker.connection, EVENT_READ, worker)
         return worker
 
@@ -75,13 +75,16 @@ class LocalEngine(Engine):
             worker.process.kill()
         for worker in workers:
             worker.process.wait()
+            worker.sending.join()
             worker.connection.close()
 
 
 class LocalWorker(Worker):
     """One process and the socket to it."""
 
-    def __init__(self, environ: Mapping[str, str], keep_open: tuple[int, ...], memory: int) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], keep_open: tuple[int, ...], memory: int, tools: bytes
+    ) -> None:
         super().__init__()
         self.connection, theirs = Pipe(duplex=True)
         with theirs:
@@ -94,10 +97,17 @@ class LocalWorker(Worker):
                 pass_fds=(theirs.fileno(), *keep_open),
             )
 
+        # They are more than the socket holds, and the process reads it when it has started.
+        self.sending = threading.Thread(target=self._send, args=(None, tools), daemon=True)
+        self.sending.start()
+
     def send(self, task: Task, tools: bytes | None) -> None:
-        message = pickle.dumps((pack(task), tools))
+        self.sending.join()
+        self._send(pack(task), tools)
+
+    def _send(self, task: bytes | None, tools: bytes | None) -> None:
         with contextlib.suppress(OSError):
-            self.connection.send_bytes(message)
+            self.connection.send_bytes(pickle.dumps((task, tools)))
 
     def receive(self) -> tuple[str, Any]:
         try:
@@ -135,8 +145,10 @@ def worker_main(descriptor: int, parent: int, memory: int) -> None:
             os._exit(0)
 
     runner = TaskRunner(send)
-    orders: SimpleQueue[tuple[bytes, bytes | None]] = SimpleQueue()
+    orders: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     threading.Thread(target=listen, daemon=True).start()
+    _, tools = orders.get()
+    runner.load(tools)
     runner.report("started", None)
     while True:
         task, tools = orders.get()

@@ -1,7 +1,7 @@
 """Run tasks on Ray: on this machine, or on all machines of a cluster.
 
-Workers see the input and nothing else of this machine. Their results come back through Ray, and
-this process puts them on disk, so a worker that was given up can do no harm however long it lives.
+Workers read the input and write the output themselves; small notes come back through Ray. So a
+worker that was given up can do no harm however long it lives: it writes what the next one writes.
 A task is assigned only to a worker that has started. A worker that dies with its machine is not
 held against its task. A Ray started here ends here and leaves no file.
 """
@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import platform
+import re
 import secrets
 import shutil
 import socket
@@ -52,6 +53,8 @@ _SOCKET_CHARS = 70
 """Characters of a socket's path below Ray's folder; the kernel allows 107 in all."""
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _CONNECT_SECONDS = 20.0
+_HEAD_SECONDS = float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "60")) / 3  # noqa: SIM112
+"""A head may be silent for so long. After three times that Ray itself ends this process."""
 _INIT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError, OSError, ImportError)
 """What `ray.init` is known to raise for an address that is wrong or does not answer."""
 _TICK_SECONDS = 1.0
@@ -71,6 +74,7 @@ class RayCluster(Closing):
         """Without an address a Ray is started here, with CPUs for `workers` (None: those of this
         machine). A Ray that this process has joined already is used and left as it was."""
         self._joined = not ray.is_initialized()
+        self.is_lost = False  # its head has gone, and with it all that Ray could do
         self._folder: Path | None = None
         self._auth: dict[str, str | None] = {}  # the environment before a Ray was started here
         if not self._joined:
@@ -88,13 +92,31 @@ class RayCluster(Closing):
         """Whether it was running before, so that it may have other machines."""
         if self.is_elsewhere:
             log.info("Ray at %s: %s", _address(), self.describe())
+        self._head: str | None = _address()
+        if not _answers(self._head):  # Ray Client knows an address that is not for this machine
+            self._head = None
         nodes = _nodes()
         self.num_cpus = sum(cpus for cpus, _ in nodes)
         """Of all nodes, when it was opened."""
         self.memory_per_cpu = min((int(m // c) for c, m in nodes if c and m), default=None)
         """Bytes that every node has for each of its CPUs; None when no node says."""
 
+    def check_head(self) -> None:
+        """Raise if the head does not answer for a while. Without it, asking about nodes would not
+        return before Ray ends this process."""
+        deadline = time.monotonic() + _HEAD_SECONDS
+        while self._head is not None and not _answers(self._head):
+            if time.monotonic() > deadline:
+                self.is_lost = True
+                raise BuildError(
+                    f"Ray's head at {self._head} does not answer any more; finished work is kept: "
+                    "start a Ray again, and continue with {resume} (also without Ray)",
+                    resume=True,
+                )
+            time.sleep(_TICK_SECONDS / 4)
+
     def is_alive(self, node: str) -> bool:
+        self.check_head()
         return any(found["NodeID"] == node and found["Alive"] for found in _ray.nodes())
 
     def describe(self) -> str:
@@ -142,9 +164,8 @@ def _nodes() -> list[tuple[int, float]]:
 
 def _join(address: str) -> None:
     try:
-        host, _, port = address.rpartition(":")
-        if port.isdecimal() and "://" not in host:  # Ray itself would try for ten minutes
-            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        if re.fullmatch(r"[^/]+:\d+", address):  # Ray itself would try for ten minutes
+            _connect(address, _CONNECT_SECONDS)
         _init(address=address)
     except _INIT_ERRORS as error:
         ray.shutdown()
@@ -158,7 +179,23 @@ def _join(address: str) -> None:
         ) from error
 
 
+def _connect(address: str, seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+
+
+def _answers(head: str) -> bool:
+    """Whether it takes connections; a kernel does that for a head that is only busy."""
+    try:
+        _connect(head, _TICK_SECONDS)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _init(**options: Any) -> None:
+    # How long Ray waits for a host that is cut off, also when it is shut down: else two minutes.
+    os.environ.setdefault("RAY_grpc_client_keepalive_timeout_ms", "30000")
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
@@ -202,11 +239,11 @@ def _short_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
 
 
-class RayWorker:
+class ShardmillWorker:
     """The actor: runs tasks one at a time in a thread. Ray calls its methods one after another.
 
     A task starts when its first message is asked for, and pauses when two of its notes were not
-    read. Nothing is written but what the task itself writes.
+    read: one that nobody listens to any more does not go on to its end.
     """
 
     def __init__(self, environ: Mapping[str, str], paths: Sequence[str], memory: int) -> None:
@@ -221,8 +258,9 @@ class RayWorker:
         self._unread = threading.Semaphore(_MAX_UNREAD_NOTES)
         self._runner = TaskRunner(self._send)
 
-    def start(self) -> dict[str, str]:
+    def start(self, tools: bytes) -> dict[str, str]:
         """Who this is: plain strings, which a worker of another version can send too."""
+        self._runner.load(tools)
         node = ray.get_runtime_context().get_node_id()
         return {**_VERSIONS, "host": socket.gethostname(), "node": node}
 
@@ -253,7 +291,7 @@ class RayWorker:
         self._messages.put((kind, message))
 
 
-_remote_worker: Any = _ray.remote(RayWorker)  # once: Ray pickles the class, which takes 30 ms
+_remote_worker: Any = _ray.remote(ShardmillWorker)  # once: Ray pickles the class, which takes 30 ms
 
 
 class RayEngine(Engine):
@@ -278,18 +316,22 @@ class RayEngine(Engine):
         self._cluster = cluster
         self._environ, self._memory = dict(environ or {}), memory or 0
         self._answered: SimpleQueue[RayActor] = SimpleQueue()
+        self._next_check = 0.0  # of the head
         self._no_worker_since: float | None = None
         self._warned = False
 
     def _share(self, tools: bytes) -> Any:
         return ray.put(tools)
 
-    def _start(self) -> RayActor:
-        return RayActor(self._cluster, self._environ, self._memory, self._answered)
+    def _start(self, tools: Any) -> RayActor:
+        return RayActor(self._cluster, self._environ, self._memory, self._answered, tools)
 
     def _wait(self, workers: Collection[RayActor]) -> list[RayActor]:
         """Ray says who has answered: `ray.wait` would look at all workers for each message."""
         while True:
+            if time.monotonic() > self._next_check:  # also when there is always an answer
+                self._cluster.check_head()
+                self._next_check = time.monotonic() + _TICK_SECONDS
             try:
                 worker = self._answered.get(timeout=_TICK_SECONDS)
             except Empty:
@@ -300,7 +342,8 @@ class RayEngine(Engine):
 
     def _kill(self, workers: Sequence[RayActor]) -> None:
         """Waits for a while only: what a worker does later can do no harm."""
-        _kill_actors(workers)
+        if not self._cluster.is_lost:  # else they end with Ray on their machine
+            _kill_actors(workers)
 
     def _warn_if_stuck(self) -> None:
         """Say once that no worker could be placed for a while."""
@@ -329,6 +372,7 @@ class RayActor(Worker):
         environ: Mapping[str, str],
         memory: int,
         answered: SimpleQueue[RayActor],
+        tools: Any,
     ) -> None:
         """It is put into `answered` whenever it has answered, or cannot any more."""
         super().__init__()
@@ -338,12 +382,14 @@ class RayActor(Worker):
         ).remote(dict(environ), list(sys.path), memory)
         self._cluster, self._answered = cluster, answered
         self._host = self._node = ""
-        self._ask(self._actor.start)
+        self._ask(self._actor.start, tools)
 
     def send(self, task: Task, tools: Any) -> None:
         self._ask(self._actor.assign, pack(task), tools)
 
     def _ask(self, method: Any, *arguments: Any) -> None:
+        if self.task is not None:  # `ray list tasks` shows what each worker reads
+            method = method.options(name=self.task.task.name)
         self._answer = method.remote(*arguments).future()
         self._answer.add_done_callback(lambda _: self._answered.put(self))
 
@@ -367,7 +413,7 @@ class RayActor(Worker):
     def kill(self) -> Any:
         """Returns an answer that comes when the actor is gone."""
         ray.kill(self._actor)
-        return self._actor.start.remote()
+        return self._actor.__ray_ready__.remote()
 
     def _check_versions(self, found: dict[str, str]) -> None:
         """Bytes depend on versions, so it must have those of this process."""
