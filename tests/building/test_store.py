@@ -336,7 +336,7 @@ def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
             self.produced_by = {"engine": name, "versions": {}}
             self.calls = 0
 
-        def encode_unwatched(self, texts, strings=None) -> Ragged:  # noqa: ARG002
+        def encode_unwatched(self, texts, strings=None) -> Ragged:
             if self.produced_by["engine"] == "reference":
                 return TOKENIZER.encode_batch(texts)
             return TOKENIZER.encode_batch(["wrong"] * len(texts))
