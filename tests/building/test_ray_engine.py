@@ -17,6 +17,7 @@ from shardmill.errors import BuildError, OptionError
 from tests.building.clusters import ray_nodes, short_folder
 from tests.building.tasks import Doing
 from tests.building.test_engines import reported, run
+from tests.helpers import wait_for
 
 if TYPE_CHECKING:
     from shardmill.building.engines.ray import RayCluster
@@ -69,6 +70,16 @@ def test_a_cluster_without_a_free_cpu_is_reported_once_and_waited_for(cluster, m
     assert reported(reports, 0) == [0, 1, 2, "end"]
     (said,) = freeing.said
     assert "1 nodes with 2 CPUs, 0 of them free, and a worker needs 1 CPU; waiting" in said
+
+
+def test_rays_own_tools_show_what_a_worker_does(cluster):
+    import ray
+
+    from shardmill.building.engines.ray import RayEngine
+
+    with RayEngine(cluster, 1) as engine:
+        run(engine, Doing("pages.jsonl"))
+        wait_for(lambda: "task::pages.jsonl" in {entry["cat"] for entry in ray.timeline()})
 
 
 def test_a_worker_of_another_version_is_refused_with_both(cluster, monkeypatch):
