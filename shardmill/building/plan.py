@@ -14,9 +14,9 @@ import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ from shardmill.protocols import (
 )
 from shardmill.records import JSON, ConversationBatch, Cursor, TextBatch
 from shardmill.sources import stamp_of
+from shardmill.sources.source import Pieces
 from shardmill.store.layout import ITEMSIZE
 
 CHUNK_BYTES = 8 * 2**20
@@ -162,7 +163,7 @@ class Unit:
     inputs: str  # sha256 over names and times of its files
     source: str  # name of the whole source
     first_chunk: int
-    chunks: tuple[Any, ...]  # of AnySource
+    chunks: Sequence[Any]  # of AnySource
     num_bytes: int  # of input, about; 0 when unknown
     cursor: Cursor | None = None  # of a source that cannot be cut: where it continues after this
 
@@ -208,14 +209,20 @@ def chunks_of(source: AnySource) -> Sequence[Any]:
 def chunk_sizes(chunks: Sequence[AnySource]) -> list[int]:
     """Approximate bytes of each chunk, from the sizes of its files: asking a chunk may read a
     footer, and there are very many chunks."""
+    if isinstance(chunks, Pieces):
+        sizes = ([_stored_bytes(first) // count] * count for first, count in chunks.by_files())
+        return list(chain.from_iterable(sizes))
     files: list[Sequence[Any]] = [getattr(chunk, "files", ()) for chunk in chunks]
     parts = Counter(found[0].name for found in files if len(found) == 1)
     return [
-        sum(file.num_bytes for file in found) // (parts[found[0].name] if len(found) == 1 else 1)
-        if found
-        else CHUNK_BYTES
-        for found in files
+        _stored_bytes(chunk) // (parts[found[0].name] if len(found) == 1 else 1)
+        for chunk, found in zip(chunks, files, strict=True)
     ]
+
+
+def _stored_bytes(chunk: AnySource) -> int:
+    files: Sequence[Any] = getattr(chunk, "files", ())
+    return sum(file.num_bytes for file in files) if files else CHUNK_BYTES
 
 
 def cut_source(source: AnySource, fill: Fill) -> FeedChunks:
@@ -229,9 +236,16 @@ def cut_source(source: AnySource, fill: Fill) -> FeedChunks:
             gc.enable()
     # A piece with no files at all is a stream of the hub: this process reads it.
     is_cut = isinstance(source, CuttableSource | CuttableChats) and all(
-        getattr(chunk, "files", None) != () for chunk in chunks
+        getattr(chunk, "files", None) != () for chunk in _one_of_each_file(chunks)
     )
     return FeedChunks(source=source, chunks=chunks, sizes=sizes, is_cut=is_cut, fill=fill)
+
+
+def _one_of_each_file(chunks: Sequence[Any]) -> Iterable[Any]:
+    """Of chunks that are ranges of files the first of each file, where that is known."""
+    if isinstance(chunks, Pieces):
+        return (first for first, _ in chunks.by_files())
+    return chunks
 
 
 def unit_ranges(sizes: Sequence[int], shard_bytes: int, dtype: str) -> Iterator[tuple[int, int]]:
@@ -260,7 +274,7 @@ def cut_units(
     when it is asked for: workers begin at once, and only units at work are in memory."""
     ranges = enumerate(unit_ranges(feed.sizes, shard_bytes, dtype))
     for place, (start, stop) in islice(ranges, first, None):
-        chunks = tuple(feed.chunks[start:stop])
+        chunks = feed.chunks[start:stop]
         yield Unit(
             feed=number,
             number=place,
@@ -309,7 +323,7 @@ def inputs_of(chunks: Sequence[AnySource]) -> str:
     known: dict[tuple[int, ...], JSON] = {}  # neighbours are ranges of one file: it is asked once
     stamps: list[tuple[str, JSON]] = []
     try:
-        for chunk in chunks:
+        for chunk in _one_of_each_file(chunks):
             files = tuple(map(id, getattr(chunk, "files", (chunk,))))
             if files not in known:
                 known[files] = stamp_of(chunk)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RunOn: TypeAlias = Literal["local", "ray"]
 
 MIB = 2**20
-TASK_BYTES = 64 * MIB
+TASK_BYTES = 256 * MIB
 """Of input for a worker at a time."""
 WORTH_A_WORKER = 128 * MIB
 """Of input for each worker that nobody asked for."""
@@ -69,7 +69,7 @@ class WorkerKeywords(TypedDict, total=False):
     """How the work is divided."""
 
     workers: int | None  # processes; None: one for each core, if there is enough work
-    unit_bytes: int | None  # of input for a worker at a time; None: 64 MiB
+    unit_bytes: int | None  # of input for a worker at a time; None: 256 MiB
     memory: int | None  # bytes for all processes together; None: what is free
     run_on: RunOn  # "local" unless given
     ray_address: str | None  # for run_on="ray"; None: a Ray is started on this machine

@@ -41,7 +41,14 @@ from shardmill.sources.shapes import (
     shape_named,
     shape_of,
 )
-from shardmill.sources.source import BadRowError, InputRow, RowFormat, cut_inputs, each_input
+from shardmill.sources.source import (
+    BadRowError,
+    InputRow,
+    Pieces,
+    RowFormat,
+    cut_inputs,
+    each_input,
+)
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
 from shardmill.storage.hub import HubFile, HubSplit
 
@@ -314,7 +321,9 @@ class ChatSource(NamedSource):
         which all pieces use."""
         shape = self._shape()
         if shape is None or not shape.is_part_of_tree:
-            return [self._piece(part) for part in cut_inputs(self._by_files(), num_bytes)]
+            empty = copy(self)
+            empty._inputs = ()
+            return Pieces(empty._piece, cut_inputs(self._by_files(), num_bytes))
         whole_number(num_bytes, "num_bytes")
         if not self._tree_order.in_one_input:
             return (self,)

@@ -9,10 +9,12 @@ find the row of a document again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -155,22 +157,69 @@ def each_input(look: Callable[[Any, Any], _T], inputs: Sequence[tuple[Any, Any]]
         return list(pool.map(lambda one: look(*one), inputs))
 
 
-def cut_inputs(
-    inputs: Sequence[tuple[Any, _Reader]], num_bytes: int
-) -> list[list[tuple[Any, _Reader]]]:
+class FileRun(NamedTuple):
+    """Neighbouring files that are one piece, or one file of which each reader reads a piece."""
+
+    inputs: Sequence[tuple[Any, Any]]  # files with their readers
+    readers: Sequence[Any]  # of a single file; of several, that of the first
+
+    def piece(self, number: int) -> Sequence[tuple[Any, Any]]:
+        if len(self.inputs) > 1:
+            return self.inputs
+        return [(self.inputs[0][0], self.readers[number])]
+
+
+class Pieces(Sequence[Any]):
+    """The pieces of a source, each made when it is asked for: a large input has millions. A slice
+    is pickled with the files of its pieces only."""
+
+    def __init__(
+        self, make: Callable[[Sequence[tuple[Any, Any]]], Any], found: Sequence[FileRun]
+    ) -> None:
+        """`make` makes a source of the inputs of a piece; it is a method of one without files."""
+        self._make, self._runs = make, found
+        self._edges = list(accumulate((len(run.readers) for run in found), initial=0))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pieces, (self._make, self._runs)
+
+    def __len__(self) -> int:
+        return self._edges[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            return Pieces(self._make, list(self._runs_of(start, stop)))
+        number = range(len(self))[index]
+        run = bisect_right(self._edges, number) - 1
+        return self._make(self._runs[run].piece(number - self._edges[run]))
+
+    def _runs_of(self, start: int, stop: int) -> Iterator[FileRun]:
+        run = bisect_right(self._edges, start) - 1
+        while start < stop:
+            inputs, readers = self._runs[run]
+            first = self._edges[run]
+            yield FileRun(inputs, readers[start - first : stop - first])
+            run += 1
+            start = self._edges[run]
+
+    def by_files(self) -> Iterator[tuple[Any, int]]:
+        """The first piece of each file, or of each run of them, and how many pieces it has."""
+        for run in self._runs:
+            yield self._make(run.piece(0)), len(run.readers)
+
+
+def cut_inputs(inputs: Sequence[tuple[Any, _Reader]], num_bytes: int) -> list[FileRun]:
     """Runs of files with their readers, and ranges of a file that is larger than `num_bytes`."""
     whole_number(num_bytes, "num_bytes")
     sizes = each_input(lambda file, reader: reader.size_hint(file), inputs)
     found = list(runs(sizes, num_bytes))
     alone = [inputs[start] for start, stop in found if stop - start == 1]
     parts = iter(each_input(lambda file, reader: reader.split(file, num_bytes), alone))
-    pieces: list[list[tuple[Any, _Reader]]] = []
-    for start, stop in found:
-        if stop - start == 1:
-            pieces += [[(inputs[start][0], part)] for part in next(parts)]
-        else:
-            pieces.append([*inputs[start:stop]])
-    return pieces
+    return [
+        FileRun(inputs[start:stop], next(parts) if stop - start == 1 else (inputs[start][1],))
+        for start, stop in found
+    ]
 
 
 class FileListSource(NamedSource, ABC):
@@ -235,8 +284,10 @@ class FileListSource(NamedSource, ABC):
     def cut(self, num_bytes: int) -> Sequence[Source]:
         """Runs of files, and ranges of a file that is larger. Reads the footers of Parquet files,
         and what `field=None` takes; nothing is fingerprinted."""
-        pieces = cut_inputs(self._inputs(), num_bytes)
-        return [self._piece(tuple(file for file, _ in one), one[0][1]) for one in pieces]
+        return list(Pieces(self._piece_of, cut_inputs(self._inputs(), num_bytes)))
+
+    def _piece_of(self, inputs: Sequence[tuple[Any, Format]]) -> Source:
+        return self._piece(tuple(file for file, _ in inputs), inputs[0][1])
 
     def _inputs(self) -> list[tuple[Any, Format]]:
         format = self._settled()
@@ -326,6 +377,10 @@ class FileSource(FileListSource):
         """The same source over some of its files, in this order. They are read as all of them
         would be, so this takes the look at files."""
         return self._over(tuple(files), self._settled(), name or self.name)
+
+    def cut(self, num_bytes: int) -> Sequence[Source]:
+        found = cut_inputs(self._inputs(), num_bytes)
+        return Pieces(self._over((), self._format, self.name)._piece_of, found)
 
     def _piece(self, files: tuple[InputFile, ...], format: Format) -> Self:
         last = "" if len(files) == 1 else f" to {files[-1].name}"

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,8 @@ _HEAD_SECONDS = float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "
 _INIT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError, OSError, ImportError)
 """What `ray.init` is known to raise for an address that is wrong or does not answer."""
 _TICK_SECONDS = 1.0
+_HOLD_SECONDS = 2.0
+"""That a worker may keep messages, to send several at once."""
 _PATIENCE_SECONDS = 30.0
 _END_SECONDS = 10.0
 _MAX_UNREAD_NOTES = 2
@@ -268,15 +271,24 @@ class ShardmillWorker:
         """The next task, and tools when they are new. Nothing starts yet."""
         self._task = task, tools
 
-    def next_message(self) -> bytes:
-        """The next message; waits for it."""
+    def next_messages(self) -> list[bytes]:
+        """The messages of the next seconds, at least one, up to the end of the task. An answer for
+        each of them would cost the coordinator a millisecond of CPU."""
         if self._task is not None:
             threading.Thread(target=self._run, args=self._task, daemon=True).start()
             self._task = None
-        kind, message = self._messages.get()
-        if kind == "note":
-            self._unread.release()
-        return message
+        found: list[bytes] = []
+        end = time.monotonic() + _HOLD_SECONDS
+        with suppress(Empty):
+            while True:
+                left = max(end - time.monotonic(), 0.0)
+                kind, message = self._messages.get(timeout=left if found else None)
+                found.append(message)
+                if kind == "note":
+                    self._unread.release()
+                elif kind in ("ended", "failed"):
+                    break
+        return found
 
     def _run(self, task: bytes, tools: bytes | None) -> None:
         try:
@@ -382,6 +394,7 @@ class RayActor(Worker):
         ).remote(dict(environ), list(sys.path), memory)
         self._cluster, self._answered = cluster, answered
         self._host = self._node = ""
+        self._held: deque[bytes] = deque()  # messages of the last answer
         self._ask(self._actor.start, tools)
 
     def send(self, task: Task, tools: Any) -> None:
@@ -394,20 +407,24 @@ class RayActor(Worker):
         self._answer.add_done_callback(lambda _: self._answered.put(self))
 
     def receive(self) -> tuple[str, Any]:
-        try:
-            answer = self._answer.result()
-        except RayError as error:
-            raise self._death(error) from error
-        if self.state == "starting":
-            self._check_versions(answer)
-            return "started", None
+        if not self._held:
+            try:
+                answer = self._answer.result()
+            except RayError as error:
+                raise self._death(error) from error
+            if self.state == "starting":
+                self._check_versions(answer)
+                return "started", None
+            self._held.extend(answer or ())
         kind, value = "accepted", None
         if self.state == "working":
-            kind, value, self.usage = pickle.loads(answer)
+            kind, value, self.usage = pickle.loads(self._held.popleft())
         if kind == "failed" and self.task is not None:
             log.warning("%s: failed on %s: %s", self.task.task.name, self._host, value)
-        if kind not in ("ended", "failed"):
-            self._ask(self._actor.next_message)  # it continues while notes are kept
+        if self._held:
+            self._answered.put(self)
+        elif kind not in ("ended", "failed"):
+            self._ask(self._actor.next_messages)  # it continues while notes are kept
         return kind, value
 
     def kill(self) -> Any:

@@ -53,7 +53,7 @@ class BuildOptions:
     ] = None
     workers: Annotated[int | None, "Processes. Default: one per core; 1: only this one."] = None
     unit_bytes: Annotated[
-        str | None, "Input that a worker takes at a time; never changes a byte. Default: 64MiB."
+        str | None, "Input that a worker takes at a time; never changes a byte. Default: 256MiB."
     ] = None
     memory: Annotated[str | None, "What all processes together may use, e.g. 4GiB."] = None
     as_json: AsJson = False

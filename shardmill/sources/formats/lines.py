@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -323,8 +322,7 @@ class LineFormat(Format):
         num_ranges = 1 if num_bytes is None else -(-file.num_bytes // num_bytes)
         if self.range is not None or num_ranges < 2 or _codec(file):
             return (self,)
-        edges = [number * file.num_bytes // num_ranges for number in range(num_ranges + 1)]
-        return [replace(self, range=ByteRange(*pair)) for pair in pairwise(edges)]
+        return _Ranges(self, file.num_bytes, num_ranges, range(num_ranges))
 
     def blocks(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[LineBlock]:
         """Blocks of the file's or the range's lines, from `position` on (None: the first).
@@ -390,3 +388,23 @@ class LineFormat(Format):
                 "came from"
             )
         return start, line
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges(Sequence[Any]):
+    """Formats of the ranges of a file, each made when it is asked for."""
+
+    format: LineFormat
+    num_bytes: int
+    num_ranges: int
+    numbers: range  # those that are here
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return replace(self, numbers=self.numbers[index])
+        number = self.numbers[index]
+        start, stop = (n * self.num_bytes // self.num_ranges for n in (number, number + 1))
+        return replace(self.format, range=ByteRange(start, stop))
