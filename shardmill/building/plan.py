@@ -31,7 +31,7 @@ from shardmill.protocols import (
 )
 from shardmill.records import JSON, ConversationBatch, Cursor, TextBatch
 from shardmill.sources import stamp_of
-from shardmill.sources.source import Pieces
+from shardmill.sources.source import SourcePieces
 from shardmill.store.layout import ITEMSIZE
 
 CHUNK_BYTES = 8 * 2**20
@@ -209,7 +209,7 @@ def chunks_of(source: AnySource) -> Sequence[Any]:
 def chunk_sizes(chunks: Sequence[AnySource]) -> list[int]:
     """Approximate bytes of each chunk, from the sizes of its files: asking a chunk may read a
     footer, and there are very many chunks."""
-    if isinstance(chunks, Pieces):
+    if isinstance(chunks, SourcePieces):
         sizes = ([_stored_bytes(first) // count] * count for first, count in chunks.by_files())
         return list(chain.from_iterable(sizes))
     files: list[Sequence[Any]] = [getattr(chunk, "files", ()) for chunk in chunks]
@@ -243,7 +243,7 @@ def cut_source(source: AnySource, fill: Fill) -> FeedChunks:
 
 def _one_of_each_file(chunks: Sequence[Any]) -> Iterable[Any]:
     """Of chunks that are ranges of files the first of each file, where that is known."""
-    if isinstance(chunks, Pieces):
+    if isinstance(chunks, SourcePieces):
         return (first for first, _ in chunks.by_files())
     return chunks
 

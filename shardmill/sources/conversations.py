@@ -44,8 +44,8 @@ from shardmill.sources.shapes import (
 from shardmill.sources.source import (
     BadRowError,
     InputRow,
-    Pieces,
     RowFormat,
+    SourcePieces,
     cut_inputs,
     each_input,
 )
@@ -323,7 +323,7 @@ class ChatSource(NamedSource):
         if shape is None or not shape.is_part_of_tree:
             empty = copy(self)
             empty._inputs = ()
-            return Pieces(empty._piece, cut_inputs(self._by_files(), num_bytes))
+            return SourcePieces(empty._piece, cut_inputs(self._by_files(), num_bytes))
         whole_number(num_bytes, "num_bytes")
         if not self._tree_order.in_one_input:
             return (self,)

@@ -169,7 +169,7 @@ class FileRun(NamedTuple):
         return [(self.inputs[0][0], self.readers[number])]
 
 
-class Pieces(Sequence[Any]):
+class SourcePieces(Sequence[Any]):
     """The pieces of a source, each made when it is asked for: a large input has millions. A slice
     is pickled with the files of its pieces only."""
 
@@ -181,7 +181,7 @@ class Pieces(Sequence[Any]):
         self._edges = list(accumulate((len(run.readers) for run in found), initial=0))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pieces, (self._make, self._runs)
+        return SourcePieces, (self._make, self._runs)
 
     def __len__(self) -> int:
         return self._edges[-1]
@@ -189,7 +189,7 @@ class Pieces(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             start, stop, _ = index.indices(len(self))
-            return Pieces(self._make, list(self._runs_of(start, stop)))
+            return SourcePieces(self._make, list(self._runs_of(start, stop)))
         number = range(len(self))[index]
         run = bisect_right(self._edges, number) - 1
         return self._make(self._runs[run].piece(number - self._edges[run]))
@@ -284,7 +284,7 @@ class FileListSource(NamedSource, ABC):
     def cut(self, num_bytes: int) -> Sequence[Source]:
         """Runs of files, and ranges of a file that is larger. Reads the footers of Parquet files,
         and what `field=None` takes; nothing is fingerprinted."""
-        return list(Pieces(self._piece_of, cut_inputs(self._inputs(), num_bytes)))
+        return list(SourcePieces(self._piece_of, cut_inputs(self._inputs(), num_bytes)))
 
     def _piece_of(self, inputs: Sequence[tuple[Any, Format]]) -> Source:
         return self._piece(tuple(file for file, _ in inputs), inputs[0][1])
@@ -380,7 +380,7 @@ class FileSource(FileListSource):
 
     def cut(self, num_bytes: int) -> Sequence[Source]:
         found = cut_inputs(self._inputs(), num_bytes)
-        return Pieces(self._over((), self._format, self.name)._piece_of, found)
+        return SourcePieces(self._over((), self._format, self.name)._piece_of, found)
 
     def _piece(self, files: tuple[InputFile, ...], format: Format) -> Self:
         last = "" if len(files) == 1 else f" to {files[-1].name}"
