@@ -78,9 +78,9 @@ class Clocks:
                 self.engine_threads = _threads() - before
             return ids
 
-        def timed_watch(encoder: ChosenEncoder, texts: Texts, ids: Ragged) -> None:
+        def timed_watch(*arguments: Any) -> None:
             begin = time.thread_time()
-            watch(encoder, texts, ids)
+            watch(*arguments)
             self.encoding += time.thread_time() - begin
 
         def timed_run(task: UnitTask, tools: Any, emit: Callable[[Any], None]) -> None:
@@ -103,6 +103,11 @@ class TimedTools(WorkerTools):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         CLOCKS.install()
+
+    def prepare(self) -> None:
+        begin = time.thread_time()
+        super().prepare()
+        CLOCKS.opening += time.thread_time() - begin
 
     def encoder(self, first: Texts) -> ChosenEncoder:
         begin = time.thread_time()

@@ -158,21 +158,44 @@ class Drop:
         return Drop(id=f"{self.id}:{rows_before + self.row + 1}", reason=self.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _TextsOfBatch:
+    """The field `texts`, which may be given as a function: it is called at the first look."""
+
+    def __get__(self, batch: Any, _owner: object = None) -> Any:
+        if batch is None:
+            raise AttributeError("the field has no default")
+        found = batch.__dict__["texts"]
+        if callable(found):
+            found = batch.__dict__["texts"] = found()
+        return found
+
+    def __set__(self, batch: Any, texts: object) -> None:
+        batch.__dict__["texts"] = texts
+
+
+_TEXTS: Any = _TextsOfBatch()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextBatch:
     """Some documents of a source, clean and non-empty, with the account of what was left out.
 
     `num_read == len(texts) + counts["empty"] + len(drops)`.
     """
 
-    texts: pa.LargeStringArray  # no nulls, no empty strings
+    texts: pa.LargeStringArray = _TEXTS  # no nulls, no empty strings
     strings: list[str] | None = None  # the same, where the reader made them: engines want these
+    sizes: OffsetArray | None = None  # UTF-8 bytes of each of `strings`
     num_read: int  # input rows or files consumed by this batch
     counts: Mapping[str, int] = field(default_factory=dict)
     # "empty": documents with no text; "invalid_utf8": kept documents in which bytes were replaced
     drops: tuple[Drop, ...] = ()
     num_rows: int = 0  # rows passed, blank lines too, where drops have a `row`; 0 elsewhere
     cursor: Cursor  # reading from here gives exactly what follows this batch
+
+    def replaced(self, **changes: Any) -> TextBatch:
+        """As `dataclasses.replace`, without making `texts`."""
+        return TextBatch(**{**self.__dict__, **changes})
 
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -292,7 +292,10 @@ def _is_name_with_at(url: str) -> bool:
 
 def _tail_start(start: str, body: str) -> int:
     """Where the query, the fragment or parameters begin. Outside the web "?" may be a wildcard, and
-    "#" part of a name: there they count when a pair or a lone word at the end follows."""
+    "#" part of a name: there they count when a pair or a lone word at the end follows. On this
+    machine all is part of names."""
+    if start.lower().startswith(("file:", "local:")):
+        return len(body)
     if start.lower().startswith(_WEB):
         found = re.search(r"[?#]|;\w+=", body)
         return found.start() if found else len(body)

@@ -65,6 +65,7 @@ def test_no_error_shows_the_secret_of_its_url(text, secrets) -> None:
         "s3://bucket/year=202?/month=1/*.jsonl",
         "s3://bucket/c#/x.jsonl",
         "s3://bucket/c#.jsonl",
+        "file:///data/me@home/2%20#x?y=1&z",
         "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/me@home",
         "hf://datasets/owner/name@refs%2Fconvert/x.parquet",
         "hf://gpt2@main/config.json",

@@ -7,6 +7,7 @@ and `shardmill pack`, which call these functions and print what they return.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -21,12 +22,18 @@ from shardmill.building.resources import RunOn
 from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.splits import HashSplit, hash_split
-from shardmill.building.workplace import Workplace, workplace_at
+from shardmill.building.workplace import Workplace, workplace_at, workplace_of
 from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
 from shardmill.chat.token_template import bind_template
-from shardmill.errors import OptionError, SourceError, TemplateError, UnfinishedBuildError
+from shardmill.errors import (
+    BuildError,
+    OptionError,
+    SourceError,
+    TemplateError,
+    UnfinishedBuildError,
+)
 from shardmill.packing import Algorithm, Long
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
@@ -107,7 +114,8 @@ def build(
     `train_on` says which turns carry loss.
     """
     _refuse_other_kind(locals())
-    _check_target(workplace_at(out, scratch), report, may_exist=resume or overwrite)
+    work = workplace_at(out, scratch)
+    _check_target(work, report, may_exist=resume or overwrite)
     specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
     run: Callable[..., BuildReport]
     source: Source | ConversationSource
@@ -165,9 +173,18 @@ def build(
             **how,
         )
     _check_report(report, source)
+    _check_inputs(work, source)
     done = run(out)
     if report is not None:
-        Path(report).write_text(json.dumps(done.to_json(), indent=2) + "\n")
+        try:
+            Path(report).write_text(json.dumps(done.to_json(), indent=2) + "\n")
+        except OSError as error:
+            raise BuildError(
+                f"{{report}}: cannot be written: {error.strerror}; the store at {work} is "
+                "complete: for its report name another file, and pass {resume}",
+                report=str(report),
+                resume=True,
+            ) from error
     return done
 
 
@@ -325,6 +342,11 @@ def _check_target(work: Workplace, report: str | Path | None, *, may_exist: bool
     path = Path(report)
     if not path.parent.is_dir():
         raise OptionError(f"{{report}}: there is no folder {path.parent}", report=str(path))
+    if _is_inside(work, path.parent.resolve() / path.name):
+        raise OptionError(
+            f"{{report}}: is for the store alone, which goes to {work}; name a file elsewhere",
+            report=str(path),
+        )
     if path.is_dir():
         raise OptionError("{report}: this is a folder; name a file in it", report=str(path))
 
@@ -338,6 +360,28 @@ def _check_report(report: str | Path | None, source: object) -> None:
             raise OptionError(
                 "{report}: this file is an input; name another for the report", report=str(report)
             )
+
+
+def _check_inputs(work: Workplace, source: object) -> None:
+    """Refuse input where the store goes: to replace the store would remove it."""
+    places = {file.place for file in getattr(source, "files", ())}
+    folders = {str(place).rpartition("/")[0]: place for place in places}
+    for folder, place in folders.items():
+        if _is_inside(work, Path(folder).resolve() if isinstance(place, Path) else folder):
+            raise OptionError(
+                f"{place}: an input, but it is in {work}, where the store goes: build elsewhere, "
+                "or name the input without it, with a glob"
+            )
+
+
+def _is_inside(work: Workplace, place: Path | str) -> bool:
+    """Whether something is, or would be, the folder of the store or in it."""
+    target = re.sub("^(?:file|local)://", "", str(work))
+    if target.startswith("/"):
+        folder = Path(target).resolve()
+        return bool({folder, workplace_of(folder)} & {place, *Path(place).parents})
+    # memory:///bucket is memory://bucket
+    return re.sub(":/+", "://", f"{place}/").startswith(re.sub(":/+", "://", f"{target}/"))
 
 
 def _check_field(source: Source, field: str) -> None:

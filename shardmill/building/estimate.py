@@ -70,7 +70,6 @@ class FeedPlan:
     num_tokens: int | None  # about, as everything after it
     disk_bytes: int | None = None  # at the peak: the store, and its receipts
     num_units: int | None = None
-    stored_bytes: int = 0  # of its files, by which workers are counted; 0: unknown
     num_shards: int | None = None
     worker_seconds: float | None = None  # of CPU, of all workers together
     coordinator_seconds: float | None = None  # of CPU
@@ -151,7 +150,7 @@ def plan_store(
     encoder = ChunkEncoder(rules=rules, max_document=max_document, by_hash=by_hash)
     tools, start_seconds = _open_tools([feed.source for feed in feeds], tokenizer, engine)
     plans = [_plan_feed(feed, number, spec, encoder, tools) for number, feed in enumerate(feeds)]
-    known = sum(feed.stored_bytes for feed in plans)
+    known = sum(feed.num_bytes or 0 for feed in plans if feed.num_units)
     target = target_of(folder)
     existing = next(path for path in (target, *target.parents) if path.is_dir())
     return BuildPlan(
@@ -217,7 +216,6 @@ def _plan_feed(
         num_tokens=int(used * tokens),
         disk_bytes=int(used * (tokens * itemsize + 2 * 8 * scale * sample.documents)),
         num_units=len(units),
-        stored_bytes=sum(chunks.sizes),
         num_shards=sum(
             ceil(used * tokens * unit.num_bytes / size * share * itemsize / spec.shard_bytes)
             for unit in units[: ceil(used * len(units))]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
+from shardmill.arguments import whole_number
 from shardmill.building import plan
 from shardmill.building.plan import Feed, FeedChunks
 from shardmill.building.worker import TokenRules
@@ -124,8 +125,8 @@ def open_resources(
     number.
     """
     for name, value in (("workers", workers), ("unit_bytes", unit_bytes), ("memory", memory)):
-        if value is not None and value < 1:
-            raise OptionError(f"{{{name}}}: wanted 1 or more", **{name: value})
+        if value is not None:  # too little memory is refused below, where the least is known
+            whole_number(value, name, least=None if name == "memory" else 1)
     if run_on not in ("local", "ray"):
         raise OptionError("{run_on}: wanted 'local' or 'ray'", run_on=run_on)
     if run_on == "local" and ray_address is not None:

@@ -229,6 +229,7 @@ class Scheduler:
                     units=units,
                     fill=work.feed.fill,
                     before=before,
+                    is_guess=units[0].number != work.num_settled,
                     encoder=self.encoder,
                     output=self.output,
                     shard_tokens=self.shard_tokens,
@@ -332,13 +333,15 @@ class WorkerPool(Closing):
         tools = WorkerTools(
             tokenizer=self.choice.tokenizer,
             check=self.choice.check,
+            may_be_fast=self.choice.may_be_fast,
             # Ray counts every CPU that it gives away, and a worker gets one.
             has_spare_cores=self.resources.cluster is None and self.resources.workers < num_cores(),
         )
-        chunks = [work.feed.chunks[0] for work in works if work.feed.is_cut]
-        if not self._is_worth(sum(work.num_bytes for work in works)) or not self._can_travel(
-            tools, first, *chunks
-        ):
+        cut = [work.feed for work in works if work.feed.is_cut]
+        # Of Parquet what it holds counts: the same text is the same work.
+        text = sum(feed.source.size_hint() or sum(feed.sizes) for feed in cut)
+        chunks = [feed.chunks[0] for feed in cut]
+        if not self._is_worth(text) or not self._can_travel(tools, first, *chunks):
             return None
         engine = self._open_engine()
         engine.start(tools)  # beside the choice, which may take seconds

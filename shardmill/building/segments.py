@@ -140,6 +140,9 @@ class Output(Protocol):
     def has(self, name: str, num_bytes: int) -> bool:
         """Whether a file of the store is there with this size."""
 
+    def holds(self, shard: WrittenShard, num_bytes: int) -> bool:
+        """Whether a shard is there as it was written. May read all of it."""
+
 
 _LINES = msgspec.json.Decoder(ChunkLine)
 _SPLITS = msgspec.json.Decoder(dict[str, SplitPart])
@@ -343,19 +346,27 @@ class SegmentWriter(Closing):
 
 
 def find_receipt(output: Output, feed: int, unit: int, *, itemsize: int | None) -> Receipt | None:
-    """The receipt of a unit, if it is whole and its shards are there; `itemsize`: of a token, None:
-    the shards may be used up."""
+    """The receipt of a unit, if it is whole and its shards are there, as they were written;
+    `itemsize`: of a token, None: the shards may be used up."""
     data = output.read_receipt(receipt_name(feed, unit))
     found = None if data is None else _decode(data)
-    return found[0].receipt if found and _has_shards(output, found[1], itemsize) else None
+    if found is None:
+        return None
+    shards = _shards_of(found[1])
+    is_made = itemsize is None or all(output.holds(one, one.tokens * itemsize) for one in shards)
+    return found[0].receipt if is_made else None
 
 
 def read_segment(data: bytes, output: Output, *, itemsize: int | None) -> Segment | None:
-    """Everything that a receipt seals; None as in `find_receipt`."""
+    """Everything that a receipt seals; None as in `find_receipt`, but only sizes are looked at."""
     found = _decode(data)
-    if found is None or not _has_shards(output, found[1], itemsize):
+    if found is None:
         return None
     header, splits, body = found
+    if itemsize is not None and not all(
+        output.has(shard.file, shard.tokens * itemsize) for shard in _shards_of(splits)
+    ):
+        return None
     parts = iter(np.split(np.frombuffer(body, np.uint8), np.cumsum(header.parts[1:])[:-1]))
     lines = _LINES.decode_lines(next(parts).tobytes())
     lengths: dict[str, OffsetArray] = {}
@@ -379,11 +390,8 @@ def read_segment(data: bytes, output: Output, *, itemsize: int | None) -> Segmen
     )
 
 
-def _has_shards(output: Output, splits: Mapping[str, SplitPart], itemsize: int | None) -> bool:
-    shards = [shard for entry in splits.values() for shard in entry.shards]
-    return itemsize is None or all(
-        output.has(shard.file, shard.tokens * itemsize) for shard in shards
-    )
+def _shards_of(splits: Mapping[str, SplitPart]) -> list[WrittenShard]:
+    return [shard for entry in splits.values() for shard in entry.shards]
 
 
 def _decode(data: bytes) -> tuple[_Header, dict[str, SplitPart], memoryview] | None:

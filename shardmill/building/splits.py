@@ -50,6 +50,21 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, Sequence) else str(value)
 
 
+_KEYS = frozenset(
+    ("role", "content", "name", "train", "reasoning_content", "tool_calls", "tool_call_id")
+)
+"""What decides an example: the keys of a message that templates are written for. Another key, such
+as an id or a time, does not move a conversation; to add one here moves those that have it."""
+
+
+def _known(message: object) -> object:
+    """A message without its other keys; whatever is no message stays, for a template to drop."""
+    # dict first: the check of a Mapping takes longer
+    if not isinstance(message, (dict, Mapping)) or message.keys() <= _KEYS:
+        return message
+    return {key: value for key, value in message.items() if key in _KEYS}
+
+
 # Made once. Of equal conversations the text is equal, whatever the order of their keys.
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_plain)
 
@@ -131,8 +146,11 @@ def _bytes_of(conversation: Conversation) -> bytes:
     """Equal for conversations that must not part."""
     if conversation.group is not None:
         return conversation.group.encode("utf-8", "surrogatepass")
+    messages: object = conversation.messages
     try:
-        return _JSON.encode([conversation.messages, conversation.tools or None]).encode()
+        if isinstance(messages, Sequence):
+            messages = list(map(_known, messages))
+        return _JSON.encode([messages, conversation.tools or None]).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SourceError(
             f"conversation {conversation.id!r}: {error}; its split is drawn from its messages as "

@@ -35,8 +35,8 @@ from shardmill.errors import (
     TokenizerError,
 )
 from shardmill.protocols import Texts, Tokenizer
-from shardmill.records import JSON, IntArray, OffsetArray, Ragged
-from shardmill.sources.batches import byte_lengths, too_large
+from shardmill.records import JSON, IntArray, OffsetArray, Ragged, TextBatch
+from shardmill.sources.batches import sizes_of, too_large
 from shardmill.store.layout import ITEMSIZE, check_tokens, fit_tokens
 from shardmill.threads import read_ahead
 from shardmill.tokenizers import (
@@ -48,6 +48,7 @@ from shardmill.tokenizers import (
     vocab_size_of,
 )
 from shardmill.tokenizers.base import as_list
+from shardmill.tokenizers.engines import FastEngine, first_candidate
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,14 @@ class WorkerTools:
     check: EngineCheck
     produced_by: Mapping[str, JSON] = field(default_factory=dict)
     has_spare_cores: bool = False  # there are more cores than workers, so threads find idle ones
+    may_be_fast: bool = False  # whether the choice may be a fast engine
     opened: ChosenEncoder | None = None  # by the worker
+    candidate: FastEngine | None = None  # the same, before the choice
+
+    def prepare(self) -> None:
+        """What a worker can do before there is a task."""
+        if self.may_be_fast:
+            self.candidate = first_candidate(self.tokenizer)
 
     def use(self, produced_by: Mapping[str, JSON]) -> None:
         """This engine from now on."""
@@ -169,7 +177,9 @@ class WorkerTools:
 
     def encoder(self, first: Texts) -> ChosenEncoder:  # noqa: ARG002 - it was chosen before
         if self.opened is None:
-            self.opened = reopen_encoder(self.tokenizer, self.produced_by, check=self.check)
+            self.opened = reopen_encoder(
+                self.tokenizer, self.produced_by, check=self.check, opened=self.candidate
+            )
         return self.opened
 
 
@@ -193,6 +203,7 @@ class EncoderChoice:
         is allowed."""
         self.tokenizer, self.check = tokenizer, check
         self._work, self._engine, self._size_hint = work, engine, size_hint
+        self.may_be_fast = engine != "reference"
         self._required = required
         self._chosen: ChosenEncoder | None = None
 
@@ -328,7 +339,8 @@ class ChunkEncoder:
             made = self._encoded(rest, encoder)
             with closing(read_ahead(made) if spare or not encoder.is_fast else made) as encoded:
                 for (unit, chunk, read), ids in encoded:
-                    encoder.watch(read.texts, ids)
+                    sizes = sizes_of(read)
+                    encoder.watch(_texts_of(read), ids, sizes)
                     before = given[unit.number]
                     documents, void = self.rules.apply(ids, source=unit.name, first=before)
                     given[unit.number] += len(ids)
@@ -339,8 +351,8 @@ class ChunkEncoder:
                         unit=unit.number,
                         chunk=chunk,
                         read=read,
-                        num_given=len(read.texts),
-                        num_bytes=read.texts.nbytes,
+                        num_given=len(sizes),
+                        num_bytes=int(sizes.sum()),
                         documents=documents,
                         void=void,
                         drops=read.drops,
@@ -352,13 +364,18 @@ class ChunkEncoder:
     ) -> Generator[tuple[ReadBatch, Ragged], None, None]:
         for batch in batches:
             unit, chunk, read = batch
-            longest = int(byte_lengths(read.texts).max(initial=0))
+            longest = int(sizes_of(read).max(initial=0))
             if longest > self.max_document:
                 where = unit.chunks[chunk - unit.first_chunk].name
                 raise too_large(where, f"a document of {longest:,} bytes", self.max_document)
-            ids = encoder.encode_unwatched(read.texts, read.strings)
-            assert len(ids) == len(read.texts), "an encoder gives one sequence for each text"
+            texts = _texts_of(read)
+            ids = encoder.encode_unwatched(texts)
+            assert len(ids) == len(texts), "an encoder gives one sequence for each text"
             yield batch, ids
+
+
+def _texts_of(read: TextBatch) -> Texts:
+    return read.texts if read.strings is None else read.strings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +386,7 @@ class UnitTask:
     units: tuple[Unit, ...]
     fill: Fill
     before: FillState  # the first unit
+    is_guess: bool = False  # whether that state is one; then what is made for another one may do
     encoder: UnitEncoder
     output: Output
     shard_tokens: int
@@ -397,6 +415,8 @@ class UnitTask:
         while units and before[0] < len(self.fill):
             made = self._made(units[0])
             after = None if made is None else state_after(self.fill, before, made)
+            if made is not None and after is None and self.is_guess:
+                after = made.after  # of an earlier run, which may have known
             if made is not None and after is not None:
                 emit(made)
                 before, units = after, units[1:]

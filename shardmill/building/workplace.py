@@ -11,15 +11,17 @@ nobody looks.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import re
 import secrets
 import shutil
 import socket
 import time
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -38,7 +40,14 @@ from shardmill.storage.atomic import (
     temporary_name,
 )
 from shardmill.storage.files import describe_difference
-from shardmill.store import Manifest, check_target, is_finished, publish_folder, read_manifest
+from shardmill.store import (
+    Manifest,
+    WrittenShard,
+    check_target,
+    is_finished,
+    publish_folder,
+    read_manifest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +173,7 @@ class FolderOutput:
     def read_receipt(self, name: str) -> bytes | None:
         try:
             return (self.receipts / name).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
 
     def remove_receipt(self, name: str) -> None:
@@ -173,6 +182,12 @@ class FolderOutput:
     def has(self, name: str, num_bytes: int) -> bool:
         path = self.store / name
         return path.is_file() and path.stat().st_size == num_bytes
+
+    def holds(self, shard: WrittenShard, num_bytes: int) -> bool:
+        if not self.has(shard.file, num_bytes):
+            return False
+        with (self.store / shard.file).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
 
     def keep_only(self, names: Collection[str]) -> None:
         for folder in self.store.iterdir():
@@ -271,7 +286,10 @@ class FolderWorkplace:
         if noted is None:
             noted = {"name": f"run-{secrets.token_hex(8)}"}
             self.write_note("run", noted)
-        run = self.work / str(noted["name"])
+        name = str(noted.get("name"))
+        if not _RUN.fullmatch(name):
+            raise _damaged(self.work / "run.json", f"names {name!r:.40}")
+        run = self.work / name
         out = FolderOutput(store=run / "store", receipts=run / "receipts")
         out.store.mkdir(parents=True, exist_ok=True)
         out.receipts.mkdir(exist_ok=True)
@@ -364,12 +382,18 @@ def _decoded(path: Path) -> dict[str, JSON]:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise BuildError(
-            f"{path}: damaged ({error}), so this build cannot be resumed: start again with "
-            "{overwrite}",
-            overwrite=True,
-        ) from error
+        raise _damaged(path, str(error)) from error
+    if not isinstance(value, dict):
+        raise _damaged(path, "not an object")
     return cast(dict[str, JSON], value)
+
+
+def _damaged(path: Path, problem: str) -> BuildError:
+    return BuildError(
+        f"{path}: damaged ({problem}), so this build cannot be resumed: start again with "
+        "{overwrite}",
+        overwrite=True,
+    )
 
 
 def _as_read(value: dict[str, JSON]) -> dict[str, JSON]:
@@ -412,12 +436,22 @@ def _locked(path: Path, store: Path) -> Iterator[int]:
         with closing(LockedFile(path, create=True)) as lock:
             if not _take(lock):
                 raise BuildLockedError(
-                    f"{store}: another process is building this store (it holds {path}); wait for "
-                    "it or build elsewhere"
+                    f"{store}: another process is building this store ({_holders(path)} holds "
+                    f"{path}); wait for it or build elsewhere"
                 )
             if lock.is_at(path):
                 yield lock.fileno()
                 return
+
+
+def _holders(path: Path) -> str:
+    """Who has the lock open, as far as Linux tells this user."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's, or gone
+            if path in map(Path.resolve, (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return ", ".join(f"process {pid}" for pid in sorted({*found} - {os.getpid()})) or "it"
 
 
 def _take(lock: LockedFile) -> bool:

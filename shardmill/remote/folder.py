@@ -59,6 +59,9 @@ def open_folder(url: str, options: Mapping[str, Any] | None = None) -> RemoteFol
     address = Url(url)
     if address.refusal is None and "://" not in url and (is_url(url) or url.startswith("hub:")):
         raise OptionError(f"{address}: found no '://' in it; wanted s3://bucket/path, or a folder")
+    is_local = address.scheme in ("file", "local")
+    if address.refusal is None and is_local and ":///" not in url:
+        raise OptionError(f"{address}: its path is not absolute; wanted file:///folder/name")
     if address.refusal is None and address.is_web and urlsplit(url).query:
         raise OptionError(
             f"{address}: has a query (?...), which belongs to one file and not to a folder of files"

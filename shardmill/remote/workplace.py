@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -53,6 +54,7 @@ from shardmill.remote.folder import Listing, RemoteFolder, open_destination
 from shardmill.remote.push import clean_up, listed_names
 from shardmill.storage.atomic import HashedFile, LockedFile, cannot_write
 from shardmill.storage.object_store import identify
+from shardmill.store import WrittenShard
 from shardmill.store.layout import EXCLUDE, META, is_own_name, looks_like_data
 from shardmill.store.manifest import Manifest
 
@@ -60,7 +62,8 @@ log = logging.getLogger(__name__)
 
 _RECEIPT = ".receipt"
 _PLAN, _RUN = f"{BUILD}plan.json", f"{BUILD}run.json"
-_SCRATCH = "shardmill-build-"  # how the names of local files at work begin
+_SCRATCH = re.compile(r"\.shardmill-build-[0-9a-f]{16}")
+"""Names of local files at work. Those whose process died are removed, and nothing else ever is."""
 _REQUESTS = 8  # small ones at the same time
 
 
@@ -119,7 +122,7 @@ class UrlOutput:
         folder = scratch_folder(self._scratch)
         while True:
             try:
-                file = ScratchFile(folder / f"{_SCRATCH}{secrets.token_hex(8)}")
+                file = ScratchFile(folder / _scratch_name())
             except FileNotFoundError:
                 continue  # taken for left over before it was locked
             except OSError as error:
@@ -175,6 +178,9 @@ class UrlOutput:
             return False
         is_there = info is not None and info["size"] == num_bytes
         return is_there and str(identify(cast(dict[str, Any], info))) == self.contents.get(name)
+
+    def holds(self, shard: WrittenShard, num_bytes: int) -> bool:
+        return self.has(shard.file, num_bytes)
 
     def write_receipt(self, name: str, data: bytes) -> None:
         head = msgspec.json.encode(self._sent)
@@ -294,10 +300,17 @@ class UrlWorkplace:
         url, manifests = found.remote.url, [name for name in LARGEST if name in found]
         others = [name for name in found if name[-1:] != "/" and not name.startswith(".shardmill-")]
         if overwrite:
-            listed = listed_names(read_manifests(found.read))
+            if EXCLUDE in found:
+                raise StoreExistsError(
+                    f"{url}/{EXCLUDE}: lists what was excluded from training, by positions in "
+                    "tokens that would be replaced; move it away first, and exclude again after "
+                    "the build"
+                )
+            listed = {*manifests, *listed_names(read_manifests(found.read))}
             for name in sorted(others):
                 is_known = name in listed or is_own_name(name)
-                if looks_like_data(name.rpartition("/")[2]) and not is_known:
+                is_in_the_way = found.remote.is_local or looks_like_data(name.rpartition("/")[2])
+                if is_in_the_way and not is_known:
                     raise StoreExistsError(
                         f"{url}/{name}: no build of ours makes such a file, so it will not be "
                         "removed; move it away first"
@@ -391,9 +404,7 @@ class UrlWorkplace:
 
     def _make_room(self, found: Listing, manifests: Mapping[str, bytes]) -> None:
         """Remove the files of the store that is replaced, and of runs that were given up."""
-        if EXCLUDE in found:
-            log.warning("%s/%s: removed, and with it what was excluded there", self, EXCLUDE)
-        gone = {MARKER, EXCLUDE, *listed_names(manifests)}
+        gone = {MARKER, *listed_names(manifests)}
         self._remove([name for name in found if name in gone or is_own_name(name)])
 
     def publish(self, staged: Path, *, overwrite: bool) -> tuple[int, int]:  # noqa: ARG002
@@ -451,8 +462,12 @@ def scratch_folder(scratch: Path | None) -> Path:
     return folder
 
 
+def _scratch_name() -> str:
+    return f".shardmill-build-{secrets.token_hex(8)}"
+
+
 def _remove_left_over(folder: Path) -> None:
-    for path in folder.glob(f"{_SCRATCH}*"):
+    for path in filter(lambda path: _SCRATCH.fullmatch(path.name), folder.iterdir()):
         with suppress(OSError), closing(LockedFile(path)) as lock:  # it may be somebody else's
             if lock.lock(wait=False):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -462,7 +477,8 @@ def _remove_left_over(folder: Path) -> None:
 def _locked_folder(parent: Path) -> Iterator[tuple[Path, LockedFile]]:
     """A new folder, removed at the end, or by the next build if this process is killed."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+        folder = parent / _scratch_name()
+        folder.mkdir(mode=0o700)
         try:
             lock = LockedFile(folder)
         except FileNotFoundError:

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -150,8 +151,9 @@ def string_batch(
     ]
     kept = list(filter(None, clean))
     return TextBatch(
-        texts=_encoded(kept),
+        texts=cast(Any, partial(_encoded, kept)),
         strings=kept,
+        sizes=np.fromiter(map(_utf8_size, kept), np.int64, len(kept)),
         num_read=len(strings) if num_read is None else num_read,
         counts={"empty": len(clean) - len(kept), "invalid_utf8": num_repaired},
         drops=tuple(drops),
@@ -185,23 +187,27 @@ def _encoded(texts: Sequence[str | None]) -> pa.LargeStringArray:
     if None in texts:
         return pa.array(texts, pa.large_string())
     # As quick as pa.array, which imports pandas first where that is installed: 0.3 s.
-    parts = [_utf8(text) for text in texts if text is not None]
+    parts = [text.encode() for text in texts if text is not None]
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
     buffers = pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))
     return pa.LargeStringArray.from_buffers(len(parts), *buffers)
 
 
-def _utf8(text: str) -> bytes:
-    """As `text.encode()`, but the string keeps its UTF-8, which engines ask for again: to encode it
-    twice is a tenth of all the work on web pages."""
-    if text.isascii() or len(text) > 2**20:  # it is UTF-8 already, or too large to hold twice
-        return text.encode()
-    packed = msgspec.msgpack.encode(
-        text
-    )  # after a header by the length: up to 31, 255, 65,535, ...
-    size = len(packed)
-    return packed[1 if size <= 32 else 2 if size <= 257 else 3 if size <= 2**16 + 2 else 5 :]
+def _utf8_size(text: str) -> int:
+    """Bytes in UTF-8, which the string keeps: engines ask for them again, and to encode it twice is
+    a tenth of all the work on web pages."""
+    if text.isascii():
+        return len(text)
+    if len(text) > 2**20:  # too large to hold twice
+        return len(text.encode())
+    size = len(msgspec.msgpack.encode(text))  # with a header: of up to 31, 255, 65,535 bytes, ...
+    return size - (1 if size <= 32 else 2 if size <= 257 else 3 if size <= 2**16 + 2 else 5)
+
+
+def sizes_of(batch: TextBatch) -> OffsetArray:
+    """UTF-8 bytes of each text."""
+    return byte_lengths(batch.texts) if batch.sizes is None else batch.sizes
 
 
 def replace_surrogates(text: str) -> str:
@@ -331,7 +337,7 @@ def cut(lengths: IntArray, limits: BatchLimits) -> list[tuple[int, int]]:
 def coalesce(batches: Iterable[TextBatch], limits: BatchLimits) -> Iterator[TextBatch]:
     """Join neighbours while they fit; a joined batch has the cursor of its last part. At most one
     batch is read ahead."""
-    sized = ((batch, int(byte_lengths(batch.texts).sum()), batch.num_read) for batch in batches)
+    sized = ((batch, int(sizes_of(batch).sum()), batch.num_read) for batch in batches)
     return (_joined(group) for group in grouped(sized, limits))  # unlike a map, it can be closed
 
 
@@ -366,9 +372,14 @@ def _joined(batches: list[TextBatch]) -> TextBatch:
     counts: Counter[str] = Counter()
     for batch in batches:
         counts.update(batch.counts)
+    strings = _joined_strings(batches)
+    texts: Any = None if strings is None else partial(_encoded, strings)
+    if texts is None:
+        texts = pa.concat_arrays([batch.texts for batch in batches])
     return TextBatch(
-        texts=pa.concat_arrays([batch.texts for batch in batches]),
-        strings=_joined_strings(batches),
+        texts=texts,
+        strings=strings,
+        sizes=None if strings is None else np.concatenate(list(map(sizes_of, batches))),
         num_read=sum(batch.num_read for batch in batches),
         counts=dict(counts),
         drops=tuple(drop for batch in batches for drop in batch.drops),

@@ -155,7 +155,7 @@ def _not_for(where: str, options: dict[str, Any], known: list[str]) -> OptionErr
 def _kind_of_files(where: str) -> str:
     """The kind of all files at `where`, by their endings."""
     found: dict[str, str] = {}  # kind -> a file of it
-    for file in list_files(where, suffixes=_ENDINGS):
+    for file in list_files(where, suffixes=_ENDINGS, quiet=True):
         name = file.name.lower()
         kinds = [kind for kind, (of, _) in _FORMATS.items() if name.endswith(of.endings)]
         if not kinds:

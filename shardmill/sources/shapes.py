@@ -5,7 +5,8 @@ those that hold whole turns come before those that hold columns, because a promp
 nearly always taken from them. Roles of `messages` stay as written; the words that ShareGPT defines
 become roles, others stay. CR LF becomes LF in everything that is said. Null keys of a message count
 as absent, except for "content": null. Two filled columns that mean the same are an error, never a
-choice. Whether roles and contents make sense is decided by the `chat` package.
+choice. A column `group` holds a row together with others in a split; trees have their own. Whether
+roles and contents make sense is decided by the `chat` package.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ CHAT_REASONS = OASST_REASONS | {
     "bad_message": "a turn or message is not built as the shape says",
     "not_a_string": "something that should be text is not",
     "bad_tools": "the tools are not a list of objects",
+    "bad_group": "the group is neither a string nor an integer",
     "two_systems": "a system column beside a system turn",
     "two_columns": "two columns that mean the same both hold text",
 }
@@ -310,6 +312,7 @@ def _one(read: Callable[[Object], list[Message]]) -> Reader:
                 tools=_tools_of(row),
                 id=own or row_id,
                 row=None if own else number,
+                group=_group_of(row),
             ),
         )
 
@@ -325,6 +328,16 @@ def _own_id(row: Object) -> str | None:
         if isinstance(found, str) and 0 < len(found) <= _MAX_ID:
             return found
     return None
+
+
+def _group_of(row: Object) -> str | None:
+    """The row's own group; of an integer its decimal digits. "" is how tables write none."""
+    group = row.get("group")
+    if group is None or isinstance(group, str):
+        return group or None
+    if isinstance(group, int) and not isinstance(group, bool):
+        return str(group)
+    raise BadRowError("bad_group", f"'group' holds {kind_of(group)}, wanted a string or an integer")
 
 
 _SHAPES = (

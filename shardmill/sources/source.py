@@ -312,7 +312,7 @@ class FileListSource(NamedSource, ABC):
             check_unchanged(file)
             for batch in format.read(file, position, self.limits):
                 cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
-                yield replace(batch, cursor=cursor)
+                yield batch.replaced(cursor=cursor)
             check_unchanged(file)
             position = None
 
@@ -486,7 +486,7 @@ class ConcatSource:
     def _read(self, first: int, inner: Cursor | None) -> Iterator[TextBatch]:
         for number in range(first, len(self.parts)):
             for batch in self.parts[number].batches(inner):
-                yield replace(batch, cursor={"part": number, "cursor": batch.cursor})
+                yield batch.replaced(cursor={"part": number, "cursor": batch.cursor})
             inner = None
 
 

@@ -3,7 +3,8 @@
 A file, a folder, a glob or a list of them, on this machine or at a URL. The same tree gives the
 same list on every machine, sorted by relative POSIX path (a list keeps the caller's order); names
 are unique and relative. In a folder, hidden files and files of other endings are left out, which is
-logged. A glob finds hidden files only where it names them.
+logged. A glob finds hidden files only where it names them. What is in the folder of a store is
+found by its own name only.
 """
 
 from __future__ import annotations
@@ -65,15 +66,18 @@ class InputFile:
             ) from error
 
 
-def list_files(where: Where, *, suffixes: tuple[str, ...]) -> tuple[InputFile, ...]:
+def list_files(
+    where: Where, *, suffixes: tuple[str, ...], quiet: bool = False
+) -> tuple[InputFile, ...]:
     """The files of a folder or glob that end in one of `suffixes`, at least one.
 
-    A file that is named itself may have any ending.
+    A file that is named itself may have any ending. `quiet`: what is left out is not logged.
     """
     if isinstance(where, str | Path):
-        files = _files_at(where, suffixes)
+        files = _files_at(where, suffixes, quiet=quiet)
     else:
-        files = with_common_names([file for part in where for file in _files_at(part, suffixes)])
+        found = [_files_at(part, suffixes, quiet=quiet) for part in where]
+        files = with_common_names([file for part in found for file in part])
     if not files:
         raise SourceError(
             f"{Url(str(where))}: no file here ends in {', '.join(suffixes)}; name another "
@@ -102,12 +106,12 @@ def with_common_names(files: Sequence[InputFile]) -> list[InputFile]:
     return [replace(file, name=name) for file, name in zip(files, named, strict=True)]
 
 
-def _files_at(where: str | Path, suffixes: tuple[str, ...]) -> list[InputFile]:
+def _files_at(where: str | Path, suffixes: tuple[str, ...], *, quiet: bool) -> list[InputFile]:
     if _is_remote(where):
-        found = list_objects(str(where), suffixes)
+        found = list_objects(str(where), suffixes, quiet=quiet)
         return [InputFile(place=place, name=name, num_bytes=size) for place, name, size in found]
     path = where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
-    root, paths = find_local(path, suffixes)
+    root, paths = find_local(path, suffixes, quiet=quiet)
     return [_input_file(path, root) for path in paths]
 
 
@@ -130,7 +134,9 @@ def _input_file(path: Path, root: Path) -> InputFile:
         raise unreadable(path, error) from error
 
 
-def find_local(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
+def find_local(
+    where: Path, suffixes: tuple[str, ...], *, quiet: bool = False
+) -> tuple[Path, list[Path]]:
     """The files of a file, folder or glob, sorted, and the folder that names are relative to."""
     try:
         where.stat()
@@ -139,7 +145,7 @@ def find_local(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]
     except (OSError, ValueError) as error:  # a name too long, or with a NUL
         raise SourceError(f"{str(where)[:200]}: cannot be looked up: {error}") from error
     if where.is_dir():
-        root, found = where, _visible(where, suffixes)
+        root, found = where, _visible(where, suffixes, quiet=quiet)
     elif where.exists():
         return where.parent, [where]
     elif glob.has_magic(str(where)):
@@ -149,10 +155,29 @@ def find_local(where: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]
         found = [path for path in _matching(root, where.parts[fixed:]) if path.is_file()]
     else:
         raise SourceError(f"{where}: no such file or folder; check the path, or quote a glob")
-    return root, sorted(found, key=lambda path: path.relative_to(root).as_posix())
+    kept = _without_stores(root, found, quiet=quiet)
+    return root, sorted(kept, key=lambda path: path.relative_to(root).as_posix())
 
 
-def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def _without_stores(root: Path, found: list[Path], *, quiet: bool) -> list[Path]:
+    """Without what is in the folder of a store: its list of dropped rows is no input."""
+    folders = {path.parent for path in found}
+    folders |= {folder.parent for folder in folders if folder != root}  # files of its splits
+    stores = sorted(filter(_holds_store, folders))
+    for store in stores if not quiet else ():
+        logger.warning("%s: holds a store: left out; name a file in it to read it", store)
+    return [path for path in found if not any(store in path.parents for store in stores)]
+
+
+def _holds_store(folder: Path) -> bool:
+    try:
+        with (folder / "meta.json").open("rb") as file:
+            return b'"format": "shardmill-store"' in file.read(2**16)
+    except OSError:
+        return False
+
+
+def _visible(folder: Path, suffixes: tuple[str, ...], *, quiet: bool) -> list[Path]:
     """The files below a folder, through links to folders too; a folder in a cycle only once."""
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
@@ -167,7 +192,7 @@ def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         found += (Path(parent, name) for name in names)
     ours = [path for path in found if path.name.lower().endswith(suffixes)]
     visible = [path for path in ours if not path.name.startswith(".")]
-    if len(visible) < len(found):
+    if len(visible) < len(found) and not quiet:
         logger.info(
             "%s: left out %d files of other endings, %d hidden (and all hidden folders)",
             folder,
@@ -325,7 +350,9 @@ def describe_difference(before: JSON, now: JSON, path: str = "") -> list[str]:
             for key in keys
             for line in describe_difference(before.get(key), now.get(key), f"{path}.{key}")
         ]
-    old_files, new_files = _files_in(before), _files_in(now)
+    # The splits of a plan are pairs with a name, too.
+    is_files = not path.endswith(".fill")
+    old_files, new_files = (_files_in(one) if is_files else None for one in (before, now))
     if old_files is not None and new_files is not None:
         return _file_differences(old_files, new_files)
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

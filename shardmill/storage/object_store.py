@@ -122,7 +122,9 @@ def open_object(
     )
 
 
-def list_objects(where: str, suffixes: tuple[str, ...]) -> list[tuple[ObjectPath, str, int]]:
+def list_objects(
+    where: str, suffixes: tuple[str, ...], *, quiet: bool = False
+) -> list[tuple[ObjectPath, str, int]]:
     """The files at a URL of a file, a folder or a glob, sorted by their names, which are relative
     to the folder that was listed; and their bytes. May be empty.
 
@@ -147,7 +149,7 @@ def list_objects(where: str, suffixes: tuple[str, ...]) -> list[tuple[ObjectPath
             if not any(part.startswith(".") for part in name.split("/"))
             and (not is_folder or name.lower().endswith(suffixes))
         ]
-    if len(kept) < len(found):
+    if len(kept) < len(found) and not quiet:
         num_left = len(found) - len(kept)
         logger.info("%s: left out %d files, hidden or of other endings", url, num_left)
     return sorted(kept, key=itemgetter(1))

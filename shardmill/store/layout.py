@@ -141,6 +141,8 @@ def check_shape(splits: tuple[str, ...], dtype: str, shard_bytes: int | None) ->
                 f"split {name!r}: a split's name is 1 to 64 letters, digits, '_' or '-', and "
                 "begins with a letter or digit"
             )
+        if name.lower() == "packs":
+            raise OptionError(f"split {name!r}: is the folder of pack plans; wanted another name")
     if not splits or len({name.lower() for name in splits}) < len(splits):
         raise OptionError(
             "{splits}: name at least one, each once (case ignored)", splits=list(splits)

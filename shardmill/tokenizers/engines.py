@@ -14,10 +14,11 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -211,15 +212,14 @@ class ChosenEncoder:
         self.watch(texts, ids)
         return ids
 
-    def encode_unwatched(self, texts: Texts, strings: list[str] | None = None) -> Ragged:
+    def encode_unwatched(self, texts: Texts) -> Ragged:
         """The ids of each text, not compared yet: give them to `watch` before they are kept.
 
-        The two halves of `encode_batch`, for a caller with a thread for each. `strings` are the
-        same texts, where they are there already.
+        The two halves of `encode_batch`, for a caller with a thread for each.
         """
         if self.fast is None:
             return self.reference.encode_batch(texts)
-        ids = self.fast.encode_batch(texts if strings is None else strings)
+        ids = self.fast.encode_batch(texts)
         if len(ids) != len(texts):
             raise EngineMismatchError(
                 f"{self.fast.name} gave {len(ids):,} sequences for {len(texts):,} texts; build "
@@ -228,11 +228,12 @@ class ChosenEncoder:
             )
         return ids
 
-    def watch(self, texts: Texts, ids: Ragged) -> None:
-        """Compare a sample of what was encoded. Call it with the batches in order."""
+    def watch(self, texts: Texts, ids: Ragged, sizes: OffsetArray | None = None) -> None:
+        """Compare a sample of what was encoded. Call it with the batches in order. `sizes`: UTF-8
+        bytes of each text, where they are known."""
         if self.fast is None or not len(texts):
             return
-        numbers = self._choose_sample(num_bytes(texts)).tolist()
+        numbers = self._choose_sample(num_bytes(texts) if sizes is None else sizes).tolist()
         chosen = [texts[number] for number in numbers]
         sample = [str(one.as_py()) for one in chosen] if is_arrow(texts) else list(map(str, chosen))
         wanted = self.reference.encode_batch(sample)
@@ -330,13 +331,27 @@ def _chosen(
     return ChosenEncoder(tokenizer, fast, check=check, produced_by=produced_by)
 
 
+def first_candidate(tokenizer: object) -> FastEngine | None:
+    """The engine that `choose_encoder` would try first, if this process can open it."""
+    source = engine_source_of(tokenizer)
+    for name in [] if source is None else _names(source)[:1]:
+        with suppress(MissingExtraError, TokenizerError):
+            return FastEngine(name, cast(EngineSource, source))
+    return None
+
+
 def reopen_encoder(
-    tokenizer: Tokenizer, produced_by: Mapping[str, JSON], *, check: EngineCheck = "sample"
+    tokenizer: Tokenizer,
+    produced_by: Mapping[str, JSON],
+    *,
+    check: EngineCheck = "sample",
+    opened: FastEngine | None = None,
 ) -> ChosenEncoder:
     """The encoder that `choose_encoder` gave for an equal tokenizer in another process.
 
     `produced_by` is its record, as it is or decoded from JSON. The versions must be the same. Every
-    worker compares its own sample, at least one byte in 2,048 of what it encodes.
+    worker compares its own sample, at least one byte in 2,048 of what it encodes. `opened` is an
+    engine of this tokenizer, which saves opening it if it is the one.
     """
     _check_check(check)
     engine, reference = produced_by.get("engine"), produced_by.get("reference")
@@ -353,7 +368,8 @@ def reopen_encoder(
                 f"{engine!r} is no fast engine for {tokenizer!r}; is it the tokenizer of this "
                 "build?"
             )
-        fast = FastEngine(engine, source)
+        is_open = opened is not None and opened.name == engine
+        fast = opened if is_open else FastEngine(engine, source)
     found, wanted = _versions(tokenizer, fast), produced_by.get("versions")
     if found != wanted:
         raise TokenizerError(

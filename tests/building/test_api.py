@@ -18,7 +18,7 @@ from shardmill.cli import main
 from shardmill.cli.commands.build import BuildChatsCommand, BuildCommand
 from shardmill.cli.commands.pack import PackCommand
 from shardmill.cli.options import parse_bytes
-from shardmill.errors import OptionError, SourceError, UnfinishedBuildError
+from shardmill.errors import BuildError, OptionError, SourceError, UnfinishedBuildError
 from shardmill.remote import pull
 from shardmill.store import open_store
 from shardmill.tokenizers import open_tokenizer
@@ -167,6 +167,73 @@ def test_options_that_make_no_sense_are_refused_by_name() -> None:
     refused("report='none/r.json': there is no folder none", report="none/r.json")
     with pytest.raises(OptionError, match="out='hub:a/b': a hub dataset, wanted a local folder"):
         build("p*.jsonl", "hub:a/b", tokenizer="byte:1")
+
+
+@pytest.mark.parametrize("kind", ["documents", "conversations"])
+@pytest.mark.parametrize("where", ["in", "in/**/*.json*"])
+def test_a_store_in_the_folder_of_its_input_is_no_input(
+    kind: str, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("in").mkdir()
+    options: dict[str, Any] = {"tokenizer": "byte:1", "eot": "<|end|>", "on_bad": "skip"}
+    if kind == "conversations":
+        marks = ("<|im_start|>", "<|im_end|>")
+        options = {"tokenizer": "byte:4", "template": "chatml", "on_bad": "skip"}
+        options["special"] = {mark: mark for mark in marks}
+    rows = Path("p0.jsonl" if kind == "documents" else "c.jsonl").read_text()
+    Path("in/a.jsonl").write_text(rows + "broken\n")  # so that there is a dropped.jsonl
+    build(where, "in/o", **options)
+    before = folder_digest(Path("in/o"))
+    assert Path("in/o/dropped.jsonl").exists()
+    assert not caplog.messages
+    build(where, "in/o", overwrite=True, **options)
+    assert folder_digest(Path("in/o")) == before
+    assert sum("in/o: holds a store: left out" in message for message in caplog.messages) == 1
+    if kind == "documents":
+        Path("in/b.jsonl").write_text(Path("p1.jsonl").read_text())
+        for _ in range(2):
+            done = build(where, "in/o", append=True, **options)
+            files = [file["file"] for file in done.manifest.sources[0]["files"]]
+            assert files == ["a.jsonl", "b.jsonl"]
+
+
+def test_input_that_the_build_would_replace_is_refused() -> None:
+    options: dict[str, Any] = {"tokenizer": "byte:1", "eot": "<|end|>", "on_bad": "skip"}
+    Path("a.jsonl").write_text(Path("p0.jsonl").read_text() + "broken\n")
+    fsspec.filesystem("memory").pipe("bucket/a.jsonl", Path("a.jsonl").read_bytes())
+    for source, target in (("a.jsonl", "o"), ("memory://bucket", "memory://bucket/o")):
+        build(source, target, **options)
+        named = source if source.startswith("memory") else "o/dropped.jsonl"
+        with pytest.raises(OptionError, match=r"o/dropped\.jsonl: an input, but .*build elsewhere"):
+            build(named, target, overwrite=True, **options)
+    uri = f"file://{Path.cwd()}/o"
+    with pytest.raises(OptionError, match=r"o/dropped\.jsonl: an input, but "):
+        build("o/dropped.jsonl", uri, overwrite=True, **options)
+
+
+def test_a_folder_is_listed_once(caplog: pytest.LogCaptureFixture) -> None:
+    Path("in").mkdir()
+    Path("in/a.jsonl").write_text(Path("p0.jsonl").read_text())
+    Path("in/notes.csv").write_text("1,2")
+    with caplog.at_level("INFO"):
+        done = build("in", "o", tokenizer="byte:1", eot="<|end|>")
+    assert sum("left out 1 files of other endings" in m for m in caplog.messages) == 1
+    assert done.manifest.dataset_name == "in"
+
+
+def test_a_report_has_its_place_and_a_failure_says_that_the_store_is_complete() -> None:
+    options: dict[str, Any] = {"tokenizer": "byte:1", "eot": "<|end|>"}
+    for out in ("o", f"file://{Path.cwd()}/o"):
+        for report in ("o", ".o.building"):
+            with pytest.raises(OptionError, match=f"report='{report}': is for the store alone"):
+                build("p0.jsonl", out, report=report, **options)
+            assert not Path("o").exists()
+    with pytest.raises(BuildError, match=r"report='/dev/full': .*No space left.*o.* is complete"):
+        build("p0.jsonl", "o", report="/dev/full", **options)
+    with pytest.raises(OptionError, match=r"is for the store alone, which goes to .*/o;"):
+        build("p0.jsonl", "o", report="o/r.json", overwrite=True, **options)
+    assert build("p0.jsonl", "o", report="r.json", resume=True, **options).resumed
+    assert json.loads(Path("r.json").read_text())["store"] == str(Path("o").resolve())
 
 
 NAMED_OTHERWISE = {

@@ -293,6 +293,30 @@ def test_a_conversation_without_end_is_refused(tmp_path, monkeypatch):
         build(Chats(rows), tmp_path / "s", certificate=PROOF)
 
 
+def rows_in(folder: Path, split: str) -> set[int]:
+    """The number that each example's answer is."""
+    return {int(text.split("<")[0]) for text in said(folder, split)}
+
+
+@pytest.mark.parametrize("group", [lambda n: f"g{n % 5}", lambda n: n % 5])
+def test_rows_of_a_group_are_in_one_split(tmp_path, group):
+    rows = [{"question": "q", "answer": f"{n}", "group": group(n)} for n in range(200)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build(open_chats(path), tmp_path / "s", val_fraction=0.4, certificate=PROOF)
+    train, val = (rows_in(tmp_path / "s", split) for split in ("train", "val"))
+    assert train | val == set(range(200))
+    assert {n % 5 for n in train}.isdisjoint(n % 5 for n in val)
+
+
+def test_conversations_that_render_alike_are_in_one_split(tmp_path):
+    rows = [chat("same", "1") for _ in range(60)]
+    for number, row in enumerate(rows):
+        row.messages[1]["id"] = number
+    build(Chats(rows), tmp_path / "s", val_fraction=0.5, certificate=PROOF)
+    assert sorted(len(said(tmp_path / "s", split)) for split in ("train", "val")) == [0, 60]
+
+
 def test_an_empty_source_and_an_empty_split_are_reported(tmp_path, caplog):
     done = build(Chats([]), tmp_path / "s")
     assert done.manifest.splits["val"].documents == 0

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shardmill.building import BuildSpec, Feed, build_store, has_unfinished_build
-from shardmill.errors import BuildError, OptionError, ShardmillError, UnfinishedBuildError
+from shardmill.errors import (
+    BuildError,
+    BuildLockedError,
+    OptionError,
+    ShardmillError,
+    UnfinishedBuildError,
+)
 from shardmill.sources import BatchLimits, JsonlSource
 from shardmill.storage import files as source_files
 from shardmill.store import open_store
@@ -66,9 +74,10 @@ def test_an_edit_that_the_ends_do_not_show_still_stops_a_resume(corpus):
 
 
 @pytest.mark.parametrize("note", ["plan", "produced_by", "run"])
-def test_a_damaged_note_is_refused_and_overwrite_starts_again(corpus, note):
+@pytest.mark.parametrize("content", ["{bad", "[]", '{"name": "../../elsewhere"}'])
+def test_a_damaged_note_is_refused_and_overwrite_starts_again(corpus, note, content):
     work = stop(corpus)
-    (work / f"{note}.json").write_text("{bad")
+    (work / f"{note}.json").write_text(content)
     with pytest.raises(BuildError, match="overwrite=True"):
         build(corpus, resume=True)
     open_store(build(corpus, overwrite=True))
@@ -147,6 +156,20 @@ def test_a_living_build_is_not_called_unfinished(corpus):
         on_progress=look,
     )
     assert set(seen) == {False}
+
+
+def test_who_holds_the_lock_is_named(corpus):
+    work = stop(corpus)
+    hold = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, str(work / "lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as holder:
+        assert holder.stdout.readline()
+        wanted = re.escape(f"(process {holder.pid} holds {work / 'lock'})")
+        with pytest.raises(BuildLockedError, match=wanted):
+            build(corpus, resume=True)
+        holder.communicate(b"\n")
+    assert build(corpus, resume=True) == corpus.parent / "s"
 
 
 def test_a_killed_overwrite_is_resumed_by_the_words_of_the_message(corpus):

@@ -113,7 +113,7 @@ def of_next_unit(path: Path) -> None:
 
 
 RECEIPT_DAMAGE = [first_bit, last_bit, cut, longer, empty, Path.unlink, other_text, of_next_unit]
-SHARD_DAMAGE = [cut, longer, empty, Path.unlink]
+SHARD_DAMAGE = [first_bit, cut, longer, empty, Path.unlink]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -160,7 +160,7 @@ def look_before(look: Callable[[], None]) -> Callable[..., None]:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("damage", SHARD_DAMAGE)
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_a_unit_whose_shard_is_missing_or_of_another_size_is_made_again(
+def test_a_unit_whose_shard_is_not_as_it_was_written_is_made_again(
     corpus, stopped, damage, number, workers
 ):
     wanted = build(corpus, "whole")

@@ -106,6 +106,12 @@ def test_no_more_workers_than_memory_allows(tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="8 workers take about"):
         planned(workers=8, memory=4 * PROCESS_BYTES)
     path = write_texts(tmp_path / "a.jsonl", ["x"])
+    for memory in (0, -1):
+        with pytest.raises(OptionError, match=f"memory={memory}: one process takes about 536,870,"):
+            planned(memory=memory)
+    for wrong in ({"workers": "2"}, {"workers": True}, {"unit_bytes": 1.5}, {"memory": "1GiB"}):
+        with pytest.raises(OptionError, match="wanted a whole number"):
+            planned(**wrong)
     with pytest.raises(OptionError, match="memory=1,000"):
         build_store(
             [feed_of(path)], tmp_path / "s", tokenizer=ByteTokenizer(), spec=SPEC, memory=1000

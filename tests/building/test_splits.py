@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections import UserList
+from dataclasses import replace
 from datetime import date
 from types import MappingProxyType
 from typing import Any
@@ -86,6 +87,24 @@ def test_a_split_is_these_very_numbers() -> None:
     ]
 
 
+def full(number: int) -> Conversation:
+    """With every key that a template reads."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": number}}}
+    said = [{"type": "text", "text": "caf\u00e9"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": said, "name": "Ann", "train": False},
+        {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [call]},
+        {"role": "tool", "content": "5", "tool_call_id": "c1"},
+    ]
+    return Conversation(messages=messages, tools=[{"name": "f"}], id=f"{number}")
+
+
+def test_the_split_of_tools_calls_and_reasoning_is_these_very_numbers() -> None:
+    half = HashSplit(seed=7, fractions=(("val", 0.5),))
+    numbers = half.of_conversations(map(full, range(12)))
+    assert "".join(map(str, numbers)) == "110000001000"
+
+
 def test_the_shares_are_those_asked_for() -> None:
     counts = np.bincount(of_texts(THREE, MANY), minlength=3)
     # Five standard deviations of a binomial distribution: sqrt(20,000 * 0.2 * 0.8) is 57.
@@ -117,6 +136,28 @@ def test_equal_conversations_never_part_however_they_are_written() -> None:
         ]
         assert len(set(THREE.of_conversations(written).tolist())) == 1
     assert len({THREE.of_conversations([chat("a", tools=[{"n": n}])])[0] for n in range(50)}) == 3
+
+
+@pytest.mark.parametrize("kind", [dict, MappingProxyType])
+def test_a_key_that_no_template_reads_does_not_move_a_conversation(kind: Any) -> None:
+    for plain in map(full, range(20)):
+        other: dict[Any, Any] = {"id": object(), "timestamp": 1.5, "weight": 1, "group": "g", 5: 6}
+        more = [kind({**other, **said}) for said in plain.messages]
+        both = [plain, replace(plain, messages=more), replace(plain, messages=UserList(more))]
+        assert len(set(THREE.of_conversations(both).tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["role", "content", "name", "train", "reasoning_content", "tool_calls", "tool_call_id"]
+)
+def test_each_key_that_a_template_reads_counts(key: str) -> None:
+    chats = [Conversation(messages=[{"role": "user", key: f"{number}"}]) for number in range(50)]
+    assert set(THREE.of_conversations(chats).tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("messages", [None, 5, "text", {}, [], [5, None, "x", ["y"]]])
+def test_what_is_not_messages_has_a_split_and_is_left_to_the_template(messages: Any) -> None:
+    assert len(THREE.of_conversations([Conversation(messages=messages)])) == 1
 
 
 def test_a_larger_share_keeps_what_was_in_it() -> None:

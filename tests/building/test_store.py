@@ -336,12 +336,12 @@ def test_a_fast_engine_that_is_caught_out_is_replaced_and_its_work_done_again(
             self.produced_by = {"engine": name, "versions": {}}
             self.calls = 0
 
-        def encode_unwatched(self, texts, strings=None) -> Ragged:
+        def encode_unwatched(self, texts) -> Ragged:
             if self.produced_by["engine"] == "reference":
                 return TOKENIZER.encode_batch(texts)
             return TOKENIZER.encode_batch(["wrong"] * len(texts))
 
-        def watch(self, texts, ids) -> None:
+        def watch(self, texts, ids, sizes=None) -> None:
             self.calls += 1
             if self.produced_by["engine"] == "fake" and self.calls == 40:
                 raise EngineMismatchError("fake differs on 'x'")

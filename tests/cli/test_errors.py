@@ -212,7 +212,7 @@ def test_wrong_inputs_leave_no_store(place, wrong, run_cli):
             ["build", "data", "--out", "new", "--memory", "1"],
             "--memory 1: one process takes about ",
         ),
-        (["build", "data", "--out", "new", "--workers", "0"], "--workers 0: wanted 1 or more"),
+        (["build", "data", "--out", "new", "--workers", "0"], "--workers 0: wanted at least 1"),
         (["build", "data", "--out", "new", "--workers", "9" * 30, "--memory", "4GB"], "workers"),
         (["build", "data", "--out", "new", "--shard-bytes", "9" * 30], ""),
         (["build", "data", "--out", "new", "--max-tokens", "-1"], "--max-tokens -1: wanted 0 or"),

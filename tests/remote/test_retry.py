@@ -119,5 +119,12 @@ def test_parts_are_within_what_s3_allows(size: int) -> None:
 
 
 def test_a_url_without_a_folder_is_refused() -> None:
-    with pytest.raises(ValueError, match="names no folder"):
-        open_folder("file:///")
+    for url in ("file:///", "memory://", "s3://"):
+        with pytest.raises(ValueError, match="names no folder"):
+            open_folder(url)
+
+
+@pytest.mark.parametrize("url", ["file://", "file://rel/x", "local://"])
+def test_a_url_of_this_machine_has_an_absolute_path(url: str) -> None:
+    with pytest.raises(ValueError, match=r"not absolute.*wanted file:///folder/name"):
+        open_folder(url)

@@ -217,13 +217,28 @@ def test_objects_of_others_are_refused_and_stay(spot: Spot, build: Build, wanted
     for resume in (False, True):
         with pytest.raises(StoreExistsError, match=r"train/notes\.txt"):
             build(spot, resume=resume)
+    notes = {"train/notes.txt": b"mine"}
+    if place.is_local:  # as in a folder
+        with pytest.raises(StoreExistsError, match=r"train/notes\.txt: no build of ours"):
+            build(spot, overwrite=True)
+        assert remote_files(spot) == notes
+        place.remove("train/notes.txt")
+        notes = {}
     build(spot, overwrite=True)
-    assert remote_files(spot) == {**wanted, "train/notes.txt": b"mine"}
+    assert remote_files(spot) == {**wanted, **notes}
     place.write("train/vectors.npy", b"mine")
     with pytest.raises(StoreExistsError, match=r"train/vectors\.npy: no build of ours"):
         build(spot, overwrite=True, spec=OTHER)
     place.remove("train/vectors.npy")
-    assert remote_files(spot) == {**wanted, "train/notes.txt": b"mine"}
+    assert remote_files(spot) == {**wanted, **notes}
+
+
+def test_exclusions_are_not_removed_with_their_store(spot: Spot, build: Build, wanted) -> None:
+    build(spot)
+    spot.open().write("exclude.json", b"{}")
+    with pytest.raises(StoreExistsError, match=r"exclude\.json: lists what was excluded"):
+        build(spot, overwrite=True, spec=OTHER)
+    assert remote_files(spot) == {**wanted, "exclude.json": b"{}"}
 
 
 def test_a_push_and_an_unfinished_build_are_not_mixed(
@@ -340,15 +355,16 @@ def test_a_pickle_holds_no_credentials_and_memory_stays_in_its_process(
 
 
 def test_what_killed_processes_left_in_the_scratch_folder_goes(tmp_path: Path) -> None:
-    left, used = tmp_path / "shardmill-build-1", tmp_path / "shardmill-build-2"
-    foreign = tmp_path / "mine"
-    for path in (left, used, foreign):
+    left, used = (tmp_path / f".shardmill-build-{number:016x}" for number in (1, 2))
+    foreign = tmp_path / "shardmill-build-notes"
+    foreign.mkdir()
+    for path in (left, used):
         path.touch()
-    (tmp_path / "shardmill-build-3").mkdir()
+    (tmp_path / f".shardmill-build-{3:016x}").mkdir()
     with closing(LockedFile(used)) as lock:
         lock.lock()
         scratch_folder(tmp_path)
-        assert sorted(tmp_path.iterdir()) == [foreign, used]
+        assert sorted(tmp_path.iterdir()) == [used, foreign]
     scratch_folder(tmp_path)
     assert list(tmp_path.iterdir()) == [foreign]
 

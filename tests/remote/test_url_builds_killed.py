@@ -164,7 +164,7 @@ def test_workers_and_builders_are_killed_at_random_and_the_objects_are_the_same(
     s3.faults.clear()
     builds.finish(workers=2, machine="one")
     assert remote_files(s3_spot) == wanted
-    assert list((tmp_path / "machines/one").glob("shardmill-*")) == []
+    assert list((tmp_path / "machines/one").glob(".shardmill-*")) == []
 
 
 def verify_if_there(spot: Spot) -> list[str]:

@@ -92,7 +92,7 @@ FORMATS: dict[str, Callable[[list[bytes], st.DrawFn], bytes]] = {
 def folders(draw: st.DrawFn) -> tuple[str, dict[str, bytes]]:
     """A shape, and files of it in several formats, most of them JSON lines."""
     shape = draw(st.sampled_from(sorted(ROWS)))
-    own = st.sampled_from([{}, {}, {"id": "mine"}])
+    own = st.sampled_from([{}, {}, {"id": "mine"}, {"group": "g"}])
     good = st.tuples(st.sampled_from(ROWS[shape]), own).map(
         lambda pair: json.dumps({**pair[0], **pair[1]}).encode()
     )

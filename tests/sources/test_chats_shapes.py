@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shardmill.errors import OptionError, SourceError
@@ -313,6 +316,78 @@ def test_a_conversation_has_its_own_id_or_that_of_its_row(
     tmp_path: Path, keys: Any, wanted: str
 ) -> None:
     assert one(tmp_path, {**keys, "messages": HI}).id == wanted
+
+
+ONE_EACH: dict[str, Any] = {
+    "messages": {"messages": HI},
+    "sharegpt": {"conversations": SHAREGPT},
+    "history": {"history": [["hi", "yo"]]},
+    "alpaca": {"instruction": "hi", "output": "yo"},
+    "prompt-response": {"prompt": "hi", "response": "yo"},
+}
+
+
+def as_lines(path: Path, rows: Turns) -> Path:
+    return write(path.with_suffix(".jsonl"), *rows)
+
+
+def as_list(path: Path, rows: Turns) -> Path:
+    path = path.with_suffix(".json")
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def as_parquet(path: Path, rows: Turns) -> Path:
+    path = path.with_suffix(".parquet")
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+FILES = [as_lines, as_list, as_parquet]
+
+
+@pytest.mark.parametrize("make", FILES)
+@pytest.mark.parametrize("shape", ONE_EACH)
+def test_a_row_may_name_its_group(tmp_path: Path, shape: str, make: Any) -> None:
+    cases: list[tuple[list[Any], list[str | None]]] = [
+        (["a", None, "", "\u00e9"], ["a", None, None, "\u00e9"]),
+        ([7, -1, None, 2**63 - 1], ["7", "-1", None, "9223372036854775807"]),
+    ]
+    for groups, wanted in cases:
+        rows = [{**ONE_EACH[shape], "group": group} for group in groups]
+        path = make(tmp_path / "rows", rows)
+        assert open_chats(path).describe()["shape"] == shape
+        found = read(path)
+        assert [one.group for one in found] == wanted
+        without = read(make(tmp_path / "rows", [ONE_EACH[shape]] * 4))
+        assert [replace(one, group=None) for one in found] == without
+
+
+@pytest.mark.parametrize("make", FILES)
+@pytest.mark.parametrize("shape", ONE_EACH)
+def test_a_group_of_another_type_is_an_error_or_a_drop(
+    tmp_path: Path, shape: str, make: Any
+) -> None:
+    kinds: dict[str, Any] = {
+        "a list": ["a"],
+        "an object": {"a": 1},
+        "a boolean": True,
+        "a number": 1.0,
+    }
+    for kind, group in kinds.items():
+        path = make(tmp_path / "rows", [{**ONE_EACH[shape], "group": group}])
+        (drop,) = account(open_chats(path, on_bad="skip").batches()).drops
+        assert drop.reason == "bad_group"
+        wanted = f"'group' holds {kind}, wanted a string or an integer;.*on_bad='skip'"
+        with pytest.raises(SourceError, match=wanted):
+            read(path)
+
+
+def test_the_group_of_a_tree_is_the_tree(tmp_path: Path) -> None:
+    tree = {"prompt": {"text": "x", "role": "prompter"}, "message_tree_id": "t", "group": "g"}
+    row = {"message_id": "a", "parent_id": None, "role": "prompter", "text": "x"}
+    assert one(tmp_path, tree).group == "t"
+    assert one(tmp_path, {**row, "message_tree_id": "t", "group": ["g"]}).group == "t"
 
 
 def test_the_shape_found_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,13 @@ def test_an_id_is_kept_or_refused_and_never_wrapped(ids, dtype, vocab_size) -> N
         assert str(error.value).startswith(start)
 
 
+@pytest.mark.parametrize("name", ["packs", "Packs"])
+def test_a_split_is_not_called_as_the_folder_of_plans(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match=f"split '{name}': .*the folder of pack plans"):
+        writer(tmp_path / "s", splits=["train", name])
+    assert not (tmp_path / "s").exists()
+
+
 def test_an_id_that_does_not_fit_names_source_document_and_way_out(tmp_path: Path) -> None:
     with writer(tmp_path) as out:
         out.append("train", Ragged.from_sequences([[1], [2]]))

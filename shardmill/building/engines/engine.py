@@ -325,10 +325,14 @@ class TaskRunner:
         logging.basicConfig(level=logging.INFO, handlers=[_LogForwarder(self.report)], force=True)
 
     def load(self, tools: bytes) -> None:
-        """Tools for the tasks to come. What is wrong with them, the first task reports."""
+        """Tools for the tasks to come, whose method `prepare` is called, if there is one. What is
+        wrong with them, the first task reports."""
         self._packed = tools
         with contextlib.suppress(Exception):
-            self._tools, self._packed = pickle.loads(tools), None
+            found = pickle.loads(tools)
+            if hasattr(found, "prepare"):
+                found.prepare()
+            self._tools, self._packed = found, None
 
     def run(self, data: bytes, tools: bytes | None) -> None:
         """Run one packed task to its end or failure, with new tools or those of the last one."""

@@ -271,9 +271,9 @@ class JsonlFormat(LineFormat, RowFormat):
             batch = self._batch(decoder, block, file)
             if self.range is not None:
                 # The lines of every block count, or those after this range could not be numbered.
-                yield replace(batch, num_rows=len(block.stops))
+                yield batch.replaced(num_rows=len(block.stops))
             elif batch.num_read:
-                yield replace(batch, drops=tuple(drop.numbered(0) for drop in batch.drops))
+                yield batch.replaced(drops=tuple(drop.numbered(0) for drop in batch.drops))
 
     def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
         """Whole rows. Those of a range do not know their line of the file, so they count all lines:
