@@ -22,6 +22,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
+from shardmill.arguments import whole_number
 from shardmill.building.append import OldUnits, plan_append
 from shardmill.building.finish import ExactShards, Finisher, OriginLog, exact_output
 from shardmill.building.plan import (
@@ -279,6 +280,7 @@ def run_build(job: BuildJob, resources: Resources) -> BuildReport:
     """Build the store of a job."""
     started = time.monotonic()
     target, append = job.target, job.append
+    whole_number(job.spec.shard_bytes, "shard_bytes")
     check_shape(job.splits, job.encoder.rules.dtype, job.spec.shard_bytes)
     done = _finished(job)
     if done is not None:

@@ -19,6 +19,7 @@ from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
 from shardmill.store import PlanOptions, exclude_documents
 from shardmill.store.exclusions import remove_exclusion
+from shardmill.testing.stores import build_small_chat_store, make_examples
 from shardmill.tokenizers import open_tokenizer
 
 SPECIALS = {"sys": "<|s|>", "usr": "<|u|>", "asst": "<|a|>", "eot": "<|e|>"}
@@ -33,7 +34,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "conversations": ("chats", lambda store: ChatStoreSpool(store, "train").lengths()),
     "examples": (
-        "chats",
+        "examples",
         lambda store: SFTExampleDataset(
             str(store / "train_tokens.bin"),
             str(store / "train_idx.npy"),
@@ -56,9 +57,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place / "chats",
         template=bind_template(known_template("four-marker"), TOKENIZER),
         tokenizer=TOKENIZER,
-        spec=BuildSpec(shard_bytes=None),
+        spec=BuildSpec(),
     )
     build_plan(place / "chats", "train", options=PlanOptions(seq_len=64))
+    turns = [(1, [(1, False), (9, False)]), (2, [(2, False), (9, True), (3, True)])]
+    build_small_chat_store(place / "examples", {"train": make_examples([([0], turns)] * 5)})
     return place
 
 
